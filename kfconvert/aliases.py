@@ -1,0 +1,74 @@
+"""Which values of an ATen graph share storage, and which of those are written in place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from torch import fx
+
+
+def _schema(node: fx.Node) -> torch.FunctionSchema | None:
+    return node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """The tensor arguments that the operator of ``node`` writes in place."""
+    schema = _schema(node)
+    if schema is None or not schema.is_mutable:
+        return []
+    written = []
+    for index, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        written += [item for item in values if isinstance(item, fx.Node)]
+    return written
+
+
+def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
+    """The arguments whose storage a result of ``node`` may share (views, in-place results, list items)."""
+    if node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem":
+        return [node.args[0]]
+    schema = _schema(node)
+    if schema is None:
+        return []
+    if not any(result.alias_info is not None for result in schema.returns):
+        return []
+    aliased = []
+    for index, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None:
+            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+            if isinstance(value, fx.Node):
+                aliased.append(value)
+    return aliased
+
+
+class Aliases:
+    """The storage classes of a graph: ``root(node)`` is the same node for all values that may share storage."""
+
+    def __init__(self, graph: fx.Graph):
+        self._parent: dict[fx.Node, fx.Node] = {}
+        self._members: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+        for node in graph.nodes:
+            for argument in _aliased_arguments(node):
+                self._parent[self.root(node)] = self.root(argument)
+        written = []
+        for node in graph.nodes:
+            self._members[self.root(node)].append(node)
+            written += written_arguments(node)
+        self._written = {self.root(node) for node in written}
+
+    def root(self, node: fx.Node) -> fx.Node:
+        while node in self._parent:
+            node = self._parent[node]
+        return node
+
+    def members(self, node: fx.Node) -> list[fx.Node]:
+        """All values that may share storage with ``node``, itself included, in graph order."""
+        return self._members[self.root(node)]
+
+    def is_written(self, node: fx.Node) -> bool:
+        """Whether any value that shares storage with ``node`` is written in place somewhere in the graph."""
+        return self.root(node) in self._written

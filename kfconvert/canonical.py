@@ -1,0 +1,192 @@
+"""Brings the many spellings of an ATen graph to one, so that each pattern is written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, fx
+
+from .aliases import Aliases, written_arguments
+from .dataflow import Number, Op, Var, arguments, aten, unify
+from .matcher import is_weight
+from .spellings import rewrite_spellings
+from .tracer import CaptureError
+
+
+def canonicalise(graph: fx.Graph) -> None:
+    """Rewrite ``graph`` in place.
+
+    Raises:
+        CaptureError: the graph writes to an argument, a parameter or a buffer of the model.
+    """
+    for rewrite in PASSES:
+        rewrite(graph)
+    graph.eliminate_dead_code()
+    graph.lint()
+
+
+def drop_trace_checks(graph: fx.Graph) -> None:
+    """The guard has checked dtype, device and layout of every input; what follows from them need no check."""
+    for node in list(graph.nodes):
+        if node.target is aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
+
+
+def drop_identities(graph: fx.Graph) -> None:
+    """Dropout in eval mode, slices of everything, conversions to the dtype and device that a value has."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and _is_identity(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _is_identity(node: fx.Node) -> bool:
+    if node.target in (aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default):
+        return not node.args[2]
+    if node.target is aten.slice.Tensor:
+        _, _, start, end, step = arguments(node)
+        return start in (0, None) and end == 2**63 - 1 and step == 1
+    if node.target in (aten.to.dtype_layout, aten.to.dtype, aten.to.device):
+        before, after = node.args[0].meta["val"], node.meta["val"]
+        forced = node.kwargs.get("copy", False) or node.kwargs.get("memory_format") is not None or (
+            len(node.args) > 3
+        )
+        return not forced and before.dtype is after.dtype and before.device == after.device
+    return False
+
+
+def make_functional(graph: fx.Graph) -> None:
+    """``relu_(x)`` becomes ``relu(x)`` where no other view of x sees the write; the graph's inputs are never written."""
+    aliases = Aliases(graph)
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        written = written_arguments(node)
+        if not written:
+            continue
+        for target in written:
+            if any(member.op == "placeholder" for member in aliases.members(target)):
+                raise CaptureError(f"{node.target} writes in place to an argument, parameter or buffer of the model")
+        functional = _functional_overload(node)
+        if functional is None or not _is_private(node, written, aliases, order):
+            continue
+        target = node.args[0]
+        node.target = functional
+        for user in list(target.users):
+            if order[user] > order[node]:
+                user.replace_input_with(target, node)
+
+
+def _functional_overload(node: fx.Node) -> torch._ops.OpOverload | None:
+    packet, overload = node.target._schema.name.removeprefix("aten::"), node.target._overloadname
+    found = getattr(getattr(aten, packet.removesuffix("_"), None), overload, None)
+    if not packet.endswith("_") or found is None:
+        return None
+    same = [a.name for a in found._schema.arguments] == [a.name for a in node.target._schema.arguments]
+    return found if same else None
+
+
+def _is_private(node: fx.Node, written: list[fx.Node], aliases: Aliases, order: dict[fx.Node, int]) -> bool:
+    """Whether the write is seen only through the written value itself and the result of this call."""
+    if written != [node.args[0]]:
+        return False
+    others = [argument for argument in node.args[1:] if isinstance(argument, fx.Node)]
+    dtype = node.meta["val"].dtype
+    if any(isinstance(v := other.meta.get("val"), Tensor) and v.dtype is not dtype for other in others):
+        return False  # the functional form would promote to another dtype
+    for member in aliases.members(node.args[0]):
+        if member is not node.args[0] and order[member] < order[node]:
+            if any(order[user] > order[node] for user in member.users):
+                return False
+    return True
+
+
+def views_to_reshapes(graph: fx.Graph) -> None:
+    """A view fails on channels-last tensors where a reshape copies; on others the two are the same."""
+    for node in graph.nodes:
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
+
+
+def addmm_to_linear(graph: fx.Graph) -> None:
+    """``reshape(addmm(b, reshape(x, [-1, K]), W), [..., N])`` is ``linear(x, W.t(), b)``, as in GPT-2's Conv1D."""
+    flat = Op(aten.reshape.default, Var("x"), Var("flat"), name="flattened")
+    product = Op(aten.addmm.default, Var("bias"), flat, Var("weight"), name="product")
+    tree = Op(aten.reshape.default, product, Var("shape"))
+    for node in list(graph.nodes):
+        for found in unify(tree, node):
+            x, weight, bias = (found.captures[name] for name in ("x", "weight", "bias"))
+            before, after = x.meta["val"], node.meta["val"]
+            if not (is_weight(weight) and is_weight(bias) and len(found.captures["product"].users) == 1):
+                continue
+            if before.dim() != after.dim() or not _same_sizes(before.shape[:-1], after.shape[:-1]):
+                continue
+            if bias.meta["val"].dim() != 1:
+                continue
+            with graph.inserting_before(node):
+                transposed = graph.call_function(aten.t.default, (weight,))
+                linear = graph.call_function(aten.linear.default, (x, transposed, bias))
+            transposed.meta = {"val": weight.meta["val"].t()}
+            linear.meta = {**found.captures["product"].meta, "val": after}
+            node.replace_all_uses_with(linear)
+            break
+
+
+def _same_sizes(left: torch.Size, right: torch.Size) -> bool:
+    return str(tuple(left)) == str(tuple(right))
+
+
+def drop_true_masks(graph: fx.Graph) -> None:
+    """Attention with a mask that is true everywhere, as the tracing of an unmasked call writes it, has no mask."""
+    for node in graph.nodes:
+        if node.target is aten.scaled_dot_product_attention.default:
+            mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+            if isinstance(mask, fx.Node) and _is_true(mask):
+                query, key, value = node.args[:3]
+                rest = [None, *arguments(node)[4:]]
+                names = [a.name for a in node.target._schema.arguments[3:]]
+                node.args = (query, key, value)
+                node.kwargs = dict(zip(names, rest))
+
+
+_SHAPE_ONLY = {aten.expand.default, aten.unsqueeze.default, aten.slice.Tensor, aten.reshape.default, aten.view.default}
+
+
+def _is_true(node: fx.Node) -> bool:
+    if node.target in _SHAPE_ONLY:
+        return _is_true(node.args[0])
+    if node.target is aten.ge.Scalar:
+        least = _least(node.args[0])
+        return least is not None and least >= node.args[1]
+    return False
+
+
+def _least(node: fx.Node) -> float | None:
+    """A lower bound of all elements, where one is plain to see."""
+    if node.target in _SHAPE_ONLY:
+        return _least(node.args[0])
+    if node.target is aten.arange.default:
+        return 0
+    if node.target is aten.add.Tensor and isinstance(node.args[1], (int, float)) and not node.kwargs:
+        least = _least(node.args[0])
+        return None if least is None else least + node.args[1]
+    return None
+
+
+def spell_activations(graph: fx.Graph) -> None:
+    """Activations written out in elementary operations become one call; relu6 and its hardtanh form are one."""
+    for node in list(graph.nodes):
+        for found in unify(Op(aten.hardtanh.default, Var("x"), Number(0), Number(6)), node):
+            node.target, node.args = aten.relu6.default, (found.captures["x"],)
+    rewrite_spellings(graph)
+
+
+PASSES: tuple[Callable[[fx.Graph], None], ...] = (
+    drop_trace_checks,
+    drop_identities,
+    make_functional,
+    views_to_reshapes,
+    addmm_to_linear,
+    drop_true_masks,
+    spell_activations,
+)

@@ -1,0 +1,89 @@
+"""The whole job: trace, match, select, replace, validate, report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .conversion import Conversion, ConversionError, Progress, resolve_device
+
+__all__ = ["ConversionError", "ModelConverter", "auto_convert_model"]
+
+
+class ModelConverter:
+    """Converts models; ``conversion_stats`` tells what was done to the last one.
+
+    Args:
+        validate_accuracy: compare the outputs with a float64 run of the original; a site that makes them worse than
+            allowed is found and dropped.
+        accuracy_threshold: largest relative error that always passes. Beyond it the converted error may be at most
+            1.5 times the original's own.
+        select: "measured" applies a site only where it is faster on this device, and returns the model unconverted
+            where the whole is slower; "all" applies every accurate site without timing.
+    """
+
+    def __init__(self, validate_accuracy: bool = True, accuracy_threshold: float = 1e-6, select: str = "measured"):
+        if select not in ("measured", "all"):
+            raise ConversionError(f"select must be 'measured' or 'all', not {select!r}")
+        self.validate_accuracy = validate_accuracy
+        self.accuracy_threshold = accuracy_threshold
+        self.select = select
+        self.conversion_stats: dict[str, Any] = {}
+
+    def convert_model(
+        self,
+        model: nn.Module,
+        input_shape: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        *,
+        example_inputs: Any = None,
+        dtype: torch.dtype | None = None,
+        inplace: bool = False,
+        progress: Progress | None = None,
+    ) -> nn.Module:
+        """A converted copy of ``model`` in eval mode: same class, same state dict, fused forward.
+
+        Args:
+            input_shape: shape of the single input, batch first; token models receive integers. The batch size, and
+                the sequence length of token models, are free afterwards.
+            device: where to convert and run; the model's own device by default, "auto" for CUDA where there is one.
+            example_inputs: instead of ``input_shape``: a tensor, a tuple of arguments or a dict of keyword arguments.
+            dtype: floating-point dtype to bring the model and its inputs to; the model's own by default.
+            inplace: convert ``model`` itself instead of a deep copy.
+            progress: called with (stage, done, total); stages "trace", "match", "select", "replace", "validate".
+
+        Raises:
+            ConversionError: the model cannot run with these inputs, dtype or device.
+        """
+        progress = progress or (lambda stage, done, total: None)
+        job = Conversion(self.validate_accuracy, self.accuracy_threshold, self.select, progress)
+        job.prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace)
+        job.trace()
+        job.match()
+        job.select()
+        job.replace()
+        job.validate()
+        job.time()
+        self.conversion_stats = job.report()
+        return job.model
+
+
+def auto_convert_model(
+    model: nn.Module,
+    input_shape: Sequence[int] | None = None,
+    *,
+    example_inputs: Any = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    validate_accuracy: bool = True,
+    accuracy_threshold: float = 1e-6,
+    inplace: bool = False,
+) -> nn.Module:
+    """``ModelConverter(...).convert_model(...)`` in one call; see there."""
+    converter = ModelConverter(validate_accuracy, accuracy_threshold)
+    return converter.convert_model(
+        model, input_shape, device, example_inputs=example_inputs, dtype=dtype, inplace=inplace
+    )

@@ -1,0 +1,128 @@
+"""The language in which patterns are written: trees of operator calls with named captures, and how they unify."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Union
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+_COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
+
+
+@dataclass(frozen=True)
+class Var:
+    """Matches any value; the same name must match the same value everywhere in the tree."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """Matches a Python number within a relative 1e-5: constants are written with few digits in places."""
+
+    value: float
+
+
+@dataclass(frozen=True, init=False)
+class Op:
+    """Matches a call of ``target``. ``args`` follow the operator's schema; those left out must have their default.
+
+    ``name``, if given, captures the result of the call.
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    name: str | None
+
+    def __init__(self, target: Any, *args: Any, name: str | None = None):
+        object.__setattr__(self, "target", target)
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "name", name)
+
+
+@dataclass(frozen=True, init=False)
+class Either:
+    """Matches what any of its options matches; the options are tried in order."""
+
+    options: tuple[Any, ...]
+
+    def __init__(self, *options: Any):
+        object.__setattr__(self, "options", options)
+
+
+Tree = Union[Var, Number, Op, Either, Any]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One way in which a tree matched: captured values by name, and the calls it covers, root first."""
+
+    captures: dict[str, Any]
+    nodes: tuple[fx.Node, ...]
+
+
+def arguments(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of an ATen call in schema order, defaults filled in, keyword-only ones last."""
+    schema = node.target._schema
+    values = []
+    for index, argument in enumerate(schema.arguments):
+        if index < len(node.args):
+            values.append(node.args[index])
+        elif argument.name in node.kwargs:
+            values.append(node.kwargs[argument.name])
+        else:
+            values.append(argument.default_value)
+    return tuple(values)
+
+
+def unify(tree: Tree, value: Any, binding: Binding = Binding({}, ())) -> Iterator[Binding]:
+    """Every way in which ``value`` (a node or a constant argument) matches ``tree``."""
+    if isinstance(tree, Var):
+        if tree.name not in binding.captures:
+            yield Binding({**binding.captures, tree.name: value}, binding.nodes)
+        elif _same(binding.captures[tree.name], value):
+            yield binding
+    elif isinstance(tree, Op):
+        if isinstance(value, fx.Node) and value.op == "call_function" and value.target == tree.target:
+            yield from _unify_call(tree, value, binding)
+    elif isinstance(tree, Either):
+        for option in tree.options:
+            yield from unify(option, value, binding)
+    elif isinstance(tree, Number):
+        if isinstance(value, (int, float)) and math.isclose(value, tree.value, rel_tol=1e-5):
+            yield binding
+    elif _same(tree, value):
+        yield binding
+
+
+def _unify_call(tree: Op, node: fx.Node, binding: Binding) -> Iterator[Binding]:
+    captures = binding.captures if tree.name is None else {**binding.captures, tree.name: node}
+    start = Binding(captures, (*binding.nodes, node))
+    actual = arguments(node)
+    defaults = tuple(argument.default_value for argument in node.target._schema.arguments)
+    expected = tree.args + defaults[len(tree.args) :]
+    yield from _unify_all(expected, actual, start)
+    if node.target in _COMMUTATIVE and len(tree.args) == 2:
+        yield from _unify_all((expected[1], expected[0], *expected[2:]), actual, start)
+
+
+def _unify_all(trees: tuple[Tree, ...], values: tuple[Any, ...], binding: Binding) -> Iterator[Binding]:
+    if not trees:
+        yield binding
+        return
+    for first in unify(trees[0], values[0], binding):
+        yield from _unify_all(trees[1:], values[1:], first)
+
+
+def _same(expected: Any, value: Any) -> bool:
+    if isinstance(expected, fx.Node) or isinstance(value, fx.Node):
+        return expected is value
+    return type(expected) is type(value) and expected == value or (
+        isinstance(expected, (int, float)) and isinstance(value, (int, float)) and expected == value
+    )

@@ -1,0 +1,141 @@
+"""When a captured region is valid: argument kinds, dtypes, devices, sizes, and the constraints found while tracing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+
+_TENSOR_TYPES = (Tensor, torch.nn.Parameter)
+
+
+@dataclass
+class TensorGuard:
+    """What one tensor argument must be. ``sizes`` holds an int for a fixed and an expression for a free dimension."""
+
+    index: int
+    dtype: torch.dtype
+    device: torch.device
+    sizes: tuple[int | sympy.Expr, ...]
+
+    def refusal(self, value: Any) -> str | None:
+        if type(value) not in _TENSOR_TYPES:
+            return f"argument {self.index} is {type(value).__name__}, not a plain tensor"
+        if value.dtype is not self.dtype:
+            return f"argument {self.index} has dtype {value.dtype}, was traced with {self.dtype}"
+        if value.device != self.device:
+            return f"argument {self.index} is on {value.device}, was traced on {self.device}"
+        if value.dim() != len(self.sizes):
+            return f"argument {self.index} has {value.dim()} dimensions, was traced with {len(self.sizes)}"
+        return None
+
+
+@dataclass
+class Guard:
+    """The conditions on the arguments of a region, cheap to check: sizes seen before are looked up, not solved."""
+
+    tensors: list[TensorGuard]
+    constants: list[tuple[int, Any]]
+    constraints: list[sympy.Basic]
+    ranges: dict[sympy.Symbol, tuple[int, int | None]]
+    # Tracing assumes that a free size is at least 2; sizes of 1 are admitted for the symbols in here, once
+    # a run of the region with that size has been compared with the original.
+    one_is_safe: set[sympy.Symbol] = field(default_factory=set)
+    _verdicts: dict[tuple, str | None] = field(default_factory=dict)
+
+    def refusal(self, leaves: list[Any]) -> str | None:
+        """None where the region may run on these flat arguments, else the reason why not."""
+        shapes = []
+        for guard in self.tensors:
+            value = leaves[guard.index]
+            reason = guard.refusal(value)
+            if reason is not None:
+                return reason
+            shapes.append(value.shape)
+        for index, expected in self.constants:
+            value = leaves[index]
+            if type(value) is not type(expected) or value != expected:
+                return f"argument {index} is {value!r}, was traced as {expected!r}"
+        key = tuple(shapes)
+        try:
+            return self._verdicts[key]
+        except KeyError:
+            self._verdicts[key] = verdict = self._judge(shapes)
+            return verdict
+
+    def admit_one(self, symbol: sympy.Symbol) -> None:
+        """Let the free size ``symbol`` be 1 from now on."""
+        self.one_is_safe.add(symbol)
+        self._verdicts.clear()
+
+    def free_sizes(self) -> dict[sympy.Symbol, list[tuple[int, int]]]:
+        """Each free size with the (argument index, dimension) pairs that carry it."""
+        places: dict[sympy.Symbol, list[tuple[int, int]]] = {}
+        for guard in self.tensors:
+            for dimension, size in enumerate(guard.sizes):
+                if isinstance(size, sympy.Symbol):
+                    places.setdefault(size, []).append((guard.index, dimension))
+        return places
+
+    def _judge(self, shapes: list[torch.Size]) -> str | None:
+        values: dict[sympy.Symbol, int] = {}
+        for guard, shape in zip(self.tensors, shapes):
+            for size, actual in zip(guard.sizes, shape):
+                if isinstance(size, sympy.Symbol):
+                    values.setdefault(size, actual)
+        for guard, shape in zip(self.tensors, shapes):
+            for dimension, (size, actual) in enumerate(zip(guard.sizes, shape)):
+                expected = size if isinstance(size, int) else size.subs(values)
+                if expected != actual:
+                    return (
+                        f"argument {guard.index} has size {actual} in dimension {dimension}, "
+                        f"the trace allows {size if isinstance(size, int) else expected}"
+                    )
+        for symbol, (lower, upper) in self.ranges.items():
+            size = values.get(symbol)
+            if size is None:
+                continue
+            if size < lower and not (size == 1 and lower == 2 and symbol in self.one_is_safe):
+                return f"a free size of {size} is below the traced minimum of {lower}"
+            if upper is not None and size > upper:
+                return f"a free size of {size} is above the traced maximum of {upper}"
+        for constraint in self.constraints:
+            if constraint.subs(values) != sympy.true:
+                return f"the traced condition {constraint} does not hold for these sizes"
+        return None
+
+
+def guard_from_placeholders(values: list[Any]) -> Guard:
+    """The guard for user inputs whose traced values (fake tensors or constants) are ``values``.
+
+    Raises:
+        ValueError: a size is an expression of symbols that no input dimension carries by itself.
+    """
+    tensors, constants = [], []
+    ranges: dict[sympy.Symbol, tuple[int, int | None]] = {}
+    constraints: list[sympy.Basic] = []
+    for index, value in enumerate(values):
+        if not isinstance(value, Tensor):
+            constants.append((index, value))
+            continue
+        sizes = []
+        for size in value.shape:
+            if isinstance(size, torch.SymInt):
+                environment = size.node.shape_env
+                constraints = [guard.expr for guard in environment.guards]
+                sizes.append(size.node.expr)
+                for symbol in size.node.expr.free_symbols:
+                    bounds = environment.var_to_range[symbol]
+                    upper = int(bounds.upper) if isinstance(bounds.upper, sympy.Integer) else None
+                    ranges[symbol] = (int(bounds.lower), upper)
+            else:
+                sizes.append(int(size))
+        tensors.append(TensorGuard(index, value.dtype, value.device, tuple(sizes)))
+    carried = {size for guard in tensors for size in guard.sizes if isinstance(size, sympy.Symbol)}
+    needed = set(ranges).union(*(constraint.free_symbols for constraint in constraints))
+    if not needed <= carried:
+        raise ValueError(f"sizes depend on {sorted(map(str, needed - carried))}, which no input dimension shows")
+    return Guard(tensors, constants, constraints, ranges)

@@ -1,0 +1,142 @@
+"""What a user says of the inputs (a shape, tensors, keyword arguments) to one example call of the model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+
+class InputError(ValueError):
+    """The shape, tensors, dtype or device that the user gave cannot be an input of this model."""
+
+
+@dataclass
+class ExampleCall:
+    """One call of the model: ``model(*args, **kwargs)``."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, model: nn.Module) -> Any:
+        return model(*self.args, **self.kwargs)
+
+    def map_tensors(self, fn) -> ExampleCall:
+        """The same call with ``fn`` applied to every tensor, at whatever depth it lies."""
+        args, kwargs = pytree.tree_map_only(Tensor, fn, (self.args, self.kwargs))
+        return ExampleCall(args, kwargs)
+
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+
+    def summary(self) -> str:
+        def show(value: Any) -> str:
+            if isinstance(value, Tensor):
+                return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+            return type(value).__name__ if isinstance(value, (Mapping, Sequence)) else repr(value)
+
+        return ", ".join([show(a) for a in self.args] + [f"{k}={show(v)}" for k, v in self.kwargs.items()])
+
+
+def example_call(
+    model: nn.Module,
+    input_shape: Sequence[int] | None,
+    example_inputs: Any,
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> ExampleCall:
+    """The example call for ``model``, its tensors on ``device`` and its floating-point tensors in ``dtype``.
+
+    Args:
+        input_shape: shape of the model's single input, batch first. Token models (those whose main input is
+            ``input_ids``, or that look their first input up in an embedding) receive random integers below the
+            vocabulary size, all others standard normal numbers.
+        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+
+    Raises:
+        InputError: neither or both are given, or the shape is not one of positive integers.
+    """
+    if (input_shape is None) == (example_inputs is None):
+        raise InputError("give exactly one of input_shape and example_inputs")
+    if example_inputs is not None:
+        call = _call_of(example_inputs)
+    else:
+        call = _call_for_shape(model, _checked_shape(input_shape))
+
+    def place(tensor: Tensor) -> Tensor:
+        return tensor.to(device, dtype) if dtype and tensor.is_floating_point() else tensor.to(device)
+
+    return call.map_tensors(place)
+
+
+def is_token_model(model: nn.Module) -> bool:
+    """Whether the main input of ``model`` is a tensor of token ids."""
+    if getattr(model, "main_input_name", None) is not None:
+        return model.main_input_name == "input_ids"
+    return "input_ids" in inspect.signature(model.forward).parameters
+
+
+def token_calls(model: nn.Module, call: ExampleCall) -> list[ExampleCall]:
+    """The other ways in which people call a token model: with the mask, and with all that its tokenizer returns."""
+    ids = call.kwargs.get("input_ids")
+    if set(call.kwargs) != {"input_ids"} or call.args or ids is None:
+        return []
+    parameters = inspect.signature(model.forward).parameters
+    calls = []
+    if "attention_mask" in parameters:
+        masked = {**call.kwargs, "attention_mask": torch.ones_like(ids)}
+        calls.append(ExampleCall((), masked))
+        if "token_type_ids" in parameters and getattr(model.config, "type_vocab_size", 0) > 1:
+            calls.append(ExampleCall((), {**masked, "token_type_ids": torch.zeros_like(ids)}))
+    return calls
+
+
+def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(size) for size in shape)
+    except TypeError:
+        raise InputError(f"input_shape must be a sequence of integers, not {shape!r}") from None
+    if not sizes or any(size < 1 for size in sizes):
+        raise InputError(f"input_shape must hold positive sizes, batch first, not {sizes}")
+    return sizes
+
+
+def _call_of(example_inputs: Any) -> ExampleCall:
+    if isinstance(example_inputs, Tensor):
+        return ExampleCall((example_inputs,))
+    if isinstance(example_inputs, Mapping):
+        return ExampleCall((), dict(example_inputs))
+    if isinstance(example_inputs, (tuple, list)):
+        return ExampleCall(tuple(example_inputs))
+    raise InputError(
+        f"example_inputs must be a tensor, a tuple of arguments or a dict of keyword arguments, "
+        f"not {type(example_inputs).__name__}"
+    )
+
+
+def _call_for_shape(model: nn.Module, shape: tuple[int, ...]) -> ExampleCall:
+    generator = torch.Generator().manual_seed(0)
+    if is_token_model(model):
+        return ExampleCall((), {"input_ids": _random_ids(model, shape, generator)})
+    if _first_leaf_is_embedding(model):
+        return ExampleCall((_random_ids(model, shape, generator),))
+    return ExampleCall((torch.randn(shape, generator=generator),))
+
+
+def _random_ids(model: nn.Module, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+    if vocabulary is None:
+        sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
+        vocabulary = sizes[0] if sizes else 2
+    # Ids 0 and 1 are padding in the common vocabularies; some models treat padding apart.
+    return torch.randint(min(2, vocabulary - 1), vocabulary, shape, generator=generator)
+
+
+def _first_leaf_is_embedding(model: nn.Module) -> bool:
+    leaves = (m for m in model.modules() if not any(True for _ in m.children()))
+    return isinstance(next(leaves, None), (nn.Embedding, nn.EmbeddingBag))

@@ -1,0 +1,236 @@
+"""Finds Patterns in a graph, refuses what may never be fused, and settles overlaps. Knows no particular fusion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from .aliases import Aliases
+from .dataflow import Op, Tree, unify
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What takes the place of a match: ``module(*inputs)``.
+
+    ``bindings`` names the attributes of the module that hold a live tensor of the model: (holder, attribute,
+    placeholder of the graph). ``original`` nodes are the values that the module returns, in its order.
+    """
+
+    module: nn.Module
+    inputs: tuple[fx.Node, ...]
+    bindings: tuple[tuple[nn.Module, str, fx.Node], ...]
+    outputs: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small module for which a pattern is tested: it must match ``count`` times, or not at all for ``reason``."""
+
+    module: Callable[[], nn.Module]
+    inputs: Callable[[], tuple[Tensor, ...]]
+    count: int = 1
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One fusion.
+
+    Attributes:
+        name: key in ``conversion_stats`` (``<name>_found``, ``<name>_replaced``).
+        tree: the dataflow to find.
+        anchor: capture name of the call that identifies a site (its module is the site's module).
+        numerics: "exact", "reassociated" (same formula, other rounding) or "approximate" (opt-in).
+        refusal: None where the match may be fused, else the reason why not.
+        build: makes the fused module; ``tensor`` gives the live tensor behind a placeholder.
+        kept: capture names of inner values that may have other users, because the fused module returns them too.
+        cases: modules that must match and near misses that must not.
+    """
+
+    name: str
+    tree: Op
+    anchor: str
+    numerics: str
+    refusal: Callable[[Match], str | None]
+    build: Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]
+    kept: frozenset[str] = frozenset()
+    cases: tuple[Case, ...] = ()
+
+
+@dataclass(frozen=True)
+class Match:
+    """A place where a pattern applies. ``nodes`` are the calls it covers, root first."""
+
+    pattern: Pattern
+    nodes: tuple[fx.Node, ...]
+    captures: dict[str, Any]
+
+    @property
+    def root(self) -> fx.Node:
+        return self.nodes[0]
+
+    @property
+    def site(self) -> str:
+        """Dotted path of the module that holds the anchor."""
+        return module_path(self.captures[self.pattern.anchor])
+
+    def is_kept(self, name: str) -> bool:
+        """Whether the inner value ``name`` has users outside of the match."""
+        return any(user not in self.nodes for user in self.captures[name].users)
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A site where a pattern almost applied, and what stood in the way."""
+
+    pattern: str
+    site: str
+    reason: str
+
+
+@dataclass
+class Findings:
+    """Matches that do not overlap, in graph order, and the near misses at anchors that stayed unfused."""
+
+    matches: list[Match] = field(default_factory=list)
+    near_misses: list[NearMiss] = field(default_factory=list)
+
+
+def module_path(node: fx.Node) -> str:
+    """Dotted path of the module whose forward made ``node``; "" is the root."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return list(stack.values())[-1][0] if stack else ""
+
+
+def is_weight(node: Any) -> bool:
+    """Whether a value is a parameter, buffer or constant of the model (see ``mark_weights``)."""
+    return isinstance(node, fx.Node) and node.meta.get("kfconvert_weight", False)
+
+
+def mark_weights(graph: fx.Graph, names: Iterable[str]) -> None:
+    """Mark the placeholders ``names`` as parameters, buffers or constants of the model."""
+    wanted = set(names)
+    for node in graph.nodes:
+        if node.op == "placeholder" and node.name in wanted:
+            node.meta["kfconvert_weight"] = True
+
+
+def find(graph: fx.Graph, patterns: Iterable[Pattern]) -> Findings:
+    """All matches of ``patterns`` in ``graph``; where two overlap, the one that covers more calls wins."""
+    patterns = list(patterns)
+    by_root: dict[Any, list[Pattern]] = {}
+    for pattern in patterns:
+        by_root.setdefault(pattern.tree.target, []).append(pattern)
+    aliases = Aliases(graph)
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    matches, misses = [], []
+    for node in graph.nodes:
+        for pattern in by_root.get(node.target, ()) if node.op == "call_function" else ():
+            match, refused = _match_at(pattern, node, aliases)
+            if match is not None:
+                matches.append(match)
+            elif refused is not None:
+                misses.append(refused)
+    chosen = _without_overlaps(matches, order)
+    covered = {node for match in chosen for node in match.nodes}
+    findings = Findings(sorted(chosen, key=lambda match: order[match.root]))
+    fused_sites = {match.site for match in chosen}
+    reported = set()
+    for match, reason in misses:
+        anchor = match.captures[match.pattern.anchor]
+        if anchor not in covered and anchor not in reported:
+            reported.add(anchor)
+            findings.near_misses.append(NearMiss(match.pattern.name, match.site, reason))
+    anchors = _anchor_targets(patterns)
+    for node in graph.nodes:
+        if node.target in anchors and node not in covered and node not in reported:
+            if module_path(node) not in fused_sites:
+                findings.near_misses.append(NearMiss(anchors[node.target], module_path(node), _users_of(node)))
+    return findings
+
+
+def _match_at(
+    pattern: Pattern, node: fx.Node, aliases: Aliases
+) -> tuple[Match | None, tuple[Match, str] | None]:
+    refused = None
+    for binding in unify(pattern.tree, node):
+        match = Match(pattern, binding.nodes, binding.captures)
+        reason = _never_allowed(match, aliases) or pattern.refusal(match)
+        if reason is None:
+            return match, None
+        refused = refused or (match, reason)
+    return None, refused
+
+
+def _never_allowed(match: Match, aliases: Aliases) -> str | None:
+    kept = {match.captures[name] for name in match.pattern.kept}
+    for node in match.nodes[1:]:
+        others = [user for user in node.users if user not in match.nodes]
+        if others and node not in kept:
+            return f"the value of {node.target} is also used by {_describe(others[0])}"
+    tensors = [value for value in match.captures.values() if isinstance(value, fx.Node)]
+    calls = _named_calls(match.pattern.tree)
+    for name, value in match.captures.items():
+        if name not in calls and isinstance(value, fx.Node) and value in match.nodes:
+            return f"the value of {value.target} is used twice in the match"
+    for node in (*match.nodes, *tensors):
+        if aliases.is_written(node):
+            return f"the storage of {node.name} is written in place in this graph"
+    return None
+
+
+def _without_overlaps(matches: list[Match], order: dict[fx.Node, int]) -> list[Match]:
+    taken: set[fx.Node] = set()
+    chosen = []
+    for match in sorted(matches, key=lambda match: (-len(match.nodes), order[match.root])):
+        if taken.isdisjoint(match.nodes):
+            taken.update(match.nodes)
+            chosen.append(match)
+    return chosen
+
+
+def _named_calls(tree: Tree) -> set[str]:
+    """Capture names in ``tree`` that stand for calls, not for inputs."""
+    names = set().union(*(_named_calls(option) for option in getattr(tree, "options", ())))
+    if isinstance(tree, Op):
+        names |= set().union(*(_named_calls(argument) for argument in tree.args))
+        names |= {tree.name} - {None}
+    return names
+
+
+def _anchor_targets(patterns: list[Pattern]) -> dict[Any, str]:
+    """The operators that identify sites, each with the simplest pattern that wants it."""
+    targets: dict[Any, str] = {}
+
+    def visit(tree: Tree, pattern: Pattern) -> None:
+        for option in getattr(tree, "options", ()):
+            visit(option, pattern)
+        if isinstance(tree, Op):
+            if tree.name == pattern.anchor:
+                targets.setdefault(tree.target, pattern.name)
+            for argument in tree.args:
+                visit(argument, pattern)
+
+    for pattern in patterns:
+        visit(pattern.tree, pattern)
+    return targets
+
+
+def _users_of(node: fx.Node) -> str:
+    users = list(node.users)
+    if not users:
+        return "its value is not used"
+    return f"its value goes to {', '.join(dict.fromkeys(_describe(user) for user in users[:3]))}"
+
+
+def _describe(node: fx.Node) -> str:
+    if node.op == "output":
+        return "the model's output"
+    path = module_path(node)
+    name = str(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.name
+    return f"{name} in {path}" if path else name

@@ -1,0 +1,100 @@
+"""Linear layers with the activation that follows them: ``act(x W^T + b)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, fx, nn
+
+from ..dataflow import Either, Op, Var, aten
+from ..matcher import Case, Match, Pattern, Replacement
+from ..modules import FusedLinear
+from .activations import negative_slope, with_activation
+from .checks import dtype_refusal, weights_refusal
+
+_WEIGHT = Either(Op(aten.t.default, Var("transposed_weight")), Var("weight"))
+_LINEAR = Op(aten.linear.default, Var("x"), _WEIGHT, Var("bias"), name="linear")
+
+
+def _weight(match: Match) -> fx.Node:
+    return match.captures.get("transposed_weight") or match.captures["weight"]
+
+
+def _refusal(match: Match) -> str | None:
+    bias = match.captures["bias"]
+    return weights_refusal(weight=_weight(match), bias=bias) or dtype_refusal(
+        match.captures["x"], _weight(match), bias
+    )
+
+
+def _builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]:
+    def build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
+        weight, bias = _weight(match), match.captures["bias"]
+        module = FusedLinear.from_tensors(
+            tensor(weight),
+            None if bias is None else tensor(bias),
+            activation,
+            negative_slope(match.captures),
+            transposed="transposed_weight" in match.captures,
+        )
+        bindings = [(module, "weight", weight)] + ([] if bias is None else [(module, "bias", bias)])
+        return Replacement(module, (match.captures["x"],), tuple(bindings), (match.root,))
+
+    return build
+
+
+class _UsedTwice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        return torch.relu(hidden) + hidden
+
+
+class _ComputedWeight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(nn.functional.linear(x, self.weight * 2))
+
+
+def _batch() -> tuple[Tensor, ...]:
+    return (torch.randn(4, 8),)
+
+
+def _pair(activation: Callable[[], nn.Module]) -> Case:
+    return Case(lambda: nn.Sequential(nn.Linear(8, 16), activation(), nn.Linear(16, 8, bias=False), activation()), _batch, 2)
+
+
+_CASES: dict[str, tuple[Case, ...]] = {
+    "relu": (
+        _pair(nn.ReLU),
+        _pair(lambda: nn.ReLU(inplace=True)),
+        Case(_UsedTwice, _batch, 0, "also used by"),
+        Case(_ComputedWeight, _batch, 0, "computed in the forward"),
+    ),
+    "gelu": (_pair(nn.GELU),),
+    "gelu_tanh": (_pair(lambda: nn.GELU(approximate="tanh")),),
+    "silu": (_pair(nn.SiLU),),
+    "tanh": (_pair(nn.Tanh),),
+    "sigmoid": (_pair(nn.Sigmoid),),
+    "none": (Case(lambda: nn.Linear(8, 16), _batch, 1),),
+}
+
+PATTERNS = tuple(
+    Pattern(
+        name="linear" if activation == "none" else f"linear_{activation}",
+        tree=with_activation(activation, _LINEAR),
+        anchor="linear",
+        numerics="exact" if activation == "none" else "reassociated",
+        refusal=_refusal,
+        build=_builder(activation),
+        cases=cases,
+    )
+    for activation, cases in _CASES.items()
+)

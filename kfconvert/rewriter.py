@@ -1,0 +1,179 @@
+"""Puts fused modules in the place of matches: a Region and its sites to a Program that runs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from .dataflow import aten
+from .lowering import lower
+from .matcher import Match, Replacement
+from .tracer import Region
+
+
+@dataclass
+class Site:
+    """A match, the fused module made for it, and what was decided about it."""
+
+    match: Match
+    replacement: Replacement
+    # Text that is the same for sites whose modules compute the same function of inputs and weights.
+    kind: str
+    status: str = "found"  # "applied" or "rejected" once decided
+    reason: str | None = None
+    strategy: str | None = None
+    original_us: float | None = None
+    fused_us: float | None = None
+
+    def reject(self, reason: str) -> None:
+        self.status, self.reason = "rejected", reason
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "pattern": self.match.pattern.name,
+            "module": self.match.site,
+            "status": self.status,
+            "reason": self.reason,
+            "strategy": self.strategy,
+            "original_us": self.original_us,
+            "fused_us": self.fused_us,
+            "numerics": self.match.pattern.numerics,
+        }
+
+
+class LiveTensors:
+    """The parameters, buffers and constants of a model behind the placeholders of its region's graph."""
+
+    def __init__(self, model: nn.Module, region: Region):
+        self._model, self._region = model, region
+
+    def store(self, node: fx.Node) -> tuple[dict[str, Any], str]:
+        """The dict (``_parameters`` or ``_buffers`` of the owner) and key where the tensor lives now and later."""
+        if node.name in self._region.constants:
+            return self._region.constants, node.name
+        path, name = self._region.slots[node.name]
+        owner = self._model.get_submodule(path)
+        return (owner._parameters if name in owner._parameters else owner._buffers), name
+
+    def tensor(self, node: fx.Node) -> Tensor:
+        store, name = self.store(node)
+        return store[name]
+
+
+@dataclass
+class Program:
+    """A rewritten region: ``run(leaves)`` computes the flat outputs from the flat inputs and the live tensors."""
+
+    module: fx.GraphModule
+    weights: list[tuple[dict[str, Any], str]]
+    synced: list[tuple[dict[str, Any], str, dict[str, Any], str]]
+
+    def run(self, leaves: list[Any]) -> tuple[Any, ...]:
+        for source, name, store, attribute in self.synced:
+            store[attribute] = source[name]
+        return self.module.forward(*[store[name] for store, name in self.weights], *leaves)
+
+
+def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_last: bool = False) -> Program:
+    """The program of ``region`` with the module of every site in ``sites`` in place of what it matched.
+
+    ``channels_last``: the sites' modules may return channels-last images; outputs of the region are then brought
+    back to the layout that the original returns.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    returned = graph.graph_copy(region.graph, copies)
+    output = graph.output(returned)
+    root = nn.Module()
+    synced = []
+    for index, site in enumerate(sites):
+        name = f"fused_{index}"
+        root.add_module(name, site.replacement.module)
+        _call_fused(graph, name, site, copies)
+        synced += _share(site.replacement, live)
+    if channels_last:
+        _restore_layout(graph, output, region)
+    graph.eliminate_dead_code(lambda node: node.op != "call_module" and node.is_impure())
+    weights = _drop_unused_weights(graph, region, live)
+    lower(graph)
+    graph.lint()
+    return Program(fx.GraphModule(root, graph).eval(), weights, synced)
+
+
+def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx.Node]) -> None:
+    inputs = tuple(copies[node] for node in site.replacement.inputs)
+    # Right after its last input: outputs other than the root may be used before the place of the root.
+    with graph.inserting_after(_last(graph, inputs)):
+        call = graph.call_module(name, inputs)
+    outputs = site.replacement.outputs
+    results = [call]
+    if len(outputs) > 1:
+        with graph.inserting_after(call):
+            results = [graph.call_function(operator.getitem, (call, index)) for index in range(len(outputs))]
+    for original, result in zip(outputs, results):
+        result.meta = dict(original.meta)
+        copies[original].replace_all_uses_with(result)
+        copies[original] = result
+
+
+def _last(graph: fx.Graph, nodes: tuple[fx.Node, ...]) -> fx.Node:
+    last = None
+    for node in graph.nodes:
+        if node.op == "placeholder" or node in nodes:
+            last = node
+    return last
+
+
+def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[dict[str, Any], str, dict[str, Any], str]]:
+    """Make the fused module read the model's tensors where they live.
+
+    Where all tensors of a holder live under the same names in one owner, the holder takes over the owner's very
+    dict, so that it sees whatever is assigned there later. The others are returned: to be copied before each run.
+    """
+    synced = []
+    by_holder: dict[int, list[tuple[nn.Module, str, fx.Node]]] = {}
+    for binding in replacement.bindings:
+        by_holder.setdefault(id(binding[0]), []).append(binding)
+    for bindings in by_holder.values():
+        for kind in ("_parameters", "_buffers"):
+            store = bindings[0][0].__dict__[kind]
+            places = [(name, *live.store(node)) for _, name, node in bindings if name in store]
+            owners = {id(owner) for _, owner, _ in places}
+            if len(owners) == 1 and all(name == key for name, _, key in places):
+                owner = places[0][1]
+                if all(owner.get(name) is value for name, value in store.items()):
+                    bindings[0][0].__dict__[kind] = owner
+                    continue
+            synced += [(owner, key, store, name) for name, owner, key in places]
+    return synced
+
+
+def _restore_layout(graph: fx.Graph, output: fx.Node, region: Region) -> None:
+    returned = next(node for node in region.graph.nodes if node.op == "output").args[0]
+    values = list(output.args[0])
+    for index, original in enumerate(returned):
+        value = original.meta["val"] if isinstance(original, fx.Node) else None
+        if isinstance(value, Tensor) and value.dim() >= 4 and value.is_contiguous():
+            with graph.inserting_before(output):
+                values[index] = graph.call_function(aten.contiguous.default, (values[index],))
+    output.args = (tuple(values),)
+
+
+def _drop_unused_weights(
+    graph: fx.Graph, region: Region, live: LiveTensors
+) -> list[tuple[dict[str, Any], str]]:
+    """Erase the placeholders of tensors that only fused modules read; return where the others live, in order."""
+    weights = []
+    users_inputs = set(region.inputs)
+    for node in [node for node in graph.nodes if node.op == "placeholder"]:
+        if node.name in users_inputs:
+            continue
+        if node.users:
+            weights.append(live.store(node))
+        else:
+            graph.erase_node(node)
+    return weights

@@ -1,0 +1,171 @@
+"""The forward of a converted model: a guard, then the fused program, or the original forward on a miss."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from .rewriter import Program
+from .tracer import Region
+
+# Modules of these classes compute the same in train and in eval mode; the flags of all others are watched.
+_MODELESS = (
+    nn.Linear, nn.Embedding, nn.LayerNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ReLU, nn.GELU, nn.SiLU, nn.Identity,
+    nn.Tanh, nn.ModuleList, nn.Sequential, nn.MaxPool2d, nn.AdaptiveAvgPool2d,
+)  # fmt: skip
+
+
+@dataclass
+class Variant:
+    """One captured call form of the model and the program that serves it."""
+
+    region: Region
+    program: Program
+
+    def refusal(self, leaves: list[Any] | None) -> str | None:
+        return "other arguments" if leaves is None else self.region.guard.refusal(leaves)
+
+    def run(self, leaves: list[Any]) -> Any:
+        return pytree.tree_unflatten(self.program.run(leaves), self.region.out_spec)
+
+
+class ModelState:
+    """What a program relies on besides the arguments: modes, hooks, the configuration, dtype and device."""
+
+    def __init__(self, model: nn.Module):
+        self.moded = [m for m in model.modules() if type(m) not in _MODELESS and m is not model]
+        self.root = model
+        self.hooked = _hooked(model)
+        self.hooks_seen = RemovableHandle.next_id
+        self.config = getattr(model, "config", None)
+        self.config_values = dict(vars(self.config)) if hasattr(self.config, "__dict__") else None
+        floating = [p for p in model.parameters() if p.is_floating_point()]
+        self.samples = [(t, t.dtype, t.device) for t in floating[:1] + floating[-1:]]
+        self.autocast_type = self.samples[0][2].type if self.samples else "cpu"
+
+    def refusal(self) -> str | None:
+        if self.root.training:
+            return "the model is in train mode"
+        for module in self.moded:
+            if module.training:
+                return f"a {type(module).__name__} inside the model is in train mode"
+        for tensor, dtype, device in self.samples:
+            if tensor.dtype is not dtype or tensor.device != device:
+                return f"the model was moved to {tensor.dtype} on {tensor.device}; convert it again"
+        if torch.is_autocast_enabled(self.autocast_type):
+            return "autocast is on"
+        if self.config_values is not None and vars(self.config) != self.config_values:
+            return "model.config was changed after the conversion"
+        if self.hooks_seen != RemovableHandle.next_id or self.hooked:
+            self.hooks_seen = RemovableHandle.next_id
+            self.hooked = _hooked(self.root)
+            return self.hooked
+        return None
+
+
+def _hooked(model: nn.Module) -> str | None:
+    for name, module in model.named_modules():
+        if module is not model and any(
+            (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+        ):
+            return f"{name} has hooks, which a fused program would not call"
+    return None
+
+
+class GuardedForward:
+    """Stands as ``forward`` in the instance dict of a converted model.
+
+    A call whose arguments and model state pass the guard of one of ``variants`` runs its program; any other runs
+    the original forward, is counted by reason, and warned about once.
+    """
+
+    def __init__(self, model: nn.Module, variants: list[Variant], stats: dict[str, Any]):
+        self.model = model
+        self.variants = variants
+        self.stats = stats
+        self.state = ModelState(model)
+        self.hits = 0
+        self.misses: Counter[str] = Counter()
+        self.__signature__ = inspect.signature(type(model).forward.__get__(model))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.original(*args, **kwargs)
+        reason = self.state.refusal()
+        if reason is not None:
+            return self._missed(reason, args, kwargs)
+        for variant in self.variants:
+            leaves = variant.region.call.leaves(args, kwargs)
+            refusal = variant.refusal(leaves)
+            if refusal is None:
+                self.hits += 1
+                return variant.run(leaves)
+            # The refusal of a variant that takes these arguments says more than that another takes others.
+            reason = refusal if leaves is not None else reason
+        return self._missed(reason or self._other_form(), args, kwargs)
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward of the model's class."""
+        return type(self.model).forward(self.model, *args, **kwargs)
+
+    def info(self) -> dict[str, Any]:
+        """The conversion statistics and, under "guard", hits and misses by reason."""
+        return {**self.stats, "guard": {"hits": self.hits, "misses": dict(self.misses)}}
+
+    def _other_form(self) -> str:
+        if not self.variants:
+            return "it was pickled, which does not keep fused programs; convert it again or use kfconvert.save"
+        forms = " or ".join(f"({', '.join(variant.region.call.names)})" for variant in self.variants)
+        return f"the call has other arguments than {forms}"
+
+    def _missed(self, reason: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if not self.misses and not self.model.training:
+            warnings.warn(
+                f"kfconvert: {type(self.model).__name__} runs its original forward for this call: {reason}. "
+                "Further misses are counted in model.kfconvert_info().",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+        self.misses[reason] += 1
+        return self.original(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Programs are built from traced graphs, which do not pickle; the weights and the class of the model do.
+        return {"model": self.model, "stats": self.stats}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["model"], [], state["stats"])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GuardedForward:
+        duplicate = memo[id(self)] = object.__new__(type(self))
+        duplicate.__dict__.update({key: copy.deepcopy(value, memo) for key, value in self.__dict__.items()})
+        return duplicate
+
+
+def install(model: nn.Module, variants: list[Variant], stats: dict[str, Any]) -> GuardedForward:
+    """Give ``model`` the guarded forward and ``kfconvert_info()``; its class, weights and other methods stay."""
+    guarded = GuardedForward(model, variants, stats)
+    model.__dict__["forward"] = guarded
+    model.__dict__["kfconvert_info"] = guarded.info
+    return guarded
+
+
+def uninstall(model: nn.Module) -> None:
+    """Give ``model`` its own forward back; a model that was not converted stays as it is."""
+    if guarded_forward(model) is not None:
+        del model.__dict__["forward"], model.__dict__["kfconvert_info"]
+
+
+def guarded_forward(model: nn.Module) -> GuardedForward | None:
+    """The guarded forward of a converted model, None for any other module."""
+    found = model.__dict__.get("forward")
+    return found if isinstance(found, GuardedForward) else None

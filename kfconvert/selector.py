@@ -1,0 +1,249 @@
+"""Decides which sites are fused and how: every candidate is checked against float64 and timed on this device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .lowering import lower
+from .profiling import compare_timings
+from .rewriter import LiveTensors, Program, Site
+from .tracer import Region
+
+# Root-mean-square error that a candidate may have, as a multiple of the original's own. The user's threshold and one
+# unit of rounding are always allowed: the original may be exact by luck.
+ERROR_RATIO = 1.5
+# A candidate that covers several operators is kept when it is not slower than this; a swap of one operator for
+# another must be faster than its inverse. Medians nearer to each other than this are not told apart here.
+SAME_TIME = 1.02
+SECONDS_PER_CANDIDATE = 0.02
+SECONDS_PER_LAYOUT = 0.2
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was found for one kind of site. ``strategy`` is None where no candidate may be applied."""
+
+    strategy: str | None
+    reason: str | None
+    original_us: float | None = None
+    fused_us: float | None = None
+
+    def apply_to(self, site: Site) -> None:
+        site.original_us, site.fused_us = self.original_us, self.fused_us
+        site.strategy = site.replacement.module.strategy = self.strategy
+        if self.strategy is None:
+            site.reject(self.reason)
+        else:
+            site.status, site.reason = "applied", None
+
+
+class Selector:
+    """Remembers what it decided for each kind of site (pattern, module, shapes, dtypes, layouts).
+
+    Args:
+        accuracy_threshold: relative error that always passes.
+        timed: measure candidates and reject what is not faster; otherwise the first accurate strategy is taken.
+    """
+
+    def __init__(self, device: torch.device, accuracy_threshold: float, timed: bool):
+        self.device, self.accuracy_threshold, self.timed = device, accuracy_threshold, timed
+        self._decisions: dict[Any, Decision] = {}
+
+    def select(
+        self,
+        region: Region,
+        sites: list[Site],
+        live: LiveTensors,
+        leaves: list[Any],
+        channels_last: bool,
+    ) -> None:
+        """Decide every site of ``region``, whose user inputs are ``leaves``; sets status, reason and strategy.
+
+        ``channels_last``: convolutions receive and return channels-last images.
+        """
+        for site in sites:
+            if hasattr(site.replacement.module, "channels_last"):
+                site.replacement.module.channels_last = channels_last
+        keys, samples = _sample_inputs(region, sites, live, leaves, channels_last)
+        for site in sites:
+            key = keys[id(site)]
+            if key not in self._decisions:
+                self._decisions[key] = self._decide(site, samples[key])
+            self._decisions[key].apply_to(site)
+
+    def faster_layout(self, programs: dict[bool, Program], leaves: list[Any]) -> bool:
+        """Whether the program with channels-last convolutions is the faster one."""
+        if not self.timed:
+            return True
+        candidates = {str(layout): lambda p=program: p.run(leaves) for layout, program in programs.items()}
+        times = compare_timings(candidates, self.device, budget_s=SECONDS_PER_LAYOUT * len(candidates))
+        return times[str(True)].median_ms < times[str(False)].median_ms
+
+    @torch.no_grad()
+    def _decide(self, site: Site, sample: _Sample) -> Decision:
+        module, inputs = site.replacement.module, sample.inputs
+        original = sample.original
+        exact = _flat(sample.original_in(torch.float64))
+        own = _error(_flat(original()), exact)
+        allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps)
+        accurate, worst = [], 0.0
+        for strategy in module.strategies(*inputs):
+            module.strategy = strategy
+            error = _error(_flat(module(*inputs)), exact)
+            if error <= allowed:
+                accurate.append(strategy)
+            worst = max(worst, error)
+        if not accurate:
+            return Decision(None, f"error {worst:.1e} against float64, allowed {allowed:.1e}")
+        if not self.timed:
+            return Decision(accurate[0], None)
+        return self._fastest(site, original, inputs, accurate)
+
+    def _fastest(
+        self, site: Site, original: Callable[[], Any], inputs: tuple[Tensor, ...], strategies: Iterable[str]
+    ) -> Decision:
+        module = site.replacement.module
+
+        def with_strategy(strategy: str) -> Callable[[], Any]:
+            def call() -> Any:
+                module.strategy = strategy
+                return module(*inputs)
+
+            return call
+
+        candidates = {"original": original, **{name: with_strategy(name) for name in strategies}}
+        times = compare_timings(
+            candidates, self.device, budget_s=SECONDS_PER_CANDIDATE * len(candidates), min_rounds=5
+        )
+        medians = {name: 1e3 * timing.median_ms for name, timing in times.items()}
+        before = medians.pop("original")
+        best = min(medians, key=medians.__getitem__)
+        limit = before * SAME_TIME if len(site.match.nodes) > 1 else before / SAME_TIME
+        if medians[best] > limit:
+            reason = f"not faster: {best} takes {medians[best]:.1f} us, the original {before:.1f} us"
+            return Decision(None, reason, before, medians[best])
+        return Decision(best, None, before, medians[best])
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Real inputs of one site, and the original subgraph to run on them."""
+
+    inputs: tuple[Tensor, ...]
+    subgraph: Callable[..., Any]
+    arguments: tuple[Tensor, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inputs[0].dtype
+
+    def original(self) -> Any:
+        return self.subgraph(*self.arguments)
+
+    def original_in(self, dtype: torch.dtype) -> Any:
+        return self.subgraph(*(a.to(dtype) if a.is_floating_point() else a for a in self.arguments))
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a region's graph and keeps the inputs of one site of each kind."""
+
+    def __init__(self, region: Region, sites: list[Site], channels_last: bool):
+        super().__init__(torch.nn.Module(), graph=region.graph)
+        self.channels_last = channels_last
+        self.keys: dict[int, Any] = {}
+        self.samples: dict[Any, _Sample] = {}
+        # A value is held from when it is computed until the last site that reads it has been recorded.
+        self._held: dict[fx.Node, Any] = {}
+        self._readers: Counter[fx.Node] = Counter()
+        self._sites_at: dict[fx.Node, list[tuple[Site, list[fx.Node]]]] = {}
+        order = {node: index for index, node in enumerate(region.graph.nodes)}
+        for site in sites:
+            outer = _outer_values(site)
+            self._readers.update(outer)
+            self._sites_at.setdefault(max(outer, key=order.__getitem__), []).append((site, outer))
+
+    def run_node(self, node: fx.Node) -> Any:
+        result = super().run_node(node)
+        if node in self._readers:
+            self._held[node] = result
+        for site, outer in self._sites_at.get(node, ()):
+            self._record(site, outer)
+            self._readers.subtract(outer)
+            for value in outer:
+                if not self._readers[value]:
+                    self._held.pop(value, None)
+        return result
+
+    def _record(self, site: Site, outer: list[fx.Node]) -> None:
+        inputs = tuple(self._held[node] for node in site.replacement.inputs)
+        if self.channels_last:
+            inputs = tuple(_in_channels_last(x) for x in inputs)
+        layouts = tuple((tuple(x.shape), x.stride(), x.dtype) for x in inputs)
+        key = (site.match.pattern.name, site.kind, len(site.replacement.outputs), layouts)
+        self.keys[id(site)] = key
+        if key in self.samples:
+            return
+        arguments = tuple(self._held[node] for node in outer)
+        self.samples[key] = _Sample(inputs, _subgraph(site, outer), arguments)
+
+
+def _sample_inputs(
+    region: Region, sites: list[Site], live: LiveTensors, leaves: list[Any], channels_last: bool
+) -> tuple[dict[int, Any], dict[Any, _Sample]]:
+    recorder = _Recorder(region, sites, channels_last)
+    users = iter(leaves)
+    inputs = [
+        next(users) if node.name in region.inputs else live.tensor(node)
+        for node in region.graph.nodes
+        if node.op == "placeholder"
+    ]
+    with torch.no_grad():
+        recorder.run(*inputs)
+    return recorder.keys, recorder.samples
+
+
+def _in_channels_last(x: Tensor) -> Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x
+
+
+def _covered(site: Site) -> list[fx.Node]:
+    """The matched calls in graph order."""
+    return [node for node in site.match.root.graph.nodes if node in site.match.nodes]
+
+
+def _outer_values(site: Site) -> list[fx.Node]:
+    """The values that the matched calls read: inputs and weights."""
+    covered = _covered(site)
+    return list(dict.fromkeys(value for node in covered for value in node.all_input_nodes if value not in covered))
+
+
+def _subgraph(site: Site, outer: list[fx.Node]) -> Callable[..., Any]:
+    """The matched calls as a function of ``outer``, the values that they read."""
+    graph = fx.Graph()
+    copies = {node: graph.placeholder(f"value_{index}") for index, node in enumerate(outer)}
+    for node in _covered(site):
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in site.replacement.outputs))
+    lower(graph)
+    return fx.GraphModule(torch.nn.Module(), graph).forward
+
+
+def _flat(result: Any) -> list[Tensor]:
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def _error(outputs: list[Tensor], exact: list[Tensor]) -> float:
+    """Root-mean-square error relative to the root mean square of the exact values, the worst of the outputs."""
+    worst = 0.0
+    for output, truth in zip(outputs, exact):
+        scale = truth.square().mean().sqrt()
+        error = (output.double() - truth).square().mean().sqrt()
+        worst = max(worst, float(error / scale) if scale > 0 else float(error))
+    return worst

@@ -1,0 +1,83 @@
+"""conversion_stats: what was found, applied and rejected, how accurate and how fast, as one plain dict."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .extension import EXTENSION_LOADED
+from .patterns import REGISTRY
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .conversion import Conversion
+
+
+def conversion_stats(job: Conversion) -> dict[str, Any]:
+    """The statistics of a finished conversion. Counts and sites are those of the first call form.
+
+    Keys: ``<pattern>_found`` and ``<pattern>_replaced`` for every registered pattern, ``total_found``,
+    ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed),
+    ``sites``, ``near_misses``, ``regions``, ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``seconds`` a
+    stage, ``environment``, ``model``, ``inputs``, ``layout``, ``reverted`` and ``nothing_fused`` (None or why).
+    """
+    main = job.captures[0] if job.captures else None
+    sites = main.sites if main else []
+    found = Counter(site.match.pattern.name for site in sites)
+    applied = Counter(site.match.pattern.name for site in sites if site.status == "applied")
+    counts = {}
+    for pattern in REGISTRY:
+        counts[f"{pattern.name}_found"] = found[pattern.name]
+        counts[f"{pattern.name}_replaced"] = applied[pattern.name]
+    timed = job.timings is not None
+    return {
+        **counts,
+        "total_found": found.total(),
+        "total_replaced": applied.total(),
+        "speedup_achieved": job.timings.speedup("converted").ratio if timed else None,
+        "sites": [site.as_dict() for site in sites],
+        "near_misses": [vars(miss).copy() for miss in main.near_misses] if main else [],
+        "regions": job.regions,
+        "dynamic": main.region.dynamic() if main else [],
+        "accuracy": job.accuracy.as_dict() if job.accuracy else None,
+        "timings": job.timings.as_dict() if timed else None,
+        "seconds": {stage: round(seconds, 3) for stage, seconds in job.seconds.items()},
+        "environment": _environment(job),
+        "model": type(job.model).__name__,
+        "inputs": job.call.summary(),
+        "layout": "channels_last" if main and main.channels_last else "contiguous",
+        "reverted": job.reverted,
+        "nothing_fused": None if applied.total() else _why_nothing(job),
+    }
+
+
+def _environment(job: Conversion) -> dict[str, Any]:
+    dtype = next((p.dtype for p in job.model.parameters() if p.is_floating_point()), None)
+    cuda = job.device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "kfconvert": __version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name(job.device) if cuda else f"{platform.machine()} CPU",
+        "threads": torch.get_num_threads(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "extension": EXTENSION_LOADED,
+    }
+
+
+def _why_nothing(job: Conversion) -> str:
+    if not job.captures:
+        return f"it could not be captured: {job.regions[0]['reason']}"
+    if job.reverted:
+        return job.reverted
+    main = job.captures[0]
+    if main.sites:
+        reason, count = Counter(site.reason for site in main.sites).most_common(1)[0]
+        return f"{len(main.sites)} sites were found, none was applied; of {count}: {reason}"
+    if main.near_misses:
+        miss = main.near_misses[0]
+        return f"no site was found; nearest: {miss.pattern} at {miss.site or 'the root'}: {miss.reason}"
+    return "it has no linear, convolution or layer norm call"
