@@ -55,6 +55,10 @@ class CallForm:
         leaves, spec = pytree.tree_flatten(values)
         return leaves if spec == self.spec else None
 
+    def keywords(self, leaves: list[Any]) -> dict[str, Any]:
+        """The keyword arguments whose flat values are ``leaves``."""
+        return dict(zip(self.names, pytree.tree_unflatten(leaves, self.spec)))
+
     def _named(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
         named = dict(zip(self.positional, args))
         if any(name in named for name in kwargs):

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -247,6 +248,10 @@ class Conversion:
     def report(self) -> dict[str, Any]:
         """The statistics, which the converted model carries as well; warns where nothing was fused."""
         stats = self.guarded.stats = conversion_stats(self)
+        self.guarded.reset_counters()
+        if not self.variants:
+            uninstall(self.model)
+            self.model.__dict__["kfconvert_info"] = partial(dict, stats, guard={"hits": 0, "misses": {}})
         if stats["total_replaced"] == 0:
             warnings.warn(f"kfconvert fused nothing in {stats['model']}: {stats['nothing_fused']}", stacklevel=4)
         return stats

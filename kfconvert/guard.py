@@ -125,7 +125,8 @@ def guard_from_placeholders(values: list[Any]) -> Guard:
         for size in value.shape:
             if isinstance(size, torch.SymInt):
                 environment = size.node.shape_env
-                constraints = [guard.expr for guard in environment.guards]
+                # Sizes found equal share one symbol in the shapes; the conditions may still name the other.
+                constraints = [environment.replace(guard.expr) for guard in environment.guards]
                 sizes.append(size.node.expr)
                 for symbol in size.node.expr.free_symbols:
                     bounds = environment.var_to_range[symbol]

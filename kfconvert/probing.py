@@ -40,9 +40,8 @@ def _cut(leaves: list[Any], places: list[tuple[int, int]]) -> list[Any]:
 
 
 def _agrees(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
-    arguments = dict(zip(region.call.names, pytree.tree_unflatten(leaves, region.call.spec)))
     try:
-        expected = pytree.tree_leaves(model(**arguments))
+        expected = pytree.tree_leaves(model(**region.call.keywords(leaves)))
         actual = pytree.tree_leaves(run(leaves))
     except Exception:  # whatever the model or the graph raises for this size, it is not admitted
         return False

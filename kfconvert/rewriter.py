@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from .dataflow import aten
 from .lowering import lower
-from .matcher import Match, Replacement
+from .matcher import Match, Replacement, is_weight
 from .tracer import Region
 
 
@@ -98,7 +98,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     if channels_last:
         _restore_layout(graph, output, region)
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and node.is_impure())
-    weights = _drop_unused_weights(graph, region, live)
+    weights = _drop_unused_weights(graph, copies, live)
     lower(graph)
     graph.lint()
     return Program(fx.GraphModule(root, graph).eval(), weights, synced)
@@ -145,7 +145,9 @@ def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[dict[str, 
             owners = {id(owner) for _, owner, _ in places}
             if len(owners) == 1 and all(name == key for name, _, key in places):
                 owner = places[0][1]
-                if all(owner.get(name) is value for name, value in store.items()):
+                # A parameter that the graph does not read must not come along (a linear without its bias). A buffer
+                # may: the batch counter tells the fused module that running statistics were written.
+                if kind == "_buffers" or all(owner.get(name) is value for name, value in store.items()):
                     bindings[0][0].__dict__[kind] = owner
                     continue
             synced += [(owner, key, store, name) for name, owner, key in places]
@@ -164,16 +166,15 @@ def _restore_layout(graph: fx.Graph, output: fx.Node, region: Region) -> None:
 
 
 def _drop_unused_weights(
-    graph: fx.Graph, region: Region, live: LiveTensors
+    graph: fx.Graph, copies: dict[fx.Node, fx.Node], live: LiveTensors
 ) -> list[tuple[dict[str, Any], str]]:
     """Erase the placeholders of tensors that only fused modules read; return where the others live, in order."""
     weights = []
-    users_inputs = set(region.inputs)
-    for node in [node for node in graph.nodes if node.op == "placeholder"]:
-        if node.name in users_inputs:
+    for original, copied in copies.items():
+        if original.op != "placeholder" or not is_weight(original):
             continue
-        if node.users:
-            weights.append(live.store(node))
+        if copied.users:
+            weights.append(live.store(original))
         else:
-            graph.erase_node(node)
+            graph.erase_node(copied)
     return weights

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from .recompute import needs_gradient, run_recorded
 from .rewriter import Program
 from .tracer import Region
 
@@ -34,8 +35,11 @@ class Variant:
     def refusal(self, leaves: list[Any] | None) -> str | None:
         return "other arguments" if leaves is None else self.region.guard.refusal(leaves)
 
+    def structured(self, outputs: tuple[Any, ...]) -> Any:
+        return pytree.tree_unflatten(outputs, self.region.out_spec)
+
     def run(self, leaves: list[Any]) -> Any:
-        return pytree.tree_unflatten(self.program.run(leaves), self.region.out_spec)
+        return self.structured(self.program.run(leaves))
 
 
 class ModelState:
@@ -92,15 +96,16 @@ class GuardedForward:
         self.model = model
         self.variants = variants
         self.stats = stats
-        self.state = ModelState(model)
-        self.hits = 0
-        self.misses: Counter[str] = Counter()
+        # While it is being unpickled, the model is still empty; without variants its state does not matter.
+        self.state = ModelState(model) if variants else None
+        self.parameters = list(model.parameters()) if variants else []
+        self.reset_counters()
         self.__signature__ = inspect.signature(type(model).forward.__get__(model))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.original(*args, **kwargs)
-        reason = self.state.refusal()
+        reason = self.state.refusal() if self.variants else self._other_form()
         if reason is not None:
             return self._missed(reason, args, kwargs)
         for variant in self.variants:
@@ -108,14 +113,32 @@ class GuardedForward:
             refusal = variant.refusal(leaves)
             if refusal is None:
                 self.hits += 1
-                return variant.run(leaves)
+                return self._run(variant, leaves)
             # The refusal of a variant that takes these arguments says more than that another takes others.
             reason = refusal if leaves is not None else reason
         return self._missed(reason or self._other_form(), args, kwargs)
 
+    def _run(self, variant: Variant, leaves: list[Any]) -> Any:
+        if not needs_gradient(self.parameters, leaves):
+            return variant.run(leaves)
+
+        def original(flat: list[Any]) -> Any:
+            return self.original(**variant.region.call.keywords(flat))
+
+        return variant.structured(run_recorded(variant.program.run, original, self.parameters, leaves))
+
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward of the model's class."""
         return type(self.model).forward(self.model, *args, **kwargs)
+
+    @property
+    def __code__(self):
+        """That of the original forward: torch.export reads the names of the arguments from it."""
+        return type(self.model).forward.__code__
+
+    def reset_counters(self) -> None:
+        self.hits = 0
+        self.misses: Counter[str] = Counter()
 
     def info(self) -> dict[str, Any]:
         """The conversion statistics and, under "guard", hits and misses by reason."""
@@ -162,7 +185,8 @@ def install(model: nn.Module, variants: list[Variant], stats: dict[str, Any]) ->
 def uninstall(model: nn.Module) -> None:
     """Give ``model`` its own forward back; a model that was not converted stays as it is."""
     if guarded_forward(model) is not None:
-        del model.__dict__["forward"], model.__dict__["kfconvert_info"]
+        del model.__dict__["forward"]
+    model.__dict__.pop("kfconvert_info", None)
 
 
 def guarded_forward(model: nn.Module) -> GuardedForward | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from .lowering import lower
+from .matcher import is_weight
 from .profiling import compare_timings
 from .rewriter import LiveTensors, Program, Site
 from .tracer import Region
@@ -199,7 +200,7 @@ def _sample_inputs(
     recorder = _Recorder(region, sites, channels_last)
     users = iter(leaves)
     inputs = [
-        next(users) if node.name in region.inputs else live.tensor(node)
+        live.tensor(node) if is_weight(node) else next(users)
         for node in region.graph.nodes
         if node.op == "placeholder"
     ]

@@ -39,12 +39,13 @@ def same_shape(left: fx.Node, right: fx.Node) -> bool:
     return _sizes(traced(left)) == _sizes(traced(right))
 
 
-def broadcasts_to(small: fx.Node, large: fx.Node) -> bool:
-    """Whether ``small`` can be broadcast to the sizes of ``large`` without widening ``large``."""
+def repeats_over(small: fx.Node, large: fx.Node, least: int) -> bool:
+    """Whether ``small`` has the trailing sizes of ``large``, at least ``least`` of them, and is repeated over the rest."""
     small_sizes, large_sizes = _sizes(traced(small)), _sizes(traced(large))
-    tail = large_sizes[len(large_sizes) - len(small_sizes) :]
-    fits = all(a in (b, "1") for a, b in zip(small_sizes, tail))
-    return len(small_sizes) <= len(large_sizes) and fits
+    while small_sizes and small_sizes[0] == "1":
+        small_sizes = small_sizes[1:]
+    count = len(small_sizes)
+    return least <= count <= len(large_sizes) and small_sizes == large_sizes[len(large_sizes) - count :]
 
 
 def _sizes(value: Tensor) -> list[str]:

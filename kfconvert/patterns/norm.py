@@ -11,7 +11,7 @@ from ..dataflow import Op, Var, aten
 from ..matcher import Case, Match, Pattern, Replacement
 from ..modules import FusedAddLayerNorm, FusedLayerNorm
 from .activations import with_activation
-from .checks import broadcasts_to, dtype_refusal, weights_refusal
+from .checks import dtype_refusal, repeats_over, same_shape, weights_refusal
 
 _REST = tuple(map(Var, ("normalized_shape", "weight", "bias", "eps", "cudnn_enabled")))
 _NORM = Op(aten.layer_norm.default, Var("x"), *_REST, name="norm")
@@ -25,8 +25,8 @@ def _refusal(match: Match) -> str | None:
     if "residual" in captures:
         if not (isinstance(x, fx.Node) and isinstance(residual, fx.Node)):
             return "a constant is added, not a residual"
-        if not broadcasts_to(residual, captures["sum"]) or not broadcasts_to(captures["sum"], x):
-            return "the residual is broadcast in a way that the kernel does not take"
+        if not same_shape(x, captures["sum"]) or not repeats_over(residual, x, len(captures["normalized_shape"])):
+            return "the residual is broadcast otherwise than over leading dimensions"
     weight, bias = captures["weight"], captures["bias"]
     return weights_refusal(weight=weight, bias=bias) or dtype_refusal(x, residual, weight, bias)
 
@@ -89,7 +89,8 @@ def _pattern(activation: str, added: bool) -> Pattern:
         Case(lambda: _AddNorm(function()), _TWO),
         Case(lambda: _PreNorm(function()), _TWO),
         Case(lambda: _AddNorm(function()), _rows((2, 5, 16), (1, 5, 16))),
-        Case(lambda: _AddNorm(function()), _rows((2, 5, 16), (2, 5, 1)), 1),
+        Case(lambda: _AddNorm(function()), _rows((5, 16), (2, 5, 16))),
+        Case(lambda: _AddNorm(function()), _rows((2, 5, 16), (2, 5, 1)), 0, "broadcast"),
         Case(lambda: _AddNorm(function()), _rows((2, 5, 1), (2, 1, 16)), 0, "broadcast"),
     )
     plain_cases = (Case(lambda: nn.Sequential(nn.LayerNorm(16), function()), _rows((2, 5, 16))),)

@@ -1,0 +1,72 @@
+"""Gradients through a fused program: run it as it is, and compute the original again if backward is ever called.
+
+People call models in eval mode without ``torch.no_grad()`` and never call backward; they get the fused speed. Those
+who do call backward get the gradients of the original forward, for the price of one more forward (as with
+activation checkpointing, Chen et al., arXiv:1604.06174).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+def needs_gradient(parameters: list[Tensor], leaves: list[Any]) -> bool:
+    """Whether autograd would record this call."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(p.requires_grad for p in parameters) or any(
+        isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves
+    )
+
+
+def run_recorded(
+    fused: Callable[[list[Any]], tuple[Any, ...]],
+    original: Callable[[list[Any]], Any],
+    parameters: list[Tensor],
+    leaves: list[Any],
+) -> tuple[Any, ...]:
+    """The flat outputs of ``fused(leaves)``, with the gradients of ``original(leaves)``.
+
+    Gradients reach the ``parameters`` and leaves that require them. As ever in autograd, changing one of them in
+    place between forward and backward is an error.
+    """
+    wanted = [p for p in parameters if p.requires_grad]
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    return _Recomputed.apply(fused, original, leaves, places, len(wanted), *wanted, *(leaves[i] for i in places))
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, fused, original, leaves, places, count, *tensors):
+        ctx.original, ctx.places, ctx.count = original, places, count
+        ctx.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        ctx.save_for_backward(*tensors)
+        outputs = fused(leaves)
+        ctx.mark_non_differentiable(*(o for o in outputs if isinstance(o, Tensor) and not o.is_floating_point()))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        saved = ctx.saved_tensors
+        parameters, inputs = saved[: ctx.count], saved[ctx.count :]
+        leaves = list(ctx.constants)
+        for place, tensor in zip(ctx.places, inputs):
+            leaves[place] = tensor.detach().requires_grad_(tensor.requires_grad)
+        with torch.enable_grad():
+            outputs = pytree.tree_leaves(ctx.original(leaves))
+        pairs = [
+            (output, gradient)
+            for output, gradient in zip(outputs, gradients)
+            if isinstance(output, Tensor) and output.requires_grad and gradient is not None
+        ]
+        wanted = [*parameters, *(leaves[place] for place in ctx.places)]
+        sources = [tensor for tensor in wanted if tensor.requires_grad]
+        found = iter(
+            torch.autograd.grad([o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
+        )
+        return (None,) * 5 + tuple(next(found) if tensor.requires_grad else None for tensor in wanted)

@@ -1,0 +1,171 @@
+"""Canonicalisation keeps the function and brings spellings to one; what it may not touch it leaves or refuses."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
+
+from kfconvert.canonical import canonicalise
+from kfconvert.dataflow import aten
+from kfconvert.inputs import ExampleCall
+from kfconvert.matcher import mark_weights
+from kfconvert.rewriter import LiveTensors, rewrite
+from kfconvert.tracer import CaptureError, trace
+
+
+class Function(nn.Module):
+    """A module whose forward is a plain function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+class OneArgument(Function):
+    def forward(self, x):
+        return self.function(x)
+
+
+def canonical_region(model, *inputs):
+    region = trace(model.eval(), ExampleCall(inputs))
+    mark_weights(region.graph, (*region.slots, *region.constants))
+    canonicalise(region.graph)
+    return region
+
+
+def targets(region):
+    return [node.target for node in region.graph.nodes if node.op == "call_function"]
+
+
+def run(model, region, *inputs):
+    return rewrite(region, (), LiveTensors(model, region)).run(list(inputs))
+
+
+def gelu_new(x):
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def gelu_fast(x):
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+SPELLINGS = {
+    "gelu_new": (gelu_new, aten.gelu.default),
+    "gelu_fast": (gelu_fast, aten.gelu.default),
+    "gelu_python": (lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))), aten.gelu.default),
+    "silu": (lambda x: x * torch.sigmoid(x), aten.silu.default),
+    "hardswish": (lambda x: x * F.relu6(x + 3) / 6, aten.hardswish.default),
+    "relu6_as_hardtanh": (lambda x: F.hardtanh(x, 0.0, 6.0), aten.relu6.default),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_written_out_activation_becomes_one_call(name):
+    function, target = SPELLINGS[name]
+    model, x = OneArgument(function), torch.randn(3, 5, dtype=torch.float64)
+    region = canonical_region(model, x)
+    assert targets(region) == [target]
+    torch.testing.assert_close(run(model, region, x)[0], function(x), rtol=1e-7, atol=1e-7)
+
+
+def test_a_constant_that_is_not_geluS_is_left_alone():
+    model = OneArgument(lambda x: 0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.044715 * torch.pow(x, 3.0)))))
+    assert aten.gelu.default not in targets(canonical_region(model, torch.randn(3, 5)))
+
+
+def in_place_chain(x):
+    y = x * 2
+    y.add_(1)
+    y.relu_()
+    return y + 1
+
+
+def in_place_through_a_view(x):
+    y = x * 2
+    first = y[0]
+    y.relu_()
+    return first + y[1]
+
+
+def in_place_on_a_view(x):
+    y = x * 2
+    y.view(-1).relu_()
+    return y
+
+
+def result_and_written_value_both_used(x):
+    y = x - 1
+    z = y.relu_()
+    return y * z
+
+
+@pytest.mark.parametrize(
+    "function", [in_place_chain, in_place_through_a_view, in_place_on_a_view, result_and_written_value_both_used]
+)
+def test_in_place_writes_keep_their_meaning(function):
+    model, x = OneArgument(function), torch.randn(3, 5)
+    region = canonical_region(model, x)
+    torch.testing.assert_close(run(model, region, x)[0], function(x), rtol=0, atol=0)
+
+
+def test_in_place_chain_becomes_functional():
+    region = canonical_region(OneArgument(in_place_chain), torch.randn(3, 5))
+    assert aten.relu.default in targets(region) and aten.relu_.default not in targets(region)
+
+
+def test_half_written_with_float_keeps_its_dtype():
+    model = OneArgument(lambda x: (x * 2).add_(torch.ones(5)))
+    x = torch.randn(3, 5).half()
+    assert run(model, canonical_region(model, x), x)[0].dtype is torch.float16
+
+
+class CountsCalls(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return x * self.calls
+
+
+@pytest.mark.parametrize("model", [nn.ReLU(inplace=True), CountsCalls()], ids=["argument", "buffer"])
+def test_writing_to_an_argument_or_buffer_is_refused(model):
+    with pytest.raises(CaptureError, match="writes in place|side effect"):
+        canonical_region(model, torch.randn(3, 5))
+
+
+def test_conv1d_of_gpt2_is_a_linear():
+    model, x = Conv1D(6, 4), torch.randn(2, 3, 4)
+    region = canonical_region(model, x)
+    assert targets(region) == [aten.t.default, aten.linear.default]
+    torch.testing.assert_close(run(model, region, x)[0], model(x))
+
+
+def test_dropout_and_other_identities_vanish():
+    model = nn.Sequential(nn.Dropout(0.5), OneArgument(lambda x: x[:].to(torch.float32) + 1), nn.Dropout2d())
+    assert targets(canonical_region(model, torch.randn(3, 5, 2, 2))) == [aten.add.Tensor]
+
+
+def masked_attention(least):
+    def attend(x):
+        rows = torch.arange(x.shape[-2])
+        mask = (rows >= least)[None, None, :, None].expand(x.shape[0], 1, x.shape[-2], x.shape[-2])
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    return attend
+
+
+@pytest.mark.parametrize("least, dropped", [(0, True), (1, False)])
+def test_only_a_mask_that_is_true_everywhere_is_dropped(least, dropped):
+    model, x = OneArgument(masked_attention(least)), torch.randn(2, 2, 4, 8)
+    region = canonical_region(model, x)
+    attention = next(n for n in region.graph.nodes if n.target is aten.scaled_dot_product_attention.default)
+    assert (len(attention.args) == 3 and attention.kwargs["attn_mask"] is None) is dropped
+    torch.testing.assert_close(run(model, region, x)[0], model(x), equal_nan=True)

@@ -1,0 +1,264 @@
+"""ModelConverter and auto_convert_model: inputs, options, reports, and what happens when a site goes wrong."""
+
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import kfconvert
+from kfconvert import ConversionError, ModelConverter, auto_convert_model
+from kfconvert.modules import FusedLinear
+from kfconvert.profiling import Comparison
+from kfconvert.runtime import guarded_forward
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.ReLU(), nn.LayerNorm(64), nn.Linear(64, 8))
+
+
+def test_front_door():
+    model = mlp()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on a busy machine a model this small may not come out faster
+        fused = auto_convert_model(model, input_shape=(4, 16), device="cpu", validate_accuracy=True)
+    x = torch.randn(5, 16)
+    torch.testing.assert_close(fused(x), model(x))
+
+
+def test_statistics_have_every_promised_key():
+    converter = ModelConverter(validate_accuracy=True, accuracy_threshold=1e-6, select="all")
+    fused = converter.convert_model(mlp(), input_shape=(4, 16), device="cpu")
+    stats = converter.conversion_stats
+    assert stats["linear_relu_replaced"] == stats["linear_gelu_replaced"] == stats["layernorm_replaced"] == 1
+    assert {"conv_bn_relu_replaced", "layernorm_relu_replaced", "add_layernorm_found"} <= set(stats)
+    assert stats["total_replaced"] == stats["total_found"] == 4 == len(stats["sites"])
+    assert stats["speedup_achieved"] > 0 and stats["accuracy"]["passed"]
+    assert [site["module"] for site in stats["sites"]] == ["0", "2", "4", "5"]
+    assert stats["dynamic"] == ["input.shape[0]"]
+    assert fused.kfconvert_info()["total_replaced"] == 4
+
+
+def test_the_original_is_untouched():
+    model = mlp().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ModelConverter(select="all").convert_model(model, input_shape=(4, 16), dtype=torch.float64)
+    assert model.training and "forward" not in model.__dict__
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]) and tensor.dtype is torch.float32
+
+
+def test_inplace_converts_the_model_itself():
+    model = mlp()
+    assert ModelConverter(select="all").convert_model(model, input_shape=(4, 16), inplace=True) is model
+    assert guarded_forward(model) is not None
+
+
+def test_converting_twice_is_converting_once():
+    converter = ModelConverter(select="all")
+    once = converter.convert_model(mlp(), input_shape=(4, 16))
+    twice = converter.convert_model(once, input_shape=(4, 16))
+    assert converter.conversion_stats["total_replaced"] == 4
+    x = torch.randn(3, 16)
+    torch.testing.assert_close(twice(x), once(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_dtypes(dtype):
+    converter = ModelConverter(select="all")
+    fused = converter.convert_model(mlp(), input_shape=(4, 16), dtype=dtype)
+    assert converter.conversion_stats["total_replaced"] == 4
+    assert fused(torch.randn(3, 16, dtype=dtype)).dtype is dtype
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x, extra=None, names=("a",)):
+        return (self.norm(x + extra["residual"]), names)
+
+
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_any_arguments(as_dict):
+    x, residual = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    extra = {"residual": residual}
+    inputs = {"x": x, "extra": extra} if as_dict else (x, extra)
+    model, converter = TwoInputs().eval(), ModelConverter(select="all")
+    fused = converter.convert_model(model, example_inputs=inputs)
+    assert converter.conversion_stats["add_layernorm_replaced"] == 1
+    torch.testing.assert_close(fused(x, extra=extra)[0], model(x, extra)[0])
+    assert fused(x, extra)[1] == ("a",)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"input_shape": (4, 17)}, "does not accept float32"),
+        ({"input_shape": (0, 16)}, "positive sizes"),
+        ({}, "exactly one"),
+        ({"input_shape": (4, 16), "dtype": torch.int8}, "floating-point dtype"),
+        ({"input_shape": (4, 16), "device": "nonsense"}, "device nonsense"),
+        ({"example_inputs": 5}, "example_inputs must be"),
+        pytest.param(
+            {"input_shape": (4, 16), "device": "cuda"},
+            "device cuda cannot be used",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments, message):
+    with pytest.raises(ConversionError, match=message) as error:
+        ModelConverter().convert_model(mlp(), **arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_not_a_module_or_option():
+    with pytest.raises(ConversionError, match="torch.nn.Module"):
+        ModelConverter().convert_model(torch.relu, input_shape=(1, 2))
+    with pytest.raises(ConversionError, match="select"):
+        ModelConverter(select="fastest")
+
+
+def spoil(monkeypatch, features):
+    """Make the fused linear with so many output features wrong by a little."""
+    forward = FusedLinear.forward
+
+    def spoiled(self, x):
+        y = forward(self, x)
+        return y + 1e-3 if self.out_features == features and not _in_selection() else y
+
+    monkeypatch.setattr(FusedLinear, "forward", spoiled)
+
+
+def _in_selection():
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_decide":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def test_a_wrong_site_is_found_and_dropped(monkeypatch):
+    """The site passes its own check (the error is planted after it), so only the whole-model validation can see it."""
+    spoil(monkeypatch, 8)
+    converter = ModelConverter(select="all")
+    model = mlp()
+    fused = converter.convert_model(model, input_shape=(4, 16))
+    dropped = [site for site in converter.conversion_stats["sites"] if site["status"] == "rejected"]
+    assert [site["module"] for site in dropped] == ["5"] and "dropped after validation" in dropped[0]["reason"]
+    assert converter.conversion_stats["total_replaced"] == 3 and converter.conversion_stats["accuracy"]["passed"]
+    x = torch.randn(3, 16)
+    torch.testing.assert_close(fused(x), model(x))
+
+
+def test_a_site_that_fails_its_own_check_is_rejected(monkeypatch):
+    monkeypatch.setattr(FusedLinear, "forward", lambda self, x: self.reference(x) * 1.01)
+    converter = ModelConverter(select="all")
+    converter.convert_model(mlp(), input_shape=(4, 16))
+    reasons = {site["module"]: site["reason"] for site in converter.conversion_stats["sites"]}
+    assert reasons["4"] is None and all("against float64" in reasons[name] for name in ("0", "2", "5"))
+
+
+def test_a_model_that_got_slower_is_given_back_unconverted(monkeypatch):
+    def slower(candidates, device, **options):
+        times = {name: [1.0] * 50 for name in candidates}
+        if "converted" in candidates:
+            times["converted"] = [2.0] * 50
+        return Comparison(times)
+
+    monkeypatch.setattr("kfconvert.conversion.compare_timings", slower)
+    monkeypatch.setattr("kfconvert.selector.compare_timings", slower)
+    converter = ModelConverter()
+    with pytest.warns(UserWarning, match="slower as a whole"):
+        fused = converter.convert_model(mlp(), input_shape=(4, 16))
+    assert converter.conversion_stats["total_replaced"] == 0 and guarded_forward(fused) is None
+    assert converter.conversion_stats["speedup_achieved"] < 1
+    assert fused.kfconvert_info()["reverted"] == converter.conversion_stats["reverted"]
+
+
+def test_a_site_that_is_not_faster_is_rejected(monkeypatch):
+    def original_wins(candidates, device, **options):
+        return Comparison({name: [1.0 if name in ("original", "converted") else 2.0] * 20 for name in candidates})
+
+    monkeypatch.setattr("kfconvert.selector.compare_timings", original_wins)
+    converter = ModelConverter()
+    with pytest.warns(UserWarning, match="fused nothing"):
+        converter.convert_model(mlp(), input_shape=(4, 16))
+    assert all("not faster" in site["reason"] for site in converter.conversion_stats["sites"])
+
+
+def test_nothing_fused_says_what_came_closest():
+    class Near(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            return torch.tanh(self.conv(x))
+
+    converter = ModelConverter()
+    with pytest.warns(UserWarning, match="nearest: conv_bn.* at conv: its value goes to aten.tanh"):
+        converter.convert_model(Near(), input_shape=(1, 3, 8, 8))
+
+
+def test_a_model_that_cannot_be_captured_is_left_alone():
+    class DataDependent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.relu(self.linear(x)) if x.sum() > 0 else x
+
+    model, converter = DataDependent(), ModelConverter()
+    with pytest.warns(UserWarning, match="could not be captured"):
+        fused = converter.convert_model(model, input_shape=(2, 4))
+    assert converter.conversion_stats["regions"][0]["captured"] is False and guarded_forward(fused) is None
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(fused(x), model(x))
+
+
+def test_the_number_of_rewrites_can_be_limited(monkeypatch):
+    monkeypatch.setenv("KFCONVERT_MAX_REWRITES", "2")
+    converter = ModelConverter(select="all")
+    converter.convert_model(mlp(), input_shape=(4, 16))
+    assert [site["status"] for site in converter.conversion_stats["sites"]] == ["applied"] * 2 + ["rejected"] * 2
+
+
+def test_progress_is_reported_in_order():
+    stages = []
+    ModelConverter(select="all").convert_model(
+        mlp(), input_shape=(4, 16), progress=lambda stage, done, total: stages.append(stage)
+    )
+    assert list(dict.fromkeys(stages)) == ["trace", "match", "select", "replace", "validate", "time"]
+
+
+def test_shared_weights_and_repeated_modules():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.other = nn.Linear(8, 8)
+            self.other.weight = self.linear.weight
+
+        def forward(self, x):
+            return torch.relu(self.other(torch.relu(self.linear(torch.relu(self.linear(x))))))
+
+    model, converter = Tied(), ModelConverter(select="all")
+    fused = converter.convert_model(model, input_shape=(2, 8))
+    assert converter.conversion_stats["linear_relu_replaced"] == 3
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(fused(x), model(x))
+    with torch.no_grad():
+        fused.linear.weight.mul_(2), model.linear.weight.mul_(2)
+    torch.testing.assert_close(fused(x), model(x))
+
+
+def test_public_names():
+    for name in kfconvert.__all__:
+        assert getattr(kfconvert, name) is not None

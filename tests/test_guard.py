@@ -1,0 +1,157 @@
+"""Call forms and guards: which later calls a captured region may serve."""
+
+import pytest
+import torch
+from torch import nn
+
+from kfconvert.calls import CallForm
+from kfconvert.inputs import ExampleCall, InputError, example_call
+from kfconvert.tracer import CaptureError, trace
+
+
+def forward(ids, mask=None, scale=1.0, *, flag=True):
+    pass
+
+
+IDS, MASK = torch.zeros(2, 3), torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    "args, kwargs",
+    [
+        ((IDS, MASK), {}),
+        ((IDS,), {"mask": MASK}),
+        ((), {"ids": IDS, "mask": MASK}),
+        ((), {"mask": MASK, "ids": IDS}),
+        ((IDS, MASK, 1.0), {"flag": True}),
+    ],
+)
+def test_one_form_for_all_spellings_of_a_call(args, kwargs):
+    leaves = CallForm(forward, (IDS,), {"mask": MASK}).leaves(args, kwargs)
+    assert leaves[0] is IDS and leaves[1] is MASK
+
+
+@pytest.mark.parametrize(
+    "args, kwargs",
+    [
+        ((IDS,), {}),
+        ((IDS, MASK, 2.0), {}),
+        ((IDS, MASK), {"flag": False}),
+        ((IDS, MASK), {"other": 1}),
+        ((IDS, (MASK, MASK)), {}),
+        ((IDS, MASK, 1.0, None, None), {}),
+        ((IDS, MASK), {"mask": MASK}),
+    ],
+)
+def test_other_arguments_are_another_form(args, kwargs):
+    assert CallForm(forward, (IDS,), {"mask": MASK}).leaves(args, kwargs) is None
+
+
+def test_nested_arguments_are_flattened():
+    form = CallForm(forward, ((IDS, MASK),), {})
+    assert form.leaves(((IDS, MASK),), {})[1] is MASK
+    assert form.leaves(([IDS, MASK],), {}) is None
+
+
+class Flattens(nn.Module):
+    """The middle size is fixed by the weight, the others are free."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 2)
+
+    def forward(self, x, shift=0.0):
+        return self.linear(x) + shift
+
+
+class OddIsSpecial(nn.Module):
+    def forward(self, x):
+        return x + 1 if x.shape[0] % 2 else x - 1
+
+
+class LimitedLength(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.register_buffer("table", torch.randn(8, 4))
+
+    def forward(self, ids):
+        return self.embedding(ids) + self.table[: ids.shape[1]]
+
+
+def region_of(model, *inputs, **kwargs):
+    return trace(model.eval(), ExampleCall(inputs, kwargs))
+
+
+@pytest.mark.parametrize(
+    "value, reason",
+    [
+        (torch.zeros(5, 6), None),
+        (torch.zeros(5, 7), "size 7 in dimension 1"),
+        (torch.zeros(5, 6).double(), "dtype"),
+        (torch.zeros(5, 6, 1), "3 dimensions"),
+        (torch.zeros(0, 6), "below the traced minimum"),
+        (torch.zeros(1, 6), "below the traced minimum"),
+        ([1.0], "not a plain tensor"),
+        (torch.zeros(5, 6, device="meta"), "on meta"),
+    ],
+    ids=str,
+)
+def test_tensor_guard(value, reason):
+    refusal = region_of(Flattens(), torch.randn(4, 6)).guard.refusal([value])
+    assert refusal is None if reason is None else reason in refusal
+
+
+def test_constant_arguments_are_part_of_the_trace():
+    guard = region_of(Flattens(), torch.randn(4, 6), shift=2.0).guard
+    assert guard.refusal([torch.zeros(3, 6), 2.0]) is None
+    assert "2.5" in guard.refusal([torch.zeros(3, 6), 2.5])
+
+
+def test_conditions_found_while_tracing_are_checked():
+    guard = region_of(OddIsSpecial(), torch.randn(4, 6)).guard
+    assert guard.refusal([torch.zeros(6, 6)]) is None
+    assert "condition" in guard.refusal([torch.zeros(7, 6)])
+
+
+def test_upper_bound_of_a_free_size():
+    guard = region_of(LimitedLength(), torch.zeros(2, 5, dtype=torch.long)).guard
+    assert guard.refusal([torch.zeros(3, 8, dtype=torch.long)]) is None
+    assert guard.refusal([torch.zeros(3, 9, dtype=torch.long)]) is not None
+
+
+def test_two_inputs_share_the_batch_size():
+    class Adds(nn.Module):
+        def forward(self, x, y):
+            return x + y
+
+    guard = region_of(Adds(), torch.randn(4, 6), torch.randn(4, 6)).guard
+    assert guard.refusal([torch.zeros(3, 6), torch.zeros(3, 6)]) is None
+    assert guard.refusal([torch.zeros(3, 6), torch.zeros(5, 6)]) is not None
+
+
+def test_what_cannot_be_exported_says_why():
+    class DataDependent(nn.Module):
+        def forward(self, x):
+            return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.raises(CaptureError, match="torch.export"):
+        region_of(DataDependent(), torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (-1, 3), 5], ids=str)
+def test_impossible_shapes(shape):
+    with pytest.raises(InputError):
+        example_call(Flattens(), shape, None, torch.device("cpu"), None)
+
+
+def test_exactly_one_description_of_the_inputs():
+    for shape, inputs in ((None, None), ((1, 6), torch.zeros(1, 6))):
+        with pytest.raises(InputError, match="exactly one"):
+            example_call(Flattens(), shape, inputs, torch.device("cpu"), None)
+
+
+def test_a_model_that_starts_with_an_embedding_receives_integers():
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2))
+    (ids,) = example_call(model, (2, 7), None, torch.device("cpu"), torch.float16).args
+    assert ids.dtype is torch.int64 and ids.shape == (2, 7) and 0 <= ids.min() and ids.max() < 10

@@ -1,0 +1,254 @@
+"""A converted model: what its guard admits, what falls back to the original, and what stays as it was."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from kfconvert import ModelConverter
+from kfconvert.runtime import guarded_forward, uninstall
+
+
+class Net(nn.Module):
+    """Convolutions, a residual, dropout and a head; a keyword with a default."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(8)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x, scale=1.0):
+        x = torch.relu(self.bn1(self.conv1(x)))
+        x = torch.relu(self.bn2(self.conv2(x)) + x)
+        return {"logits": torch.sigmoid(self.head(self.drop(x.mean((2, 3))))) * scale, "features": x}
+
+
+def make():
+    torch.manual_seed(0)
+    net = Net()
+    with torch.no_grad():
+        net.train()(torch.randn(8, 3, 10, 10))  # running statistics that differ from a fresh norm's
+    return net.eval()
+
+
+@pytest.fixture
+def net():
+    return make()
+
+
+@pytest.fixture(scope="module")
+def converted():
+    return convert(make())
+
+
+@pytest.fixture
+def fused(converted):
+    return copy.deepcopy(converted)
+
+
+def convert(net, **options):
+    return ModelConverter(select="all").convert_model(net, input_shape=(2, 3, 10, 10), **options)
+
+
+def images(batch=2):
+    return torch.randn(batch, 3, 10, 10)
+
+
+def same(one, other, x, **kwargs):
+    expected, actual = other(x, **kwargs), one(x, **kwargs)
+    torch.testing.assert_close(actual, expected)
+    assert actual["features"].stride() == expected["features"].stride()
+
+
+def guard(model):
+    return model.kfconvert_info()["guard"]
+
+
+def test_class_signature_and_state_dict_stay(net, fused):
+    assert type(fused) is Net and isinstance(fused, nn.Module)
+    assert inspect.signature(fused.forward) == inspect.signature(net.forward)
+    assert list(fused.state_dict()) == list(net.state_dict())
+    make().load_state_dict(fused.state_dict())
+    assert [name for name, _ in fused.named_modules()] == [name for name, _ in net.named_modules()]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 7])
+def test_any_batch_size_hits(net, fused, batch):
+    with torch.no_grad():
+        same(fused, net, images(batch))
+    assert guard(fused) == {"hits": 1, "misses": {}}
+
+
+def test_an_empty_batch_runs_the_original(net, fused):
+    with pytest.warns(RuntimeWarning, match="original forward"), torch.no_grad():
+        same(fused, net, images(0))
+
+
+def test_positional_and_keyword_calls_are_one(net, fused):
+    x = images()
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x=x, scale=1.0)["logits"], net(x)["logits"])
+    assert guard(fused)["misses"] == {}
+
+
+def test_another_call_form_runs_the_original_and_is_counted(net, fused):
+    with pytest.warns(RuntimeWarning, match="other arguments"), torch.no_grad():
+        same(fused, net, images(), scale=2.0)
+    with torch.no_grad():
+        same(fused, net, images(), scale=2.0)
+    assert sum(guard(fused)["misses"].values()) == 2
+
+
+def test_another_image_size_runs_the_original(net, fused):
+    with pytest.warns(RuntimeWarning, match="size 12"), torch.no_grad():
+        same(fused, net, torch.randn(2, 3, 12, 12))
+
+
+def test_channels_last_and_non_contiguous_inputs(net, fused):
+    x = torch.randn(2, 10, 10, 3).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        for value in (x, x.contiguous(memory_format=torch.channels_last), torch.randn(4, 3, 20, 10)[::2, :, ::2]):
+            torch.testing.assert_close(fused(value)["logits"], net(value)["logits"])
+
+
+def test_train_mode_trains_the_original(net, fused):
+    net.train(), fused.train()
+    for model in (net, fused):
+        torch.manual_seed(1)
+        model.zero_grad()
+        model(torch.ones(2, 3, 10, 10))["logits"].sum().backward()
+    for (name, own), other in zip(net.named_parameters(), fused.parameters()):
+        torch.testing.assert_close(other.grad, own.grad, msg=name)
+    assert torch.equal(net.bn1.running_mean, fused.bn1.running_mean)
+    with torch.no_grad():
+        same(fused.eval(), net.eval(), images())
+
+
+def test_one_submodule_in_train_mode_is_noticed(net, fused):
+    fused.bn1.train(), net.bn1.train()
+    with pytest.warns(RuntimeWarning, match="train mode"), torch.no_grad():
+        same(fused, net, images())
+
+
+def test_gradients_in_eval_mode_are_those_of_the_original(net, fused):
+    x, y = images().requires_grad_(), images()
+    y.data.copy_(x.data)
+    y.requires_grad_()
+    for model, leaf in ((net, x), (fused, y)):
+        outputs = model(leaf)
+        (outputs["logits"].sum() + outputs["features"].square().mean()).backward()
+    assert guard(fused)["misses"] == {}
+    torch.testing.assert_close(y.grad, x.grad)
+    for (name, own), other in zip(net.named_parameters(), fused.named_parameters()):
+        torch.testing.assert_close(other[1].grad, own.grad, msg=name)
+
+
+def test_frozen_parameters_receive_no_gradient(fused):
+    fused.conv1.requires_grad_(False)
+    fused(images())["logits"].sum().backward()
+    assert fused.conv1.weight.grad is None and fused.conv2.weight.grad is not None
+
+
+def test_optimizer_step_is_seen(net, fused):
+    for model in (net, fused):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        torch.manual_seed(2)
+        model(images())["logits"].square().sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        same(fused, net, images())
+
+
+def test_new_weights_are_seen_however_they_arrive(net, fused):
+    torch.manual_seed(3)
+    other = Net().eval()
+    with torch.no_grad():
+        fused(images())
+        fused.load_state_dict(other.state_dict())
+        same(fused, other, images())
+        for model in (other, fused):
+            torch.manual_seed(4)
+            model.conv1.weight = nn.Parameter(torch.randn(8, 3, 3, 3))
+            model.bn2.running_var = torch.rand(8) + 0.5
+            model.head.bias = None
+        fused.head.bias = other.head.bias = nn.Parameter(torch.randn(4))
+        same(fused, other, images())
+    assert guard(fused)["misses"] == {}
+
+
+def test_hooks_added_later_are_called(fused):
+    seen = []
+    with torch.no_grad():
+        fused(images())
+    handle = fused.conv2.register_forward_hook(lambda *_: seen.append(1))
+    with pytest.warns(RuntimeWarning, match="hooks"), torch.no_grad():
+        fused(images())
+    assert seen == [1]
+    handle.remove()
+    hits = guard(fused)["hits"]
+    with torch.no_grad():
+        fused(images())
+    assert guard(fused)["hits"] == hits + 1
+
+
+def test_autocast_runs_the_original(fused):
+    with pytest.warns(RuntimeWarning, match="autocast"), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        fused(images())
+
+
+def test_moving_to_another_dtype_runs_the_original(net, fused):
+    fused.double(), net.double()
+    with pytest.warns(RuntimeWarning, match="moved to torch.float64"), torch.no_grad():
+        same(fused, net, images().double())
+
+
+def test_deepcopy_is_independent(net, fused):
+    twin = copy.deepcopy(fused)
+    with torch.no_grad():
+        twin.conv1.weight.zero_(), twin.head.bias.fill_(3.0)
+        same(fused, net, images())
+        assert not torch.equal(twin(images())["logits"], fused(images())["logits"])
+    assert guard(twin)["misses"] == {} and guarded_forward(twin).model is twin
+
+
+def test_pickle_keeps_weights_and_says_that_it_is_unconverted(net, fused):
+    loaded = pickle.loads(pickle.dumps(fused))
+    with pytest.warns(RuntimeWarning, match="pickled"), torch.no_grad():
+        same(loaded, net, images())
+
+
+def test_uninstall_gives_the_plain_model_back(fused):
+    uninstall(fused)
+    assert "forward" not in fused.__dict__ and not hasattr(fused, "kfconvert_info")
+
+
+def test_torch_compile_and_export_take_the_model(net, fused):
+    x = images()
+    with torch.no_grad():
+        exported = torch.export.export(fused, (x,)).module()
+        torch.testing.assert_close(exported(x)["logits"], net(x)["logits"])
+        compiled = torch.compile(fused, backend="eager")
+        torch.testing.assert_close(compiled(x)["logits"], net(x)["logits"])
+
+
+def test_config_changed_later_is_noticed(net):
+    net.config = type("Config", (), {})()
+    net.config.flag = 1
+    fused = convert(net)
+    fused.config.flag = 2
+    with pytest.warns(RuntimeWarning, match="config"), torch.no_grad():
+        fused(images())
+
+
+def test_inference_mode(net, fused):
+    with torch.inference_mode():
+        same(fused, net, images())
+    with torch.no_grad():
+        same(fused, net, images())
