@@ -41,6 +41,9 @@ class Guard:
     constants: list[tuple[int, Any]]
     constraints: list[sympy.Basic]
     ranges: dict[sympy.Symbol, tuple[int, int | None]]
+    # The places of each free size: "batch" and "sequence" -> (argument index, dimension). They are equal in the
+    # traced call and must be in any other, even where the graph itself would not notice.
+    free: dict[str, list[tuple[int, int]]]
     # Tracing assumes that a free size is at least 2; sizes of 1 are admitted for the symbols in here, once
     # a run of the region with that size has been compared with the original.
     one_is_safe: set[sympy.Symbol] = field(default_factory=set)
@@ -66,19 +69,15 @@ class Guard:
             self._verdicts[key] = verdict = self._judge(shapes)
             return verdict
 
-    def admit_one(self, symbol: sympy.Symbol) -> None:
-        """Let the free size ``symbol`` be 1 from now on."""
-        self.one_is_safe.add(symbol)
+    def admit_one(self, name: str) -> None:
+        """Let the free size ``name`` be 1 from now on."""
+        sizes = (self._size(place) for place in self.free[name])
+        self.one_is_safe.update(size for size in sizes if isinstance(size, sympy.Symbol))
         self._verdicts.clear()
 
-    def free_sizes(self) -> dict[sympy.Symbol, list[tuple[int, int]]]:
-        """Each free size with the (argument index, dimension) pairs that carry it."""
-        places: dict[sympy.Symbol, list[tuple[int, int]]] = {}
-        for guard in self.tensors:
-            for dimension, size in enumerate(guard.sizes):
-                if isinstance(size, sympy.Symbol):
-                    places.setdefault(size, []).append((guard.index, dimension))
-        return places
+    def _size(self, place: tuple[int, int]) -> int | sympy.Expr:
+        index, dimension = place
+        return next(guard.sizes[dimension] for guard in self.tensors if guard.index == index)
 
     def _judge(self, shapes: list[torch.Size]) -> str | None:
         values: dict[sympy.Symbol, int] = {}
@@ -94,6 +93,11 @@ class Guard:
                         f"argument {guard.index} has size {actual} in dimension {dimension}, "
                         f"the trace allows {size if isinstance(size, int) else expected}"
                     )
+        sizes = {guard.index: shape for guard, shape in zip(self.tensors, shapes)}
+        for name, places in self.free.items():
+            found = {sizes[index][dimension] for index, dimension in places}
+            if len(found) > 1:
+                return f"the arguments disagree on the {name} size: {sorted(found)}"
         for symbol, (lower, upper) in self.ranges.items():
             size = values.get(symbol)
             if size is None:
@@ -108,8 +112,10 @@ class Guard:
         return None
 
 
-def guard_from_placeholders(values: list[Any]) -> Guard:
+def guard_from_placeholders(values: list[Any], free: dict[str, list[tuple[int, int]]]) -> Guard:
     """The guard for user inputs whose traced values (fake tensors or constants) are ``values``.
+
+    ``free``: the places of the sizes that were left free, by name. Those that the trace fixed after all are dropped.
 
     Raises:
         ValueError: a size is an expression of symbols that no input dimension carries by itself.
@@ -139,4 +145,10 @@ def guard_from_placeholders(values: list[Any]) -> Guard:
     needed = set(ranges).union(*(constraint.free_symbols for constraint in constraints))
     if not needed <= carried:
         raise ValueError(f"sizes depend on {sorted(map(str, needed - carried))}, which no input dimension shows")
-    return Guard(tensors, constants, constraints, ranges)
+    by_index = {guard.index: guard for guard in tensors}
+    free = {
+        name: places
+        for name, places in free.items()
+        if all(not isinstance(by_index[index].sizes[dimension], int) for index, dimension in places)
+    }
+    return Guard(tensors, constants, constraints, ranges, free)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def json_ready(value: Any) -> Any:
-    """``value`` made of JSON values only: NaN and infinities become None, tuples lists, anything else its text."""
+    """``value`` made of JSON values only: NaN and infinities become None, other objects their text."""
     if isinstance(value, dict):
         return {str(key): json_ready(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -21,15 +21,12 @@ def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any
 
     ``leaves``: flat user inputs of the region, from which inputs with sizes of 1 are cut.
     """
-    free = region.guard.free_sizes()
-    safe = []
-    for symbol, places in free.items():
-        if _agrees(model, region, run, _cut(leaves, places)):
-            safe.append(symbol)
-    together = _cut(leaves, [place for symbol in safe for place in free[symbol]])
+    free = region.guard.free
+    safe = [name for name, places in free.items() if _agrees(model, region, run, _cut(leaves, places))]
+    together = _cut(leaves, [place for name in safe for place in free[name]])
     if len(safe) < 2 or _agrees(model, region, run, together):
-        for symbol in safe:
-            region.guard.admit_one(symbol)
+        for name in safe:
+            region.guard.admit_one(name)
 
 
 def _cut(leaves: list[Any], places: list[tuple[int, int]]) -> list[Any]:

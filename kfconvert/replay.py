@@ -17,7 +17,7 @@ _MEASURED = ("accuracy", "timings", "speedup_achieved")
 
 
 class Replay(Conversion):
-    """The steps of a conversion with the decisions of ``statistics``, the ``conversion_stats`` of an earlier one.
+    """The steps of a conversion with the decisions of ``statistics``, an earlier ``conversion_stats``.
 
     Args:
         calls: one example call for each captured call form, the main one first.

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from .dataflow import aten
 from .lowering import lower
 from .matcher import Match, Replacement, is_weight
+from .program import Place, Program
 from .tracer import Region
 
 
@@ -51,7 +52,7 @@ class LiveTensors:
     def __init__(self, model: nn.Module, region: Region):
         self._model, self._region = model, region
 
-    def store(self, node: fx.Node) -> tuple[dict[str, Any], str]:
+    def store(self, node: fx.Node) -> Place:
         """The dict (``_parameters`` or ``_buffers`` of the owner) and key where the tensor lives now and later."""
         if node.name in self._region.constants:
             return self._region.constants, node.name
@@ -64,20 +65,6 @@ class LiveTensors:
         return store[name]
 
 
-@dataclass
-class Program:
-    """A rewritten region: ``run(leaves)`` computes the flat outputs from the flat inputs and the live tensors."""
-
-    module: fx.GraphModule
-    weights: list[tuple[dict[str, Any], str]]
-    synced: list[tuple[dict[str, Any], str, dict[str, Any], str]]
-
-    def run(self, leaves: list[Any]) -> tuple[Any, ...]:
-        for source, name, store, attribute in self.synced:
-            store[attribute] = source[name]
-        return self.module.forward(*[store[name] for store, name in self.weights], *leaves)
-
-
 def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_last: bool = False) -> Program:
     """The program of ``region`` with the module of every site in ``sites`` in place of what it matched.
 
@@ -88,11 +75,14 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     copies: dict[fx.Node, fx.Node] = {}
     returned = graph.graph_copy(region.graph, copies)
     output = graph.output(returned)
-    root = nn.Module()
-    synced = []
+    root = {
+        node.target: getattr(region.root, node.target) for node in region.graph.nodes if node.op == "get_attr"
+    }
+    synced, fused = [], []
     for index, site in enumerate(sites):
         name = f"fused_{index}"
-        root.add_module(name, site.replacement.module)
+        fused.append(name)
+        root[name] = site.replacement.module
         _call_fused(graph, name, site, copies)
         synced += _share(site.replacement, live)
     if channels_last:
@@ -101,7 +91,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     weights = _drop_unused_weights(graph, copies, live)
     lower(graph)
     graph.lint()
-    return Program(fx.GraphModule(root, graph).eval(), weights, synced)
+    return Program(fx.GraphModule(root, graph).eval(), fused, weights, synced)
 
 
 def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx.Node]) -> None:
@@ -128,7 +118,7 @@ def _last(graph: fx.Graph, nodes: tuple[fx.Node, ...]) -> fx.Node:
     return last
 
 
-def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[dict[str, Any], str, dict[str, Any], str]]:
+def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Place]]:
     """Make the fused module read the model's tensors where they live.
 
     Where all tensors of a holder live under the same names in one owner, the holder takes over the owner's very
@@ -150,7 +140,7 @@ def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[dict[str, 
                 if kind == "_buffers" or all(owner.get(name) is value for name, value in store.items()):
                     bindings[0][0].__dict__[kind] = owner
                     continue
-            synced += [(owner, key, store, name) for name, owner, key in places]
+            synced += [((owner, key), (store, name)) for name, owner, key in places]
     return synced
 
 
@@ -165,9 +155,7 @@ def _restore_layout(graph: fx.Graph, output: fx.Node, region: Region) -> None:
     output.args = (tuple(values),)
 
 
-def _drop_unused_weights(
-    graph: fx.Graph, copies: dict[fx.Node, fx.Node], live: LiveTensors
-) -> list[tuple[dict[str, Any], str]]:
+def _drop_unused_weights(graph: fx.Graph, copies: dict[fx.Node, fx.Node], live: LiveTensors) -> list[Place]:
     """Erase the placeholders of tensors that only fused modules read; return where the others live, in order."""
     weights = []
     for original, copied in copies.items():

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from .recompute import needs_gradient, run_recorded
-from .rewriter import Program
+from .program import Program
 from .tracer import Region
 
 # Modules of these classes compute the same in train and in eval mode; the flags of all others are watched.

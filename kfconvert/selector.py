@@ -13,7 +13,8 @@ from torch import Tensor, fx
 from .lowering import lower
 from .matcher import is_weight
 from .profiling import compare_timings
-from .rewriter import LiveTensors, Program, Site
+from .program import Program
+from .rewriter import LiveTensors, Site
 from .tracer import Region
 
 # Root-mean-square error that a candidate may have, as a multiple of the original's own. The user's threshold and one
@@ -155,7 +156,7 @@ class _Recorder(fx.Interpreter):
     """Runs a region's graph and keeps the inputs of one site of each kind."""
 
     def __init__(self, region: Region, sites: list[Site], channels_last: bool):
-        super().__init__(torch.nn.Module(), graph=region.graph)
+        super().__init__(region.root, graph=region.graph)
         self.channels_last = channels_last
         self.keys: dict[int, Any] = {}
         self.samples: dict[Any, _Sample] = {}

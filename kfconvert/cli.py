@@ -1,0 +1,203 @@
+"""The ``kfconvert`` command: its options, its output and its exit codes. The work is in ``jobs``.
+
+torch is imported only once there is work to do, so that ``--help`` and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .version import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXIT_ERROR = 2
+REPORT_WIDTH = 110  # where stdout is a file or a pipe and has no width of its own
+_MULTIPLE = ("-m", "--models")
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+class _Command(click.Group):
+    """A group whose ``--models`` takes all values up to the next option: ``--models a b --json``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread_models(args))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise click.UsageError(f"no command {args[0]!r}; models are named with --models {args[0]}")
+        return super().resolve_command(ctx, args)
+
+
+def spread_models(args: list[str]) -> list[str]:
+    """Repeats ``--models`` before each of its values, for the parser, which knows one value an option.
+
+    ``["--models", "a", "b,c", "--json"]`` gives ``["--models", "a", "--models", "b,c", "--json"]``.
+    """
+    spread: list[str] = []
+    flag, bare = None, False
+    for arg in args:
+        if arg in _MULTIPLE or arg.startswith("--models="):
+            flag, bare = "--models", "=" not in arg
+            spread += [] if bare else [arg]
+        elif flag and not arg.startswith("-"):
+            spread += [flag, arg]
+            bare = False
+        else:
+            spread += [flag] if bare else []  # no value at all: the parser is to complain
+            flag, bare = None, False
+            spread.append(arg)
+    return spread + ([flag] if bare else [])
+
+
+@click.group(
+    cls=_Command, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.option(
+    "-m",
+    "--models",
+    multiple=True,
+    metavar="NAME...",
+    help="Models to convert: torchvision, Hugging Face or timm names, a local Hugging Face folder, or "
+    "package.module:function.",
+)
+@click.option(
+    "--save-path",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write each converted model to DIR/<model>/.",
+)
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="auto|cpu|cuda[:N]",
+    help="Where to convert and measure.",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
+@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--seq-len",
+    type=click.IntRange(min=1),
+    help="Tokens per row for text models.  [default: 128, or what the model allows]",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["auto", "pretrained", "random"]),
+    default="auto",
+    show_default=True,
+    help="auto takes random weights, and says so, where no hub can be reached; pretrained fails then.",
+)
+@click.option("--list-models", is_flag=True, help="List the names known without a network.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on stdout.")
+@click.option("--version", is_flag=True, help="Print the versions and whether compiled kernels are there.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    models: tuple[str, ...],
+    save_path: Path | None,
+    device: str,
+    dtype: str,
+    batch_size: int,
+    seq_len: int | None,
+    weights: str,
+    list_models: bool,
+    as_json: bool,
+    version: bool,
+) -> None:
+    """Fuse the operations of PyTorch models, check accuracy and speed, and save the result.
+
+    \b
+    kfconvert --models resnet50 bert-base-uncased --save-path out/
+    kfconvert --models timm:resnet50 ./my-bert --dtype float16 --json
+    kfconvert doctor
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    if version:
+        click.echo(_version())
+    elif list_models:
+        _list_models(as_json)
+    elif models:
+        names = list(dict.fromkeys(name for value in models for name in value.split(",") if name))
+        if not names:
+            raise click.UsageError("--models needs at least one name")
+        from .jobs import Jobs
+
+        jobs = Jobs(save_path, device, dtype, weights, {"batch_size": batch_size, "seq_len": seq_len})
+        results = jobs.run(names, console=None if as_json else _console(), say_error=_say_error)
+        if as_json:
+            click.echo(json.dumps({"kfconvert": __version__, "models": results}, indent=2))
+        ctx.exit(EXIT_ERROR if any(result["error"] for result in results) else 0)
+    else:
+        raise click.UsageError("nothing to convert: name models with --models, or see --help")
+
+
+@command.command()
+def doctor() -> None:
+    """Tell which kernels are there, which are not, and what to do about it."""
+    from . import extension
+
+    for check in extension.doctor():
+        click.echo(f"{'ok  ' if check.ok else 'no  '}{check.name}: {check.detail}")
+        if not check.ok:
+            click.echo(f"    -> {check.advice}")
+
+
+def main(args: list[str] | None = None) -> int:
+    """Entry point of the console script; returns the exit code: 0, or 2 with one line of error."""
+    try:
+        result = command.main(args, prog_name="kfconvert", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        _say_error(error.format_message())
+    except (KeyboardInterrupt, click.Abort):
+        _say_error("interrupted")
+    return EXIT_ERROR
+
+
+def _list_models(as_json: bool) -> None:
+    from . import zoo
+
+    listed = zoo.list_models()
+    if as_json:
+        click.echo(json.dumps(listed, indent=2))
+        return
+    for source, names in listed.items():
+        prefix = f"{source}:" if source == "timm" else ""
+        click.echo(f"{source} ({len(names)})" + ("" if names else ": not installed"))
+        for name in names:
+            click.echo(f"  {prefix}{name}")
+    click.echo(
+        "and any other model of the Hugging Face hub, a local Hugging Face folder, or package.module:function"
+    )
+
+
+def _version() -> str:
+    import torch
+
+    from . import extension
+
+    kernels = "compiled kernels" if extension.EXTENSION_LOADED else "no compiled kernels"
+    cuda = "CUDA kernels" if extension.CUDA_AVAILABLE else "no CUDA kernels"
+    return f"kfconvert {__version__} (torch {torch.__version__}, {kernels}, {cuda}; see kfconvert doctor)"
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else REPORT_WIDTH)
+
+
+def _say_error(message: str) -> None:
+    click.echo(f"kfconvert: error: {' '.join(message.split())}", err=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+// The activations and their derivatives, once for CPU and CUDA.
+//
+//   forward   y  = act(v)
+//   backward  dv = g * act'(v); relu, tanh, sigmoid and relu6 take the output y in place of v (Activation.saves_output)
+//
+// M supplies exp, erf and tanh for the accumulation type A (float for the half types and float32, double for float64).
+// Comparisons are written so that a NaN goes through, as it does in ATen.
+#pragma once
+
+#ifdef __CUDACC__
+#define KFC_FN static __device__ __forceinline__
+#else
+#define KFC_FN static inline __attribute__((always_inline))
+#endif
+
+namespace {
+
+// The numbers are those of kfconvert/ops/activations.py.
+enum Act : int {
+  kNone = 0,
+  kRelu = 1,
+  kGelu = 2,
+  kGeluTanh = 3,
+  kSilu = 4,
+  kTanh = 5,
+  kSigmoid = 6,
+  kRelu6 = 7,
+  kHardswish = 8,
+  kLeakyRelu = 9,
+};
+
+template <class A>
+struct Constants {
+  static constexpr A sqrt_half = A(0.70710678118654752440);         // 1 / sqrt(2)
+  static constexpr A inv_sqrt_two_pi = A(0.39894228040143267794);   // 1 / sqrt(2 pi)
+  static constexpr A two_sqrt_two_over_pi = A(1.5957691216057307117);  // 2 sqrt(2 / pi)
+  static constexpr A gelu_cubic = A(0.044715);
+};
+
+// tanh-GELU is 0.5 v (1 + tanh(w/2)) = v / (1 + exp(-w)), which keeps its relative accuracy where 1 + tanh cancels.
+template <class A>
+KFC_FN A gelu_tanh_argument(A v) {
+  return Constants<A>::two_sqrt_two_over_pi * (v + Constants<A>::gelu_cubic * v * v * v);
+}
+
+// d/dv of v gate(w) = gate (1 + v (1 - gate) dw/dv) with gate = 1 / (1 + e), 1 - gate = e gate, e = exp(-w): 1 - gate by
+// subtraction would lose all its digits where gate is near 1. The bound keeps e finite; gate is as good as 0 there.
+template <class M, class A>
+KFC_FN A gated_backward(A g, A v, A w, A slope_of_w) {
+  const A lowest = sizeof(A) == 4 ? A(-80) : A(-700);
+  const A e = M::exp(-(w < lowest ? lowest : w));
+  const A gate = A(1) / (A(1) + e);
+  return g * gate * (A(1) + v * (e * gate) * slope_of_w);
+}
+
+template <Act act, class M, class A>
+KFC_FN A activate(A v, A slope) {
+  if constexpr (act == kRelu) return v <= A(0) ? A(0) : v;
+  if constexpr (act == kGelu) return A(0.5) * v * (A(1) + M::erf(v * Constants<A>::sqrt_half));
+  if constexpr (act == kGeluTanh) return v / (A(1) + M::exp(-gelu_tanh_argument(v)));
+  if constexpr (act == kSilu) return v / (A(1) + M::exp(-v));
+  if constexpr (act == kTanh) return M::tanh(v);
+  if constexpr (act == kSigmoid) return A(1) / (A(1) + M::exp(-v));
+  if constexpr (act == kRelu6) return v <= A(0) ? A(0) : (v >= A(6) ? A(6) : v);
+  if constexpr (act == kHardswish) {
+    const A gate = v + A(3);
+    return v * (gate <= A(0) ? A(0) : (gate >= A(6) ? A(6) : gate)) / A(6);
+  }
+  if constexpr (act == kLeakyRelu) return v > A(0) ? v : v * slope;
+  return v;
+}
+
+template <Act act, class M, class A>
+KFC_FN A activate_backward(A g, A v, A slope) {
+  if constexpr (act == kRelu) return v <= A(0) ? A(0) : g;
+  if constexpr (act == kGelu) {
+    const A cdf = A(0.5) * (A(1) + M::erf(v * Constants<A>::sqrt_half));
+    return g * (cdf + v * Constants<A>::inv_sqrt_two_pi * M::exp(A(-0.5) * v * v));
+  }
+  if constexpr (act == kGeluTanh) {
+    const A slope_of_argument =
+        Constants<A>::two_sqrt_two_over_pi * (A(1) + A(3) * Constants<A>::gelu_cubic * v * v);
+    return gated_backward<M>(g, v, gelu_tanh_argument(v), slope_of_argument);
+  }
+  if constexpr (act == kSilu) return gated_backward<M>(g, v, v, A(1));
+  if constexpr (act == kTanh) return g * (A(1) - v * v);
+  if constexpr (act == kSigmoid) return g * (A(1) - v) * v;
+  if constexpr (act == kRelu6) return v <= A(0) || v >= A(6) ? A(0) : g;
+  if constexpr (act == kHardswish) return v <= A(-3) ? A(0) : (v < A(3) ? g * (v / A(3) + A(0.5)) : g);
+  if constexpr (act == kLeakyRelu) return v > A(0) ? g : g * slope;
+  return g;
+}
+
+// The same from the input v, also for the activations whose derivative is written in terms of the output.
+template <Act act, class M, class A>
+KFC_FN A activate_backward_from_input(A g, A v, A slope) {
+  if constexpr (act == kTanh || act == kSigmoid) v = activate<act, M>(v, slope);
+  return activate_backward<act, M>(g, v, slope);  // relu and relu6 read the same from v as from y
+}
+
+}  // namespace
+
+// Calls BODY with `act` as a compile-time constant, so that the choice is made outside of the loops.
+#define KFC_CASE(ACT, ...)        \
+  case ACT: {                     \
+    constexpr Act act = ACT;      \
+    __VA_ARGS__;                  \
+    break;                        \
+  }
+#define KFC_DISPATCH_ACTIVATION(CODE, ...) \
+  switch (CODE) {                          \
+    KFC_CASE(kRelu, __VA_ARGS__)           \
+    KFC_CASE(kGelu, __VA_ARGS__)           \
+    KFC_CASE(kGeluTanh, __VA_ARGS__)       \
+    KFC_CASE(kSilu, __VA_ARGS__)           \
+    KFC_CASE(kTanh, __VA_ARGS__)           \
+    KFC_CASE(kSigmoid, __VA_ARGS__)        \
+    KFC_CASE(kRelu6, __VA_ARGS__)          \
+    KFC_CASE(kHardswish, __VA_ARGS__)      \
+    KFC_CASE(kLeakyRelu, __VA_ARGS__)      \
+    default:                               \
+      KFC_CASE_NONE(__VA_ARGS__)           \
+  }
+#define KFC_CASE_NONE(...)        \
+  {                               \
+    constexpr Act act = kNone;    \
+    __VA_ARGS__;                  \
+  }

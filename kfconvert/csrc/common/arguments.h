@@ -1,0 +1,68 @@
+// What a host function hands to a kernel: raw pointers and sizes, nothing of torch, so that kernel files compile in
+// seconds and hold no inline torch code built for a wider instruction set than the machine has.
+#pragma once
+
+#include <cstdint>
+
+namespace kfc {
+
+enum class DType : int { f32, f64, f16, bf16 };
+
+// y = act(x + bias + residual), or with `grad`: y = grad * act'(x + bias + residual).
+// Every tensor lies in memory as x does (any dense layout); the channel of element i is (i / inner) % channels.
+struct BiasAct {
+  void* y;               // (numel)
+  const void* x;         // (numel); may be y
+  const void* bias;      // (channels) or null
+  const void* residual;  // (numel) or null
+  const void* grad;      // (numel) or null
+  int64_t numel;
+  int64_t channels;
+  int64_t inner;
+  DType dtype;
+  int activation;
+  double slope;
+};
+
+// s = x + residual; y = act((s - mean(s)) * rstd(s) * weight + bias), over rows of `cols` elements.
+struct LayerNorm {
+  void* y;               // (rows, cols)
+  void* sum;             // (rows, cols) or null
+  void* mean;            // (rows), accumulation type, or null
+  void* rstd;            // (rows), accumulation type, or null
+  const void* x;         // (rows, cols)
+  const void* residual;  // (rows, cols) or null
+  const void* weight;    // (cols) or null
+  const void* bias;      // (cols) or null
+  int64_t rows;
+  int64_t cols;
+  double eps;
+  DType dtype;
+  DType affine_dtype;    // that of weight and bias: dtype, or f32 beside a half type
+  int activation;
+  double slope;
+};
+
+// v = xhat * weight + bias; g = grad * act'(v) (from v, or from act(v): recomputed, never stored)
+// grad_x = rstd * (g w - mean(g w) - xhat mean(g w xhat)) + grad_sum; grad_weight = sum g xhat; grad_bias = sum g
+struct LayerNormBackward {
+  void* grad_x;           // (rows, cols)
+  void* partial_weight;   // (partials, cols), accumulation type, or null; the caller adds up the partials
+  void* partial_bias;     // (partials, cols), accumulation type, or null
+  const void* grad;       // (rows, cols)
+  const void* grad_sum;   // (rows, cols) or null
+  const void* s;          // (rows, cols)
+  const void* mean;       // (rows), accumulation type
+  const void* rstd;       // (rows), accumulation type
+  const void* weight;     // (cols) or null
+  const void* bias;       // (cols) or null
+  int64_t rows;
+  int64_t cols;
+  int64_t partials;
+  DType dtype;
+  DType affine_dtype;
+  int activation;
+  double slope;
+};
+
+}  // namespace kfc

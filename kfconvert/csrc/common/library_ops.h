@@ -1,0 +1,95 @@
+// linear_act and conv_act: the library's product or convolution, then one in-place epilogue.
+//   y = act(x W^T + b)          y = act(conv(x, W) + b + residual)
+#pragma once
+
+#include "../common/activation.h"
+#include "bias_act.h"
+
+namespace kfc {
+
+template <class Backend>
+Tensor linear_act(const Tensor& x_in, const Tensor& weight, const OptionalTensor& bias, int64_t activation,
+                  double slope) {
+  const char* op = "linear_act";
+  const Options options = options_of(x_in);
+  dtype_of(op, options);
+  check_same_options(op, "weight", options, weight);
+  KFC_CHECK(weight.dim() == 2 && x_in.dim() >= 1 && x_in.size(x_in.dim() - 1) == weight.size(1), op, "x of shape ",
+        shape_text(x_in), " does not fit weight of shape ", shape_text(weight), " (out, in)");
+  const int64_t in = weight.size(1);
+  const int64_t out = weight.size(0);
+  if (bias) {
+    check_same_options(op, "bias", options, *bias);
+    KFC_CHECK(bias->dim() == 1 && bias->size(0) == out, op, "bias has shape ", shape_text(*bias), ", expected (", out,
+          ",)");
+  }
+  const Backend guard(x_in);
+  const Tensor x = x_in.dim() == 2 ? x_in : as_contiguous(x_in);
+  const auto x_sizes = x.sizes();
+  std::vector<int64_t> sizes(x_sizes.begin(), x_sizes.end());
+  sizes.back() = out;
+  int64_t rows = 1;
+  for (size_t i = 0; i + 1 < sizes.size(); ++i) rows *= sizes[i];
+  const bool flat = x.dim() == 2;
+  const Tensor x_matrix = flat ? x : view(x, {rows, in}, {in, 1});
+  const Tensor weight_t = view(weight, {in, out}, {weight.stride(1), weight.stride(0)});
+  if (rows > 0 && out > 0 && activation == kRelu && bias) {
+    if (OptionalTensor y = Backend::linear_relu(x_matrix, weight_t, *bias)) {
+      return flat ? *y : view(*y, sizes, contiguous_strides(sizes));
+    }
+  }
+  const Tensor y = empty(options, sizes);
+  if (y.numel() == 0) return y;
+  const Tensor y_matrix = flat ? y : view(y, {rows, out}, {out, 1});
+  Backend::linear(y_matrix, x_matrix, weight_t, bias);
+  if (activation != kNone) bias_act_in_place<Backend>(op, y, std::nullopt, std::nullopt, activation, slope, -1);
+  return y;
+}
+
+struct Convolution {
+  std::vector<int64_t> stride;
+  std::vector<int64_t> padding;
+  std::vector<int64_t> dilation;
+  int64_t groups;
+};
+
+template <class Backend>
+Tensor conv_act(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& residual,
+                std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> dilation,
+                int64_t groups, int64_t activation, double slope) {
+  const char* op = "conv_act";
+  const Options options = options_of(x);
+  dtype_of(op, options);
+  check_same_options(op, "weight", options, weight);
+  const int64_t spatial = weight.dim() - 2;
+  KFC_CHECK(spatial >= 1 && spatial <= 3 && x.dim() == weight.dim(), op, "x of shape ", shape_text(x),
+        " does not fit weight of shape ", shape_text(weight), " (out, in / groups, kernel...)");
+  KFC_CHECK(groups > 0 && x.size(1) == weight.size(1) * groups, op, "x has ", x.size(1), " channels, expected ",
+        weight.size(1) * groups);
+  if (bias) {
+    check_same_options(op, "bias", options, *bias);
+    KFC_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0), op, "bias has shape ", shape_text(*bias),
+          ", expected (", weight.size(0), ",)");
+  }
+  for (std::vector<int64_t>* list : {&stride, &padding, &dilation}) {
+    if (list->size() == 1) list->resize(spatial, list->front());
+    KFC_CHECK(static_cast<int64_t>(list->size()) == spatial, op, "stride, padding and dilation need 1 or ", spatial,
+          " numbers");
+  }
+  if (residual) check_same_options(op, "residual", options, *residual);
+  const Convolution convolution{std::move(stride), std::move(padding), std::move(dilation), groups};
+  const Backend guard(x);
+  if (activation == kRelu && bias && x.numel() > 0) {
+    if (OptionalTensor y = Backend::conv_relu(x, weight, *bias, residual, convolution)) return *y;
+  }
+  // What the library does not fuse itself is left to the epilogue, which reads and writes the output once.
+  const OptionalTensor inner_bias = Backend::library_fuses_conv_bias ? bias : std::nullopt;
+  const OptionalTensor outer_bias = Backend::library_fuses_conv_bias ? std::nullopt : bias;
+  const Tensor y = Backend::convolution(x, weight, inner_bias, convolution);
+  if (activation != kNone || outer_bias || residual) {
+    bias_act_<Backend>(y, outer_bias, residual, activation, slope, 1);
+  }
+  return y;
+}
+
+}  // namespace kfc

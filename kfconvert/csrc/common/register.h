@@ -1,0 +1,28 @@
+// The list of operators, once for every backend; their schemas are beside their references in kfconvert/ops.
+#pragma once
+
+#include "layer_norm.h"
+#include "library_ops.h"
+
+namespace kfc {
+
+// `*_inference` are the same kernels under names that have no autograd layer (kfconvert/ops/registration.py).
+template <class Backend>
+void register_operators(torch::stable::detail::StableLibrary& m) {
+  m.impl("bias_act", TORCH_BOX(&bias_act<Backend>));
+  m.impl("bias_act_inference", TORCH_BOX(&bias_act<Backend>));
+  m.impl("bias_act_", TORCH_BOX(&bias_act_<Backend>));
+  m.impl("bias_act_backward", TORCH_BOX(&bias_act_backward<Backend>));
+  m.impl("linear_act", TORCH_BOX(&linear_act<Backend>));
+  m.impl("linear_act_inference", TORCH_BOX(&linear_act<Backend>));
+  m.impl("conv_act", TORCH_BOX(&conv_act<Backend>));
+  m.impl("conv_act_inference", TORCH_BOX(&conv_act<Backend>));
+  m.impl("layer_norm_act", TORCH_BOX(&layer_norm_act<Backend>));
+  m.impl("layer_norm_act_inference", TORCH_BOX(&layer_norm_act<Backend>));
+  m.impl("add_layer_norm_act", TORCH_BOX(&add_layer_norm_act<Backend>));
+  m.impl("add_layer_norm_act_inference", TORCH_BOX(&add_layer_norm_act<Backend>));
+  m.impl("layer_norm_act_training", TORCH_BOX(&layer_norm_act_training<Backend>));
+  m.impl("layer_norm_act_backward", TORCH_BOX(&layer_norm_act_backward<Backend>));
+}
+
+}  // namespace kfc

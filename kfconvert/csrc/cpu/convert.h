@@ -1,0 +1,143 @@
+// float16 and bfloat16 as bare 16-bit words, and rows of them to and from the accumulation type.
+// Own types, not torch's: files built for AVX-512 must not hold inline functions that other files could pick up.
+#pragma once
+
+#include "vector_math.h"
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+// Row functions are calls, not inlined: hundreds of elements pay for each, and the build is several times faster.
+#define KFC_ROW static __attribute__((noinline))
+
+namespace {
+
+struct Float16 {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+template <class T>
+struct Accumulate {
+  using type = float;
+};
+template <>
+struct Accumulate<double> {
+  using type = double;
+};
+
+KFC_FN float to_float(BFloat16 h) { return float_from_bits(static_cast<uint32_t>(h.bits) << 16); }
+
+KFC_FN BFloat16 to_bfloat16(float f) {
+  const uint32_t bits = bits_from_float(f);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
+  return {static_cast<uint16_t>(f != f ? 0x7fc0u : rounded)};
+}
+
+#if defined(__F16C__)
+KFC_FN float to_float(Float16 h) { return _cvtsh_ss(h.bits); }
+KFC_FN Float16 to_float16(float f) { return {static_cast<uint16_t>(_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT))}; }
+#else
+KFC_FN float to_float(Float16 h) {
+  const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16;
+  const uint32_t payload = h.bits & 0x7fffu;
+  // Shifted into place the exponent is 112 too small, which one product by 2^112 mends, subnormals included.
+  const float magnitude = float_from_bits(payload << 13) * 5.192296858534828e33f;
+  const uint32_t bits = payload >= 0x7c00u ? (payload << 13) | 0x7f800000u : bits_from_float(magnitude);
+  return float_from_bits(bits | sign);
+}
+KFC_FN Float16 to_float16(float f) {
+  const uint32_t bits = bits_from_float(f);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  uint32_t half;
+  if (magnitude >= 0x7f800001u) {
+    half = 0x7e00u;  // NaN
+  } else if (magnitude >= 0x477ff000u) {
+    half = 0x7c00u;  // rounds to infinity
+  } else if (magnitude < 0x38800000u) {
+    // Subnormal: adding 0.5 leaves the rounded multiple of 2^-24 in the low bits.
+    half = bits_from_float(float_from_bits(magnitude) + 0.5f) - 0x3f000000u;
+  } else {
+    half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  }
+  return {static_cast<uint16_t>(half | sign)};
+}
+#endif
+
+// to[i] = from[i]
+template <class T, class A>
+KFC_ROW void load_row(const T* __restrict from, A* __restrict to, int64_t n) {
+  int64_t i = 0;
+  if constexpr (sizeof(T) >= 4) {
+    for (; i < n; ++i) to[i] = static_cast<A>(from[i]);
+  } else {
+#if defined(__AVX512F__)
+    if constexpr (__is_same(T, Float16)) {
+      for (; i + 16 <= n; i += 16) {
+        const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
+        _mm512_storeu_ps(to + i, _mm512_cvtph_ps(h));
+      }
+    }
+#elif defined(__F16C__)
+    if constexpr (__is_same(T, Float16)) {
+      for (; i + 8 <= n; i += 8) {
+        const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(h));
+      }
+    }
+#endif
+    for (; i < n; ++i) to[i] = to_float(from[i]);
+  }
+}
+
+// to[i] = from[i], rounded
+template <class T, class A>
+KFC_ROW void store_row(const A* __restrict from, T* __restrict to, int64_t n) {
+  int64_t i = 0;
+  if constexpr (sizeof(T) >= 4) {
+    for (; i < n; ++i) to[i] = static_cast<T>(from[i]);
+  } else if constexpr (__is_same(T, BFloat16)) {
+    for (; i < n; ++i) to[i] = to_bfloat16(from[i]);
+  } else {
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16) {
+      const __m256i h = _mm512_cvtps_ph(_mm512_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), h);
+    }
+#elif defined(__F16C__)
+    for (; i + 8 <= n; i += 8) {
+      const __m128i h = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), h);
+    }
+#endif
+    for (; i < n; ++i) to[i] = to_float16(from[i]);
+  }
+}
+
+// v[i] = act(v[i])
+template <class A>
+KFC_ROW void activate_row(int code, A* __restrict v, int64_t n, A slope) {
+  if (code == kNone) return;
+  KFC_DISPATCH_ACTIVATION(code, for (int64_t i = 0; i < n; ++i) v[i] = (activate<act, Math<A>>(v[i], slope)));
+}
+
+// v[i] = g[i] * act'(v[i])
+template <class A>
+KFC_ROW void activate_backward_row(int code, const A* __restrict g, A* __restrict v, int64_t n, A slope) {
+  KFC_DISPATCH_ACTIVATION(
+      code, for (int64_t i = 0; i < n; ++i) v[i] = (activate_backward<act, Math<A>>(g[i], v[i], slope)));
+}
+
+// v[i] = g[i] * act'(v[i]) where v is the input of every activation
+template <class A>
+KFC_ROW void activate_backward_from_input_row(int code, const A* __restrict g, A* __restrict v, int64_t n, A slope) {
+  KFC_DISPATCH_ACTIVATION(
+      code, for (int64_t i = 0; i < n; ++i) v[i] =
+          (activate_backward_from_input<act, Math<A>>(g[i], v[i], slope)));
+}
+
+}  // namespace

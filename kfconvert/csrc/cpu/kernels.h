@@ -1,0 +1,23 @@
+// The CPU kernels as a table of functions, built once for each instruction set and chosen when the library loads.
+// Each works on a range of elements or rows, so that the caller decides on the threads.
+#pragma once
+
+#include "../common/arguments.h"
+
+namespace kfc {
+
+struct CpuKernels {
+  const char* name;
+  void (*bias_act)(const BiasAct&, int64_t begin, int64_t end);
+  void (*layer_norm)(const LayerNorm&, int64_t begin, int64_t end);
+  // Adds the rows' shares of grad_weight and grad_bias into partial number `partial`, which must start as zeros.
+  void (*layer_norm_backward)(const LayerNormBackward&, int64_t begin, int64_t end, int64_t partial);
+};
+
+const CpuKernels& cpu_kernels();
+
+}  // namespace kfc
+
+#define KFC_JOIN_(a, b) a##_##b
+#define KFC_JOIN(a, b) KFC_JOIN_(a, b)
+#define KFC_FOR_CAPABILITY(name) KFC_JOIN(name, KFC_CAPABILITY)

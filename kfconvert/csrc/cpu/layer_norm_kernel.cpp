@@ -1,0 +1,151 @@
+// s = x + residual; y = act((s - mean) * rstd * weight + bias), and its backward (formulas: common/arguments.h).
+// Two-pass mean and variance on a row that stays in the cache; limited by memory bandwidth.
+// Built once for each instruction set (KFC_CAPABILITY).
+#include <cstdlib>
+
+#include "convert.h"
+#include "kernels.h"
+
+namespace {
+
+// `count` rows of accumulation type, for one call.
+template <class A>
+class Scratch {
+ public:
+  Scratch(int count, int64_t cols) : stride_((cols + 15) / 16 * 16) {
+    data_ = static_cast<A*>(std::aligned_alloc(64, sizeof(A) * static_cast<size_t>(stride_) * count));
+    if (data_ == nullptr) std::abort();
+  }
+  ~Scratch() { std::free(data_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  A* row(int i) const { return data_ + i * stride_; }
+
+ private:
+  A* data_;
+  int64_t stride_;
+};
+
+template <class T, class A>
+KFC_ROW void load_affine(const void* from, kfc::DType affine, kfc::DType own, A* to, int64_t cols) {
+  if (affine == own) {
+    load_row(static_cast<const T*>(from), to, cols);
+  } else {
+    load_row(static_cast<const float*>(from), to, cols);
+  }
+}
+
+template <class T>
+void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
+  using A = typename Accumulate<T>::type;
+  const int64_t cols = a.cols;
+  const A slope = static_cast<A>(a.slope);
+  const Scratch<A> scratch(4, cols);
+  A* __restrict s = scratch.row(0);
+  A* __restrict weight = scratch.row(1);
+  A* __restrict bias = scratch.row(2);
+  A* __restrict other = scratch.row(3);
+  if (a.weight != nullptr) load_affine<T>(a.weight, a.affine_dtype, a.dtype, weight, cols);
+  if (a.bias != nullptr) load_affine<T>(a.bias, a.affine_dtype, a.dtype, bias, cols);
+  for (int64_t r = begin; r < end; ++r) {
+    load_row(static_cast<const T*>(a.x) + r * cols, s, cols);
+    if (a.residual != nullptr) {
+      load_row(static_cast<const T*>(a.residual) + r * cols, other, cols);
+      for (int64_t i = 0; i < cols; ++i) s[i] += other[i];
+      if (a.sum != nullptr) store_row(s, static_cast<T*>(a.sum) + r * cols, cols);
+    }
+    A total = 0;
+#pragma omp simd reduction(+ : total)
+    for (int64_t i = 0; i < cols; ++i) total += s[i];
+    const A mean = total / static_cast<A>(cols);
+    A squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t i = 0; i < cols; ++i) squares += (s[i] - mean) * (s[i] - mean);
+    const A rstd = A(1) / static_cast<A>(__builtin_sqrt(squares / static_cast<A>(cols) + static_cast<A>(a.eps)));
+    if (a.weight != nullptr && a.bias != nullptr) {
+      for (int64_t i = 0; i < cols; ++i) s[i] = (s[i] - mean) * rstd * weight[i] + bias[i];
+    } else {
+      for (int64_t i = 0; i < cols; ++i) s[i] = (s[i] - mean) * rstd;
+      if (a.weight != nullptr) for (int64_t i = 0; i < cols; ++i) s[i] *= weight[i];
+      if (a.bias != nullptr) for (int64_t i = 0; i < cols; ++i) s[i] += bias[i];
+    }
+    activate_row(a.activation, s, cols, slope);
+    store_row(s, static_cast<T*>(a.y) + r * cols, cols);
+    if (a.mean != nullptr) static_cast<A*>(a.mean)[r] = mean;
+    if (a.rstd != nullptr) static_cast<A*>(a.rstd)[r] = rstd;
+  }
+}
+
+template <class T>
+void layer_norm_backward_range(const kfc::LayerNormBackward& a, int64_t begin, int64_t end, int64_t partial) {
+  using A = typename Accumulate<T>::type;
+  const int64_t cols = a.cols;
+  const A slope = static_cast<A>(a.slope);
+  const Scratch<A> scratch(5, cols);
+  A* __restrict xhat = scratch.row(0);
+  A* __restrict g = scratch.row(1);
+  A* __restrict v = scratch.row(2);
+  A* __restrict weight = scratch.row(3);
+  A* __restrict bias = scratch.row(4);
+  for (int64_t i = 0; i < cols; ++i) weight[i] = A(1);
+  for (int64_t i = 0; i < cols; ++i) bias[i] = A(0);
+  if (a.weight != nullptr) load_affine<T>(a.weight, a.affine_dtype, a.dtype, weight, cols);
+  if (a.bias != nullptr) load_affine<T>(a.bias, a.affine_dtype, a.dtype, bias, cols);
+  A* partial_weight = a.partial_weight == nullptr ? nullptr : static_cast<A*>(a.partial_weight) + partial * cols;
+  A* partial_bias = a.partial_bias == nullptr ? nullptr : static_cast<A*>(a.partial_bias) + partial * cols;
+  for (int64_t r = begin; r < end; ++r) {
+    const A mean = static_cast<const A*>(a.mean)[r];
+    const A rstd = static_cast<const A*>(a.rstd)[r];
+    load_row(static_cast<const T*>(a.s) + r * cols, xhat, cols);
+    for (int64_t i = 0; i < cols; ++i) xhat[i] = (xhat[i] - mean) * rstd;
+    load_row(static_cast<const T*>(a.grad) + r * cols, g, cols);
+    if (a.activation != kNone) {
+      for (int64_t i = 0; i < cols; ++i) v[i] = xhat[i] * weight[i] + bias[i];
+      activate_backward_from_input_row(a.activation, g, v, cols, slope);
+      for (int64_t i = 0; i < cols; ++i) g[i] = v[i];
+    }
+    if (partial_weight != nullptr) for (int64_t i = 0; i < cols; ++i) partial_weight[i] += g[i] * xhat[i];
+    if (partial_bias != nullptr) for (int64_t i = 0; i < cols; ++i) partial_bias[i] += g[i];
+    A total = 0;
+    A product = 0;
+#pragma omp simd reduction(+ : total, product)
+    for (int64_t i = 0; i < cols; ++i) {
+      g[i] *= weight[i];
+      total += g[i];
+      product += g[i] * xhat[i];
+    }
+    total /= static_cast<A>(cols);
+    product /= static_cast<A>(cols);
+    for (int64_t i = 0; i < cols; ++i) g[i] = rstd * (g[i] - total - xhat[i] * product);
+    if (a.grad_sum != nullptr) {
+      load_row(static_cast<const T*>(a.grad_sum) + r * cols, v, cols);
+      for (int64_t i = 0; i < cols; ++i) g[i] += v[i];
+    }
+    store_row(g, static_cast<T*>(a.grad_x) + r * cols, cols);
+  }
+}
+
+}  // namespace
+
+namespace kfc {
+
+void KFC_FOR_CAPABILITY(layer_norm)(const LayerNorm& a, int64_t begin, int64_t end) {
+  switch (a.dtype) {
+    case DType::f32: return layer_norm_range<float>(a, begin, end);
+    case DType::f64: return layer_norm_range<double>(a, begin, end);
+    case DType::f16: return layer_norm_range<Float16>(a, begin, end);
+    case DType::bf16: return layer_norm_range<BFloat16>(a, begin, end);
+  }
+}
+
+void KFC_FOR_CAPABILITY(layer_norm_backward)(const LayerNormBackward& a, int64_t begin, int64_t end,
+                                             int64_t partial) {
+  switch (a.dtype) {
+    case DType::f32: return layer_norm_backward_range<float>(a, begin, end, partial);
+    case DType::f64: return layer_norm_backward_range<double>(a, begin, end, partial);
+    case DType::f16: return layer_norm_backward_range<Float16>(a, begin, end, partial);
+    case DType::bf16: return layer_norm_backward_range<BFloat16>(a, begin, end, partial);
+  }
+}
+
+}  // namespace kfc

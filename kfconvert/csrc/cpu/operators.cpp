@@ -1,0 +1,107 @@
+// The CPU backend of the operators: threads over the kernels of cpu/kernels.h, ATen for products and convolutions.
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+
+#include <cstring>
+
+#include "../common/register.h"
+#include "kernels.h"
+
+namespace kfc {
+namespace {
+
+// Below this many elements a thread costs more than it saves (ATen's own elementwise kernels use the same number).
+constexpr int64_t kElementsPerThread = 32768;
+
+struct Cpu {
+  static constexpr bool library_fuses_conv_bias = true;
+
+  explicit Cpu(const Tensor&) {}
+
+  static void bias_act(const BiasAct& a, const Tensor&) {
+    const CpuKernels& kernels = cpu_kernels();
+    if (a.numel <= kElementsPerThread) return kernels.bias_act(a, 0, a.numel);
+    torch::stable::parallel_for(0, a.numel, kElementsPerThread,
+                                [&](int64_t begin, int64_t end) { kernels.bias_act(a, begin, end); });
+  }
+
+  static int64_t rows_per_thread(int64_t cols) { return kElementsPerThread / cols + 1; }
+
+  static void layer_norm(const LayerNorm& a, const Tensor&) {
+    const CpuKernels& kernels = cpu_kernels();
+    const int64_t grain = rows_per_thread(a.cols);
+    if (a.rows <= grain) return kernels.layer_norm(a, 0, a.rows);
+    torch::stable::parallel_for(0, a.rows, grain,
+                                [&](int64_t begin, int64_t end) { kernels.layer_norm(a, begin, end); });
+  }
+
+  static int64_t layer_norm_partials(const LayerNormBackward& a, const Tensor&) {
+    if (a.rows == 0 || a.cols == 0) return 1;
+    const int64_t grain = rows_per_thread(a.cols);
+    const int64_t wanted = (a.rows + grain - 1) / grain;
+    const int64_t threads = torch::stable::get_num_threads();
+    return wanted < threads ? wanted : threads;
+  }
+
+  template <class A>
+  static void sum_partials(const void* partials, void* total, const LayerNormBackward& a) {
+    const A* from = static_cast<const A*>(partials);
+    A* to = static_cast<A*>(total);
+    for (int64_t i = 0; i < a.cols; ++i) to[i] = from[i];
+    for (int64_t p = 1; p < a.partials; ++p) {
+      for (int64_t i = 0; i < a.cols; ++i) to[i] += from[p * a.cols + i];
+    }
+  }
+
+  static void layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias, const Tensor&) {
+    const CpuKernels& kernels = cpu_kernels();
+    const bool is_double = a.dtype == DType::f64;
+    const size_t bytes = static_cast<size_t>(a.partials * a.cols) * (is_double ? sizeof(double) : sizeof(float));
+    for (void* partial : {a.partial_weight, a.partial_bias}) {
+      if (partial != nullptr) std::memset(partial, 0, bytes);
+    }
+    // Each share of the rows has its own sums: no locks, and the same result at every call with as many threads.
+    const int64_t share = (a.rows + a.partials - 1) / a.partials;
+    torch::stable::parallel_for(0, a.partials, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p) {
+        const int64_t stop = (p + 1) * share < a.rows ? (p + 1) * share : a.rows;
+        if (a.cols > 0 && p * share < stop) kernels.layer_norm_backward(a, p * share, stop, p);
+      }
+    });
+    const auto sum = is_double ? sum_partials<double> : sum_partials<float>;
+    if (grad_weight != nullptr) sum(a.partial_weight, grad_weight, a);
+    if (grad_bias != nullptr) sum(a.partial_bias, grad_bias, a);
+  }
+
+  static void linear(const Tensor& y, const Tensor& x, const Tensor& weight_t, const OptionalTensor& bias) {
+    if (bias) {
+      STABLE_TORCH_ERROR_CODE_CHECK(
+          aoti_torch_cpu_addmm_out(y.get(), bias->get(), x.get(), weight_t.get(), 1.0, 1.0));
+    } else {
+      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_mm_out(y.get(), x.get(), weight_t.get()));
+    }
+  }
+
+  static Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                            const Convolution& c) {
+    AtenTensorHandle bias_handle = bias ? bias->get() : nullptr;
+    AtenTensorHandle y;
+    const int64_t n = static_cast<int64_t>(c.stride.size());
+    const std::vector<int64_t> output_padding(c.stride.size(), 0);
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_convolution(
+        x.get(), weight.get(), bias ? &bias_handle : nullptr, c.stride.data(), n, c.padding.data(), n,
+        c.dilation.data(), n, 0, output_padding.data(), n, c.groups, &y));
+    return Tensor(y);
+  }
+
+  // ATen's fused forms on the CPU need packed weights, which a module can keep and a function cannot.
+  static OptionalTensor linear_relu(const Tensor&, const Tensor&, const Tensor&) { return std::nullopt; }
+  static OptionalTensor conv_relu(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
+                                  const Convolution&) {
+    return std::nullopt;
+  }
+};
+
+}  // namespace
+}  // namespace kfc
+
+STABLE_TORCH_LIBRARY_IMPL(kfconvert, CPU, m) { kfc::register_operators<kfc::Cpu>(m); }

@@ -1,0 +1,156 @@
+// y = act(x + bias + residual), or with grad: y = grad * act'(x + bias + residual)
+//   x, residual, grad, y: (numel), one memory layout;  bias: (channels), channel of element i = (i / inner) % channels
+//
+// Limited by memory bandwidth: each element is read and written once, 16 bytes a thread and access. The channel costs one
+// multiplication a pack (a division by a constant is turned into it beforehand). In a forward pass the data were just
+// written by a matrix product and mostly lie in the L2 cache, so that no streaming hints are given.
+#include "kernels.h"
+#include "vector.cuh"
+
+namespace kfc {
+namespace {
+
+constexpr int kThreads = 256;
+// 8 blocks fill a multiprocessor (2048 threads); 4 times that lets the last blocks even out, and the loop does the rest.
+constexpr int64_t kBlocksPerMultiprocessor = 32;
+
+// n / divisor for n < 2^31 as (mulhi(n, multiplier) + n) >> shift, with 2^shift >= divisor.
+struct Divider32 {
+  uint32_t divisor, multiplier, shift;
+  explicit Divider32(int64_t d) : divisor(static_cast<uint32_t>(d)), shift(0) {
+    while ((uint64_t{1} << shift) < divisor) ++shift;
+    multiplier = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - divisor)) / divisor + 1);
+  }
+  __device__ uint32_t divide(uint32_t n) const { return (__umulhi(n, multiplier) + n) >> shift; }
+  __device__ uint32_t remainder(uint32_t n) const { return n - divide(n) * divisor; }
+};
+
+struct Divider64 {
+  uint64_t divisor;
+  explicit Divider64(int64_t d) : divisor(static_cast<uint64_t>(d)) {}
+  __device__ uint64_t divide(uint64_t n) const { return n / divisor; }
+  __device__ uint64_t remainder(uint64_t n) const { return n % divisor; }
+};
+
+// How the bias of a pack is found.
+enum class Bias {
+  none,
+  pack,    // inner = 1 and channels fill whole packs: a pack of channels
+  shared,  // inner fills whole packs: one channel for all
+  lanes,   // anything else: each element its own
+};
+
+template <class T, int N, class Index, class Divider, Bias bias_kind>
+__global__ void __launch_bounds__(kThreads) bias_act_kernel(BiasAct a, Divider inner, Divider channels) {
+  using A = typename Accumulate<T>::type;
+  const T* x = static_cast<const T*>(a.x);
+  const T* bias = static_cast<const T*>(a.bias);
+  const T* residual = static_cast<const T*>(a.residual);
+  const T* grad = static_cast<const T*>(a.grad);
+  T* y = static_cast<T*>(a.y);
+  const A slope = static_cast<A>(a.slope);
+  const Index packs = static_cast<Index>(a.numel / N);
+  const Index step = static_cast<Index>(gridDim.x) * kThreads;
+  for (Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
+    const Index at = i * N;
+    A v[N];
+    A other[N];
+    load<N>(x + at, v);
+    if constexpr (bias_kind == Bias::pack) {
+      load<N>(bias + channels.remainder(at), other);
+    } else if constexpr (bias_kind == Bias::shared) {
+      const A value = widen(bias[channels.remainder(inner.divide(at))]);
+#pragma unroll
+      for (int j = 0; j < N; ++j) other[j] = value;
+    } else if constexpr (bias_kind == Bias::lanes) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) other[j] = widen(bias[channels.remainder(inner.divide(at + j))]);
+    }
+    if constexpr (bias_kind != Bias::none) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[j] += other[j];
+    }
+    if (residual != nullptr) {
+      load<N>(residual + at, other);
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[j] += other[j];
+    }
+    if (grad != nullptr) {
+      load<N>(grad + at, other);
+      activate_backward_pack(a.activation, other, v, slope);
+    } else {
+      activate_pack(a.activation, v, slope);
+    }
+    store<N>(y + at, v);
+  }
+}
+
+template <class T, int N, class Index, class Divider, Bias bias_kind>
+void launch_kernel(const BiasAct& a, cudaStream_t stream) {
+  const int64_t wanted = (a.numel / N + kThreads - 1) / kThreads;
+  const int64_t most = kBlocksPerMultiprocessor * multiprocessors();
+  const dim3 grid(static_cast<unsigned>(wanted < most ? wanted : most));
+  bias_act_kernel<T, N, Index, Divider, bias_kind>
+      <<<grid, kThreads, 0, stream>>>(a, Divider(a.inner), Divider(a.channels));
+}
+
+// Any sizes and alignment, an element a thread.
+template <class T>
+void launch_scalar(const BiasAct& a, cudaStream_t stream) {
+  if (a.bias == nullptr) return launch_kernel<T, 1, uint64_t, Divider64, Bias::none>(a, stream);
+  launch_kernel<T, 1, uint64_t, Divider64, Bias::lanes>(a, stream);
+}
+
+template <class T, int N>
+void launch_packed(const BiasAct& a, cudaStream_t stream) {
+  if (a.bias == nullptr) return launch_kernel<T, N, uint32_t, Divider32, Bias::none>(a, stream);
+  if (a.inner == 1 && a.channels % N == 0 && aligned(a.bias)) {
+    return launch_kernel<T, N, uint32_t, Divider32, Bias::pack>(a, stream);
+  }
+  if (a.inner > 1 && a.inner % N == 0) return launch_kernel<T, N, uint32_t, Divider32, Bias::shared>(a, stream);
+  launch_kernel<T, N, uint32_t, Divider32, Bias::lanes>(a, stream);
+}
+
+// 32-bit indices hold while numel and one step of the whole grid beyond it fit; divisions in 64 bits cost ten times more.
+constexpr int64_t kMostElements = int64_t{1} << 30;
+
+template <class T>
+const T* advance(const void* pointer, int64_t elements) {
+  return pointer == nullptr ? nullptr : static_cast<const T*>(pointer) + elements;
+}
+
+template <class T>
+void launch(const BiasAct& a, cudaStream_t stream) {
+  constexpr int N = kPackBytes / sizeof(T);
+  // float64 is a reference type: one kernel is enough.
+  const bool packed = sizeof(T) < 8 && a.numel % N == 0 && aligned(a.x) && aligned(a.y) && aligned(a.residual) &&
+      aligned(a.grad);
+  if constexpr (sizeof(T) < 8) {
+    if (packed && a.numel <= kMostElements) return launch_packed<T, N>(a, stream);
+    // A larger tensor goes in pieces that start where the channels start anew.
+    const int64_t period = a.inner * a.channels * N;
+    if (packed && period <= kMostElements) {
+      const int64_t piece = kMostElements / period * period;
+      for (int64_t begin = 0; begin < a.numel; begin += piece) {
+        BiasAct part = a;
+        part.numel = a.numel - begin < piece ? a.numel - begin : piece;
+        part.x = advance<T>(a.x, begin);
+        part.residual = advance<T>(a.residual, begin);
+        part.grad = advance<T>(a.grad, begin);
+        part.y = static_cast<T*>(a.y) + begin;
+        launch_packed<T, N>(part, stream);
+      }
+      return;
+    }
+  }
+  launch_scalar<T>(a, stream);
+}
+
+}  // namespace
+
+int launch_bias_act(const BiasAct& a, void* stream) {
+  KFC_DISPATCH_DTYPE(a.dtype, launch<T>(a, static_cast<cudaStream_t>(stream)));
+  return cudaGetLastError();
+}
+
+}  // namespace kfc

@@ -1,0 +1,17 @@
+// The CUDA kernels as host functions: each launches on `stream` (a cudaStream_t) of the current device and returns the
+// cudaError_t of its launches. No torch here, so that the .cu files compile in seconds.
+#pragma once
+
+#include "../common/arguments.h"
+
+namespace kfc {
+
+int launch_bias_act(const BiasAct& a, void* stream);
+int launch_layer_norm(const LayerNorm& a, void* stream);
+
+// How many rows partial_weight and partial_bias need; the same for the same sizes on the same device.
+int64_t layer_norm_backward_partials(const LayerNormBackward& a);
+// grad_weight and grad_bias: (cols) in the accumulation type, or null.
+int launch_layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias, void* stream);
+
+}  // namespace kfc

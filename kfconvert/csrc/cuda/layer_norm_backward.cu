@@ -1,0 +1,322 @@
+// v = xhat weight + bias; g = grad act'(v); xhat = (s - mean) rstd
+// grad_x = rstd (g w - mean(g w) - xhat mean(g w xhat)) + grad_sum; grad_weight = sum g xhat; grad_bias = sum g
+//   s, grad, grad_sum, grad_x: (rows, cols);  mean, rstd: (rows);  weight, bias: (cols);  partials: (partials, cols)
+//
+// Limited by memory bandwidth. A fixed grid walks over the rows; each thread keeps the sums of its own columns in
+// registers, and the block writes one row of partial sums at its end. A second kernel adds the partials in a fixed order,
+// so that the result is the same at every call. Rows too long for registers take two kernels that read the data again.
+#include "kernels.h"
+#include "vector.cuh"
+
+namespace kfc {
+namespace {
+
+constexpr int kMinBlock = 128;
+constexpr int kColumnThreads = 128;
+constexpr int64_t kMaxColumnPartials = 64;
+
+// g and xhat of one pack, in place of grad and s
+template <class T, int N, class A>
+__device__ __forceinline__ void gradient_of_norm(const LayerNormBackward& a, int64_t col, A mean, A rstd, A (&s)[N],
+                                                 A (&g)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) s[j] = (s[j] - mean) * rstd;
+  if (a.activation == kNone) return;
+  Pack<A, N> v;
+  Pack<A, N> gradient;
+  A other[N];
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    v.v[j] = s[j];
+    gradient.v[j] = g[j];
+  }
+  if (a.weight != nullptr) {
+    load_affine<N, T>(a.weight, a.affine_dtype == DType::f32, col, other);
+#pragma unroll
+    for (int j = 0; j < N; ++j) v.v[j] *= other[j];
+  }
+  if (a.bias != nullptr) {
+    load_affine<N, T>(a.bias, a.affine_dtype == DType::f32, col, other);
+#pragma unroll
+    for (int j = 0; j < N; ++j) v.v[j] += other[j];
+  }
+  gradient = activate_backward_call(a.activation, gradient, v, static_cast<A>(a.slope));
+#pragma unroll
+  for (int j = 0; j < N; ++j) g[j] = gradient.v[j];
+}
+
+template <class T, int N, class A>
+__device__ __forceinline__ void multiply_by_weight(const LayerNormBackward& a, int64_t col, A (&g)[N]) {
+  if (a.weight == nullptr) return;
+  A weight[N];
+  load_affine<N, T>(a.weight, a.affine_dtype == DType::f32, col, weight);
+#pragma unroll
+  for (int j = 0; j < N; ++j) g[j] *= weight[j];
+}
+
+// g w (in g) and xhat become grad_x
+template <class T, int N, class A>
+__device__ __forceinline__ void write_grad_x(const LayerNormBackward& a, int64_t at, A rstd, A mean_g, A mean_gx,
+                                             const A (&xhat)[N], A (&g)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) g[j] = rstd * (g[j] - mean_g - xhat[j] * mean_gx);
+  if (a.grad_sum != nullptr) {
+    A other[N];
+    load<N>(static_cast<const T*>(a.grad_sum) + at, other);
+#pragma unroll
+    for (int j = 0; j < N; ++j) g[j] += other[j];
+  }
+  store<N>(static_cast<T*>(a.grad_x) + at, g);
+}
+
+template <class T, int N, int THREADS, int ITEMS>
+__global__ void __launch_bounds__(THREADS < kMinBlock ? kMinBlock : THREADS)
+    layer_norm_backward_kernel(LayerNormBackward a) {
+  using A = typename Accumulate<T>::type;
+  constexpr int kBlock = THREADS < kMinBlock ? kMinBlock : THREADS;
+  constexpr int kRows = kBlock / THREADS;
+  __shared__ A shared[32];
+  __shared__ A columns[kRows > 1 ? THREADS * ITEMS * N : 1];
+  const int lane = threadIdx.x % THREADS;
+  const int group = threadIdx.x / THREADS;
+  const A inverse = A(1) / static_cast<A>(a.cols);
+  A sum_weight[ITEMS][N] = {};
+  A sum_bias[ITEMS][N] = {};
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRows; first < a.rows;
+       first += static_cast<int64_t>(gridDim.x) * kRows) {
+    const int64_t row = first + group;
+    const bool active = row < a.rows;
+    const A mean = active ? static_cast<const A*>(a.mean)[row] : A(0);
+    const A rstd = active ? static_cast<const A*>(a.rstd)[row] : A(0);
+    A xhat[ITEMS][N];
+    A g[ITEMS][N];
+    A total = 0;
+    A product = 0;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int col = (i * THREADS + lane) * N;
+      if (active && col < a.cols) {
+        load<N>(static_cast<const T*>(a.s) + row * a.cols + col, xhat[i]);
+        load<N>(static_cast<const T*>(a.grad) + row * a.cols + col, g[i]);
+        gradient_of_norm<T>(a, col, mean, rstd, xhat[i], g[i]);
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          sum_weight[i][j] += g[i][j] * xhat[i][j];
+          sum_bias[i][j] += g[i][j];
+        }
+        multiply_by_weight<T>(a, col, g[i]);
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          total += g[i][j];
+          product += g[i][j] * xhat[i][j];
+        }
+      }
+    }
+    const A mean_g = row_sum<THREADS>(total, shared) * inverse;
+    const A mean_gx = row_sum<THREADS>(product, shared) * inverse;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int col = (i * THREADS + lane) * N;
+      if (active && col < a.cols) write_grad_x<T>(a, row * a.cols + col, rstd, mean_g, mean_gx, xhat[i], g[i]);
+    }
+  }
+  // The block's row groups add their sums one after another, in the same order at every call.
+  const auto write_partials = [&](void* partials, A(&sums)[ITEMS][N]) {
+    if (partials == nullptr) return;
+    if constexpr (kRows > 1) {
+      for (int turn = 0; turn < kRows; ++turn) {
+        __syncthreads();
+        if (group != turn) continue;
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+#pragma unroll
+          for (int j = 0; j < N; ++j) {
+            A& column = columns[(i * THREADS + lane) * N + j];
+            column = turn == 0 ? sums[i][j] : column + sums[i][j];
+          }
+        }
+      }
+      __syncthreads();
+      for (int col = threadIdx.x; col < a.cols; col += kBlock) {
+        static_cast<A*>(partials)[blockIdx.x * a.cols + col] = columns[col];
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+        const int col = (i * THREADS + lane) * N;
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          if (col + j < a.cols) static_cast<A*>(partials)[blockIdx.x * a.cols + col + j] = sums[i][j];
+        }
+      }
+    }
+  };
+  write_partials(a.partial_weight, sum_weight);
+  write_partials(a.partial_bias, sum_bias);
+}
+
+// grad_x of a row of any length, a block a row
+template <class T, int N, int THREADS>
+__global__ void __launch_bounds__(THREADS) layer_norm_backward_long_kernel(LayerNormBackward a) {
+  using A = typename Accumulate<T>::type;
+  __shared__ A shared[32];
+  const A inverse = A(1) / static_cast<A>(a.cols);
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const A mean = static_cast<const A*>(a.mean)[row];
+    const A rstd = static_cast<const A*>(a.rstd)[row];
+    const auto load_pack = [&](int64_t col, A(&xhat)[N], A(&g)[N]) {
+      load<N>(static_cast<const T*>(a.s) + row * a.cols + col, xhat);
+      load<N>(static_cast<const T*>(a.grad) + row * a.cols + col, g);
+      gradient_of_norm<T>(a, col, mean, rstd, xhat, g);
+      multiply_by_weight<T>(a, col, g);
+    };
+    A xhat[N];
+    A g[N];
+    A total = 0;
+    A product = 0;
+    for (int64_t col = static_cast<int64_t>(threadIdx.x) * N; col < a.cols; col += THREADS * N) {
+      load_pack(col, xhat, g);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        total += g[j];
+        product += g[j] * xhat[j];
+      }
+    }
+    const A mean_g = row_sum<THREADS>(total, shared) * inverse;
+    const A mean_gx = row_sum<THREADS>(product, shared) * inverse;
+    for (int64_t col = static_cast<int64_t>(threadIdx.x) * N; col < a.cols; col += THREADS * N) {
+      load_pack(col, xhat, g);
+      write_grad_x<T>(a, row * a.cols + col, rstd, mean_g, mean_gx, xhat, g);
+    }
+  }
+}
+
+// Partial sums of the columns: thread = column, blockIdx.y = the share of the rows
+template <class T>
+__global__ void __launch_bounds__(kColumnThreads) column_sums_kernel(LayerNormBackward a) {
+  using A = typename Accumulate<T>::type;
+  const int64_t col = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x;
+  if (col >= a.cols) return;
+  A sum_weight = 0;
+  A sum_bias = 0;
+  for (int64_t row = blockIdx.y; row < a.rows; row += gridDim.y) {
+    A xhat[1];
+    A g[1];
+    load<1>(static_cast<const T*>(a.s) + row * a.cols + col, xhat);
+    load<1>(static_cast<const T*>(a.grad) + row * a.cols + col, g);
+    gradient_of_norm<T>(a, col, static_cast<const A*>(a.mean)[row], static_cast<const A*>(a.rstd)[row], xhat, g);
+    sum_weight += g[0] * xhat[0];
+    sum_bias += g[0];
+  }
+  const int64_t at = blockIdx.y * a.cols + col;
+  if (a.partial_weight != nullptr) static_cast<A*>(a.partial_weight)[at] = sum_weight;
+  if (a.partial_bias != nullptr) static_cast<A*>(a.partial_bias)[at] = sum_bias;
+}
+
+// total[col] = sum of partials[p][col] over p; 32 columns and 8 shares a block
+template <class A>
+__global__ void __launch_bounds__(256) add_partials_kernel(const A* partials, A* total, int64_t count, int64_t cols) {
+  __shared__ A shared[8][33];
+  const int64_t col = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
+  A sum = 0;
+  if (col < cols) {
+    for (int64_t p = threadIdx.y; p < count; p += 8) sum += partials[p * cols + col];
+  }
+  shared[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || col >= cols) return;
+  for (int share = 1; share < 8; ++share) sum += shared[share][threadIdx.x];
+  total[col] = sum;
+}
+
+int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// One choice for the launch and for the number of partials. Threads and packs a thread by packs a row: at most two packs
+// a thread, since each of its columns takes four registers (s, g and the two sums).
+template <class T, class Rows, class Long>
+auto choose(const LayerNormBackward& a, Rows rows, Long long_rows) {
+  constexpr int N = kPackBytes / sizeof(T);
+  const int64_t packs = a.cols / N;
+  if constexpr (sizeof(T) < 8) {
+    const bool packed = a.cols % N == 0 && aligned(a.s) && aligned(a.grad) && aligned(a.grad_sum) &&
+        aligned(a.grad_x) && aligned(a.weight) && aligned(a.bias);
+    if (packed && packs <= 32) return rows.template operator()<T, N, 32, 1>();
+    if (packed && packs <= 64) return rows.template operator()<T, N, 32, 2>();
+    if (packed && packs <= 128) return rows.template operator()<T, N, 128, 1>();
+    if (packed && packs <= 256) return rows.template operator()<T, N, 128, 2>();
+    if (packed && packs <= 512) return rows.template operator()<T, N, 256, 2>();
+    if (packed && packs <= 1024) return rows.template operator()<T, N, 512, 2>();
+  }
+  return long_rows.template operator()<T>();
+}
+
+struct Partials {
+  const LayerNormBackward& a;
+  // Two blocks of 512 threads or eight of 128 fill a multiprocessor at the registers that these kernels need.
+  template <class T, int N, int THREADS, int ITEMS>
+  int64_t operator()() const {
+    constexpr int kBlock = THREADS < kMinBlock ? kMinBlock : THREADS;
+    constexpr int kRows = kBlock / THREADS;
+    return smaller((a.rows + kRows - 1) / kRows, static_cast<int64_t>(multiprocessors()) * (1024 / kBlock));
+  }
+  template <class T>
+  int64_t operator()() const {
+    return smaller(a.rows, kMaxColumnPartials);
+  }
+};
+
+struct Launch {
+  const LayerNormBackward& a;
+  cudaStream_t stream;
+  template <class T, int N, int THREADS, int ITEMS>
+  void operator()() const {
+    constexpr int kBlock = THREADS < kMinBlock ? kMinBlock : THREADS;
+    layer_norm_backward_kernel<T, N, THREADS, ITEMS><<<static_cast<unsigned>(a.partials), kBlock, 0, stream>>>(a);
+  }
+  template <class T>
+  void operator()() const {
+    const unsigned rows = static_cast<unsigned>(smaller(a.rows, multiprocessors() * int64_t{32}));
+    layer_norm_backward_long_kernel<T, 1, 256><<<rows, 256, 0, stream>>>(a);
+    if (a.partial_weight == nullptr && a.partial_bias == nullptr) return;
+    const dim3 grid(static_cast<unsigned>((a.cols + kColumnThreads - 1) / kColumnThreads),
+                    static_cast<unsigned>(a.partials));
+    column_sums_kernel<T><<<grid, kColumnThreads, 0, stream>>>(a);
+  }
+};
+
+template <class A>
+void add_partials(const LayerNormBackward& a, const void* partials, void* total, cudaStream_t stream) {
+  if (total == nullptr) return;
+  const unsigned grid = static_cast<unsigned>((a.cols + 31) / 32);
+  add_partials_kernel<A><<<grid, dim3(32, 8), 0, stream>>>(static_cast<const A*>(partials), static_cast<A*>(total),
+                                                          a.partials, a.cols);
+}
+
+}  // namespace
+
+int64_t layer_norm_backward_partials(const LayerNormBackward& a) {
+  if (a.rows == 0 || a.cols == 0) return 0;
+  const Partials partials{a};
+  int64_t count = 0;
+  KFC_DISPATCH_DTYPE(a.dtype, count = choose<T>(a, partials, partials));
+  return count;
+}
+
+int launch_layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias, void* raw_stream) {
+  const cudaStream_t stream = static_cast<cudaStream_t>(raw_stream);
+  if (a.cols == 0) return cudaSuccess;
+  if (a.rows > 0) {
+    const Launch launch{a, stream};
+    KFC_DISPATCH_DTYPE(a.dtype, choose<T>(a, launch, launch));
+  }
+  if (a.dtype == DType::f64) {
+    add_partials<double>(a, a.partial_weight, grad_weight, stream);
+    add_partials<double>(a, a.partial_bias, grad_bias, stream);
+  } else {
+    add_partials<float>(a, a.partial_weight, grad_weight, stream);
+    add_partials<float>(a, a.partial_bias, grad_bias, stream);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace kfc

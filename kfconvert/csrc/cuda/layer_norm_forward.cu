@@ -1,0 +1,182 @@
+// s = x + residual; y = act((s - mean(s)) / sqrt(var(s) + eps) * weight + bias)
+//   x, residual, y, sum: (rows, cols);  weight, bias: (cols);  mean, rstd: (rows)
+//
+// Limited by memory bandwidth: a row is read once into registers, its mean and its centred variance are taken there (two
+// passes, as exact as the float sum), and it is written once. Rows that do not fit are read three times, mostly from L2.
+#include "kernels.h"
+#include "vector.cuh"
+
+namespace kfc {
+namespace {
+
+constexpr int64_t kThreadsPerMultiprocessor = 2048;
+
+template <class T, int N, class A>
+__device__ __forceinline__ void load_sum(const LayerNorm& a, int64_t at, A (&s)[N]) {
+  load<N>(static_cast<const T*>(a.x) + at, s);
+  if (a.residual != nullptr) {
+    A other[N];
+    load<N>(static_cast<const T*>(a.residual) + at, other);
+#pragma unroll
+    for (int j = 0; j < N; ++j) s[j] += other[j];
+  }
+}
+
+template <class T, int N, class A>
+__device__ __forceinline__ void write_pack(const LayerNorm& a, int64_t row, int64_t col, A mean, A rstd,
+                                           const A (&s)[N]) {
+  const bool affine_is_float = a.affine_dtype == DType::f32;
+  Pack<A, N> v;
+  A other[N];
+#pragma unroll
+  for (int j = 0; j < N; ++j) v.v[j] = (s[j] - mean) * rstd;
+  if (a.weight != nullptr) {
+    load_affine<N, T>(a.weight, affine_is_float, col, other);
+#pragma unroll
+    for (int j = 0; j < N; ++j) v.v[j] *= other[j];
+  }
+  if (a.bias != nullptr) {
+    load_affine<N, T>(a.bias, affine_is_float, col, other);
+#pragma unroll
+    for (int j = 0; j < N; ++j) v.v[j] += other[j];
+  }
+  if (a.activation != kNone) v = activate_call(a.activation, v, static_cast<A>(a.slope));
+  store<N>(static_cast<T*>(a.y) + row * a.cols + col, v.v);
+}
+
+template <class A>
+__device__ __forceinline__ void write_statistics(const LayerNorm& a, int64_t row, A mean, A rstd) {
+  if (a.mean != nullptr) static_cast<A*>(a.mean)[row] = mean;
+  if (a.rstd != nullptr) static_cast<A*>(a.rstd)[row] = rstd;
+}
+
+// THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
+template <class T, int N, int THREADS, int ITEMS>
+__global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS) layer_norm_kernel(LayerNorm a) {
+  using A = typename Accumulate<T>::type;
+  constexpr int kBlock = THREADS < 128 ? 128 : THREADS;
+  constexpr int kRows = kBlock / THREADS;
+  __shared__ A shared[32];
+  const int lane = threadIdx.x % THREADS;
+  const A inverse = A(1) / static_cast<A>(a.cols);
+  // All threads of a block make the same number of turns: the sums need every one of them.
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRows; first < a.rows;
+       first += static_cast<int64_t>(gridDim.x) * kRows) {
+    const int64_t row = first + threadIdx.x / THREADS;
+    const bool active = row < a.rows;
+    A s[ITEMS][N];
+    A total = 0;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int col = (i * THREADS + lane) * N;
+      if (active && col < a.cols) {
+        load_sum<T>(a, row * a.cols + col, s[i]);
+        if (a.sum != nullptr) store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s[i]);
+#pragma unroll
+        for (int j = 0; j < N; ++j) total += s[i][j];
+      }
+    }
+    const A mean = row_sum<THREADS>(total, shared) * inverse;
+    A squares = 0;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      if (active && (i * THREADS + lane) * N < a.cols) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) squares += (s[i][j] - mean) * (s[i][j] - mean);
+      }
+    }
+    const A rstd = rsqrt(row_sum<THREADS>(squares, shared) * inverse + static_cast<A>(a.eps));
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int col = (i * THREADS + lane) * N;
+      if (active && col < a.cols) write_pack<T>(a, row, col, mean, rstd, s[i]);
+    }
+    if (active && lane == 0) write_statistics(a, row, mean, rstd);
+  }
+}
+
+// A block a row, of any length.
+template <class T, int N, int THREADS>
+__global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
+  using A = typename Accumulate<T>::type;
+  __shared__ A shared[32];
+  const A inverse = A(1) / static_cast<A>(a.cols);
+  const int64_t start = static_cast<int64_t>(threadIdx.x) * N;
+  constexpr int64_t kStep = static_cast<int64_t>(THREADS) * N;
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    A s[N];
+    A total = 0;
+    for (int64_t col = start; col < a.cols; col += kStep) {
+      load_sum<T>(a, row * a.cols + col, s);
+      if (a.sum != nullptr) store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s);
+#pragma unroll
+      for (int j = 0; j < N; ++j) total += s[j];
+    }
+    const A mean = row_sum<THREADS>(total, shared) * inverse;
+    A squares = 0;
+    for (int64_t col = start; col < a.cols; col += kStep) {
+      load_sum<T>(a, row * a.cols + col, s);
+#pragma unroll
+      for (int j = 0; j < N; ++j) squares += (s[j] - mean) * (s[j] - mean);
+    }
+    const A rstd = rsqrt(row_sum<THREADS>(squares, shared) * inverse + static_cast<A>(a.eps));
+    for (int64_t col = start; col < a.cols; col += kStep) {
+      load_sum<T>(a, row * a.cols + col, s);
+      write_pack<T>(a, row, col, mean, rstd, s);
+    }
+    if (threadIdx.x == 0) write_statistics(a, row, mean, rstd);
+  }
+}
+
+unsigned blocks(int64_t rows, int rows_per_block, int threads) {
+  const int64_t wanted = (rows + rows_per_block - 1) / rows_per_block;
+  const int64_t most = multiprocessors() * (kThreadsPerMultiprocessor / threads) * 4;
+  return static_cast<unsigned>(wanted < most ? wanted : most);
+}
+
+template <class T, int N, int THREADS, int ITEMS>
+void launch_rows(const LayerNorm& a, cudaStream_t stream) {
+  constexpr int kBlock = THREADS < 128 ? 128 : THREADS;
+  const unsigned grid = blocks(a.rows, kBlock / THREADS, kBlock);
+  layer_norm_kernel<T, N, THREADS, ITEMS><<<grid, kBlock, 0, stream>>>(a);
+}
+
+template <class T, int N, int THREADS>
+void launch_long(const LayerNorm& a, cudaStream_t stream) {
+  layer_norm_long_kernel<T, N, THREADS><<<blocks(a.rows, 1, THREADS), THREADS, 0, stream>>>(a);
+}
+
+template <class T>
+void launch(const LayerNorm& a, cudaStream_t stream) {
+  constexpr int N = kPackBytes / sizeof(T);
+  const bool packed = a.cols % N == 0 && aligned(a.x) && aligned(a.y) && aligned(a.residual) && aligned(a.sum) &&
+      aligned(a.weight) && aligned(a.bias);
+  if (!packed) {
+    if (a.cols <= 128) return launch_rows<T, 1, 32, 4>(a, stream);
+    return launch_long<T, 1, 256>(a, stream);
+  }
+  const int64_t packs = a.cols / N;
+  if constexpr (sizeof(T) == 8) {
+    return launch_long<T, N, 256>(a, stream);  // a reference type: one kernel is enough
+  } else {
+    // Threads and packs a thread by packs a row. A warp a row while 4 packs a thread (32 registers of values) suffice:
+    // its sums need no shared memory. Beyond that, as few threads as hold the row, so that more rows are in flight.
+    if (packs <= 8) return launch_rows<T, N, 8, 1>(a, stream);
+    if (packs <= 32) return launch_rows<T, N, 32, 1>(a, stream);
+    if (packs <= 64) return launch_rows<T, N, 32, 2>(a, stream);
+    if (packs <= 128) return launch_rows<T, N, 32, 4>(a, stream);  // 1024 half, 512 float: BERT and GPT-2 are here
+    if (packs <= 512) return launch_rows<T, N, 128, 4>(a, stream);
+    if (packs <= 1024) return launch_rows<T, N, 256, 4>(a, stream);
+    if (packs <= 2048) return launch_rows<T, N, 512, 4>(a, stream);
+    return launch_long<T, N, 1024>(a, stream);
+  }
+}
+
+}  // namespace
+
+int launch_layer_norm(const LayerNorm& a, void* stream) {
+  KFC_DISPATCH_DTYPE(a.dtype, launch<T>(a, static_cast<cudaStream_t>(stream)));
+  return cudaGetLastError();
+}
+
+}  // namespace kfc

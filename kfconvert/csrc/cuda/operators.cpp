@@ -1,0 +1,118 @@
+// The CUDA backend of the operators: own kernels on the current stream, cuBLASLt and cuDNN for products and convolutions.
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
+
+#include "../common/register.h"
+#include "kernels.h"
+
+namespace kfc {
+namespace {
+
+void check_cuda(int error, const char* function) {
+  char* message = nullptr;
+  torch_c10_cuda_check_msg(error, __FILE__, function, __LINE__, true, &message);
+  if (message == nullptr) return;
+  const std::string text(message);
+  torch_c10_cuda_free_error_msg(message);
+  throw std::runtime_error(text);
+}
+
+// Makes a tensor's device the current one while it lives.
+class Cuda {
+ public:
+  // cuDNN adds the bias in a pass of its own, so that the epilogue does it better.
+  static constexpr bool library_fuses_conv_bias = false;
+
+  explicit Cuda(const Tensor& t) : device_(t.get_device_index()), guard_(device_) {}
+
+  static void bias_act(const BiasAct& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_bias_act(a, here.stream()), "bias_act");
+  }
+
+  static void layer_norm(const LayerNorm& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_layer_norm(a, here.stream()), "layer_norm");
+  }
+
+  static int64_t layer_norm_partials(const LayerNormBackward& a, const Tensor& like) {
+    const Cuda here(like);
+    return layer_norm_backward_partials(a);
+  }
+
+  static void layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias,
+                                  const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_layer_norm_backward(a, grad_weight, grad_bias, here.stream()), "layer_norm_backward");
+  }
+
+  static void linear(const Tensor& y, const Tensor& x, const Tensor& weight_t, const OptionalTensor& bias) {
+    if (bias) {
+      STABLE_TORCH_ERROR_CODE_CHECK(
+          aoti_torch_cuda_addmm_out(y.get(), bias->get(), x.get(), weight_t.get(), 1.0, 1.0));
+    } else {
+      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_mm_out(y.get(), x.get(), weight_t.get()));
+    }
+  }
+
+  // relu is in cuBLASLt's epilogue. Its GELU is the tanh form, which is never used here.
+  static OptionalTensor linear_relu(const Tensor& x, const Tensor& weight_t, const Tensor& bias) {
+    AtenTensorHandle y;
+    STABLE_TORCH_ERROR_CODE_CHECK(
+        aoti_torch_cuda__addmm_activation(bias.get(), x.get(), weight_t.get(), 1.0, 1.0, 0, &y));
+    return Tensor(y);
+  }
+
+  static Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                            const Convolution& c) {
+    AtenTensorHandle bias_handle = bias ? bias->get() : nullptr;
+    AtenTensorHandle y;
+    const int64_t n = static_cast<int64_t>(c.stride.size());
+    const std::vector<int64_t> output_padding(c.stride.size(), 0);
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_convolution(
+        x.get(), weight.get(), bias ? &bias_handle : nullptr, c.stride.data(), n, c.padding.data(), n,
+        c.dilation.data(), n, 0, output_padding.data(), n, c.groups, &y));
+    return Tensor(y);
+  }
+
+  // cudnn_convolution_relu and cudnn_convolution_add_relu; nothing where cuDNN has no such engine.
+  static OptionalTensor conv_relu(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                  const OptionalTensor& residual, const Convolution& c) {
+    if (weight.dim() != 4 || dtype_of("conv_act", options_of(x)) == DType::f64) return std::nullopt;
+    using torch::stable::detail::from;
+    const auto list = [](const std::vector<int64_t>& v) {
+      return from(torch::headeronly::IntHeaderOnlyArrayRef(v.data(), v.size()));
+    };
+    const OptionalTensor given_bias = bias;
+    int32_t failed;
+    StableIValue result;
+    if (residual) {
+      StableIValue stack[] = {from(x),          from(weight),    from(*residual),  from(std::nullopt), from(given_bias),
+                              list(c.stride), list(c.padding), list(c.dilation), from(c.groups)};
+      failed = torch_call_dispatcher("aten::cudnn_convolution_add_relu", "", stack, TORCH_ABI_VERSION);
+      result = stack[0];
+    } else {
+      StableIValue stack[] = {from(x),         from(weight),     from(given_bias), list(c.stride),
+                              list(c.padding), list(c.dilation), from(c.groups)};
+      failed = torch_call_dispatcher("aten::cudnn_convolution_relu", "", stack, TORCH_ABI_VERSION);
+      result = stack[0];
+    }
+    // libtorch has written the reason to stderr; the convolution with an epilogue of our own follows.
+    if (failed != TORCH_SUCCESS) return std::nullopt;
+    return torch::stable::detail::to<Tensor>(result);
+  }
+
+ private:
+  void* stream() const {
+    void* stream = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_, &stream));
+    return stream;
+  }
+
+  int32_t device_;
+  torch::stable::accelerator::DeviceGuard guard_;
+};
+
+}  // namespace
+}  // namespace kfc
+
+STABLE_TORCH_LIBRARY_IMPL(kfconvert, CUDA, m) { kfc::register_operators<kfc::Cuda>(m); }

@@ -1,0 +1,177 @@
+// 16-byte packs, conversions to the accumulation type, the device's math functions, and sums over a row's threads.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../common/activation.h"
+#include "../common/arguments.h"
+
+namespace kfc {
+
+template <class T>
+struct Accumulate {
+  using type = float;
+};
+template <>
+struct Accumulate<double> {
+  using type = double;
+};
+
+// Full-precision device functions: expf 1 ulp, erff and tanhf 2 ulp. The fast variants would cost accuracy for nothing,
+// since these kernels wait for memory.
+template <class A>
+struct Math;
+template <>
+struct Math<float> {
+  static __device__ __forceinline__ float exp(float x) { return expf(x); }
+  static __device__ __forceinline__ float erf(float x) { return erff(x); }
+  static __device__ __forceinline__ float tanh(float x) { return tanhf(x); }
+};
+template <>
+struct Math<double> {
+  static __device__ __forceinline__ double exp(double x) { return ::exp(x); }
+  static __device__ __forceinline__ double erf(double x) { return ::erf(x); }
+  static __device__ __forceinline__ double tanh(double x) { return ::tanh(x); }
+};
+
+__device__ __forceinline__ float widen(__half v) { return __half2float(v); }
+__device__ __forceinline__ float widen(__nv_bfloat16 v) { return __bfloat162float(v); }
+__device__ __forceinline__ float widen(float v) { return v; }
+__device__ __forceinline__ double widen(double v) { return v; }
+
+template <class T, class A>
+__device__ __forceinline__ T narrow(A v) {
+  if constexpr (sizeof(T) == 2) {
+    if constexpr (__is_same(T, __half)) return __float2half_rn(v);
+    else return __float2bfloat16_rn(v);
+  } else {
+    return v;
+  }
+}
+
+constexpr int kPackBytes = 16;
+
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T v[N];
+};
+
+template <int N, class T, class A>
+__device__ __forceinline__ void load(const T* from, A (&to)[N]) {
+  const Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(from);
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = widen(pack.v[i]);
+}
+
+// A row parameter of the norm: T, or float beside a half type. The branch is the same for all threads.
+template <int N, class T, class A>
+__device__ __forceinline__ void load_affine(const void* from, bool is_float, int64_t at, A (&to)[N]) {
+  if (sizeof(T) == 2 && is_float) {
+    constexpr int M = N > 4 ? 4 : N;  // packs of at most 16 bytes
+    const float* row = static_cast<const float*>(from) + at;
+#pragma unroll
+    for (int i = 0; i < N; i += M) {
+      const Pack<float, M> pack = *reinterpret_cast<const Pack<float, M>*>(row + i);
+#pragma unroll
+      for (int j = 0; j < M; ++j) to[i + j] = pack.v[j];
+    }
+  } else {
+    load<N>(static_cast<const T*>(from) + at, to);
+  }
+}
+
+template <int N, class T, class A>
+__device__ __forceinline__ void store(T* to, const A (&from)[N]) {
+  Pack<T, N> pack;
+#pragma unroll
+  for (int i = 0; i < N; ++i) pack.v[i] = narrow<T>(from[i]);
+  *reinterpret_cast<Pack<T, N>*>(to) = pack;
+}
+
+template <Act act, int N, class A>
+__device__ __forceinline__ void activate_each(A (&v)[N], A slope) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) v[i] = activate<act, Math<A>>(v[i], slope);
+}
+
+template <int N, class A>
+__device__ __forceinline__ void activate_pack(int code, A (&v)[N], A slope) {
+  KFC_DISPATCH_ACTIVATION(code, (activate_each<act>(v, slope)));
+}
+
+template <Act act, int N, class A>
+__device__ __forceinline__ void activate_backward_each(const A (&g)[N], A (&v)[N], A slope) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) v[i] = activate_backward<act, Math<A>>(g[i], v[i], slope);
+}
+
+// v[i] = g[i] * act'(v[i]); v as Activation.saves_output says
+template <int N, class A>
+__device__ __forceinline__ void activate_backward_pack(int code, const A (&g)[N], A (&v)[N], A slope) {
+  KFC_DISPATCH_ACTIVATION(code, (activate_backward_each<act>(g, v, slope)));
+}
+
+// The same two as calls that are not inlined: the kernels of the norms unroll over a row's packs, and most norms have no
+// activation. Inlined, all activations for every pack would take minutes to compile and registers from all norms.
+template <class A, int N>
+__device__ __noinline__ Pack<A, N> activate_call(int code, Pack<A, N> v, A slope) {
+  activate_pack(code, v.v, slope);
+  return v;
+}
+
+template <Act act, int N, class A>
+__device__ __forceinline__ void activate_backward_from_input_each(A (&g)[N], const A (&v)[N], A slope) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) g[i] = activate_backward_from_input<act, Math<A>>(g[i], v[i], slope);
+}
+
+// g[i] * act'(v[i]); v is always the input
+template <class A, int N>
+__device__ __noinline__ Pack<A, N> activate_backward_call(int code, Pack<A, N> g, Pack<A, N> v, A slope) {
+  KFC_DISPATCH_ACTIVATION(code, (activate_backward_from_input_each<act>(g.v, v.v, slope)));
+  return g;
+}
+
+// Adds up over the THREADS threads of a row: within a warp by shuffles, across warps through shared memory. Every thread
+// gets the sum. With more than a warp a row, the row must be the whole block; `shared` holds 32 values.
+template <int THREADS, class A>
+__device__ __forceinline__ A row_sum(A value, A* shared) {
+#pragma unroll
+  for (int offset = (THREADS < 32 ? THREADS : 32) / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, offset);
+  }
+  if constexpr (THREADS > 32) {
+    const int warp = threadIdx.x / 32;
+    __syncthreads();  // the last sum has been read by all
+    if (threadIdx.x % 32 == 0) shared[warp] = value;
+    __syncthreads();
+    value = threadIdx.x % 32 < THREADS / 32 ? shared[threadIdx.x % 32] : A(0);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  }
+  return value;
+}
+
+inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kPackBytes == 0; }
+
+inline int multiprocessors() {
+  int device = 0;
+  int count = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+#define KFC_DISPATCH_DTYPE(DTYPE, ...)                              \
+  switch (DTYPE) {                                                  \
+    case DType::f32: { using T = float; __VA_ARGS__; break; }        \
+    case DType::f64: { using T = double; __VA_ARGS__; break; }       \
+    case DType::f16: { using T = __half; __VA_ARGS__; break; }       \
+    case DType::bf16: { using T = __nv_bfloat16; __VA_ARGS__; break; } \
+  }
+
+}  // namespace kfc

@@ -1,0 +1,165 @@
+"""The work of the command line: models by name are loaded, converted, reported and saved."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+
+from . import artifact, terminal, zoo
+from .converter import ModelConverter
+from .folders import check_writable
+from .json_values import json_ready
+from .report import render
+
+
+class Jobs:
+    """One call of the command: the same device, dtype, weights and sizes for some models.
+
+    Args:
+        save_path: each model is saved in a folder of its own below it; None saves nothing.
+        device, dtype: as the user wrote them; ``"auto"`` is CUDA where there is a GPU.
+        sizes: ``batch_size`` and ``seq_len`` of ``zoo.resolve``.
+    """
+
+    def __init__(self, save_path: Path | None, device: str, dtype: str, weights: str, sizes: dict[str, Any]):
+        self.save_path, self.weights, self.sizes = save_path, weights, sizes
+        self.device_name, self.dtype_name = device, dtype
+
+    def run(
+        self, names: list[str], console: Console | None, say_error: Callable[[str], None]
+    ) -> list[dict[str, Any]]:
+        """Converts each model; the failure of one does not stop the others.
+
+        Args:
+            console: where the reports go; None for nowhere.
+            say_error: called with one line for each model that failed.
+
+        Returns:
+            for each name {"name", "error", "saved", "weights", "statistics"}, ready for JSON; ``error`` is
+            None where all went well.
+
+        Raises:
+            click.ClickException: nothing can be done: no such device, or the save path is of no use.
+        """
+        targets = self._targets(names)
+        results = []
+        # Libraries print where they like; stdout is for the result.
+        with contextlib.redirect_stdout(sys.stderr), terminal.warnings_as_lines():
+            self.device, self.dtype = device_and_dtype(self.device_name, self.dtype_name)
+            terminal.quieten_libraries()
+            for name in names:
+                result = self._one(name, targets[name])
+                if console and result["statistics"]:
+                    console.print(render(name, result["statistics"], result["weights"], result["saved"]))
+                if result["error"]:
+                    say_error(result["error"])
+                results.append(result)
+        return results
+
+    def _targets(self, names: list[str]) -> dict[str, Path | None]:
+        """The folder of each model, all of them checked before the long work begins."""
+        if self.save_path is None:
+            return dict.fromkeys(names)
+        targets = {name: self.save_path / folder_name(name) for name in names}
+        owners: dict[Path, str] = {}
+        for name, target in targets.items():
+            if target in owners:
+                raise click.ClickException(f"{owners[target]} and {name} would both be saved in {target}")
+            owners[target] = name
+        try:
+            check_writable(self.save_path)
+        except OSError as error:
+            raise click.ClickException(
+                f"cannot write to {self.save_path}: {error.strerror or error}"
+            ) from error
+        try:
+            for target in targets.values():
+                artifact.check_target(target)
+        except artifact.ArtifactError as error:
+            raise click.ClickException(str(error)) from error
+        return targets
+
+    def _one(self, name: str, target: Path | None) -> dict[str, Any]:
+        result = dict.fromkeys(("name", "error", "saved", "weights", "statistics"))
+        result["name"] = name
+        try:
+            with terminal.progress_bar(name) as progress:
+                self._convert(name, target, progress, result)
+        except (torch.OutOfMemoryError, MemoryError):
+            result["error"] = f"{name}: out of memory on {self.device}"
+        except Exception as error:  # one model's failure, expected or not, must not lose the others
+            result["error"] = _one_line(name, error)
+        return result
+
+    def _convert(
+        self,
+        name: str,
+        target: Path | None,
+        progress: Callable[[str, int, int], None],
+        result: dict[str, Any],
+    ) -> None:
+        progress("load", 0, 1)
+        entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
+        result["weights"] = entry.recipe["weights"]
+        converter = ModelConverter()
+        converted = converter.convert_model(
+            entry.model, example_inputs=entry.example_inputs, device=self.device, progress=progress
+        )
+        result["statistics"] = json_ready(converter.conversion_stats)
+        if target is not None:
+            progress("save", 0, 1)
+            result["saved"] = str(artifact.save(converted, target, source=entry.recipe))
+
+
+def folder_name(name: str) -> str:
+    """The folder of a model: ``google/vit`` -> ``google--vit``, a local folder -> its own name."""
+    if name.startswith((".", "/", "~")) or Path(name).is_dir():
+        name = Path(name).expanduser().resolve().name
+    return re.sub(r"[^\w.-]+", "--", name).strip(".-") or "model"
+
+
+def device_and_dtype(device_name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
+    """Raises click.ClickException where PyTorch has no such device, or it cannot compute in that dtype."""
+    if device_name == "auto":
+        device_name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device, dtype = torch.device(device_name), getattr(torch, dtype_name)
+    except RuntimeError:
+        raise click.ClickException(
+            f"no such device: {device_name!r} (try auto, cpu, cuda or cuda:0)"
+        ) from None
+    if device.type not in ("cpu", "cuda"):
+        raise click.ClickException(f"device {device_name!r} is not supported: kfconvert runs on cpu and cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise click.ClickException(
+            f"no such device: {device_name!r}, PyTorch sees {torch.cuda.device_count()} "
+            "CUDA GPUs (see kfconvert doctor)"
+        )
+    try:
+        sample = torch.ones(1, 1, 2, 2, device=device, dtype=dtype)
+        torch.nn.functional.conv2d(sample @ sample, sample)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise click.ClickException(f"{device} cannot compute in {dtype_name}: {reason}") from error
+    return device, dtype
+
+
+def _one_line(name: str, error: Exception) -> str:
+    """``name: reason``; an error that nobody foresaw is given with its type and the place that raised it."""
+    text = str(error).strip().splitlines()
+    reason = text[0] if text else ""
+    if isinstance(error, ValueError) and type(error).__module__.startswith("kfconvert"):
+        return reason if name in reason else f"{name}: {reason}"
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    place = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame else "unknown place"
+    return f"{name}: unexpected {type(error).__name__} at {place}: {reason}"

@@ -1,0 +1,53 @@
+"""Fused modules: built from the original modules or tensors, sharing their parameters; see each class."""
+
+from .base import FusedModule
+from .conv import (
+    FusedConv1dBNReLU,
+    FusedConv2dBN,
+    FusedConv2dBNHardswish,
+    FusedConv2dBNReLU,
+    FusedConv2dBNReLU6,
+    FusedConv2dBNSiLU,
+    FusedConv3dBNReLU,
+    FusedConvBN,
+)
+from .derived import Derived
+from .linear import (
+    FusedLinear,
+    FusedLinearGELU,
+    FusedLinearReLU,
+    FusedLinearSigmoid,
+    FusedLinearSiLU,
+    FusedLinearTanh,
+)
+from .norm import (
+    FusedAddLayerNorm,
+    FusedLayerNorm,
+    FusedLayerNormGELU,
+    FusedLayerNormReLU,
+    FusedLayerNormSiLU,
+)
+
+__all__ = [
+    "Derived",
+    "FusedAddLayerNorm",
+    "FusedConv1dBNReLU",
+    "FusedConv2dBN",
+    "FusedConv2dBNHardswish",
+    "FusedConv2dBNReLU",
+    "FusedConv2dBNReLU6",
+    "FusedConv2dBNSiLU",
+    "FusedConv3dBNReLU",
+    "FusedConvBN",
+    "FusedLayerNorm",
+    "FusedLayerNormGELU",
+    "FusedLayerNormReLU",
+    "FusedLayerNormSiLU",
+    "FusedLinear",
+    "FusedLinearGELU",
+    "FusedLinearReLU",
+    "FusedLinearSiLU",
+    "FusedLinearSigmoid",
+    "FusedLinearTanh",
+    "FusedModule",
+]

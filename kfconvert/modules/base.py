@@ -1,0 +1,120 @@
+"""What the fused modules share: activation, strategy, and checks of the modules that they wrap."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+from kfconvert.ops import ACTIVATIONS
+
+from .derived import Derived
+
+Plan = Callable[..., torch.Tensor]
+FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+class FusedModule(nn.Module):
+    """Base of the fused modules.
+
+    ``strategy``: how inference is computed, one of :meth:`strategies`, or None for the first of them. It
+    survives pickling and copying. A name that does not apply to the inputs at hand stands for the first that
+    does.
+    """
+
+    def __init__(self, activation: str = "none", negative_slope: float = 0.01):
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
+        self.activation = activation
+        self.negative_slope = negative_slope
+        self.strategy: str | None = None
+        self._derived = Derived()
+
+    def __setattr__(self, name, value):
+        # nn.Module refuses a plain tensor where a Parameter was; a runtime that merges weights assigns one.
+        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+            if self.__dict__.get("_parameters", {}).pop(name, None) is not None:
+                self.register_buffer(name, value)
+                return
+        super().__setattr__(name, value)
+
+    def strategies(self, *inputs) -> list[str]:
+        """Those that apply to these inputs, best guess first; the last is "composition" (plain ATen)."""
+        return ["kernel", "composition"]
+
+    def choose(self, *inputs) -> str:
+        """The strategy that :meth:`forward` takes for these inputs when no gradient is needed."""
+        applicable = self.strategies(*inputs)
+        return self.strategy if self.strategy in applicable else applicable[0]
+
+    def plan(self, *inputs) -> Plan:
+        """The prepared inference call for inputs like these: strategy chosen, weights folded, laid out or packed.
+
+        It records no gradients, checks nothing, and holds until a tensor at one of :meth:`places` changes.
+        """
+        raise TypeError(f"{type(self).__name__} has no plan of its own")
+
+    def places(self) -> list[tuple[dict, str]]:
+        """(dict, key) of every parameter and buffer that a plan depends on; the tensor there may be None."""
+        stores = [store for module in self.modules() for store in (module._parameters, module._buffers)]
+        return [(store, key) for store in stores for key in store]
+
+    def _activation_repr(self) -> str:
+        slope = f", negative_slope={self.negative_slope}" if self.activation == "leaky_relu" else ""
+        strategy = f", strategy={self.strategy!r}" if self.strategy is not None else ""
+        return f"activation={self.activation!r}{slope}{strategy}"
+
+
+def held(module: nn.Module, name: str) -> torch.Tensor | None:
+    """``getattr(module, name)``, at a third of its price where ``name`` is a parameter."""
+    parameters = module._parameters
+    return parameters[name] if name in parameters else getattr(module, name)
+
+
+def takes_plain_path(x: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the differentiable operators must run: gradients, autocast, tracing, tensor subclasses."""
+    if torch.compiler.is_compiling() or type(x) is not torch.Tensor:
+        return True
+    if torch.is_grad_enabled() and (x.requires_grad or any(tensor.requires_grad for tensor in tensors)):
+        return True
+    return torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")
+
+
+def require_plain(module: nn.Module, kinds: tuple[type, ...], kind_names: str) -> None:
+    """Raise unless ``module`` is one of ``kinds`` with that class's own forward and ordinary float weights.
+
+    TypeError: another class, an own ``forward``, a lazy module not yet initialised, a weight that is a tensor
+    subclass or not floating point (quantised). ValueError: a parametrised or weight-normalised module, whose
+    weight is computed.
+    """
+    name = type(module).__name__
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        raise TypeError(f"{name} is not initialised yet: run it once before fusing it")
+    if parametrize.is_parametrized(module):
+        raise ValueError(f"{name} is parametrised: remove the parametrization before fusing it")
+    base = next((kind for kind in kinds if isinstance(module, kind)), None)
+    if base is None or type(module).forward is not base.forward:
+        raise TypeError(f"expected {kind_names}, got {type(module).__module__}.{name}")
+    if "weight" not in module._parameters and "weight" not in module._buffers:
+        raise ValueError(f"{name} computes its weight (weight or spectral norm): remove that first")
+    weight = module.weight
+    if weight is not None:
+        require_float_tensor(weight, f"{name}.weight")
+
+
+def require_float_tensor(tensor: torch.Tensor, name: str) -> None:
+    """TypeError unless ``tensor`` is a Tensor or Parameter, no subclass, of one of FLOAT_DTYPES."""
+    if type(tensor) not in (torch.Tensor, nn.Parameter):
+        raise TypeError(f"{name} is a {type(tensor).__name__}, not a plain tensor")
+    if tensor.dtype not in FLOAT_DTYPES or tensor.is_quantized:
+        raise TypeError(f"{name} has dtype {tensor.dtype}, expected a float dtype of 16 to 64 bits")
+
+
+def gelu_name(approximate: str) -> str:
+    """The package's name of ``nn.GELU(approximate)``; ValueError unless "none" or "tanh"."""
+    names = {"none": "gelu", "tanh": "gelu_tanh"}
+    if approximate not in names:
+        raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+    return names[approximate]

@@ -1,0 +1,320 @@
+"""Convolution, batch normalisation, residual addition and activation in one module."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from kfconvert.ops import apply_activation, bias_act, conv_act
+
+from .base import FusedModule, Plan, held, require_plain, takes_plain_path
+from .onednn import pointwise, runs_onednn
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = {3: (nn.BatchNorm1d, nn.SyncBatchNorm), 4: (nn.BatchNorm2d, nn.SyncBatchNorm),
+          5: (nn.BatchNorm3d, nn.SyncBatchNorm)}
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """A convolution's arguments, with what ``padding`` can mean resolved.
+
+    ``pad``: widths for ``F.pad`` (last dimension first), with ``pad_mode``, or None; ``padding``: what is
+    left for the convolution itself.
+    """
+
+    pad: tuple[int, ...] | None
+    pad_mode: str
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @classmethod
+    def of(cls, conv) -> "_Geometry":
+        if conv.padding == "valid":
+            sides = [(0, 0)] * len(conv.kernel_size)
+        elif conv.padding == "same":
+            totals = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+            sides = [(total // 2, total - total // 2) for total in totals]
+        else:
+            sides = [(p, p) for p in conv.padding]
+        symmetric = all(left == right for left, right in sides)
+        by_conv = conv.padding_mode == "zeros" and symmetric
+        widths = tuple(width for side in reversed(sides) for width in side)
+        pad = widths if any(widths) and not by_conv else None
+        return cls(pad, "constant" if conv.padding_mode == "zeros" else conv.padding_mode,
+                   tuple(left for left, _ in sides) if by_conv else (0,) * len(sides),
+                   conv.stride, conv.dilation, conv.groups)
+
+    def output_size(self, size: Sequence[int], kernel_size: Sequence[int]) -> tuple[int, ...]:
+        """The spatial size of the result for an input of spatial size ``size``."""
+        pad = self.pad or (0,) * (2 * len(size))
+        padded = [n + pad[-2 * i - 2] + pad[-2 * i - 1] for i, n in enumerate(size)]
+        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, d, k, s in zip(
+            padded, self.padding, self.dilation, kernel_size, self.stride, strict=True))
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.pad is None else F.pad(x, self.pad, self.pad_mode)
+
+
+class FusedConvBN(FusedModule):
+    """``y = act(bn(conv(x)) + residual)``: an ``nn.Conv1d/2d/3d``, its ``nn.BatchNorm`` or None, and the
+    rest.
+
+    x: (N, C_in, *spatial); residual: the shape of y, or None; y: (N, C_out, *spatial_out). float64, float32,
+    float16, bfloat16. Both modules are kept as submodules ``conv`` and ``bn``, shared and not copied; their
+    hooks are not run.
+
+    In eval, bn is folded into the convolution, with s = bn.weight / sqrt(running_var + eps):
+        W' = W s,  b' = (b - running_mean) s + bn.bias        (in float64, then cast once to the dtype of W)
+    from the live parameters, and again whenever they change. Where bn uses batch statistics (``bn.training``
+    or ``track_running_stats=False``) it runs as it is, and only the rest is fused.
+
+    ``channels_last``: bring inputs and weights of 2d and 3d convolutions to channels-last; y is channels-last
+    too. Otherwise y has the memory format that the convolution would give it.
+    Strategies: "onednn" (CPU, float32, 2d and 3d), "kernel" (``kfconvert.ops.conv_act``, on CUDA cuDNN with
+    its fused epilogues where it has them), "composition" (not folded).
+    TypeError: not a convolution or not a batch norm of as many dimensions, lazy, quantised. ValueError:
+    parametrised or weight-normalised, channels that do not fit, unknown activation.
+    """
+
+    default_activation = "none"
+
+    def __init__(self, conv: nn.Module, bn: nn.Module | None = None, activation: str | None = None,
+                 negative_slope: float = 0.01):
+        super().__init__(activation or self.default_activation, negative_slope)
+        require_plain(conv, _CONVOLUTIONS, "an nn.Conv1d, nn.Conv2d or nn.Conv3d")
+        if bn is not None:
+            norms = _NORMS[conv.weight.dim()]
+            require_plain(bn, norms, f"an nn.{norms[0].__name__}")
+            if bn.num_features != conv.out_channels:
+                raise ValueError(f"the convolution has {conv.out_channels} output channels, "
+                                 f"the batch norm {bn.num_features}")
+        self.conv = conv
+        self.register_module("bn", bn)
+        self.channels_last = False
+        self.training = conv.training if bn is None else bn.training
+
+    def strategies(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> list[str]:
+        """Those that apply to these inputs, best guess first."""
+        names = ["kernel", "composition"]
+        weight = self.conv.weight
+        if (weight.dim() in _CHANNELS_LAST and runs_onednn(x) and weight.dtype == x.dtype
+                and weight.device == x.device):
+            # ResNet-50, batch 1, one thread, CPU ms in one run: eager 207; channels-last packed 145, kernel
+            # 190; contiguous packed 225, kernel 192, as results are brought back to contiguous.
+            names.insert(0 if self._uses_channels_last(x) else 1, "onednn")
+        return names
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x: (N, C_in, *spatial), residual: as the result or None; returns (N, C_out, *spatial_out)."""
+        modules = self._modules
+        conv, bn = modules["conv"], modules["bn"]
+        weight = held(conv, "weight")
+        if x.dim() != weight.dim():
+            raise ValueError(f"expected an input of {weight.dim()} dimensions, got shape {tuple(x.shape)}")
+        if bn is not None and (bn.training or bn._buffers["running_mean"] is None):
+            y = bn(conv(self._formatted(x)))
+            return bias_act(y, None, residual, self.activation, self.negative_slope, dim=1)
+        sources = [tensor for tensor in _tensors(conv, bn) if tensor is not None]
+        if takes_plain_path(x, sources if residual is None else (*sources, residual)):
+            return self._differentiable(x, residual)
+        values = self._derived.values(sources)
+        signature = (x.shape, x.stride(), x.dtype, x.device, self.strategy, self.channels_last,
+                     None if residual is None else (residual.shape, residual.dtype))
+        planned = values.get("plan")
+        if planned is None or planned[0] != signature:
+            self._check_residual(x, residual)
+            strategy = self.choose(x, residual), self._uses_channels_last(x)
+            plan = planned[2] if planned and planned[1] == strategy else self._plan(*strategy, values, x)
+            planned = values["plan"] = (signature, strategy, plan)
+        return planned[2](x, residual)
+
+    def plan(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Plan:
+        """See :meth:`FusedModule.plan`. ValueError where bn uses the statistics of the batch."""
+        if self.bn is not None and (self.bn.training or self.bn.running_mean is None):
+            raise ValueError("a batch norm that uses the statistics of the batch has no plan")
+        self._check_residual(x, residual)
+        values = self._derived.values([tensor for tensor in _tensors(self.conv, self.bn) if tensor is not None])
+        return self._plan(self.choose(x, residual), self._uses_channels_last(x), values, x)
+
+    def _formatted(self, x: torch.Tensor) -> torch.Tensor:
+        if self.channels_last and x.dim() in _CHANNELS_LAST:
+            return x.contiguous(memory_format=_CHANNELS_LAST[x.dim()])
+        return x
+
+    def _check_residual(self, x, residual):
+        # oneDNN reads the residual without looking at its shape.
+        if residual is None:
+            return
+        conv = self.conv
+        size = _Geometry.of(conv).output_size(x.shape[2:], conv.kernel_size)
+        expected = x.shape[0], conv.out_channels, *size
+        if residual.shape != expected or residual.dtype != x.dtype:
+            raise ValueError(f"residual must have the result's shape {expected} and dtype {x.dtype}, "
+                             f"got {tuple(residual.shape)} and {residual.dtype}")
+
+    def _differentiable(self, x, residual):
+        geometry = _Geometry.of(self.conv)
+        weight, bias = self._folded()
+        return conv_act(geometry.apply(self._formatted(x)), weight, bias, residual, geometry.stride,
+                        geometry.padding, geometry.dilation, geometry.groups, self.activation,
+                        self.negative_slope)
+
+    def _folded(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        conv, bn = self.conv, self.bn
+        if bn is None:
+            return conv.weight, conv.bias
+        scale = torch.rsqrt(bn.running_var.double() + bn.eps)
+        if bn.weight is not None:
+            scale = scale * bn.weight.double()
+        mean = bn.running_mean.double()
+        bias = (-mean if conv.bias is None else conv.bias.double() - mean) * scale
+        if bn.bias is not None:
+            bias = bias + bn.bias.double()
+        weight = conv.weight.double() * scale.reshape(-1, *[1] * (conv.weight.dim() - 1))
+        return weight.to(conv.weight.dtype), bias.to(conv.weight.dtype)
+
+    def _uses_channels_last(self, x: torch.Tensor) -> bool:
+        """Whether the result is channels-last: asked for, or, as in ATen, because the input or weight is."""
+        if x.dim() not in _CHANNELS_LAST:
+            return False
+        return self.channels_last or any(
+            t.is_contiguous(memory_format=_CHANNELS_LAST[x.dim()]) and not t.is_contiguous()
+            for t in (x, self.conv.weight))
+
+    def _plan(self, strategy: str, channels_last: bool, values: dict, x: torch.Tensor) -> Plan:
+        if strategy == "composition":
+            return lambda x, residual=None: self.reference(self._formatted(x), residual)
+        if "folded" not in values:
+            # Kept beyond this call: not for autograd to follow, nor an inference tensor.
+            with torch.inference_mode(False), torch.no_grad():
+                values["folded"] = self._folded()
+        weight, bias = values["folded"]
+        geometry = _Geometry.of(self.conv)
+        memory_format = _CHANNELS_LAST[x.dim()] if channels_last else torch.contiguous_format
+        if strategy == "onednn":
+            return _OneDNNConv(weight, bias, geometry, memory_format, self.activation, self.negative_slope, x)
+        call = partial(conv_act, weight=weight.contiguous(memory_format=memory_format), bias=bias,
+                       stride=geometry.stride, padding=geometry.padding, dilation=geometry.dilation,
+                       groups=geometry.groups, activation=self.activation, negative_slope=self.negative_slope)
+        if geometry.pad is None and not self.channels_last:
+            return lambda x, residual=None: call(x, residual=residual)
+        return lambda x, residual=None: call(geometry.apply(self._formatted(x)), residual=residual)
+
+    def reference(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """The definition in plain ATen calls. Running statistics are never written."""
+        conv, bn = self.conv, self.bn
+        geometry = _Geometry.of(conv)
+        convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[conv.weight.dim()]
+        y = convolve(geometry.apply(x), conv.weight, conv.bias, geometry.stride, geometry.padding,
+                     geometry.dilation, geometry.groups)
+        if bn is not None:
+            batch_statistics = bn.training or bn.running_mean is None
+            mean, var = (None, None) if batch_statistics else (bn.running_mean, bn.running_var)
+            y = F.batch_norm(y, mean, var, bn.weight, bn.bias, batch_statistics, 0.0, bn.eps)
+        if residual is not None:
+            y = y + residual
+        return apply_activation(y, self.activation, self.negative_slope)
+
+    def extra_repr(self) -> str:
+        return f"{self._activation_repr()}, channels_last={self.channels_last}"
+
+
+def _tensors(conv: nn.Module, bn: _BatchNorm | None) -> tuple[torch.Tensor | None, ...]:
+    if bn is None:
+        return held(conv, "weight"), held(conv, "bias")
+    # aten::batch_norm updates the running statistics without moving their version counters: only the count
+    # tells.
+    buffers = bn._buffers
+    return (held(conv, "weight"), held(conv, "bias"), held(bn, "weight"), held(bn, "bias"),
+            buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"])
+
+
+class _OneDNNConv:
+    """A convolution with oneDNN's packed weight, addition and activation fused."""
+
+    def __init__(self, weight, bias, geometry, memory_format, activation, negative_slope, x):
+        self.geometry, self.memory_format, self.bias = geometry, memory_format, bias
+        self.activation, self.negative_slope = activation, negative_slope
+        self.pointwise = pointwise(activation, negative_slope)
+        self.arguments = (geometry.padding, geometry.stride, geometry.dilation, geometry.groups)
+        self.packed = torch.ops.mkldnn._reorder_convolution_weight(
+            weight, *self.arguments, geometry.apply(x).shape)
+        # oneDNN fuses no other function after the addition.
+        self.unary_after_add = "relu" if activation == "relu" else None
+
+    def __call__(self, x, residual=None):
+        x = self.geometry.apply(x)
+        call = torch.ops.mkldnn._convolution_pointwise
+        if residual is None:
+            y = call.default(x, self.packed, self.bias, *self.arguments, *self.pointwise)
+        else:
+            y = call.binary(x, residual, self.packed, self.bias, *self.arguments, "add", 1.0,
+                            self.unary_after_add, [], "")
+            if self.unary_after_add is None:
+                y = apply_activation(y, self.activation, self.negative_slope)
+        return y.contiguous(memory_format=self.memory_format)
+
+
+class _FixedDimensions(FusedConvBN):
+    dimensions: int
+
+    def __init__(self, conv: nn.Module, bn: nn.Module | None = None):
+        super().__init__(conv, bn)
+        if conv.weight.dim() != self.dimensions + 2:
+            raise TypeError(f"expected an nn.Conv{self.dimensions}d, got {type(conv).__name__}")
+
+
+class FusedConv2dBN(_FixedDimensions):
+    """``bn(conv2d(x)) + residual``; see :class:`FusedConvBN`."""
+
+    dimensions = 2
+
+
+class FusedConv1dBNReLU(_FixedDimensions):
+    """``relu(bn(conv1d(x)) + residual)``; see :class:`FusedConvBN`."""
+
+    dimensions = 1
+    default_activation = "relu"
+
+
+class FusedConv2dBNReLU(_FixedDimensions):
+    """``relu(bn(conv2d(x)) + residual)``; see :class:`FusedConvBN`."""
+
+    dimensions = 2
+    default_activation = "relu"
+
+
+class FusedConv3dBNReLU(_FixedDimensions):
+    """``relu(bn(conv3d(x)) + residual)``; see :class:`FusedConvBN`."""
+
+    dimensions = 3
+    default_activation = "relu"
+
+
+class FusedConv2dBNReLU6(_FixedDimensions):
+    """``relu6(bn(conv2d(x)) + residual)``; see :class:`FusedConvBN`."""
+
+    dimensions = 2
+    default_activation = "relu6"
+
+
+class FusedConv2dBNSiLU(_FixedDimensions):
+    """``silu(bn(conv2d(x)) + residual)``; see :class:`FusedConvBN`."""
+
+    dimensions = 2
+    default_activation = "silu"
+
+
+class FusedConv2dBNHardswish(_FixedDimensions):
+    """``hardswish(bn(conv2d(x)) + residual)``; see :class:`FusedConvBN`."""
+
+    dimensions = 2
+    default_activation = "hardswish"

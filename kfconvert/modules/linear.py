@@ -1,0 +1,233 @@
+"""Linear layers with an activation: ``y = act(x W^T + b)``."""
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kfconvert.extension import EXTENSION_LOADED
+from kfconvert.ops import ACTIVATIONS, apply_activation, linear_act
+
+from .base import FusedModule, Plan, gelu_name, held, require_float_tensor, require_plain, takes_plain_path
+from .onednn import HAS_MKL, pointwise, runs_onednn
+
+# Below 16 rows the packed products sum in another order than ATen: mean error 2.4 x (768 inputs), 1.4 to 2.1
+# x (3072). From 16 rows on MKL's error is ATen's (1.00 x) and it is faster, ms on 2 cores: 768x768 at 16 rows
+# 0.19 against 0.31; at 128 rows 2.9 against 3.4 (768 to 3072, gelu), 2.5 against 3.7 (3072 to 768).
+_PACKED_MIN_ROWS = 16
+
+
+class FusedLinear(FusedModule):
+    """``y = act(x W^T + b)``, an ``nn.Linear`` and the activation after it.
+
+    x: (..., in_features); weight: (out_features, in_features), or (in_features, out_features) when
+    ``transposed``; bias: (out_features,) or None; y: (..., out_features). float64, float32, float16 or
+    bfloat16, all of one dtype and device. Initialised like ``nn.Linear``; the state dict has the keys
+    "weight" and "bias".
+
+    ``activation``: one of ``kfconvert.ops.ACTIVATIONS``, None for the class's own. ValueError for any other
+    name.
+    Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "kernel" (``kfconvert.ops.linear_act``),
+    "composition". Packed weights are a cache that follows the parameters (see :class:`~.derived.Derived`);
+    where a gradient is needed, under autocast and under ``torch.compile`` the call goes through
+    ``kfconvert.ops.linear_act``.
+    """
+
+    default_activation = "none"
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
+                 negative_slope: float = 0.01, device=None, dtype=None):
+        super().__init__(activation or self.default_activation, negative_slope)
+        self._set_tensors(
+            nn.Parameter(torch.empty((out_features, in_features), device=device, dtype=dtype)),
+            nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None,
+            transposed=False)
+        self.reset_parameters()
+
+    def _set_tensors(self, weight, bias, transposed: bool) -> None:
+        if isinstance(weight, nn.Parameter):
+            self.weight = weight
+        else:
+            self.register_buffer("weight", weight)
+        if bias is None or isinstance(bias, nn.Parameter):
+            self.register_parameter("bias", bias)
+        else:
+            self.register_buffer("bias", bias)
+        self.transposed = transposed
+
+    @classmethod
+    def from_tensors(cls, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None,
+                     negative_slope: float = 0.01, transposed: bool = False) -> "FusedLinear":
+        """A module that shares ``weight`` (out, in), or (in, out) when ``transposed``, and ``bias`` (out,) or
+        None.
+
+        Parameters are registered as such, plain tensors as buffers. TypeError for tensors that are not plain
+        floats, ValueError for shapes that do not fit.
+        """
+        require_float_tensor(weight, "weight")
+        if weight.dim() != 2:
+            raise ValueError(f"weight must have 2 dimensions, got shape {tuple(weight.shape)}")
+        out_features = weight.shape[1 if transposed else 0]
+        if bias is not None:
+            require_float_tensor(bias, "bias")
+            if bias.shape != (out_features,):
+                raise ValueError(f"bias must have shape ({out_features},), got {tuple(bias.shape)}")
+        module = cls.__new__(cls)
+        FusedModule.__init__(module, activation or cls.default_activation, negative_slope)
+        module._set_tensors(weight, bias, transposed)
+        return module
+
+    @classmethod
+    def from_linear(cls, linear: nn.Module, activation: str | None = None,
+                    negative_slope: float = 0.01) -> "FusedLinear":
+        """A module that shares the parameters of an ``nn.Linear`` or of a Hugging Face ``Conv1D`` (weight
+        (in, out)).
+
+        TypeError for lazy, quantised and other modules, ValueError for parametrised and weight-normalised
+        ones.
+        """
+        kind = type(linear)
+        transposed = kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+        require_plain(linear, (kind if transposed else nn.Linear,), "an nn.Linear or a Hugging Face Conv1D")
+        module = cls.from_tensors(linear.weight, linear.bias, activation, negative_slope, transposed)
+        return module.train(linear.training)
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[0 if self.transposed else 1]
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[1 if self.transposed else 0]
+
+    def reset_parameters(self) -> None:
+        """Draw weight and bias as ``nn.Linear`` does: uniform in +-1/sqrt(in_features)."""
+        nn.init.kaiming_uniform_(self._oriented(self.weight), a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def _oriented(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.t() if self.transposed else weight
+
+    def strategies(self, x: torch.Tensor) -> list[str]:
+        """Those that apply to ``x`` (..., in_features), best guess first."""
+        names = ["kernel", "composition"]
+        weight = held(self, "weight")
+        if (runs_onednn(x) and weight.dtype == x.dtype and weight.device == x.device
+                and x.numel() >= _PACKED_MIN_ROWS * x.shape[-1]):
+            # oneDNN's error is 1.03 x ATen's at 768 inputs, but 1.6 x at 3072: it never comes first.
+            names.insert(1, "onednn")
+            if HAS_MKL:
+                names.insert(0, "mkl")
+        return names
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (..., in_features); returns (..., out_features)."""
+        weight, bias = held(self, "weight"), held(self, "bias")
+        sources = (weight,) if bias is None else (weight, bias)
+        if takes_plain_path(x, sources):
+            return linear_act(x, self._oriented(weight), bias, self.activation, self.negative_slope)
+        values = self._derived.values(sources)
+        signature = (x.shape, x.dtype, x.device, self.strategy)
+        planned = values.get("plan")
+        if planned is None or planned[0] != signature:
+            strategy = self.choose(x)
+            plan = planned[2] if planned and planned[1] == strategy else self._plan(strategy, weight, bias)
+            planned = values["plan"] = (signature, strategy, plan)
+        return planned[2](x)
+
+    def plan(self, x: torch.Tensor) -> Plan:
+        """See :meth:`FusedModule.plan`."""
+        return self._plan(self.choose(x), held(self, "weight"), held(self, "bias"))
+
+    def _plan(self, strategy: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Plan:
+        weight = self._oriented(weight)
+        if strategy == "mkl":
+            return _MKLLinear(weight, bias, self.activation, self.negative_slope)
+        if strategy == "onednn":
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+            attribute, scalars, algorithm = pointwise(self.activation, self.negative_slope)
+            linear = torch.ops.mkldnn._linear_pointwise.default
+            return lambda x: linear(x, packed, bias, attribute, scalars, algorithm)
+        if strategy == "kernel":
+            return partial(linear_act, weight=weight, bias=bias, activation=self.activation,
+                           negative_slope=self.negative_slope)
+        return self.reference
+
+    def reference(self, x: torch.Tensor) -> torch.Tensor:
+        """``act(linear(x, W, b))`` in plain ATen calls."""
+        y = F.linear(x, self._oriented(self.weight), self.bias)
+        return apply_activation(y, self.activation, self.negative_slope)
+
+    def extra_repr(self) -> str:
+        return (f"in_features={self.in_features}, out_features={self.out_features}, "
+                f"bias={self.bias is not None}, {self._activation_repr()}")
+
+
+class _MKLLinear:
+    """A linear layer whose weight MKL has packed for one number of rows.
+
+    A pack serves that number only; for any other the call computes with the plain weight. So a new number of
+    rows gets its pack when it comes twice in a row, and inputs whose length varies with each call do not pack
+    again and again.
+    """
+
+    def __init__(self, weight, bias, activation, negative_slope):
+        self.weight, self.bias = weight.contiguous(), bias
+        self.activation, self.negative_slope = activation, negative_slope
+        self.code = ACTIVATIONS[activation].code
+        # The compiled epilogue adds the bias and applies the activation in one pass, in place.
+        self.in_place = EXTENSION_LOADED and (bias is not None or activation != "none")
+        self.packed = (None, 0)
+        self.last_rows = 0
+
+    def __call__(self, x):
+        weight = self.weight
+        rows = x.numel() // weight.shape[1]
+        packed, packed_rows = self.packed
+        if rows != packed_rows and (packed is None or rows == self.last_rows):
+            packed, packed_rows = self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows), rows
+        self.last_rows = rows
+        if self.in_place:
+            y = torch.ops.mkl._mkl_linear.default(x, packed, weight, None, packed_rows)
+            torch.ops.kfconvert.bias_act_.default(y, self.bias, None, self.code, self.negative_slope)
+            return y
+        y = torch.ops.mkl._mkl_linear.default(x, packed, weight, self.bias, packed_rows)
+        return apply_activation(y, self.activation, self.negative_slope)
+
+
+class FusedLinearReLU(FusedLinear):
+    """``relu(x W^T + b)``; see :class:`FusedLinear`."""
+
+    default_activation = "relu"
+
+
+class FusedLinearGELU(FusedLinear):
+    """``gelu(x W^T + b)``, ``approximate`` "none" (erf) or "tanh"; see :class:`FusedLinear`."""
+
+    default_activation = "gelu"
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, approximate: str = "none",
+                 device=None, dtype=None):
+        super().__init__(in_features, out_features, bias, gelu_name(approximate), device=device, dtype=dtype)
+
+
+class FusedLinearSiLU(FusedLinear):
+    """``silu(x W^T + b)``; see :class:`FusedLinear`."""
+
+    default_activation = "silu"
+
+
+class FusedLinearTanh(FusedLinear):
+    """``tanh(x W^T + b)``; see :class:`FusedLinear`."""
+
+    default_activation = "tanh"
+
+
+class FusedLinearSigmoid(FusedLinear):
+    """``sigmoid(x W^T + b)``; see :class:`FusedLinear`."""
+
+    default_activation = "sigmoid"

@@ -1,0 +1,9 @@
+"""Functional operators: each works on any device, with or without the compiled library."""
+
+from .activations import ACTIVATIONS, Activation, apply_activation
+from .bias_act import bias_act
+from .conv_act import conv_act
+from .layer_norm_act import layer_norm_act
+from .linear_act import linear_act
+
+__all__ = ["ACTIVATIONS", "Activation", "apply_activation", "bias_act", "conv_act", "layer_norm_act", "linear_act"]

@@ -1,0 +1,69 @@
+"""The activations that every operator of this package knows, in plain ATen.
+
+An activation has a name for people, a code for the compiled kernels (``csrc/common/activation.h`` holds the same
+numbers) and a reference, which is the definition that the kernels are tested against.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function ``reference(x, negative_slope)``; only leaky_relu uses the slope.
+
+    ``backward(grad, saved, negative_slope)`` is grad * act'(x). ``saves_output``: the derivative follows from the
+    output alone, which is then what ``saved`` is, so that the input need not be kept; otherwise ``saved`` is x.
+    """
+
+    name: str
+    code: int
+    reference: Callable[[torch.Tensor, float], torch.Tensor]
+    backward: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    saves_output: bool = False
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    activation.name: activation
+    for activation in (
+        Activation("none", 0, lambda x, _: x, lambda g, x, _: g),
+        Activation("relu", 1, lambda x, _: F.relu(x), lambda g, y, _: _aten.threshold_backward(g, y, 0),
+                   saves_output=True),
+        Activation("gelu", 2, lambda x, _: F.gelu(x), lambda g, x, _: _aten.gelu_backward(g, x)),
+        Activation("gelu_tanh", 3, lambda x, _: F.gelu(x, approximate="tanh"),
+                   lambda g, x, _: _aten.gelu_backward(g, x, approximate="tanh")),
+        Activation("silu", 4, lambda x, _: F.silu(x), lambda g, x, _: _aten.silu_backward(g, x)),
+        Activation("tanh", 5, lambda x, _: torch.tanh(x), lambda g, y, _: _aten.tanh_backward(g, y),
+                   saves_output=True),
+        Activation("sigmoid", 6, lambda x, _: torch.sigmoid(x), lambda g, y, _: _aten.sigmoid_backward(g, y),
+                   saves_output=True),
+        Activation("relu6", 7, lambda x, _: F.relu6(x), lambda g, y, _: _aten.hardtanh_backward(g, y, 0, 6),
+                   saves_output=True),
+        Activation("hardswish", 8, lambda x, _: F.hardswish(x), lambda g, x, _: _aten.hardswish_backward(g, x)),
+        Activation("leaky_relu", 9, lambda x, slope: F.leaky_relu(x, slope),
+                   lambda g, x, slope: _aten.leaky_relu_backward(g, x, slope, False)),
+    )
+}
+
+BY_CODE: dict[int, Activation] = {activation.code: activation for activation in ACTIVATIONS.values()}
+
+
+class _Codes(dict):
+    """name -> code; an unknown name is answered with the known ones."""
+
+    def __missing__(self, name):
+        raise ValueError(f"unknown activation {name!r}; known: {', '.join(ACTIVATIONS)}")
+
+
+CODES: dict[str, int] = _Codes({name: activation.code for name, activation in ACTIVATIONS.items()})
+
+
+def apply_activation(x: torch.Tensor, name: str, negative_slope: float = 0.01) -> torch.Tensor:
+    """``act(x)`` in plain ATen, differentiable; x is any float tensor. ValueError for an unknown name."""
+    return BY_CODE[CODES[name]].reference(x, negative_slope)

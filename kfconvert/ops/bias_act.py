@@ -1,0 +1,139 @@
+"""bias_act: ``y = act(x + bias + residual)``, one pass over memory in place of up to three.
+
+Backward: ``g = grad * act'(x + bias + residual)`` is the gradient of x and of residual; that of bias is g summed over
+all other dimensions.
+"""
+
+import torch
+
+from .activations import BY_CODE, CODES, apply_activation
+from .registration import LIBRARY, autocast, cast_to_widest, define, define_with_twin, has_kernels, require
+
+
+def reference(x, bias=None, residual=None, activation="none", negative_slope=0.01, dim=-1):
+    """The definition of :func:`bias_act` in plain ATen, differentiable."""
+    return apply_activation(_sum(x, bias, residual, dim), activation, negative_slope)
+
+
+def bias_act(
+    x: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    activation: str = "none",
+    negative_slope: float = 0.01,
+    dim: int = -1,
+) -> torch.Tensor:
+    """``act(x + bias + residual)``, in x's dtype, shape and memory format.
+
+    Args:
+        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in float32).
+        bias: (x.shape[dim],), added along ``dim``; same dtype and device as x.
+        residual: x's shape, dtype and device; any strides.
+        activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
+        negative_slope: of leaky_relu.
+        dim: 1 for the output of a convolution; contiguous and channels-last inputs are both read without a copy.
+
+    Raises:
+        ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
+    """
+    code = CODES[activation]
+    if not has_kernels(x):
+        _check("bias_act", x, bias, residual, dim)
+        return reference(x, bias, residual, activation, negative_slope, dim)
+    if torch.is_grad_enabled() and (
+        x.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (residual is not None and residual.requires_grad)
+    ):
+        return _OPERATOR(x, bias, residual, code, negative_slope, dim)
+    return _INFERENCE(x, bias, residual, code, negative_slope, dim)
+
+
+def _sum(x, bias, residual, dim):
+    if bias is not None:
+        shape = [1] * x.dim()
+        shape[dim] = -1
+        x = x + bias.reshape(shape)
+    return x if residual is None else x + residual
+
+
+def _check(operator, x, bias, residual, dim):
+    require(x.is_floating_point() and x.element_size() > 1, operator,
+            "expected float64, float32, float16 or bfloat16")
+    if bias is not None:
+        require(-x.dim() <= dim < x.dim(), operator, f"dim {dim} is out of range for x of shape {tuple(x.shape)}")
+        require_same_options(operator, "bias", x, bias)
+        require(bias.dim() == 1 and bias.shape[0] == x.shape[dim], operator, f"bias has shape {tuple(bias.shape)}, "
+                f"but x has {x.shape[dim]} channels in dim {dim}")
+    if residual is not None:
+        require_same_options(operator, "residual", x, residual)
+        require(residual.shape == x.shape, operator,
+                f"residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)}")
+
+
+def require_same_options(operator, name, x, other):
+    """The device and, outside of autocast (which aligns them), the dtype of ``other`` are those of x."""
+    require(other.device == x.device, operator, f"{name} is on another device than x")
+    require(other.dtype == x.dtype or torch.is_autocast_enabled(x.device.type), operator,
+            f"{name} has another dtype than x")
+
+
+def _compose(x, bias, residual, code, negative_slope, dim):
+    _check("bias_act", x, bias, residual, dim)
+    y = BY_CODE[code].reference(_sum(x, bias, residual, dim), negative_slope)
+    return y.clone() if y is x else y
+
+
+def _fake(x, bias, residual, code, negative_slope, dim):
+    _check("bias_act", x, bias, residual, dim)
+    return torch.empty_like(x)
+
+
+def _compose_in_place(x, bias, residual, code, negative_slope, dim):
+    x.copy_(_compose(x, bias, residual, code, negative_slope, dim))
+
+
+def _fake_in_place(x, bias, residual, code, negative_slope, dim):
+    _check("bias_act_", x, bias, residual, dim)
+
+
+def _compose_backward(grad, saved, bias, residual, code, negative_slope, dim):
+    activation = BY_CODE[code]
+    g = activation.backward(grad, _sum(saved, bias, residual, dim), negative_slope)
+    return torch.empty_like(saved).copy_(g)
+
+
+def _fake_backward(grad, saved, bias, residual, code, negative_slope, dim):
+    return torch.empty_like(saved)
+
+
+def _save(ctx, inputs, output):
+    x, bias, residual, code, ctx.negative_slope, ctx.dim = inputs
+    ctx.activation = BY_CODE[code]
+    ctx.bias_dims = None if bias is None else [d for d in range(x.dim()) if d != ctx.dim % x.dim()]
+    if ctx.activation.name == "none":
+        ctx.save_for_backward()
+    elif ctx.activation.saves_output:
+        ctx.save_for_backward(output, None, None)
+    else:
+        ctx.save_for_backward(x, bias, residual)
+
+
+def _differentiate(ctx, grad):
+    g = grad
+    if ctx.activation.name != "none":
+        g = _BACKWARD(grad, *ctx.saved_tensors, ctx.activation.code, ctx.negative_slope, ctx.dim)
+    x_needs, bias_needs, residual_needs = ctx.needs_input_grad[:3]
+    # A sum over no dimension at all (a vector with its bias) would be taken by ATen as a sum over every one.
+    grad_bias = (g.sum(ctx.bias_dims) if ctx.bias_dims else g) if bias_needs else None
+    return g if x_needs else None, grad_bias, g if residual_needs else None, None, None, None
+
+
+_ARGUMENTS = "Tensor? bias=None, Tensor? residual=None, int activation=0, float negative_slope=0.01, int dim=-1"
+_OPERATOR, _INFERENCE = define_with_twin(f"bias_act(Tensor x, {_ARGUMENTS}) -> Tensor", _compose, _fake)
+_IN_PLACE = define(f"bias_act_(Tensor(a!) x, {_ARGUMENTS}) -> ()", _compose_in_place, _fake_in_place)
+_BACKWARD = define(
+    "bias_act_backward(Tensor grad, Tensor saved, Tensor? bias, Tensor? residual, int activation, "
+    "float negative_slope, int dim) -> Tensor", _compose_backward, _fake_backward)  # fmt: skip
+torch.library.register_autograd("kfconvert::bias_act", _differentiate, setup_context=_save, lib=LIBRARY)
+autocast((_OPERATOR, _INFERENCE), cast_to_widest)

@@ -1,0 +1,139 @@
+"""conv_act: ``y = act(conv(x, W) + b + residual)``: the library's convolution, then at most one in-place epilogue.
+
+On CUDA, relu with a bias is one cuDNN call (cudnn_convolution_relu, cudnn_convolution_add_relu). Where a gradient is
+needed it is the convolution followed by ``bias_act``, whose backward formulas apply.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from . import bias_act as _bias_act
+from .activations import BY_CODE, CODES, apply_activation
+from .registration import (
+    autocast,
+    cast_to_lower,
+    define_with_twin,
+    differentiate_by_decomposition,
+    has_kernels,
+    require,
+)
+
+_CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
+
+
+def reference(x, weight, bias=None, residual=None, stride=1, padding=0, dilation=1, groups=1, activation="none",
+              negative_slope=0.01):  # fmt: skip
+    """The definition of :func:`conv_act` in plain ATen, differentiable."""
+    y = _CONVOLUTIONS[weight.dim()](x, weight, bias, stride, padding, dilation, groups)
+    return apply_activation(y if residual is None else y + residual, activation, negative_slope)
+
+
+def conv_act(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] | str = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+    activation: str = "none",
+    negative_slope: float = 0.01,
+) -> torch.Tensor:
+    """``act(conv(x, W) + b + residual)``; 1d, 2d or 3d by the dimensions of weight.
+
+    Args:
+        x: (batch, in, *size) or (in, *size); contiguous or channels-last; float64, float32, float16 or bfloat16.
+        weight: (out, in / groups, *kernel).
+        bias: (out,).
+        residual: the output's shape; a layout other than the output's costs a copy.
+        stride, padding, dilation, groups: as in torch.nn.functional.conv2d; padding also "valid" or "same".
+        activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
+        negative_slope: of leaky_relu.
+
+    Raises:
+        ValueError: unknown activation or padding. RuntimeError: shapes, dtypes or devices that do not fit.
+    """
+    code = CODES[activation]
+    if x.dim() == weight.dim() - 1:
+        batched = None if residual is None else residual.unsqueeze(0)
+        return conv_act(x.unsqueeze(0), weight, bias, batched, stride, padding, dilation, groups, activation,
+                        negative_slope).squeeze(0)  # fmt: skip
+    if isinstance(padding, str):
+        x, padding = _explicit_padding(x, weight, padding, dilation)
+    if not has_kernels(x):
+        _check(x, weight, bias, residual, groups)
+        return reference(x, weight, bias, residual, stride, padding, dilation, groups, activation, negative_slope)
+    needs_grad = torch.is_grad_enabled() and (
+        x.requires_grad
+        or weight.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (residual is not None and residual.requires_grad)
+    )
+    operator = _OPERATOR if needs_grad else _INFERENCE
+    return operator(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope)
+
+
+def _explicit_padding(x, weight, padding, dilation):
+    """(x, numbers) for "valid" and "same"; an odd total is padded beforehand, the larger part at the end."""
+    if padding == "valid":
+        return x, 0
+    if padding != "same":
+        raise ValueError(f'padding must be numbers, "valid" or "same", not {padding!r}')
+    spatial = weight.dim() - 2
+    dilations = [dilation] * spatial if isinstance(dilation, int) else list(dilation)
+    totals = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
+    if any(total % 2 for total in totals):
+        x = F.pad(x, [part for total in reversed(totals) for part in (0, total % 2)])
+    return x, [total // 2 for total in totals]
+
+
+def _check(x, weight, bias, residual, groups):
+    require(3 <= weight.dim() <= 5 and x.dim() == weight.dim(), "conv_act", f"x of shape {tuple(x.shape)} does not "
+            f"fit weight of shape {tuple(weight.shape)} (out, in / groups, kernel...)")
+    require(groups > 0 and x.shape[1] == weight.shape[1] * groups, "conv_act",
+            f"x has {x.shape[1]} channels, expected {weight.shape[1] * groups}")
+    for name, tensor in (("weight", weight), ("bias", bias), ("residual", residual)):
+        if tensor is not None:
+            _bias_act.require_same_options("conv_act", name, x, tensor)
+    if bias is not None:
+        require(bias.dim() == 1 and bias.shape[0] == weight.shape[0], "conv_act",
+                f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)")
+
+
+def _convolve(x, weight, bias, residual, stride, padding, dilation, groups):
+    y = _CONVOLUTIONS[weight.dim()](x, weight, bias, *map(_numbers, (stride, padding, dilation)), groups)
+    require(residual is None or residual.shape == y.shape, "conv_act", "residual has shape "
+            f"{None if residual is None else tuple(residual.shape)}, expected {tuple(y.shape)}")
+    return y
+
+
+def _numbers(value):
+    return value[0] if len(value) == 1 else value
+
+
+def _compose(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope):
+    _check(x, weight, bias, residual, groups)
+    y = _convolve(x, weight, bias, residual, stride, padding, dilation, groups)
+    return BY_CODE[code].reference(y if residual is None else y + residual, negative_slope)
+
+
+def _fake(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope):
+    _check(x, weight, bias, residual, groups)
+    return _convolve(x, weight, bias, residual, stride, padding, dilation, groups)
+
+
+def _decompose(x, weight, bias=None, residual=None, stride=(1,), padding=(0,), dilation=(1,), groups=1, code=0,
+               negative_slope=0.01):  # fmt: skip
+    _check(x, weight, bias, residual, groups)
+    y = _convolve(x, weight, bias, residual, stride, padding, dilation, groups)
+    if code == 0 and residual is None:
+        return y
+    return torch.ops.kfconvert.bias_act.default(y, None, residual, code, negative_slope, 1)
+
+
+_OPERATOR, _INFERENCE = define_with_twin(
+    "conv_act(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, int[1] stride=1, int[1] padding=0, "
+    "int[1] dilation=1, int groups=1, int activation=0, float negative_slope=0.01) -> Tensor", _compose, _fake)
+differentiate_by_decomposition(_OPERATOR, _decompose)
+autocast((_OPERATOR, _INFERENCE), cast_to_lower)

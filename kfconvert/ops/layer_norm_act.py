@@ -1,0 +1,237 @@
+"""layer_norm_act: ``s = x + residual; y = act((s - mean(s)) / sqrt(var(s) + eps) * weight + bias)``.
+
+Backward, with xhat = (s - mean) rstd, v = xhat w + b, g = grad * act'(v):
+    grad_s = rstd (g w - mean(g w) - xhat mean(g w xhat)) + grad of the returned sum    (of x and of residual alike)
+    grad_w = sum over rows of g xhat;  grad_b = sum over rows of g
+v is computed again from s, which is all that is kept besides the two statistics of a row.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from . import bias_act as _bias_act
+from .activations import BY_CODE, CODES, apply_activation
+from .registration import (
+    LIBRARY,
+    autocast,
+    cast_floats,
+    cast_to_widest,
+    define,
+    define_with_twin,
+    differentiate_by_decomposition,
+    has_kernels,
+    require,
+)
+
+
+def reference(x, normalized_shape, weight=None, bias=None, eps=1e-5, activation="none", residual=None,
+              return_sum=False, negative_slope=0.01):  # fmt: skip
+    """The definition of :func:`layer_norm_act` in plain ATen, differentiable."""
+    s = x if residual is None else x + residual
+    y = apply_activation(F.layer_norm(s, normalized_shape, weight, bias, eps), activation, negative_slope)
+    return (y, s) if return_sum else y
+
+
+def layer_norm_act(
+    x: torch.Tensor,
+    normalized_shape: int | tuple[int, ...],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    activation: str = "none",
+    residual: torch.Tensor | None = None,
+    return_sum: bool = False,
+    negative_slope: float = 0.01,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """``act(layer_norm(x + residual))``, contiguous, in x's dtype; with ``return_sum`` also x + residual.
+
+    Args:
+        x: (..., *normalized_shape); float64, float32, float16 or bfloat16. Other strides than contiguous cost a copy.
+        normalized_shape: the last dimensions of x, over which it is normalised.
+        weight, bias: normalized_shape; x's dtype, or both float32 beside a half type.
+        eps: added to the variance.
+        activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
+        residual: x's shape, dtype and device. The half types are added and normalised in float32; the returned sum
+            is rounded to x's dtype.
+        return_sum: return (y, x + residual): the residual stream of a pre-norm transformer.
+        negative_slope: of leaky_relu.
+
+    Raises:
+        ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
+    """
+    code = CODES[activation]
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+    if not has_kernels(x):
+        _check(x, residual, shape, weight, bias)
+        return reference(x, shape, weight, bias, eps, activation, residual, return_sum, negative_slope)
+    needs_grad = torch.is_grad_enabled() and (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+        or (residual is not None and residual.requires_grad)
+    )
+    if return_sum and residual is not None:
+        operator = _ADD_OPERATOR if needs_grad else _ADD_INFERENCE
+        return operator(x, residual, shape, weight, bias, eps, code, negative_slope)
+    operator = _OPERATOR if needs_grad else _INFERENCE
+    y = operator(x, residual, shape, weight, bias, eps, code, negative_slope)
+    return (y, x) if return_sum else y
+
+
+def _check(x, residual, shape, weight, bias):
+    require(x.is_floating_point() and x.element_size() > 1, "layer_norm_act",
+            "expected float64, float32, float16 or bfloat16")
+    require(1 <= len(shape) <= x.dim() and tuple(x.shape[-len(shape) :]) == tuple(shape), "layer_norm_act",
+            f"normalized_shape does not fit the last dimensions of x of shape {tuple(x.shape)}")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is None:
+            continue
+        if x.element_size() > 2 or tensor.dtype != torch.float32:
+            _bias_act.require_same_options("layer_norm_act", name, x, tensor)
+        require(tuple(tensor.shape) == tuple(shape), "layer_norm_act",
+                f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
+    require(weight is None or bias is None or weight.dtype == bias.dtype, "layer_norm_act",
+            "weight and bias have different dtypes")
+    if residual is not None:
+        _bias_act.require_same_options("layer_norm_act", "residual", x, residual)
+        require(residual.shape == x.shape, "layer_norm_act",
+                f"residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)}")
+
+
+def _accumulator(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _compose(x, residual, shape, weight, bias, eps, code, negative_slope):
+    return _compose_add(x, residual, shape, weight, bias, eps, code, negative_slope)[0]
+
+
+def _compose_add(x, residual, shape, weight, bias, eps, code, negative_slope):
+    _check(x, residual, shape, weight, bias)
+    s = (x if residual is None else x + residual).contiguous()
+    if weight is not None or bias is not None:
+        affine = (weight if weight is not None else bias).dtype
+    else:
+        affine = s.dtype
+    # ATen normalises mixed dtypes on the CPU only; in the wider one it does on every device.
+    y = F.layer_norm(s.to(affine), shape, weight, bias, eps).to(s.dtype)
+    return BY_CODE[code].reference(y, negative_slope), s
+
+
+def _fake(x, residual, shape, weight, bias, eps, code, negative_slope):
+    _check(x, residual, shape, weight, bias)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake_add(x, residual, shape, weight, bias, eps, code, negative_slope):
+    return tuple(_fake(x, residual, shape, weight, bias, eps, code, negative_slope) for _ in range(2))
+
+
+def _rows(x, shape):
+    rows = 1
+    for size in x.shape[: x.dim() - len(shape)]:
+        rows = rows * size
+    return rows
+
+
+def _compose_training(x, residual, shape, weight, bias, eps, code, negative_slope):
+    y, s = _compose_add(x, residual, shape, weight, bias, eps, code, negative_slope)
+    wide = s.to(_accumulator(s.dtype)).flatten(-len(shape))
+    mean = wide.mean(-1)
+    rstd = (wide.var(-1, correction=0) + eps).rsqrt()
+    return y, s.new_empty(0) if residual is None else s, mean.flatten(), rstd.flatten()
+
+
+def _fake_training(x, residual, shape, weight, bias, eps, code, negative_slope):
+    y = _fake(x, residual, shape, weight, bias, eps, code, negative_slope)
+    statistics = [x.new_empty(_rows(x, shape), dtype=_accumulator(x.dtype)) for _ in range(2)]
+    return y, x.new_empty(0) if residual is None else torch.empty_like(y), *statistics
+
+
+def _compose_backward(grad, grad_sum, s, mean, rstd, weight, bias, cols, code, negative_slope):
+    wide = _accumulator(s.dtype)
+    mean, rstd = mean.unsqueeze(-1), rstd.unsqueeze(-1)
+    xhat = (s.reshape(-1, cols).to(wide) - mean) * rstd
+    w = torch.ones(cols, dtype=wide, device=s.device) if weight is None else weight.reshape(-1).to(wide)
+    activation = BY_CODE[code]
+    v = xhat * w if bias is None else xhat * w + bias.reshape(-1).to(wide)
+    saved = activation.reference(v, negative_slope) if activation.saves_output else v
+    g = activation.backward(grad.reshape(-1, cols).to(wide), saved, negative_slope)
+    gw = g * w
+    grad_s = rstd * (gw - gw.mean(-1, keepdim=True) - xhat * (gw * xhat).mean(-1, keepdim=True))
+    if grad_sum is not None:
+        grad_s = grad_s + grad_sum.reshape(-1, cols)
+    none = s.new_empty(0, dtype=wide)
+    return (grad_s.to(s.dtype).reshape(s.shape), none if weight is None else (g * xhat).sum(0),
+            none.clone() if bias is None else g.sum(0))
+
+
+def _fake_backward(grad, grad_sum, s, mean, rstd, weight, bias, cols, code, negative_slope):
+    sizes = (0 if weight is None else cols, 0 if bias is None else cols)
+    return (torch.empty_like(s, memory_format=torch.contiguous_format),
+            *(s.new_empty(size, dtype=_accumulator(s.dtype)) for size in sizes))
+
+
+def _save(ctx, inputs, output):
+    x, residual, shape, weight, bias, _, ctx.code, ctx.negative_slope = inputs
+    _, s, mean, rstd = output
+    ctx.shape = tuple(shape)
+    ctx.has_residual = residual is not None
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(s if ctx.has_residual else x, mean, rstd, weight, bias)
+
+
+def _differentiate(ctx, grad, grad_sum, *_):
+    s, mean, rstd, weight, bias = ctx.saved_tensors
+    cols = 1
+    for size in ctx.shape:
+        cols *= size
+    if not ctx.has_residual:
+        grad_sum = None
+    if grad is None:  # only the sum was used
+        return grad_sum, grad_sum if ctx.has_residual else None, *[None] * 6
+    grad_s, grad_weight, grad_bias = _BACKWARD(grad, grad_sum, s, mean, rstd, weight, bias, cols, ctx.code,
+                                               ctx.negative_slope)  # fmt: skip
+    grad_weight = None if weight is None else grad_weight.to(weight.dtype).reshape(ctx.shape)
+    grad_bias = None if bias is None else grad_bias.to(bias.dtype).reshape(ctx.shape)
+    return grad_s, grad_s if ctx.has_residual else None, None, grad_weight, grad_bias, None, None, None
+
+
+def _decompose(x, residual, shape, weight=None, bias=None, eps=1e-5, code=0, negative_slope=0.01):
+    return _TRAINING(x, residual, shape, weight, bias, eps, code, negative_slope)[0]
+
+
+def _decompose_add(x, residual, shape, weight=None, bias=None, eps=1e-5, code=0, negative_slope=0.01):
+    return _TRAINING(x, residual, shape, weight, bias, eps, code, negative_slope)[:2]
+
+
+def _autocast_rule(args, device_type):
+    """ATen's: float32 on CUDA; on the CPU the norm keeps the dtype of its input, which the sum made the widest."""
+    if device_type == "cuda":
+        return cast_floats(args, torch.float32, device_type)
+    x, residual, shape, weight, bias, *rest = args
+    if residual is not None:
+        x, residual = cast_to_widest((x, residual), device_type)
+    if x.dtype == torch.float32:
+        weight, bias = cast_floats((weight, bias), torch.float32, device_type)
+    return x, residual, shape, weight, bias, *rest
+
+
+_REST = ("int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-5, int activation=0, "
+         "float negative_slope=0.01")
+_OPERATOR, _INFERENCE = define_with_twin(f"layer_norm_act(Tensor x, Tensor? residual, {_REST}) -> Tensor", _compose,
+                                         _fake)
+_ADD_OPERATOR, _ADD_INFERENCE = define_with_twin(
+    f"add_layer_norm_act(Tensor x, Tensor residual, {_REST}) -> (Tensor, Tensor)", _compose_add, _fake_add)
+_TRAINING = define(
+    f"layer_norm_act_training(Tensor x, Tensor? residual, {_REST}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _compose_training, _fake_training)  # fmt: skip
+_BACKWARD = define(
+    "layer_norm_act_backward(Tensor grad, Tensor? grad_sum, Tensor s, Tensor mean, Tensor rstd, Tensor? weight, "
+    "Tensor? bias, int cols, int activation, float negative_slope) -> (Tensor, Tensor, Tensor)",
+    _compose_backward, _fake_backward)  # fmt: skip
+torch.library.register_autograd("kfconvert::layer_norm_act_training", _differentiate, setup_context=_save, lib=LIBRARY)
+differentiate_by_decomposition(_OPERATOR, _decompose)
+differentiate_by_decomposition(_ADD_OPERATOR, _decompose_add)
+autocast((_OPERATOR, _INFERENCE, _ADD_OPERATOR, _ADD_INFERENCE), _autocast_rule)

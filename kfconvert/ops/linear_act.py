@@ -1,0 +1,86 @@
+"""linear_act: ``y = act(x W^T + b)``: the library's matrix product, then one in-place epilogue.
+
+Where a gradient is needed it is ``linear`` followed by ``bias_act``, whose backward formulas apply.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from . import bias_act as _bias_act
+from .activations import BY_CODE, CODES, apply_activation
+from .registration import (
+    autocast,
+    cast_to_lower,
+    define_with_twin,
+    differentiate_by_decomposition,
+    has_kernels,
+    require,
+)
+
+
+def reference(x, weight, bias=None, activation="none", negative_slope=0.01):
+    """The definition of :func:`linear_act` in plain ATen, differentiable."""
+    return apply_activation(F.linear(x, weight, bias), activation, negative_slope)
+
+
+def linear_act(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str = "none",
+    negative_slope: float = 0.01,
+) -> torch.Tensor:
+    """``act(x W^T + b)``, of shape (..., out).
+
+    Args:
+        x: (..., in); float64, float32, float16 or bfloat16.
+        weight: (out, in), any strides: the transposed view of an (in, out) weight costs nothing.
+        bias: (out,). weight and bias have x's dtype and device (autocast aligns the dtypes).
+        activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
+        negative_slope: of leaky_relu.
+
+    Raises:
+        ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
+    """
+    code = CODES[activation]
+    if not has_kernels(x):
+        _check(x, weight, bias)
+        return reference(x, weight, bias, activation, negative_slope)
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return _OPERATOR(x, weight, bias, code, negative_slope)
+    return _INFERENCE(x, weight, bias, code, negative_slope)
+
+
+def _check(x, weight, bias):
+    same = _bias_act.require_same_options
+    same("linear_act", "weight", x, weight)
+    require(weight.dim() == 2 and x.dim() >= 1 and x.shape[-1] == weight.shape[1], "linear_act",
+            f"x of shape {tuple(x.shape)} does not fit weight of shape {tuple(weight.shape)} (out, in)")
+    if bias is not None:
+        same("linear_act", "bias", x, bias)
+        require(bias.dim() == 1 and bias.shape[0] == weight.shape[0], "linear_act",
+                f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)")
+
+
+def _compose(x, weight, bias, code, negative_slope):
+    _check(x, weight, bias)
+    return BY_CODE[code].reference(F.linear(x, weight, bias), negative_slope).contiguous()
+
+
+def _fake(x, weight, bias, code, negative_slope):
+    _check(x, weight, bias)
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _decompose(x, weight, bias=None, code=0, negative_slope=0.01):
+    y = F.linear(x, weight, bias)
+    return y if code == 0 else torch.ops.kfconvert.bias_act.default(y, None, None, code, negative_slope, -1)
+
+
+_OPERATOR, _INFERENCE = define_with_twin(
+    "linear_act(Tensor x, Tensor weight, Tensor? bias=None, int activation=0, float negative_slope=0.01) -> Tensor",
+    _compose, _fake)  # fmt: skip
+differentiate_by_decomposition(_OPERATOR, _decompose)
+autocast((_OPERATOR, _INFERENCE), cast_to_lower)

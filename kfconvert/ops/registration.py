@@ -1,0 +1,94 @@
+"""How an operator becomes known to torch: schema, ATen composition, fake kernel, autograd and autocast.
+
+The compiled libraries register kernels for the CPU and CUDA keys only; everything else is here, so that the operators
+exist, with the same schemas, when no library is there. Every operator has a twin ``<name>_inference`` with the same
+kernels and no autograd layer: a Python autograd layer costs more than the kernel of a small model, even under no_grad.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from .. import extension
+
+LIBRARY = torch.library.Library("kfconvert", "DEF")
+
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+
+
+def define(schema: str, composition: Callable, fake: Callable) -> torch._ops.OpOverload:
+    """Declares ``kfconvert::<schema>``; ``composition`` (plain ATen) serves every device without a compiled kernel."""
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=_TAGS)
+    LIBRARY.impl(name, composition, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"kfconvert::{name}", fake, lib=LIBRARY)
+    return getattr(torch.ops.kfconvert, name).default
+
+
+def define_with_twin(schema: str, composition: Callable, fake: Callable):
+    """(operator, its ``_inference`` twin)"""
+    operator = define(schema, composition, fake)
+    name, _, rest = schema.partition("(")
+    twin = define(f"{name}_inference({rest}", composition, fake)
+    LIBRARY.impl(f"{name}_inference", torch.library.fallthrough_kernel, "Autograd")
+    return operator, twin
+
+
+def differentiate_by_decomposition(operator: torch._ops.OpOverload, decomposition: Callable) -> None:
+    """Where a gradient is needed the operator becomes ``decomposition`` of its arguments, which is differentiable."""
+
+    def autograd(keyset, *args):
+        if torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
+            return decomposition(*args)
+        return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    LIBRARY.impl(operator.name().removeprefix("kfconvert::"), autograd, "Autograd", with_keyset=True)
+
+
+def autocast(operators, cast: Callable, device_types=("cpu", "cuda")) -> None:
+    """Under autocast the arguments go through ``cast(args, device_type)`` first."""
+    for device_type in device_types:
+        for operator in operators:
+            kernel = _autocast_kernel(operator, cast, device_type)
+            LIBRARY.impl(operator.name().removeprefix("kfconvert::"), kernel, f"Autocast{device_type.upper()}")
+
+
+def _autocast_kernel(operator, cast, device_type):
+    def kernel(*args):
+        with torch.autocast(device_type, enabled=False):
+            return operator(*cast(args, device_type))
+
+    return kernel
+
+
+def cast_floats(args, dtype: torch.dtype, device_type: str) -> tuple:
+    """Float tensors (float64 excepted, as ATen's autocast does) on that device become ``dtype``."""
+    return tuple(
+        arg.to(dtype) if isinstance(arg, torch.Tensor) and arg.is_floating_point() and arg.dtype != torch.float64
+        and arg.device.type == device_type else arg
+        for arg in args)
+
+
+def cast_to_lower(args, device_type: str) -> tuple:
+    """The rule of matrix products and convolutions: everything in the autocast dtype."""
+    return cast_floats(args, torch.get_autocast_dtype(device_type), device_type)
+
+
+def cast_to_widest(args, device_type: str) -> tuple:
+    """The rule of sums: everything in the widest dtype among the arguments."""
+    dtypes = [arg.dtype for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point()]
+    widest = dtypes[0]
+    for dtype in dtypes[1:]:
+        widest = torch.promote_types(widest, dtype)
+    return cast_floats(args, widest, device_type)
+
+
+def has_kernels(x: torch.Tensor) -> bool:
+    """Whether compiled kernels serve x's device; if not, the public functions compute their plain-ATen reference."""
+    return (extension.EXTENSION_LOADED and x.is_cpu) or (extension.CUDA_KERNELS_LOADED and x.is_cuda)
+
+
+def require(condition: bool, operator: str, message: str) -> None:
+    """The checks of the compiled kernels, for compositions and fake kernels: RuntimeError with one line."""
+    if not condition:
+        raise RuntimeError(f"kfconvert::{operator}: {message}")

@@ -1,0 +1,63 @@
+"""A rewritten region ready to run: its code, the live tensors it reads, and the prepared calls of its fused modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor, fx
+
+from .modules.derived import Derived
+
+# (dict that holds a tensor of the model, key in it)
+Place = tuple[dict[str, Any], str]
+
+
+class Program:
+    """``run(leaves)`` computes the flat outputs from the flat inputs and the live tensors. It must not be called
+    where autograd would record: plans read folded and packed copies of the weights.
+
+    The code calls ``self.fused_<i>(...)``. ``self`` is not the module that it was generated for but a namespace of
+    plans: what each fused module answers to ``plan(*inputs)``, a call with everything prepared (weights folded and
+    packed, strategy chosen). Plans hold until a tensor behind them changes, which is checked once a run for all of
+    them together.
+
+    Args:
+        module: the code, and the fused modules and subgraphs that it calls.
+        fused: names of the fused modules in ``module``.
+        weights: places of the tensors that the code itself reads, its first arguments in this order.
+        synced: (place in the model, place in a fused module): tensors to copy over before a run.
+    """
+
+    def __init__(self, module: fx.GraphModule, fused: list[str], weights: list[Place], synced: list[tuple[Place, Place]]):
+        self.module, self.fused, self.weights, self.synced = module, fused, weights, synced
+        self._sources = [place for name in fused for place in getattr(module, name).places()]
+        self._derived = Derived()
+
+    def run(self, leaves: list[Any]) -> tuple[Any, ...]:
+        for (source, key), (store, attribute) in self.synced:
+            store[attribute] = source[key]
+        derived = self._derived.values([t for store, key in self._sources if (t := store[key]) is not None])
+        layout = tuple([leaf.is_contiguous() for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() >= 4])
+        plans = derived.get(layout)
+        if plans is None:
+            plans = derived[layout] = self._unplanned()
+        code = type(self.module).forward
+        return code(plans, *[store[key] for store, key in self.weights], *leaves)
+
+    def _unplanned(self) -> SimpleNamespace:
+        """Plans that make themselves at their first call, from the inputs that come then."""
+        plans = SimpleNamespace(**dict(self.module.named_children()))
+        for name in self.fused:
+            setattr(plans, name, _first_call(plans, name, getattr(self.module, name)))
+        return plans
+
+
+def _first_call(plans: SimpleNamespace, name: str, module: Any) -> Callable[..., Any]:
+    def call(*inputs: Tensor) -> Any:
+        plan = module.plan(*inputs)
+        setattr(plans, name, plan)
+        return plan(*inputs)
+
+    return call

@@ -1,0 +1,195 @@
+"""What a conversion did, as a person reads it: conversion_stats in lines and a table."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+MAX_REASONS = 3
+MAX_NEAR_MISSES = 5
+
+
+def fusions(stats: dict[str, Any]) -> list[dict[str, Any]]:
+    """One dict a pattern: "pattern", "found", "applied", "rejected", and "reasons" {reason: sites}.
+
+    ``stats`` is ``conversion_stats`` of a ModelConverter. The most often applied patterns come first.
+    """
+    rows = []
+    for pattern in (
+        key.removesuffix("_found") for key in stats if key.endswith("_found") and key != "total_found"
+    ):
+        found, applied = stats[f"{pattern}_found"], stats.get(f"{pattern}_replaced", 0)
+        if not found:
+            continue
+        sites = [s for s in stats.get("sites", []) if s["pattern"] == pattern and s["status"] == "rejected"]
+        rows.append(
+            {
+                "pattern": pattern,
+                "found": found,
+                "applied": applied,
+                "rejected": found - applied,
+                "reasons": _grouped([site["reason"] or "no reason given" for site in sites]),
+            }
+        )
+    return sorted(rows, key=lambda row: (-row["applied"], -row["found"], row["pattern"]))
+
+
+def accuracy_line(stats: dict[str, Any]) -> str:
+    """One line on accuracy: the errors of both models against the reference, their ratio, and the verdict."""
+    result = stats.get("accuracy")
+    if result is None:
+        return "not checked"
+    verdict = "pass" if result["passed"] else f"FAIL: {result['reason']}"
+    original, converted = result.get("original_error"), result.get("optimized_error")
+    if not original or not converted:
+        return verdict
+    ratio = "" if result.get("ratio") is None else f", ratio {result['ratio']:.2f}"
+    return (
+        f"{verdict} | error against the {result['reference']}: original {_number(original['max_rel'])}, "
+        f"converted {_number(converted['max_rel'])}{ratio}"
+    )
+
+
+def speed_line(stats: dict[str, Any]) -> str:
+    """One line on speed: both times with quartiles, the speed-up with its interval; slower is said."""
+    comparison = stats.get("timings")
+    if not comparison:
+        return "not measured"
+    timings = comparison["timings"]
+    parts = [f"{name} {_time(timing)}" for name, timing in timings.items()]
+    speedups = [_speedup(name, speedup, len(timings) > 2) for name, speedup in comparison["speedups"].items()]
+    return " -> ".join(parts) + " | " + "; ".join(speedups)
+
+
+def render(
+    name: str, stats: dict[str, Any], weights: str | None = None, saved: str | None = None
+) -> RenderableType:
+    """The report of one model for a terminal.
+
+    Args:
+        name: as the user called the model.
+        weights: "pretrained", "random" or "own" of the recipe; random ones are said in yellow.
+        saved: the folder of the artifact.
+    """
+    parts: list[RenderableType] = [_headline(name, stats)]
+    rows = fusions(stats)
+    if rows:
+        parts.append(_table(rows))
+    if not stats.get("total_replaced"):
+        parts.append(_nothing_fused(stats))
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    passed = (stats.get("accuracy") or {}).get("passed")
+    facts.add_row(
+        "accuracy", Text(accuracy_line(stats), style={True: "green", False: "bold red", None: ""}[passed])
+    )
+    facts.add_row("speed", Text(speed_line(stats), style=_speed_style(stats)))
+    if weights:
+        facts.add_row("weights", Text(weights, style="bold yellow" if weights == "random" else ""))
+    for region in stats.get("regions", []):
+        if not region["captured"]:
+            facts.add_row("not captured", Text(f"{region['name'] or 'the model'}: {region['reason']}"))
+    if stats.get("seconds"):
+        facts.add_row("took", f"{sum(stats['seconds'].values()):.1f} s")
+    if saved:
+        facts.add_row("saved in", Text(saved))
+    return Group(*parts, facts, "")
+
+
+def _headline(name: str, stats: dict[str, Any]) -> Text:
+    environment = stats.get("environment") or {}
+    where = ", ".join(str(environment[key]) for key in ("device", "dtype") if environment.get(key))
+    line = Text(name, style="bold")
+    line.append(f"  {stats.get('model', '')}", style="dim")
+    line.append(f"  {stats.get('inputs', '')}", style="dim")
+    line.append(f"  {where}", style="dim")
+    line.append(
+        f"\n{stats.get('total_replaced', 0)} of {stats.get('total_found', 0)} sites fused", style="bold"
+    )
+    if environment.get("extension") is False:
+        line.append("  (without the compiled kernels: see kfconvert doctor)", style="yellow")
+    return line
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("fusion")
+    for column in ("found", "applied", "rejected"):
+        table.add_column(column, justify="right")
+    table.add_column("why rejected", overflow="fold")
+    for row in rows:
+        reasons = [
+            reason if count == 1 else f"{reason} (and {count - 1} more)"
+            for reason, count in row["reasons"].items()
+        ]
+        hidden = len(reasons) - MAX_REASONS
+        shown = reasons[:MAX_REASONS] + ([f"{hidden} more reasons"] if hidden > 0 else [])
+        style = "" if row["applied"] else "dim"
+        table.add_row(
+            row["pattern"],
+            str(row["found"]),
+            str(row["applied"]),
+            str(row["rejected"] or ""),
+            escape("\n".join(shown)),
+            style=style,
+        )
+    return table
+
+
+def _nothing_fused(stats: dict[str, Any]) -> Text:
+    text = Text("Nothing was fused: the model computes as before.", style="yellow")
+    if stats.get("nothing_fused"):
+        text.append(f" {stats['nothing_fused']}.")
+    misses = stats.get("near_misses", [])
+    if misses:
+        text.append("\nWhat came closest, and what stood in the way:")
+    for miss in misses[:MAX_NEAR_MISSES]:
+        text.append(f"\n  {miss['pattern']} at {miss['module'] or 'the root'}: {miss['reason']}", style="")
+    if len(misses) > MAX_NEAR_MISSES:
+        text.append(f"\n  and {len(misses) - MAX_NEAR_MISSES} more (--json lists all)")
+    return text
+
+
+def _grouped(reasons: list[str]) -> dict[str, int]:
+    """How many sites share each reason; reasons that differ in numbers alone count as the first of them."""
+    kinds = Counter(_kind(reason) for reason in reasons)
+    first = {_kind(reason): reason for reason in reversed(reasons)}
+    return {first[kind]: count for kind, count in kinds.most_common()}
+
+
+def _kind(reason: str) -> str:
+    """What reasons of one kind share: the part before a colon, without its numbers."""
+    return re.sub(r"\d[\d.e+-]*", "#", reason.split(":")[0])
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.1e}"
+
+
+def _time(timing: dict[str, Any]) -> str:
+    return f"{timing['median_ms']:.2f} ms ({timing['q1_ms']:.2f} to {timing['q3_ms']:.2f})"
+
+
+def _speedup(name: str, speedup: dict[str, Any], named: bool) -> str:
+    prefix = f"{name} " if named else ""
+    interval = f"95 % between {speedup['low']:.2f} and {speedup['high']:.2f}"
+    if not speedup["measurable"]:
+        return f"{prefix}no measurable difference ({interval})"
+    if speedup["ratio"] < 1:
+        return f"{prefix}{1 / speedup['ratio']:.2f} x SLOWER (speed-up {speedup['ratio']:.2f}, {interval})"
+    return f"{prefix}{speedup['ratio']:.2f} x faster ({interval})"
+
+
+def _speed_style(stats: dict[str, Any]) -> str:
+    speedups = ((stats.get("timings") or {}).get("speedups") or {}).values()
+    if any(s["measurable"] and s["ratio"] < 1 for s in speedups):
+        return "bold red"
+    return "green" if any(s["measurable"] for s in speedups) else ""

@@ -1,0 +1,59 @@
+"""What a user sees on stderr while models are converted: a progress bar, and warnings as lines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from transformers.utils import logging as transformers_logging
+
+from .zoo import WeightsWarning
+
+
+def quieten_libraries() -> None:
+    """Leaves stderr to the progress bar and to what concerns the user."""
+    for library in ("huggingface_hub", "timm", "torch.export", "torch.fx"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
+@contextlib.contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Shows kfconvert's own warnings as one loud line each and drops the deprecation chatter of libraries."""
+
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        if issubclass(category, WeightsWarning) or str(message).startswith("kfconvert:"):
+            text = str(message).removeprefix("kfconvert:").strip()
+            click.secho(f"kfconvert: warning: {text}", fg="yellow", bold=True, err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        yield
+
+
+@contextlib.contextmanager
+def progress_bar(name: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Yields ``progress(stage, done, total)``: a bar on stderr, nothing where stderr is no terminal."""
+    columns = (
+        TextColumn("[bold]{task.fields[model]}"),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", model=name, total=None)
+
+        def progress(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield progress

@@ -1,0 +1,395 @@
+"""Accuracy of an optimised model against a float64 run of the original.
+
+Two correct float32 (or float16) implementations of one formula differ, so the optimised model is not compared
+with the original alone: both are compared with the same computation in float64, and the optimised model has
+to be about as close to it as the original is.
+"""
+
+import copy
+import dataclasses
+import gc
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+# The optimised model may be this much further from float64 than the original. Another order of summation
+# moves the largest error of a big output by some tens of percent, a wrong formula by orders of magnitude.
+ERROR_RATIO = 1.5
+# Allowed on top of the threshold, in units of rounding, where the original has no error to compare with.
+ULPS_WITHOUT_ERROR = 4
+# Percentiles of larger outputs are taken over a random sample of this size (torch.quantile takes up to 16 M).
+PERCENTILE_SAMPLE = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorStats:
+    """Distance of one floating-point output from its reference.
+
+    The absolute errors are |output - reference| in the output's unit; the relative ones are the same numbers
+    divided by `scale` = max|reference| of that output (0/0 = 0). `leaf` is the output's path, such as
+    ".last_hidden_state".
+    """
+
+    leaf: str
+    scale: float
+    max_abs: float
+    mean_abs: float
+    p999_abs: float
+    max_rel: float
+    mean_rel: float
+    p999_rel: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, ready for JSON; a number that is not finite becomes None."""
+        return {key: _json_number(value) for key, value in dataclasses.asdict(self).items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """Outputs to measure against, and in words where they come from."""
+
+    outputs: Any
+    description: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationResult:
+    """Outcome of comparing an optimised model with its original.
+
+    `original_error` and `optimized_error` belong to the output with the largest relative error; they are None
+    where there was nothing to measure (other structure, no floating-point output). `ratio` is the optimised
+    error over the original's, None where the original has none. `reason` is one line, None when `passed`.
+    """
+
+    passed: bool
+    reason: str | None
+    reference: str
+    original_error: ErrorStats | None
+    optimized_error: ErrorStats | None
+    ratio: float | None
+    accuracy_threshold: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, ready for JSON; a number that is not finite becomes None."""
+        return {
+            "passed": self.passed,
+            "reason": self.reason,
+            "reference": self.reference,
+            "original_error": self.original_error and self.original_error.as_dict(),
+            "optimized_error": self.optimized_error and self.optimized_error.as_dict(),
+            "ratio": _json_number(self.ratio),
+            "accuracy_threshold": self.accuracy_threshold,
+        }
+
+    def summary(self) -> str:
+        """One line for people."""
+        if not self.passed:
+            return f"not accurate: {self.reason}"
+        if self.optimized_error is None or self.original_error is None:
+            return "accurate: all outputs are equal"
+        ratio = "" if self.ratio is None else f", ratio {self.ratio:.2f}"
+        return (
+            f"accurate: error {self.optimized_error.max_rel:.1e} of the output's scale "
+            f"(original {self.original_error.max_rel:.1e}{ratio}) against the {self.reference}"
+        )
+
+
+def validate_optimization(
+    original: nn.Module, optimized: nn.Module, inputs: Any, accuracy_threshold: float = 1e-6
+) -> ValidationResult:
+    """Compare `optimized` with `original` on `inputs`, both against a float64 run of `original`.
+
+    inputs: a tensor, a tuple of positional arguments, a mapping of keyword arguments, or the pair (args,
+    kwargs); on the models' device and in their dtype. Any nesting of tensors may come out.
+
+    Each floating-point output passes when its largest relative error (see `ErrorStats`) is at most
+    `accuracy_threshold`, or at most 1.5 x that of the original, or within half a unit of rounding of its
+    dtype. Where the original's error is exactly 0, four units of rounding are allowed on top of the
+    threshold. Integer, boolean and plain Python outputs must equal the original's; structure, shapes, dtypes,
+    and the places of NaN and infinities must agree with the original's.
+
+    Both models run in evaluation mode without gradients and from the same random state; their training flags,
+    the inputs and the random state are afterwards as before. Errors of the original's own forward are raised;
+    one of the optimised forward is reported as a failure.
+    """
+    args, kwargs = split_inputs(inputs)
+    original_out = model_outputs(original, args, kwargs)
+    reference = reference_outputs(original, args, kwargs)
+    try:
+        optimized_out = model_outputs(optimized, args, kwargs)
+    except Exception as error:  # whatever it is, the optimised model is not usable and the caller learns why
+        reason = f"the optimised model failed: {_one_line(error)}"
+        return ValidationResult(False, reason, reference.description, None, None, None, accuracy_threshold)
+    return compare(reference, original_out, optimized_out, accuracy_threshold)
+
+
+def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of a tensor, a tuple or list of arguments, a mapping of keywords, or (args, kwargs)."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        if len(inputs) == 2 and isinstance(inputs[0], (tuple, list)) and isinstance(inputs[1], Mapping):
+            return tuple(inputs[0]), dict(inputs[1])
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def model_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Outputs of `model` in evaluation mode, without gradients, on copies of the inputs.
+
+    The training flags of all submodules and the random state are restored.
+    """
+    with _evaluation(model):
+        return model(*tree_map(_fresh, args), **tree_map(_fresh, kwargs))
+
+
+def reference_outputs(original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference:
+    """Outputs of a float64 copy of `original`, on its device, with floating-point inputs in float64.
+
+    A model that cannot run in float64 (dtypes written into its code, no memory) is run in float32, and when
+    that is its own dtype or fails too, as it is; `Reference.description` says which and why.
+    """
+    try:
+        return Reference(_outputs_in(torch.float64, original, args, kwargs), "float64 run of the original")
+    except Exception as error:  # any forward may refuse float64 in its own way; the reason is passed on
+        why = f"(the float64 run failed: {_one_line(error)})"
+    if any(t.is_floating_point() and t.dtype != torch.float32 for t in _tensors_of(original)):
+        try:
+            outputs = _outputs_in(torch.float32, original, args, kwargs)
+            return Reference(outputs, f"float32 run of the original {why}")
+        except Exception:  # dtypes written into the code: the original as it is remains
+            pass
+    return Reference(model_outputs(original, args, kwargs), f"original itself {why}")
+
+
+def compare(
+    reference: Reference, original_out: Any, optimized_out: Any, accuracy_threshold: float = 1e-6
+) -> ValidationResult:
+    """Judge `optimized_out` by the rules of `validate_optimization`; one reference serves many candidates."""
+    original, optimized, truth = _Outputs(original_out), _Outputs(optimized_out), _Outputs(reference.outputs)
+    reason = original.difference(optimized)
+    if reason is None and not original.leaves:
+        reason = "the outputs hold nothing that can be compared"
+    notes = [reference.description]
+    errors: list[tuple[ErrorStats, ErrorStats]] = []
+    for name, ours in original.leaves.items() if reason is None else ():
+        theirs = optimized.leaves[name]
+        problem = _unequal(ours, theirs)
+        if problem is None and isinstance(ours, Tensor) and _inexact(ours):
+            own, new, note = _measure(name, truth.leaves.get(name), ours, theirs)
+            errors.append((own, new))
+            notes += [f"output{name} {note}"] if note else []
+            allowed = _allowed_error(own, ours.dtype, accuracy_threshold)
+            if not new.max_rel <= allowed:
+                problem = (
+                    f"has error {new.max_rel:.1e} of its scale against the {reference.description}; "
+                    f"the original has {own.max_rel:.1e}, allowed is {allowed:.1e}"
+                )
+        if problem is not None and reason is None:
+            reason = f"output{name} {problem}"
+
+    own, new = (max(stats, key=lambda one: one.max_rel) for stats in zip(*errors)) if errors else (None, None)
+    return ValidationResult(
+        passed=reason is None,
+        reason=reason,
+        reference="; ".join(notes),
+        original_error=own,
+        optimized_error=new,
+        ratio=new.max_rel / own.max_rel if own and own.max_rel > 0 else None,
+        accuracy_threshold=accuracy_threshold,
+    )
+
+
+class _Outputs:
+    """The leaves of an output by path, and the containers that they sit in.
+
+    Beyond tuples, lists and mappings it looks into the attributes of objects (dataclasses, key-value caches),
+    so that no tensor escapes the comparison because its container is not a registered pytree.
+    """
+
+    def __init__(self, outputs: Any):
+        self.leaves: dict[str, Any] = {}
+        self.containers: dict[str, type] = {}
+        self._visiting: set[int] = set()
+        self._add("", outputs)
+
+    def _add(self, path: str, value: Any) -> None:
+        if isinstance(value, float):
+            value = torch.tensor(value, dtype=torch.float64)
+        elif not isinstance(value, Tensor) and hasattr(value, "__array__"):
+            value = torch.as_tensor(value)
+        if value is None or isinstance(value, (Tensor, str, bytes, int, complex)):
+            self.leaves[path] = value
+            return
+        children = _children(value)
+        if children is None or id(value) in self._visiting:
+            return
+        self.containers[path] = type(value)
+        self._visiting.add(id(value))
+        for key, child in children:
+            self._add(path + key, child)
+        self._visiting.discard(id(value))
+
+    def difference(self, other: "_Outputs") -> str | None:
+        """The first way in which the structure of `other` is not this one's."""
+        if self.leaves.keys() != other.leaves.keys():
+            missing = [name or "itself" for name in self.leaves if name not in other.leaves]
+            extra = [name or "itself" for name in other.leaves if name not in self.leaves]
+            return f"the outputs have another structure: missing {missing[:5]}, not expected {extra[:5]}"
+        for path, container in self.containers.items():
+            if other.containers.get(path) is not container:
+                theirs = getattr(other.containers.get(path), "__name__", "nothing")
+                return f"output{path} is a {theirs}, the original's is a {container.__name__}"
+        return None
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]] | None:
+    """(path piece, child) pairs of a container, None for what is opaque."""
+    if isinstance(value, Mapping):
+        return ((f".{key}", child) for key, child in value.items())
+    if isinstance(value, (tuple, list)):
+        return ((f"[{index}]", child) for index, child in enumerate(value))
+    if hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) and not callable(value):
+        return ((f".{key}", child) for key, child in vars(value).items())
+    return None
+
+
+def _unequal(ours: Any, theirs: Any) -> str | None:
+    """What differs beyond rounding: kind, shape, dtype, device, exact values, places of NaN and infinity."""
+    if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
+        same = type(ours) is type(theirs) and ours == theirs
+        return None if same else f"is {theirs!r:.40}, the original's is {ours!r:.40}"
+    if ours.shape != theirs.shape:
+        return f"has shape {tuple(theirs.shape)}, the original's is {tuple(ours.shape)}"
+    if ours.dtype != theirs.dtype:
+        return f"has dtype {theirs.dtype}, the original's is {ours.dtype}"
+    if ours.device != theirs.device:
+        return f"is on {theirs.device}, the original's is on {ours.device}"
+    if not _inexact(ours):
+        wrong = int((ours != theirs).sum())
+        return f"differs from the original's in {wrong} of {ours.numel()} exact values" if wrong else None
+    ours, theirs = _float64(ours), _float64(theirs)
+    finite = ours.isfinite()
+    wrong = int((finite != theirs.isfinite()).sum())
+    if wrong == 0 and not finite.all():
+        # NaN must meet NaN, and an infinity the infinity of its sign
+        wrong = int((ours[~finite].nan_to_num(nan=0.0) != theirs[~finite].nan_to_num(nan=0.0)).sum())
+    return f"is NaN or infinite otherwise than the original's in {wrong} values" if wrong else None
+
+
+def _measure(
+    name: str, truth: Any, ours: Tensor, theirs: Tensor
+) -> tuple[ErrorStats, ErrorStats, str | None]:
+    """Errors of the original's and of the optimised output, over the values where the original is finite.
+
+    Where `truth` cannot serve (data-dependent shape, overflow of a constant) the original stands in; the
+    third result says so.
+    """
+    note = None
+    if not isinstance(truth, Tensor) or truth.shape != ours.shape:
+        truth, note = ours, "has another shape there: the original stands in"
+    truth, ours, theirs = _float64(truth), _float64(ours), _float64(theirs)
+    finite = ours.isfinite()
+    if not finite.all():
+        truth, ours, theirs = truth[finite], ours[finite], theirs[finite]
+    unknown = ~truth.isfinite()
+    if unknown.any():
+        truth = torch.where(unknown, ours, truth)
+        note = f"has {int(unknown.sum())} values that are not finite there: the original's stand in"
+    return _error_stats(name, truth, ours), _error_stats(name, truth, theirs), note
+
+
+def _error_stats(name: str, truth: Tensor, value: Tensor) -> ErrorStats:
+    """`ErrorStats` of one output; `truth` and `value` are finite float64 tensors of one shape."""
+    if truth.numel() == 0:
+        return ErrorStats(name, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    scale = truth.abs().max().item()
+    error = (value - truth).abs_().flatten()
+    sample = error
+    if error.numel() > PERCENTILE_SAMPLE:
+        # random places: a fixed stride would meet the same few channels over and over
+        generator = torch.Generator(error.device).manual_seed(0)
+        size = (PERCENTILE_SAMPLE,)
+        sample = error[torch.randint(error.numel(), size, generator=generator, device=error.device)]
+    absolute = (error.max().item(), error.mean().item(), torch.quantile(sample, 0.999).item())
+    relative = (0.0 if err == 0 else err / scale if scale > 0 else math.inf for err in absolute)
+    return ErrorStats(name, scale, *absolute, *relative)
+
+
+def _allowed_error(own: ErrorStats, dtype: torch.dtype, threshold: float) -> float:
+    """Largest relative error that passes, given the original's error `own` in `dtype`."""
+    ulp = torch.finfo(dtype).eps
+    if own.max_rel == 0:
+        return threshold + ULPS_WITHOUT_ERROR * ulp
+    # the exact result rounded to dtype may be off by half a unit: no implementation can promise less
+    return max(threshold, ERROR_RATIO * own.max_rel, ulp / 2)
+
+
+def _inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _float64(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.detach().double()
+
+
+def _fresh(leaf: Any) -> Any:
+    """A copy: forwards may write into their inputs (in-place activations, caches)."""
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+
+
+def _outputs_in(
+    dtype: torch.dtype, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Outputs of a copy of `original`, with its floating-point tensors and those of the inputs in `dtype`."""
+
+    def cast(leaf: Any) -> Any:
+        return leaf.detach().to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    try:
+        replica = copy.deepcopy(original).to(dtype)
+        return model_outputs(replica, tree_map(cast, args), tree_map(cast, kwargs))
+    finally:
+        # twice the model's size: give it back before candidates are run
+        replica = None
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+@contextmanager
+def _evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients; training flags and random state are put back."""
+    flags = [(module, module.training) for module in model.modules()]
+    devices = {tensor.device.index for tensor in _tensors_of(model) if tensor.is_cuda}
+    with torch.random.fork_rng(devices=sorted(devices)), torch.no_grad():
+        if any(training for _, training in flags):
+            model.eval()
+        try:
+            yield
+        finally:
+            if any(training for _, training in flags):
+                model.train(flags[0][1])  # undoes what an overridden eval() did, such as merged adapters
+                for module, training in flags:
+                    module.training = training
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _json_number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

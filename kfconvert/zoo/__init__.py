@@ -1,0 +1,153 @@
+"""Names -> models. One name resolves to a model, inputs that it accepts, and a recipe to rebuild it.
+
+A name is looked up in this order; the first that knows it wins:
+
+1. a prefix says where: ``torchvision:resnet50``, ``transformers:bert-base-uncased``, ``timm:resnet50``
+2. a local folder with a Hugging Face ``config.json``; the model is of the class that the config names
+3. ``package.module:function``, which returns ``(model, example_inputs)`` or a Hugging Face model
+4. torchvision's names
+5. the built-in Hugging Face architectures (``architectures.py``), as base models
+6. timm's names, where timm is installed
+7. any other name: a repository on the Hugging Face hub, as a base model (``AutoModel``)
+
+So ``resnet50``, which torchvision and timm both have, is torchvision's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from .common import Request, WeightsWarning, ZooError, ZooModel, nearest
+
+__all__ = ["WeightsWarning", "ZooError", "ZooModel", "list_models", "rebuild", "resolve"]
+
+WEIGHTS = ("auto", "pretrained", "random")
+_PREFIXES = ("torchvision", "transformers", "timm")
+
+
+def resolve(
+    name: str,
+    weights: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    batch_size: int = 1,
+    seq_len: int | None = None,
+) -> ZooModel:
+    """The model called ``name`` in eval mode, with inputs for it, both in ``dtype`` on ``device``.
+
+    Args:
+        weights: ``"pretrained"`` demands trained weights; ``"random"`` takes random ones from a fixed seed;
+            ``"auto"`` takes trained ones and, where they cannot be had, random ones with a WeightsWarning.
+        batch_size: rows of the example inputs. A ``package.module:function`` brings its own inputs.
+        seq_len: tokens of the example inputs of text models, at most the positions that the model has.
+
+    Decoders get ``config.use_cache = False``: their example is one forward without a cache in its output
+    (``generate`` asks for the cache itself).
+
+    Raises:
+        ZooError: unknown name, impossible size, or weights that cannot be had or read.
+    """
+    if weights not in WEIGHTS:
+        raise ZooError(f"weights must be one of {', '.join(WEIGHTS)}, not {weights!r}")
+    for what, size in (("batch size", batch_size), ("sequence length", seq_len)):
+        if size is not None and size < 1:
+            raise ZooError(f"{what} must be at least 1, not {size}")
+    model, inputs, recipe = _build(name, Request(weights, batch_size, seq_len))
+    model = model.eval().to(device=device, dtype=dtype)
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+
+    return ZooModel(model, pytree.tree_map_only(torch.Tensor, place, inputs), recipe)
+
+
+def rebuild(recipe: dict[str, Any], trust_source: bool = False) -> nn.Module:
+    """The architecture that a recipe describes, its weights yet to be loaded. Downloads nothing.
+
+    Raises:
+        ZooError: the recipe names code to run and ``trust_source`` is False, or the library no longer has it.
+    """
+    kind = recipe.get("kind")
+    if kind == "torchvision":
+        from . import torchvision_models as source
+    elif kind in ("transformers", "folder"):
+        from . import huggingface as source
+    elif kind == "timm":
+        from . import timm_models as source
+    elif kind == "callable":
+        if not trust_source:
+            raise ZooError(
+                f"its architecture is made by running {recipe['name']}: pass model=, or "
+                "trust_source=True if you trust that code"
+            )
+        from . import callables as source
+    else:
+        raise ZooError(f"its recipe is of the unknown kind {kind!r}")
+    try:
+        return source.rebuild(recipe)
+    except KeyError as error:
+        raise ZooError(f"its recipe lacks {error}") from error
+
+
+def list_models() -> dict[str, list[str]]:
+    """The names known without a network, by source: ``torchvision``, ``transformers``, ``timm``."""
+    from . import huggingface, timm_models, torchvision_models
+
+    return {
+        "torchvision": torchvision_models.names(),
+        "transformers": huggingface.names(),
+        "timm": timm_models.names(),
+    }
+
+
+def _build(name: str, request: Request) -> ZooModel:
+    from . import huggingface, timm_models, torchvision_models
+
+    prefix, _, rest = name.partition(":")
+    if rest and prefix in _PREFIXES:
+        if prefix == "torchvision":
+            return torchvision_models.build(rest, request)
+        if prefix == "timm":
+            return timm_models.build(rest, request)
+        return _from_hub(rest, request)
+    folder = Path(name).expanduser()
+    if name and folder.is_dir():
+        return _from_folder(folder, request)
+    if name.startswith((".", "/", "~")):
+        raise ZooError(f"no such folder: {name}")
+    if rest:
+        from . import callables
+
+        return callables.build(name, request)
+    if torchvision_models.knows(name):
+        return torchvision_models.build(name, request)
+    if not huggingface.knows(name) and timm_models.knows(name):
+        return timm_models.build(name, request)
+    return _from_hub(name, request)
+
+
+def _from_folder(folder: Path, request: Request) -> ZooModel:
+    from . import huggingface
+
+    if (folder / "kfconvert.json").exists():
+        raise ZooError(
+            f"{folder} is a converted model already: kfconvert.load({str(folder)!r}) gives it back"
+        )
+    if not (folder / "config.json").exists():
+        raise ZooError(f"{folder} is no Hugging Face model folder: it has no config.json")
+    return huggingface.build_folder(folder, request)
+
+
+def _from_hub(name: str, request: Request) -> ZooModel:
+    from . import huggingface
+
+    try:
+        return huggingface.build(name, request)
+    except huggingface.UnknownOnHub as error:
+        known = [known for names in list_models().values() for known in names]
+        raise ZooError(f"unknown model {name!r}{nearest(name, known)}: {error}") from error

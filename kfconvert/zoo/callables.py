@@ -1,0 +1,57 @@
+"""A model that the user's own code makes: ``package.module:function``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from .common import Request, ZooError, ZooModel, first_line, seeded
+from .huggingface_inputs import example_inputs
+
+
+def build(name: str, request: Request) -> ZooModel:
+    """What ``package.module:function`` returns: ``(model, example_inputs)``, or a Hugging Face model alone.
+
+    The module is looked for where Python looks, and in the current folder first. The function is called
+    without arguments, with the global seed fixed.
+
+    Raises:
+        ZooError: it cannot be imported or called, or returned something else.
+    """
+    made = _call(name)
+    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
+        raise ZooError(f"{name} returned {type(model).__name__}, not a model or (model, example_inputs)")
+    if inputs is None:
+        if not isinstance(model, PreTrainedModel):
+            raise ZooError(
+                f"{name} must return (model, example_inputs): the inputs of a "
+                f"{type(model).__name__} cannot be guessed"
+            )
+        inputs = example_inputs(model, request)
+    return ZooModel(model, inputs, {"kind": "callable", "name": name, "weights": "own"})
+
+
+def rebuild(recipe: dict[str, Any]) -> nn.Module:
+    """Imports and calls the function of a recipe that ``build`` made. Only for code that is trusted."""
+    made = _call(recipe["name"])
+    return made[0] if isinstance(made, tuple) else made
+
+
+def _call(name: str) -> Any:
+    module_name, _, function_name = name.partition(":")
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+        with seeded():
+            return function()
+    except Exception as error:  # the user's code may raise anything
+        raise ZooError(f"{name} failed: {type(error).__name__}: {first_line(error)}") from error
+    finally:
+        sys.path.remove(here)

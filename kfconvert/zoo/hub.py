@@ -1,0 +1,66 @@
+"""What can be had of a name on the Hugging Face hub, asked once and quickly."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import huggingface_hub
+from huggingface_hub import constants
+
+from .common import HUB_TIMEOUT_S, first_line
+
+
+class HubUnreachable(Exception):
+    """The hub did not answer; the text says why."""
+
+
+def cached(name: str, filename: str) -> bool:
+    """Whether ``filename`` of the repository ``name`` lies in the local cache of the hub."""
+    try:
+        return isinstance(huggingface_hub.try_to_load_from_cache(name, filename), str)
+    except huggingface_hub.errors.HFValidationError:
+        return False
+
+
+@cache
+def exists(name: str, filename: str) -> bool:
+    """Whether the hub holds ``filename`` of the repository ``name`` and lets this user read it.
+
+    The hub's own client tries an unreachable host for half a minute before it says so; one request with a
+    time limit says it at once.
+
+    Raises:
+        HubUnreachable: no answer within HUB_TIMEOUT_S, or the hub is switched off (HF_HUB_OFFLINE).
+    """
+    if constants.HF_HUB_OFFLINE:
+        raise HubUnreachable("HF_HUB_OFFLINE is set")
+    _say_if_unreachable()
+    try:
+        url = huggingface_hub.hf_hub_url(name, filename)
+    except huggingface_hub.errors.HFValidationError:
+        return False
+    try:
+        huggingface_hub.get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S)
+    except huggingface_hub.errors.HfHubHTTPError as error:
+        if error.response.status_code >= 500:
+            raise HubUnreachable(first_line(error)) from error
+        return False
+    except Exception as error:  # the HTTP client behind the hub, and with it its errors, differs by version
+        raise HubUnreachable(first_line(error)) from error
+    return True
+
+
+def _say_if_unreachable() -> None:
+    reason = _unreachable()
+    if reason:
+        raise HubUnreachable(reason)
+
+
+@cache
+def _unreachable() -> str | None:
+    """Why the hub does not answer, None if it does. Cached: many models must not wait for many time-outs."""
+    try:
+        huggingface_hub.get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # as above
+        return first_line(error)
+    return None

@@ -1,0 +1,85 @@
+"""timm's models, where timm is installed (it is optional)."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from torch import nn
+
+from . import hub
+from .common import (
+    Request,
+    WeightsUnavailable,
+    ZooError,
+    ZooModel,
+    first_line,
+    socket_timeout,
+    with_weights,
+)
+
+
+def installed() -> bool:
+    """Whether the package timm can be imported."""
+    return importlib.util.find_spec("timm") is not None
+
+
+def names() -> list[str]:
+    """The names that ``build`` accepts; none without timm."""
+    if not installed():
+        return []
+    import timm
+
+    return timm.list_models()
+
+
+def knows(name: str) -> bool:
+    """Whether timm is installed and has a model called ``name``."""
+    if not installed():
+        return False
+    import timm
+
+    return timm.is_model(name)
+
+
+def build(name: str, request: Request) -> ZooModel:
+    """The timm model ``name``, an image batch of the size in its default configuration, and its recipe."""
+    if not installed():
+        raise ZooError(f"timm:{name} needs the package timm: pip install timm")
+    if not knows(name):
+        raise ZooError(f"timm has no model {name!r}")
+    import timm
+
+    model, weights = with_weights(
+        f"timm:{name}", request, lambda: _pretrained(name), lambda: timm.create_model(name, pretrained=False)
+    )
+    channels, height, width = model.default_cfg["input_size"]
+    recipe = {"kind": "timm", "name": name, "weights": weights, "timm": timm.__version__}
+    return ZooModel(model, request.images(channels, height, width), recipe)
+
+
+def rebuild(recipe: dict[str, Any]) -> nn.Module:
+    """The architecture of a recipe that ``build`` made, with random weights and without any download."""
+    if not knows(recipe["name"]):
+        raise ZooError(f"timm:{recipe['name']} cannot be rebuilt: timm is not installed or does not have it")
+    import timm
+
+    return timm.create_model(recipe["name"], pretrained=False)
+
+
+def _pretrained(name: str) -> nn.Module:
+    import timm
+
+    published = timm.get_pretrained_cfg(name)
+    if published is None or not (published.hf_hub_id or published.url):
+        raise WeightsUnavailable("timm publishes none for it")
+    if published.hf_hub_id and not hub.cached(published.hf_hub_id, "model.safetensors"):
+        try:
+            hub.exists(published.hf_hub_id, "config.json")
+        except hub.HubUnreachable as error:
+            raise WeightsUnavailable(f"the Hugging Face hub cannot be reached ({error})") from error
+    try:
+        with socket_timeout():
+            return timm.create_model(name, pretrained=True)
+    except Exception as error:  # of timm, torch.hub or the hub's client: all about this checkpoint
+        raise ZooError(f"timm:{name}: the checkpoint cannot be read ({first_line(error)})") from error

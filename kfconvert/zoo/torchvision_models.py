@@ -1,0 +1,153 @@
+"""torchvision's models: their names, their weights and inputs of the size on which they were trained."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+from functools import cache
+from typing import Any
+from urllib.error import URLError
+
+import torchvision
+from torch import nn
+from torchvision import models
+
+from .common import (
+    Request,
+    WeightsUnavailable,
+    ZooError,
+    ZooModel,
+    first_line,
+    generator,
+    socket_timeout,
+    with_weights,
+)
+
+CLIP_FRAMES = 16
+SEGMENTATION_SIZE = 520
+OPTICAL_FLOW_SIZE = 128
+
+# torchvision's builders switch these on together with pretrained weights, so they are part of the
+# architecture.
+_KEYWORDS: dict[str, dict[str, Any]] = {
+    "inception_v3": {"transform_input": True},
+    "googlenet": {"transform_input": True, "aux_logits": False},
+}
+
+
+@cache
+def _family(name: str) -> str:
+    for family in ("detection", "segmentation", "video", "optical_flow", "quantization"):
+        if name in models.list_models(module=getattr(models, family)):
+            return family
+    return "classification"
+
+
+def names() -> list[str]:
+    """The names that ``build`` accepts."""
+    return [name for name in models.list_models() if _family(name) not in ("detection", "quantization")]
+
+
+def knows(name: str) -> bool:
+    """Whether torchvision has a model called ``name``, convertible or not."""
+    return name in models.list_models()
+
+
+def build(name: str, request: Request) -> ZooModel:
+    """The torchvision model ``name``, its example inputs and its recipe."""
+    if not knows(name):
+        raise ZooError(f"torchvision has no model {name!r}")
+    family = _family(name)
+    if family == "detection":
+        raise ZooError(
+            f"{name} is a detection model: its outputs have data-dependent sizes, it is not supported"
+        )
+    if family == "quantization":
+        raise ZooError(f"{name} is quantized already: there is nothing to fuse in it")
+    model, weights = with_weights(
+        name, request, lambda: _pretrained(name), lambda: _random(name, _KEYWORDS.get(name, {}))
+    )
+    recipe = {
+        "kind": "torchvision",
+        "name": name,
+        "weights": weights,
+        "keywords": _architecture(name, model),
+        "torchvision": torchvision.__version__,
+    }
+    return ZooModel(model, _inputs(name, family, model, request), recipe)
+
+
+def rebuild(recipe: dict[str, Any]) -> nn.Module:
+    """The architecture of a recipe that ``build`` made, with random weights and without any download."""
+    return _random(recipe["name"], recipe["keywords"])
+
+
+def _pretrained(name: str) -> nn.Module:
+    published = models.get_model_weights(name)
+    if not list(published):
+        raise WeightsUnavailable("torchvision publishes none for it")
+    weights = published.DEFAULT
+    try:
+        with (
+            socket_timeout(),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):  # torch.hub announces each download there
+            weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
+        return models.get_model(name, weights=weights)
+    except (URLError, TimeoutError, ConnectionError) as error:
+        raise WeightsUnavailable(
+            f"torchvision's download server cannot be reached ({_cause(error)})"
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise ZooError(f"{name}: the checkpoint cannot be read ({first_line(error)})") from error
+
+
+def _cause(error: Exception) -> str:
+    return (
+        first_line(getattr(error, "reason", None) or error)
+        if isinstance(error, URLError)
+        else first_line(error)
+    )
+
+
+def _random(name: str, keywords: dict[str, Any]) -> nn.Module:
+    keywords = dict(keywords)
+    if _family(name) == "segmentation":
+        keywords["weights_backbone"] = None
+    if name in _KEYWORDS:
+        keywords["init_weights"] = True
+    return models.get_model(name, weights=None, **keywords)
+
+
+def _architecture(name: str, model: nn.Module) -> dict[str, Any]:
+    """The keywords, beside the name, that rebuild the architecture of ``model``."""
+    keywords = dict(_KEYWORDS.get(name, {}))
+    if isinstance(model, models.VisionTransformer):
+        keywords["image_size"] = model.image_size
+    if getattr(model, "aux_classifier", None) is not None:
+        keywords["aux_loss"] = True
+    return keywords
+
+
+def _inputs(name: str, family: str, model: nn.Module, request: Request) -> Any:
+    if family == "segmentation":
+        return request.images(3, SEGMENTATION_SIZE, SEGMENTATION_SIZE)
+    if family == "optical_flow":
+        noise = generator()
+        return tuple(
+            request.images(3, OPTICAL_FLOW_SIZE, OPTICAL_FLOW_SIZE).normal_(generator=noise) for _ in range(2)
+        )
+    size = _image_size(name, model)
+    return request.images(3, CLIP_FRAMES, *size) if family == "video" else request.images(3, *size)
+
+
+def _image_size(name: str, model: nn.Module) -> tuple[int, int]:
+    """(height, width) that the model demands, or else the crop of its default weights."""
+    if isinstance(model, models.VisionTransformer):
+        return (model.image_size, model.image_size)
+    published = models.get_model_weights(name)
+    if not list(published):
+        return (224, 224)
+    crop = published.DEFAULT.transforms().crop_size
+    return tuple(crop) if len(crop) == 2 else (crop[0], crop[0])

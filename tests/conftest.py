@@ -1,0 +1,21 @@
+"""Shared by all tests: two threads at most, the same seed before each test, CUDA tests only where there is a GPU."""
+
+import pytest
+import torch
+
+
+def pytest_configure(config):
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+def pytest_collection_modifyitems(items):
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("cuda"):
+            item.add_marker(pytest.mark.skip(reason="torch finds no CUDA GPU"))
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)

@@ -1,0 +1,37 @@
+"""How accurate a fused result must be: as the composition it replaces, both measured against float64."""
+
+import copy
+
+import torch
+
+
+def exact(module, *inputs):
+    """The module's reference, computed in float64 on copies."""
+    return copy.deepcopy(module).double().reference(*(x if x is None else x.double() for x in inputs))
+
+
+def assert_as_accurate(actual, composition, expected):
+    """``actual`` is at most 1.5 x as far from ``expected`` (float64) as ``composition`` is."""
+    assert actual.dtype == composition.dtype and actual.shape == expected.shape
+    if actual.numel() == 0:
+        return
+    rounding = torch.finfo(actual.dtype).eps * expected.abs().max()
+    if actual.dtype == torch.float64:
+        assert (actual - expected).abs().max() <= 32 * rounding
+        return
+    error, allowed = (actual.double() - expected).abs(), (composition.double() - expected).abs()
+    assert error.max() <= 1.5 * allowed.max() + 2 * rounding
+    assert error.square().mean().sqrt() <= 1.5 * allowed.square().mean().sqrt() + rounding / 4
+
+
+def check_strategies(module, *inputs):
+    """Every strategy that applies to ``inputs`` gives the composition's shape, layout, dtype and accuracy."""
+    with torch.no_grad():
+        expected = exact(module, *inputs)
+        composition = module.reference(*inputs)
+        names = module.strategies(*inputs)
+        assert names[-1] == "composition" and len(set(names)) == len(names)
+        for module.strategy in [*names, None]:
+            for _ in range(2):
+                assert_as_accurate(module(*inputs), composition, expected)
+        return names

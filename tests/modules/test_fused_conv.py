@@ -1,0 +1,371 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from accuracy import check_strategies
+from torch import nn
+
+from kfconvert.modules import (
+    FusedConv1dBNReLU,
+    FusedConv2dBN,
+    FusedConv2dBNHardswish,
+    FusedConv2dBNReLU,
+    FusedConv2dBNReLU6,
+    FusedConv2dBNSiLU,
+    FusedConv3dBNReLU,
+    FusedConvBN,
+)
+from kfconvert.ops import ACTIVATIONS
+
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def randomise(module):
+    """Weights, running means and variances as different from their defaults as a trained model's are."""
+    with torch.no_grad():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if name.endswith("running_var") or name.endswith("bn.weight"):
+                tensor.uniform_(0.5, 2)
+            elif tensor.is_floating_point() and not name.endswith("conv.weight"):
+                tensor.normal_()
+    return module
+
+
+def build(dims=2, channels=(12, 16), kernel=3, bn=True, activation="relu", device=None, dtype=None,
+          affine=True, eps=1e-5, **options):
+    conv = CONVOLUTIONS[dims](*channels, kernel, device=device, dtype=dtype, **options)
+    norm = NORMS[dims](channels[1], device=device, dtype=dtype, affine=affine, eps=eps) if bn else None
+    return randomise(FusedConvBN(conv, norm, activation, 0.2).eval())
+
+
+def check(module, dims=2, size=9, batch=2, residual=True):
+    weight = module.conv.weight
+    x = torch.randn(batch, module.conv.in_channels, *[size] * dims, device=weight.device, dtype=weight.dtype)
+    names = check_strategies(module, x)
+    if residual:
+        with torch.no_grad():
+            shape = module.reference(x).shape
+        check_strategies(module, x, torch.randn(shape, device=weight.device, dtype=weight.dtype))
+    return names
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_strategy_is_as_accurate_as_the_composition(activation, dtype, device):
+    check(build(activation=activation, device=device, dtype=dtype, padding=1, bias=False))
+
+
+@pytest.mark.parametrize("options", [
+    dict(stride=2, padding=1),
+    dict(dilation=2, padding="same"),
+    dict(kernel=2, padding="same"),
+    dict(kernel=4, padding="same", padding_mode="circular"),
+    dict(padding="valid"),
+    dict(padding=1, padding_mode="reflect"),
+    dict(padding=2, padding_mode="replicate", stride=2),
+    dict(groups=4, padding=1),
+    dict(channels=(12, 12), groups=12, padding=1, bias=False),
+    dict(kernel=1),
+    dict(kernel=1, stride=2, bias=False),
+    dict(bn=False, padding=1),
+    dict(bn=False, bias=False),
+    dict(affine=False, bias=False, eps=1e-3),
+], ids=str)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_kinds_of_convolution(dims, options, device):
+    module = build(dims, device=device, **options)
+    check(module, dims)
+    x = torch.randn(2, 12, *[9] * dims, device=device)
+    with torch.no_grad():
+        y = module.conv(x) if module.bn is None else module.bn(module.conv(x))
+        torch.testing.assert_close(module.reference(x), y.relu())
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("arrives", [False, True])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_memory_formats(dims, arrives, asked, device):
+    channels_last = torch.channels_last if dims == 2 else torch.channels_last_3d
+    module = build(dims, activation="silu", device=device, padding=1)
+    module.channels_last = asked
+    x = torch.randn(2, 12, *[8] * dims, device=device)
+    x = x.contiguous(memory_format=channels_last) if arrives else x
+    residual = torch.randn(2, 16, *[8] * dims, device=device)
+    check_strategies(module, x)
+    check_strategies(module, x, residual)
+    check_strategies(module, x, residual.contiguous(memory_format=channels_last))
+    expected_format = channels_last if asked or arrives else torch.contiguous_format
+    with torch.no_grad():
+        for module.strategy in module.strategies(x):
+            for y in (module(x), module(x, residual.contiguous(memory_format=expected_format))):
+                assert y.is_contiguous(memory_format=expected_format)
+
+
+def test_strided_and_empty_inputs(device):
+    module = build(device=device, padding=1)
+    check_strategies(module, torch.randn(2, 12, 9, 18, device=device)[..., ::2])
+    check_strategies(module, torch.randn(9, 9, 2, 12, device=device).permute(2, 3, 1, 0))
+    check(module, batch=0)
+
+
+def test_shapes_may_vary(device):
+    module = build(device=device, padding=1)
+    for batch, size in ((1, 9), (3, 9), (3, 17), (1, 9)):
+        check(module, size=size, batch=batch)
+
+
+def test_half_convolution_with_float_norm(device):
+    module = build(device=device, padding=1)
+    module.conv.half()
+    x = torch.randn(2, 12, 9, 9, device=device, dtype=torch.float16)
+    check_strategies(module, x)
+
+
+def test_packed_weights_are_offered_on_cpu():
+    module = build(padding=1)
+    x = torch.empty(1, 12, 9, 9)
+    assert module.strategies(x) == ["kernel", "onednn", "composition"]
+    assert module.strategies(x.to(memory_format=torch.channels_last))[0] == "onednn"
+    module.channels_last = True
+    assert module.strategies(x)[0] == "onednn"
+    assert build(dims=1).strategies(torch.empty(1, 12, 9)) == ["kernel", "composition"]
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert "onednn" not in module.strategies(torch.empty(1, 12, 9, 9))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients(dims, training, device):
+    module = build(dims, (2, 4), activation="silu", padding=1, groups=2, device=device, dtype=torch.float64)
+    module.bn.track_running_stats = True
+    module.bn.momentum = 0.0
+    module.train(training)
+    size = {1: 5, 2: 3, 3: 2}[dims]
+    x = torch.randn(2, 2, *[size] * dims, device=device, dtype=torch.float64, requires_grad=True)
+    residual = torch.randn(2, 4, *[size] * dims, device=device, dtype=torch.float64, requires_grad=True)
+    names, parameters = zip(*module.named_parameters(), strict=True)
+
+    def call(x, residual, *values):
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, residual))
+
+    assert torch.autograd.gradcheck(call, (x, residual, *parameters), fast_mode=True)
+    actual = torch.autograd.grad(module(x, residual).square().sum(), [x, residual, *parameters])
+    expected = torch.autograd.grad(module.reference(x, residual).square().sum(), [x, residual, *parameters])
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_training_is_that_of_the_originals(momentum, channels_last, device):
+    conv, bn = nn.Conv2d(4, 8, 3, device=device), nn.BatchNorm2d(8, momentum=momentum, device=device)
+    module = FusedConv2dBNReLU(copy.deepcopy(conv), copy.deepcopy(bn))
+    module.channels_last = channels_last
+    assert module.training
+    for _ in range(3):
+        x = torch.randn(2, 4, 9, 9, device=device)
+        torch.testing.assert_close(module(x), bn(conv(x)).relu())
+    torch.testing.assert_close(module.bn.state_dict(), bn.state_dict())
+    assert module.bn.num_batches_tracked == 3
+
+
+def test_no_running_statistics_means_batch_statistics(device):
+    conv = nn.Conv2d(4, 8, 3, device=device).eval()
+    bn = nn.BatchNorm2d(8, track_running_stats=False, device=device).eval()
+    module, x = FusedConv2dBNReLU(conv, bn), torch.randn(2, 4, 9, 9, device=device)
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), bn(conv(x)).relu())
+        torch.testing.assert_close(module.reference(x), bn(conv(x)).relu())
+
+
+def test_frozen_norm_in_training(device):
+    module = build(device=device, padding=1).train()
+    module.bn.eval()
+    before = copy.deepcopy(module.bn.state_dict())
+    x = torch.randn(2, 12, 9, 9, device=device)
+    torch.testing.assert_close(module(x), module.reference(x))
+    module(x).sum().backward()
+    assert module.conv.weight.grad is not None and module.bn.weight.grad is not None
+    torch.testing.assert_close(module.bn.state_dict(), before)
+
+
+def optimize(module):
+    module(torch.randn(2, 12, 9, 9, device=module.conv.weight.device)).square().sum().backward()
+    torch.optim.SGD(module.parameters(), lr=1e-4).step()
+
+
+def train(module):
+    module.train()
+    with torch.no_grad():
+        module(torch.randn(2, 12, 9, 9, device=module.conv.weight.device))
+    module.eval()
+
+
+def load(module):
+    state = module.state_dict()
+    module.load_state_dict({name: value + 1 for name, value in state.items()})
+
+
+def replace_weight(module):
+    module.conv.weight = nn.Parameter(module.conv.weight * 2)
+
+
+def replace_running_mean(module):
+    module.bn.running_mean = module.bn.running_mean + 1
+
+
+def swap_data(module):
+    module.bn.bias.data = module.bn.bias.data + 1
+
+
+def replace_norm(module):
+    module.bn = randomise(nn.BatchNorm2d(16, device=module.conv.weight.device)).eval()
+
+
+@pytest.mark.parametrize("change", [
+    optimize, train, load, replace_weight, replace_running_mean, swap_data, replace_norm])
+def test_folds_again_when_something_changes(change, device):
+    x = torch.randn(2, 12, 9, 9, device=device)
+    module = build(device=device, padding=1, activation="none")
+    for strategy in module.strategies(x):
+        module.strategy = strategy
+        with torch.no_grad():
+            before = module(x)
+        change(module)
+        with torch.no_grad():
+            assert not torch.allclose(module(x), before)
+            torch.testing.assert_close(module(x), module.reference(x), atol=1e-4, rtol=1e-4)
+
+
+def test_follows_a_change_of_dtype(device):
+    module, x = build(device=device, padding=1), torch.randn(2, 12, 9, 9, device=device)
+    with torch.no_grad():
+        expected = module(x)
+        module.double()
+        torch.testing.assert_close(module(x.double()).float(), expected, atol=1e-5, rtol=1e-5)
+        module.float()
+        torch.testing.assert_close(module(x), expected)
+
+
+def test_built_under_inference_mode_then_trained(device):
+    with torch.inference_mode():
+        statistics = build(device=device, padding=1)
+    x = torch.randn(2, 12, 9, 9, device=device)
+    with torch.inference_mode():
+        torch.testing.assert_close(statistics(x), statistics.reference(x))
+    module = build(device=device, padding=1)
+    with torch.inference_mode():
+        module(x)
+    torch.testing.assert_close(module(x), module.reference(x))
+    module(x).sum().backward()
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_and_state_dict(duplicate, device):
+    module, x = build(device=device, padding=1), torch.randn(2, 12, 9, 9, device=device)
+    module.strategy, module.channels_last = "kernel", True
+    with torch.no_grad():
+        expected = module(x)
+        copied = duplicate(module)
+        assert (copied.strategy, copied.channels_last, copied.training) == ("kernel", True, False)
+        torch.testing.assert_close(copied(x), expected)
+        copied.conv.weight.zero_()
+        torch.testing.assert_close(module(x), expected)
+    assert set(module.state_dict()) == {f"conv.{name}" for name in module.conv.state_dict()} | {
+        f"bn.{name}" for name in module.bn.state_dict()}
+
+
+def test_shares_the_originals(device):
+    conv, bn = nn.Conv2d(4, 8, 3, device=device).eval(), nn.BatchNorm2d(8, device=device).eval()
+    module = FusedConv2dBNReLU(conv, bn)
+    assert module.conv is conv and module.bn is bn and not module.training
+
+
+def test_named_classes(device):
+    x = torch.randn(2, 4, 9, 9, device=device)
+    for kind, function in (
+        (FusedConv2dBN, lambda y: y), (FusedConv2dBNReLU, torch.relu),
+        (FusedConv2dBNReLU6, nn.functional.relu6), (FusedConv2dBNSiLU, nn.functional.silu),
+        (FusedConv2dBNHardswish, nn.functional.hardswish),
+    ):
+        conv, bn = nn.Conv2d(4, 8, 3, device=device).eval(), nn.BatchNorm2d(8, device=device).eval()
+        with torch.no_grad():
+            torch.testing.assert_close(kind(conv, bn)(x), function(bn(conv(x))))
+    assert FusedConv1dBNReLU(nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8)).activation == "relu"
+    assert "activation='relu'" in repr(FusedConv3dBNReLU(nn.Conv3d(4, 8, 3), nn.BatchNorm3d(8)))
+
+
+def test_autocast(device):
+    module, x = build(device=device, padding=1), torch.randn(2, 12, 9, 9, device=device)
+    with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16):
+        y = module(x)
+        assert y.dtype == torch.bfloat16
+        torch.testing.assert_close(y, module.reference(x), atol=0.1, rtol=0.05)
+
+
+@pytest.mark.parametrize("options", [
+    dict(padding=1), dict(padding=1, padding_mode="reflect"), dict(bn=False)], ids=str)
+def test_compile_and_export(options, device):
+    module, x = build(device=device, **options), torch.randn(4, 12, 9, 9, device=device)
+    with torch.no_grad():
+        expected = module.reference(x)
+        compiled = torch.compile(module, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), expected, atol=1e-5, rtol=1e-5)
+        free_batch = ({0: torch.export.Dim.AUTO},)
+        exported = torch.export.export(module, (x,), dynamic_shapes=free_batch, strict=False)
+        torch.testing.assert_close(exported.module()(x[:3]), expected[:3], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("make", "error", "words"), [
+    (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), None, "mish"), ValueError, "unknown activation 'mish'"),
+    (lambda: FusedConvBN(nn.Linear(4, 4)), TypeError, "expected an nn.Conv1d"),
+    (lambda: FusedConvBN(nn.ConvTranspose2d(4, 4, 1)), TypeError, "expected an nn.Conv1d"),
+    (lambda: FusedConvBN(nn.LazyConv2d(4, 1)), TypeError, "not initialised"),
+    (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), nn.LazyBatchNorm2d()), TypeError, "not initialised"),
+    (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), nn.BatchNorm1d(4)), TypeError, "expected an nn.BatchNorm2d"),
+    (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), nn.InstanceNorm2d(4)), TypeError, "expected an nn.BatchNorm2d"),
+    (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(8)), ValueError, "4 output channels"),
+    (lambda: FusedConvBN(nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))), ValueError,
+     "parametrised"),
+    (lambda: FusedConv2dBNReLU(nn.Conv1d(4, 4, 1), nn.BatchNorm1d(4)), TypeError, "expected an nn.Conv2d"),
+    (lambda: FusedConv2dBNReLU(nn.Conv2d(4, 4, 1))(torch.empty(4, 9, 9)), ValueError, "4 dimensions"),
+])
+def test_errors_are_one_clear_line(make, error, words):
+    with pytest.raises(error, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 9, 9), (2, 16, 8, 9), (2, 15, 9, 9)], ids=str)
+def test_residual_of_another_shape_is_refused(shape, device):
+    module, x = build(device=device, padding=1), torch.randn(2, 12, 9, 9, device=device)
+    for module.strategy in module.strategies(x):
+        with torch.no_grad(), pytest.raises(ValueError, match="residual must have"):
+            module(x, torch.randn(shape, device=device))
+        with torch.no_grad(), pytest.raises(ValueError, match="residual must have"):
+            module(x, torch.randn(2, 16, 9, 9, device=device, dtype=torch.float64))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_cuda_graph(activation, channels_last, dtype):
+    module = build(channels=(32, 64), activation=activation, device="cuda", dtype=dtype, padding=1)
+    module.channels_last = channels_last
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    x = torch.randn(2, 32, 9, 9, device="cuda", dtype=dtype).contiguous(memory_format=memory_format)
+    residual = torch.randn(2, 64, 9, 9, device="cuda", dtype=dtype).contiguous(memory_format=memory_format)
+    with torch.no_grad():
+        for strategy in module.strategies(x, residual):
+            module.strategy = strategy
+            module(x, residual)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                y = module(x, residual)
+            x.copy_(torch.randn_like(x))
+            graph.replay()
+            torch.testing.assert_close(y, module(x, residual))

@@ -1,0 +1,273 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from accuracy import assert_as_accurate, check_strategies, exact
+from torch import nn
+
+from kfconvert.modules import (
+    FusedLinear,
+    FusedLinearGELU,
+    FusedLinearReLU,
+    FusedLinearSigmoid,
+    FusedLinearSiLU,
+    FusedLinearTanh,
+)
+from kfconvert.ops import ACTIVATIONS
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_strategy_is_as_accurate_as_the_composition(activation, dtype, device):
+    module = FusedLinear(96, 160, activation=activation, negative_slope=0.2, device=device, dtype=dtype)
+    check_strategies(module, torch.randn(3, 11, 96, device=device, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(64,), (1, 64), (0, 64), (2, 0, 64), (2, 3, 5, 64)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_input_shapes(shape, bias, device):
+    module = FusedLinear(64, 32, bias=bias, activation="relu", device=device)
+    check_strategies(module, torch.randn(shape, device=device))
+
+
+def test_strided_inputs(device):
+    module = FusedLinear(64, 32, activation="gelu", device=device)
+    check_strategies(module, torch.randn(5, 64, 7, device=device).transpose(1, 2))
+    check_strategies(module, torch.randn(8, 4, 128, device=device).transpose(0, 1)[..., ::2])
+
+
+def test_row_counts_may_vary(device):
+    module = FusedLinear(64, 32, activation="gelu", device=device)
+    with torch.no_grad():
+        for strategy in module.strategies(torch.empty(8, 64, device=device)):
+            module.strategy = strategy
+            for rows in (8, 9, 9, 9, 1, 8, 0, 33, 33):
+                x = torch.randn(rows, 64, device=device)
+                assert_as_accurate(module(x), module.reference(x), exact(module, x))
+
+
+def test_packed_weights_are_offered_on_cpu():
+    names = FusedLinear(64, 32).strategies(torch.empty(128, 64))
+    assert {"mkl", "onednn"} <= set(names) or not torch.backends.mkl.is_available()
+    assert FusedLinear(64, 32).double().strategies(torch.empty(128, 64).double()) == ["kernel", "composition"]
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert "onednn" not in FusedLinear(64, 32).strategies(torch.empty(128, 64))
+
+
+def test_unknown_strategy_stands_for_the_first():
+    module, x = FusedLinear(64, 32), torch.empty(128, 64)
+    module.strategy = "cudnn"
+    assert module.choose(x) == module.strategies(x)[0]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients(activation, transposed, device):
+    weight = torch.randn(5, 4, device=device, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(5, device=device, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(3, 2, 4, device=device, dtype=torch.float64, requires_grad=True)
+
+    def call(x, weight, bias):
+        weight = weight.t() if transposed else weight
+        return FusedLinear.from_tensors(weight, bias, activation, 0.2, transposed)(x)
+
+    assert torch.autograd.gradcheck(call, (x, weight, bias), fast_mode=True)
+
+
+def test_gradient_of_frozen_module_and_of_frozen_input(device):
+    module = FusedLinearGELU(64, 32, device=device)
+    with torch.inference_mode():
+        module(torch.randn(8, 64, device=device))
+    x = torch.randn(8, 64, device=device)
+    module(x).sum().backward()
+    gradient = module.weight.grad.clone()
+    module.weight.grad = None
+    module.reference(x).sum().backward()
+    torch.testing.assert_close(gradient, module.weight.grad)
+    module.requires_grad_(False)
+    assert not module(x).requires_grad
+    assert module(x.requires_grad_()).requires_grad
+
+
+def optimize(module):
+    module(torch.randn(8, 64, device=module.weight.device)).square().sum().backward()
+    torch.optim.SGD(module.parameters(), lr=0.1).step()
+
+
+def load(module):
+    module.load_state_dict({name: torch.randn_like(value) for name, value in module.state_dict().items()})
+
+
+def replace(module):
+    module.weight = nn.Parameter(torch.randn_like(module.weight))
+
+
+def replace_by_plain_tensor(module):
+    module.weight = torch.randn_like(module.weight)
+
+
+def swap_data(module):
+    module.bias.data = torch.randn_like(module.bias)
+
+
+@pytest.mark.parametrize("change", [optimize, load, replace, replace_by_plain_tensor, swap_data])
+def test_follows_its_parameters(change, device):
+    module, x = FusedLinear(64, 32, activation="silu", device=device), torch.randn(8, 64, device=device)
+    for strategy in module.strategies(x):
+        module.strategy = strategy
+        with torch.no_grad():
+            before = module(x)
+        change(module)
+        with torch.no_grad():
+            assert not torch.equal(module(x), before)
+            torch.testing.assert_close(module(x), module.reference(x))
+        module.weight = nn.Parameter(module.weight.detach())
+
+
+def test_follows_a_change_of_dtype(device):
+    module, x = FusedLinear(64, 32, device=device), torch.randn(8, 64, device=device)
+    with torch.no_grad():
+        module(x)
+        module.double()
+        torch.testing.assert_close(module(x.double()), module.reference(x.double()))
+        module.bfloat16()
+        assert module(x.bfloat16()).dtype == torch.bfloat16
+        module.float()
+        torch.testing.assert_close(module(x), module.reference(x))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_and_state_dict(duplicate, device):
+    module, x = FusedLinearTanh(64, 32, device=device), torch.randn(8, 64, device=device)
+    module.strategy = "kernel"
+    with torch.no_grad():
+        expected = module(x)
+        copied = duplicate(module)
+        assert copied.strategy == "kernel" and torch.equal(copied(x), expected)
+        copied.weight.zero_()
+        assert torch.equal(module(x), expected)
+        assert list(module.state_dict()) == ["weight", "bias"]
+        plain = nn.Linear(64, 32, device=device)
+        plain.load_state_dict(module.state_dict())
+        torch.testing.assert_close(plain(x).tanh(), expected)
+
+
+def test_from_linear_shares_and_keeps_the_mode(device):
+    linear = nn.Linear(64, 32, bias=False, device=device).eval()
+    module = FusedLinear.from_linear(linear, "relu")
+    assert module.weight is linear.weight and module.bias is None and not module.training
+    x = torch.randn(8, 64, device=device)
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), linear(x).relu())
+
+
+def test_from_hugging_face_conv1d(device):
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D(32, 64).to(device)
+    module = FusedLinear.from_linear(conv1d, "gelu_tanh")
+    assert module.weight is conv1d.weight and (module.in_features, module.out_features) == (64, 32)
+    x = torch.randn(2, 8, 64, device=device)
+    check_strategies(module, x)
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), nn.functional.gelu(conv1d(x), approximate="tanh"))
+
+
+def test_named_classes(device):
+    x = torch.randn(8, 64, device=device)
+    for module, function in (
+        (FusedLinearReLU(64, 32, device=device), torch.relu),
+        (FusedLinearGELU(64, 32, device=device), nn.functional.gelu),
+        (FusedLinearGELU(64, 32, approximate="tanh", device=device), nn.GELU("tanh")),
+        (FusedLinearSiLU(64, 32, device=device), nn.functional.silu),
+        (FusedLinearTanh(64, 32, device=device), torch.tanh),
+        (FusedLinearSigmoid(64, 32, device=device), torch.sigmoid),
+    ):
+        with torch.no_grad():
+            y = nn.functional.linear(x, module.weight, module.bias)
+            torch.testing.assert_close(module(x), function(y))
+        linear = nn.Linear(64, 32, device=device)
+        assert type(module).from_linear(linear).activation == module.activation or "tanh" in module.activation
+        assert f"activation={module.activation!r}" in repr(module)
+
+
+def test_initialisation_is_that_of_linear():
+    torch.manual_seed(1)
+    module = FusedLinear(64, 32)
+    torch.manual_seed(1)
+    linear = nn.Linear(64, 32)
+    assert torch.equal(module.weight, linear.weight) and torch.equal(module.bias, linear.bias)
+
+
+def test_autocast(device):
+    module, x = FusedLinear(64, 32, activation="relu", device=device), torch.randn(8, 64, device=device)
+    with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16):
+        y = module(x)
+        assert y.dtype == torch.bfloat16
+        torch.testing.assert_close(y, module.reference(x))
+
+
+def test_compile_and_export(device):
+    module, x = FusedLinearGELU(64, 32, device=device), torch.randn(8, 64, device=device)
+    with torch.no_grad():
+        expected = module(x)
+        compiled = torch.compile(module, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), expected)
+        free_batch = ({0: torch.export.Dim.AUTO},)
+        exported = torch.export.export(module, (x,), dynamic_shapes=free_batch, strict=False)
+        torch.testing.assert_close(exported.module()(x[:5]), expected[:5])
+
+
+@pytest.mark.parametrize(("make", "error", "words"), [
+    (lambda: FusedLinear(4, 4, activation="mish"), ValueError, "unknown activation 'mish'"),
+    (lambda: FusedLinearGELU(4, 4, approximate="sigmoid"), ValueError, "approximate"),
+    (lambda: FusedLinear.from_linear(nn.LazyLinear(4)), TypeError, "not initialised"),
+    (lambda: FusedLinear.from_linear(nn.Conv2d(4, 4, 1)), TypeError, "expected an nn.Linear"),
+    (lambda: FusedLinear.from_linear(nn.Bilinear(4, 4, 4)), TypeError, "expected an nn.Linear"),
+    (lambda: FusedLinear.from_linear(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))), ValueError,
+     "parametrised"),
+    (lambda: FusedLinear.from_linear(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))), ValueError,
+     "parametrised"),
+    (lambda: FusedLinear.from_tensors(torch.zeros(4, 4, dtype=torch.int8), None), TypeError, "torch.int8"),
+    (lambda: FusedLinear.from_tensors(torch.zeros(4), None), ValueError, "2 dimensions"),
+    (lambda: FusedLinear.from_tensors(torch.zeros(4, 3), torch.zeros(3)), ValueError, "shape"),
+])
+def test_errors_are_one_clear_line(make, error, words):
+    with pytest.raises(error, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_old_weight_norm_is_refused():
+    with pytest.warns(FutureWarning):
+        linear = nn.utils.weight_norm(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="computes its weight"):
+        FusedLinear.from_linear(linear)
+
+
+def test_subclass_with_its_own_forward_is_refused():
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    with pytest.raises(TypeError, match="Scaled"):
+        FusedLinear.from_linear(Scaled(4, 4))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_cuda_graph(dtype):
+    module = FusedLinearGELU(128, 256, device="cuda", dtype=dtype)
+    x = torch.randn(32, 128, device="cuda", dtype=dtype)
+    with torch.no_grad():
+        for strategy in module.strategies(x):
+            module.strategy = strategy
+            module(x)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                y = module(x)
+            x.copy_(torch.randn_like(x))
+            graph.replay()
+            torch.testing.assert_close(y, module(x))

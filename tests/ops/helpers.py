@@ -1,0 +1,67 @@
+"""How a result is judged: against float64, relative to what plain ATen itself does wrong in the same dtype."""
+
+import torch
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# In float64 plain ATen is the truth that we compare with, and its own rounding errors count as ours.
+FLOAT64_ULPS = 16
+
+
+def as_tuple(output):
+    return output if isinstance(output, tuple) else (output,)
+
+
+def widen(value):
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def call_wide(function, args, kwargs):
+    return as_tuple(function(*(widen(a) for a in args), **{k: widen(v) for k, v in kwargs.items()}))
+
+
+def assert_as_accurate(operator, reference, *args, factor=1.5, **kwargs):
+    """max |operator - float64| <= factor x max |plain ATen - float64| + one unit in the last place of the largest value.
+
+    Shapes, dtypes and the places of NaN and infinities must be those of plain ATen. Returns the operator's output.
+    """
+    got = operator(*args, **kwargs)
+    aten = as_tuple(reference(*args, **kwargs))
+    exact = call_wide(reference, args, kwargs)
+    assert len(as_tuple(got)) == len(aten)
+    for mine, theirs, truth in zip(as_tuple(got), aten, exact, strict=True):
+        compare(mine, theirs, truth, factor)
+    return got
+
+
+def compare(mine, theirs, truth, factor=1.5):
+    assert mine.shape == theirs.shape and mine.dtype == theirs.dtype and mine.device == theirs.device
+    if mine.numel() == 0:
+        return
+    finite = truth.isfinite() & theirs.isfinite()
+    torch.testing.assert_close(mine.double()[~finite], theirs.double()[~finite], equal_nan=True)
+    if not finite.any():
+        return
+    truth = truth[finite]
+    error = (mine[finite].double() - truth).abs().max().item()
+    allowed = factor * (theirs[finite].double() - truth).abs().max().item()
+    ulp = torch.finfo(mine.dtype).eps * max(truth.abs().max().item(), torch.finfo(mine.dtype).tiny)
+    if mine.dtype == torch.float64:
+        ulp *= FLOAT64_ULPS
+    assert error <= allowed + ulp, f"error {error:.3e}, plain ATen {allowed / factor:.3e}, slack {ulp:.3e}"
+
+
+def gradients(function, inputs, weights):
+    """The gradients of sum(outputs * weights) with respect to ``inputs``."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    outputs = as_tuple(function(*leaves))
+    total = sum((y * w.to(y.dtype)).double().sum() for y, w in zip(outputs, weights, strict=True))
+    return torch.autograd.grad(total, leaves)
+
+
+def assert_gradients_as_accurate(operator, reference, inputs, weights, factor=1.5):
+    """The criterion of :func:`assert_as_accurate`, for the gradients of every input."""
+    mine = gradients(operator, inputs, weights)
+    theirs = gradients(reference, inputs, weights)
+    truth = gradients(reference, [x.double() for x in inputs], [w.double() for w in weights])
+    for got, aten, exact in zip(mine, theirs, truth, strict=True):
+        compare(got, aten, exact, factor)

@@ -1,0 +1,408 @@
+"""Saving and loading converted models: complete or not at all, and safe to open."""
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from kfconvert import artifact, conversion, folders, input_spec, zoo
+from kfconvert.artifact import ArtifactError
+from kfconvert.converter import ModelConverter
+from kfconvert.profiling import compare_timings
+from kfconvert.zoo.architectures import ARCHITECTURES
+
+BATCH = (2, 3, 8, 8)
+TINY_BERT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 50,
+    "max_position_embeddings": 12,
+}
+
+
+class SmallNet(nn.Module):
+    """Two convolutions with BatchNorm, a linear layer, and a buffer that is no parameter."""
+
+    def __init__(self, width: int = 8):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.head = nn.Linear(width, 4)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x):
+        x = torch.relu(self.bn1(self.conv1(x)))
+        x = torch.relu(self.bn2(self.conv2(x)) + x)
+        return torch.relu(self.head(x.mean((2, 3)))) * self.scale
+
+
+def small_net() -> nn.Module:
+    torch.manual_seed(0)
+    model = SmallNet().eval()
+    for bn in (model.bn1, model.bn2):
+        bn.running_mean.normal_()
+        bn.running_var.uniform_(0.5, 2)
+    return model
+
+
+def converted(model: nn.Module, **inputs) -> nn.Module:
+    return ModelConverter(validate_accuracy=False, select="all").convert_model(model, **inputs)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_timings():
+    """Conversions measure for seconds; how fast anything is does not matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            conversion, "compare_timings", lambda calls, device, **_: compare_timings(calls, device, 0.01, 2)
+        )
+        yield
+
+
+@pytest.fixture(scope="module")
+def original() -> nn.Module:
+    return small_net()
+
+
+@pytest.fixture(scope="module")
+def fused(original) -> nn.Module:
+    model = converted(original, input_shape=BATCH)
+    assert model.kfconvert_info()["total_replaced"] > 0
+    return model
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_round_trip(fused, original, tmp_path):
+    path = artifact.save(fused, tmp_path / "deep" / "net")
+    loaded = artifact.load(path, model=SmallNet)
+    x = torch.randn(BATCH)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x), original(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(loaded(x), fused(x))
+    info, before = loaded.kfconvert_info(), fused.kfconvert_info()
+    assert type(loaded) is SmallNet and not loaded.training and info["guard"]["hits"] == 2
+    for key in ("total_replaced", "sites", "layout", "timings", "speedup_achieved"):
+        assert info[key] == artifact.json_ready(before[key]), key
+    assert os.listdir(path.parent) == ["net"]
+
+
+def test_weights_file_fits_the_original_class_strictly(fused, original, tmp_path):
+    artifact.save(fused, tmp_path / "net")
+    tensors = load_file(tmp_path / "net" / "model.safetensors")
+    fresh = SmallNet()
+    fresh.load_state_dict(tensors, strict=True)
+    assert all(torch.equal(a, b) for a, b in zip(fresh.state_dict().values(), original.state_dict().values()))
+
+
+def test_rejected_sites_stay_rejected_and_nothing_is_timed(original, tmp_path, monkeypatch):
+    model = converted(original, input_shape=BATCH)
+    path = artifact.save(model, tmp_path / "net")
+    record = json.loads((path / "kfconvert.json").read_text())
+    first = record["statistics"]["sites"][0]
+    first.update(status="rejected", reason="not faster: for the test", strategy=None)
+    (path / "kfconvert.json").write_text(json.dumps(record))
+    monkeypatch.setattr(
+        "kfconvert.conversion.compare_timings", lambda *args, **kwargs: pytest.fail("timed something")
+    )
+    monkeypatch.setattr(
+        "kfconvert.selector.compare_timings", lambda *args, **kwargs: pytest.fail("timed something")
+    )
+    info = artifact.load(path, model=SmallNet).kfconvert_info()
+    assert info["total_replaced"] == model.kfconvert_info()["total_replaced"] - 1
+    assert [s["reason"] for s in info["sites"] if s["status"] == "rejected"].count(first["reason"]) == 1
+
+
+def test_all_call_forms_come_back(tmp_path, monkeypatch):
+    monkeypatch.setitem(ARCHITECTURES, "tiny-bert", ("BertConfig", TINY_BERT))
+    entry = zoo.resolve("tiny-bert", weights="random")
+    model = converted(entry.model, input_shape=(2, 8))
+    loaded = artifact.load(artifact.save(model, tmp_path / "bert", source=entry.recipe))
+    ids = torch.randint(1, 50, (3, 6))
+    with torch.no_grad():
+        for inputs in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}):
+            torch.testing.assert_close(loaded(**inputs)[0], entry.model(**inputs)[0], rtol=1e-4, atol=1e-5)
+    assert loaded.kfconvert_info()["guard"] == model.kfconvert_info()["guard"] | {"hits": 2, "misses": {}}
+
+
+def test_fresh_process_needs_only_the_path(tmp_path):
+    entry = zoo.resolve("timm:resnet10t", weights="random")
+    x = torch.randn(1, 3, 64, 64)
+    artifact.save(converted(entry.model, example_inputs=x), tmp_path / "net", source=entry.recipe)
+    save_file({"x": x}, tmp_path / "x.safetensors")
+    code = (
+        "import sys, torch, kfconvert\nfrom safetensors.torch import load_file, save_file\n"
+        f"model = kfconvert.load({str(tmp_path / 'net')!r})\n"
+        f"with torch.no_grad():\n    y = model(load_file({str(tmp_path / 'x.safetensors')!r})['x'])\n"
+        "assert model.kfconvert_info()['guard']['hits'] == 1\n"
+        f"save_file({{'y': y}}, {str(tmp_path / 'y.safetensors')!r})\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            load_file(tmp_path / "y.safetensors")["y"], entry.model(x), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_tied_tensors_are_stored_under_every_key(tmp_path):
+    config = transformers.BertConfig(**TINY_BERT)
+    original = transformers.BertForMaskedLM(config).eval()
+    assert original.cls.predictions.decoder.weight is original.bert.embeddings.word_embeddings.weight
+    artifact.save(converted(original, input_shape=(1, 6)), tmp_path / "lm")
+    tensors = load_file(tmp_path / "lm" / "model.safetensors")
+    assert tensors.keys() == original.state_dict().keys()
+    transformers.BertForMaskedLM(config).load_state_dict(tensors, strict=True)
+    loaded = artifact.load(tmp_path / "lm", model=transformers.BertForMaskedLM(config))
+    assert loaded.cls.predictions.decoder.weight is loaded.bert.embeddings.word_embeddings.weight
+
+
+def test_dtypes_come_back_one_by_one(tmp_path):
+    model = small_net().to(torch.bfloat16)
+    model.scale = model.scale.double()
+    path = artifact.save(converted(model, input_shape=BATCH), tmp_path / "net")
+    loaded = artifact.load(path, model=SmallNet())
+    assert {k: v.dtype for k, v in loaded.state_dict().items()} == {
+        k: v.dtype for k, v in model.state_dict().items()
+    }
+    assert json.loads((path / "kfconvert.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_replaces_an_artifact_and_nothing_else(fused, tmp_path):
+    path = artifact.save(fused, tmp_path / "net")
+    (path / "kfconvert.json").write_text('{"format": 0}')
+    artifact.save(fused, path)
+    assert artifact.read_record(path)["format"] == artifact.FORMAT and os.listdir(tmp_path) == ["net"]
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(ArtifactError, match="notes.txt"):
+        artifact.save(fused, path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("mine")
+    with pytest.raises(ArtifactError, match="no kfconvert artifact"):
+        artifact.save(fused, tmp_path / "other")
+    with pytest.raises(ArtifactError, match="is a file"):
+        artifact.save(fused, path / "notes.txt")
+    (tmp_path / "empty").mkdir()
+    artifact.save(fused, tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        PermissionError(errno.EACCES, "Permission denied"),
+        KeyboardInterrupt(),
+    ],
+    ids=["full disk", "permission", "Ctrl-C"],
+)
+@pytest.mark.parametrize("moment", ["weights", "record", "flush", "first rename", "second rename"])
+def test_failure_at_any_moment_leaves_the_old_artifact(fused, tmp_path, monkeypatch, failure, moment):
+    path = artifact.save(fused, tmp_path / "net")
+    before = contents(path)
+
+    def fail(*args, **kwargs):
+        raise failure
+
+    rename, renames = type(path).rename, []
+
+    def rename_or_fail(self, target):
+        renames.append(target)
+        if len(renames) == (1 if moment == "first rename" else 2):
+            raise failure
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        if moment == "weights":
+            patch.setattr(artifact, "save_file", fail)
+        elif moment == "record":
+            patch.setattr(artifact.json, "dumps", fail)
+        elif moment == "flush":
+            patch.setattr(folders.os, "fsync", fail)
+        else:
+            patch.setattr(type(path), "rename", rename_or_fail)
+        if isinstance(failure, OSError):
+            with pytest.raises(ArtifactError, match=failure.strerror):
+                artifact.save(fused, path)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                artifact.save(fused, path)
+    assert contents(path) == before and os.listdir(tmp_path) == ["net"]
+
+
+def test_failed_first_save_leaves_no_folder(fused, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        artifact, "save_file", lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt())
+    )
+    with pytest.raises(KeyboardInterrupt):
+        artifact.save(fused, tmp_path / "new" / "net")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_write_that_the_kernel_refuses(fused, tmp_path):
+    """The file size limit of the process stands in for a full disk: the refusal comes from the system
+    itself."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
+    try:
+        with pytest.raises(ArtifactError, match="cannot write .*File too large"):
+            artifact.save(fused, tmp_path / "new" / "net")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_cannot_be_saved(fused, tmp_path):
+    with pytest.raises(ArtifactError, match="not a converted model"):
+        artifact.save(nn.Linear(2, 2), tmp_path / "net")
+
+    class WithState(SmallNet):
+        def get_extra_state(self):
+            return {"any": object()}
+
+        def set_extra_state(self, state):
+            pass
+
+    with pytest.raises(ArtifactError, match="_extra_state.*only tensors"):
+        artifact.save(converted(WithState().eval(), input_shape=BATCH), tmp_path / "net")
+    assert os.listdir(tmp_path) == []
+
+
+def damage_truncate(path):
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def rewrite_record(path, **changes):
+    record = json.loads((path / "kfconvert.json").read_text())
+    record.update(changes)
+    (path / "kfconvert.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: (path / "kfconvert.json").unlink(), "no kfconvert artifact"),
+        (lambda path: (path / "kfconvert.json").write_text("{"), "is damaged"),
+        (lambda path: (path / "kfconvert.json").write_bytes(b"\xff\xfe\x00"), "cannot be read"),
+        (lambda path: (path / "kfconvert.json").write_text("[]"), "format None"),
+        (lambda path: rewrite_record(path, format=99), "format 99"),
+        (lambda path: rewrite_record(path, calls=None), "is damaged"),
+        (
+            lambda path: rewrite_record(path, calls=[{"tensor": {"shape": [1], "dtype": "no"}}]),
+            "cannot be read",
+        ),
+        (lambda path: rewrite_record(path, calls=[{"surprise": 1}]), "unknown kind"),
+        (lambda path: (path / "model.safetensors").unlink(), "is missing"),
+        (lambda path: (path / "model.safetensors").write_bytes(b""), "cannot be read"),
+        (damage_truncate, "cannot be read"),
+    ],
+    ids=range(11),
+)
+def test_damaged_artifacts(fused, tmp_path, damage, message):
+    path = artifact.save(fused, tmp_path / "net")
+    damage(path)
+    with pytest.raises(ArtifactError, match=message) as caught:
+        artifact.load(path, model=SmallNet)
+    assert "\n" not in str(caught.value)
+
+
+def test_architecture_must_be_known_and_fit(fused, tmp_path):
+    path = artifact.save(fused, tmp_path / "net")
+    with pytest.raises(ArtifactError, match="pass model="):
+        artifact.load(path)
+    with pytest.raises(ArtifactError, match="do not fit SmallNet.*size mismatch") as caught:
+        artifact.load(path, model=SmallNet(width=4))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ArtifactError, match="Linear takes arguments"):
+        artifact.load(path, model=nn.Linear)
+    with pytest.raises(ArtifactError, match="no kfconvert artifact"):
+        artifact.load(tmp_path / "nowhere")
+
+
+def test_code_that_a_recipe_names_runs_only_with_trust(fused, tmp_path, monkeypatch):
+    (tmp_path / "code_of_recipe.py").write_text("raise SystemExit('the recipe was run')\n")
+    monkeypatch.chdir(tmp_path)
+    recipe = {"kind": "callable", "name": "code_of_recipe:make", "weights": "own"}
+    path = artifact.save(fused, tmp_path / "net", source=recipe)
+    with pytest.raises(ArtifactError, match="trust_source"):
+        artifact.load(path)
+    artifact.load(path, model=SmallNet)
+    (tmp_path / "trusted_code.py").write_text(
+        "from test_artifact import SmallNet\ndef make():\n    return SmallNet()\n"
+    )
+    monkeypatch.syspath_prepend(os.path.dirname(__file__))
+    rewrite_record(path, recipe={**recipe, "name": "trusted_code:make"})
+    assert artifact.load(path, trust_source=True).kfconvert_info()["total_replaced"] > 0
+
+
+def test_recorded_gpu_that_is_missing_is_told(fused, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path = artifact.save(fused, tmp_path / "net")
+    rewrite_record(path, device="cuda:0")
+    with pytest.warns(UserWarning, match="converted for the CPU"):
+        assert next(artifact.load(path, model=SmallNet).parameters()).device.type == "cpu"
+
+
+def test_model_that_was_not_captured_is_saved_and_loaded_unfused(tmp_path):
+    class Opaque(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x) if float(x.sum()) > 0 else x
+
+    with pytest.warns(UserWarning, match="fused nothing"):
+        model = converted(Opaque().eval(), input_shape=(2, 4))
+    loaded = artifact.load(artifact.save(model, tmp_path / "net"), model=Opaque)
+    assert loaded.kfconvert_info()["nothing_fused"] == model.kfconvert_info()["nothing_fused"]
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        torch.randn(2, 3),
+        {"a": torch.tensor([[3, 9]]), "flag": True, "none": None},
+        (torch.ones(2, dtype=torch.bool), [torch.zeros(1, dtype=torch.float16), 5, "text", 0.5]),
+        torch.zeros(0, 3),
+        torch.zeros(0, dtype=torch.long),
+    ],
+)
+def test_input_descriptions(inputs):
+    spec = json.loads(json.dumps(input_spec.describe(inputs)))
+    built = input_spec.build(spec)
+    (ours, spec_a), (theirs, spec_b) = (torch.utils._pytree.tree_flatten(value) for value in (inputs, built))
+    assert spec_a == spec_b
+    for one, other in zip(ours, theirs):
+        if not isinstance(one, torch.Tensor):
+            assert one == other
+            continue
+        assert one.shape == other.shape and one.dtype == other.dtype
+        if one.numel() and not one.is_floating_point():
+            assert other.min() >= one.min() and other.max() <= one.max()
+
+
+def test_inputs_that_cannot_be_described():
+    with pytest.raises(input_spec.InputSpecError, match="type object"):
+        input_spec.describe((object(),))
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_check_writable_leaves_no_trace(tmp_path, depth):
+    folders.check_writable(tmp_path.joinpath(*["new"] * depth))
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        folders.check_writable(tmp_path / "file" / "new")

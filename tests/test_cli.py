@@ -1,0 +1,336 @@
+"""The command: what it prints where, its exit codes, and what it leaves behind when something goes wrong."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from kfconvert import artifact, cli, conversion, jobs, load
+from kfconvert.profiling import compare_timings
+from kfconvert.zoo import hub
+
+MODELS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return torch.relu(self.head(torch.relu(self.bn(self.conv(x))).mean((2, 3))))
+
+def net():
+    print("libraries print where they like")
+    return Net(), torch.randn(2, 3, 8, 8)
+
+def picky():
+    return Net(), torch.randn(2, 5, 8, 8)
+
+def interrupted():
+    raise KeyboardInterrupt
+
+def endless():
+    import pathlib, time
+    pathlib.Path("started").touch()
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch):
+    """A current folder with a module of models, no hub, and short measurements."""
+    (tmp_path / "cli_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "cli_models", raising=False)
+    monkeypatch.setattr(
+        hub, "exists", lambda *_: (_ for _ in ()).throw(hub.HubUnreachable("no network in tests"))
+    )
+    monkeypatch.setattr(
+        conversion, "compare_timings", lambda calls, device, **_: compare_timings(calls, device, 0.01, 2)
+    )
+    return tmp_path
+
+
+def leftovers(folder):
+    """What a run left in the current folder, beside the module of models."""
+    return sorted(set(os.listdir(folder)) - {"cli_models.py", "__pycache__", "started"})
+
+
+def one_error(capsys, *parts):
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if line.startswith("kfconvert: error: ")]
+    assert len(lines) == 1 and "Traceback" not in err
+    assert all(part in lines[0] for part in parts), lines[0]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--models", "a", "b", "--json"], ["--models", "a", "--models", "b", "--json"]),
+        (["--models=a", "b"], ["--models=a", "--models", "b"]),
+        (["-m", "a,b", "-m", "c"], ["--models", "a,b", "--models", "c"]),
+        (["--dtype", "float16", "--models", "a"], ["--dtype", "float16", "--models", "a"]),
+        (["--models", "--json"], ["--models", "--json"]),
+        (["--models"], ["--models"]),
+        (["doctor"], ["doctor"]),
+    ],
+)
+def test_models_takes_several_values(args, expected):
+    assert cli.spread_models(args) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("google/vit-base", "google--vit-base"),
+        ("timm:resnet50", "timm--resnet50"),
+        ("pkg.mod:make", "pkg.mod--make"),
+        ("resnet50", "resnet50"),
+        ("../..", None),
+        ("a/../../b", "a--..--..--b"),
+    ],
+)
+def test_folder_names_stay_below_the_save_path(name, folder):
+    found = jobs.folder_name(name)
+    assert "/" not in found and found.strip(".") == found
+    assert folder is None or found == folder
+
+
+def test_convert_save_and_load(capsys, workplace):
+    assert cli.main(["--models", "cli_models:net", "--save-path", "out", "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert "cli_models:net" in out and "conv_bn_relu" in out and "accuracy" in out and "speed" in out
+    assert "where they like" not in out
+    assert os.listdir("out") == ["cli_models--net"]
+    model = load("out/cli_models--net", trust_source=True)
+    assert model.kfconvert_info()["total_found"] >= 2
+
+
+def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, workplace):
+    code = cli.main(
+        [
+            "--models",
+            "no_such_module:make",
+            "cli_models:net",
+            "cli_models:picky",
+            "--json",
+            "--save-path",
+            "out",
+            "--device",
+            "cpu",
+        ]
+    )
+    out, err = capsys.readouterr()
+    missing, net, picky = json.loads(out)["models"]
+    assert code == cli.EXIT_ERROR
+    assert "ModuleNotFoundError" in missing["error"] and missing["statistics"] is None
+    assert "does not accept" in picky["error"]
+    assert (
+        net["error"] is None
+        and net["statistics"]["total_found"] >= 2
+        and net["saved"] == "out/cli_models--net"
+    )
+    assert os.listdir("out") == ["cli_models--net"]
+    assert err.count("kfconvert: error:") == 2 and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        ([], ["--models"]),
+        (["--models"], ["requires an argument"]),
+        (["--models", ","], ["at least one name"]),
+        (["resnet50"], ["--models resnet50"]),
+        (["--models", "resnet18", "--batch-size", "0"], ["--batch-size", "0"]),
+        (["--models", "resnet18", "--batch-size", "many"], ["--batch-size", "many"]),
+        (["--models", "resnet18", "--seq-len", "-3"], ["--seq-len", "-3"]),
+        (["--models", "resnet18", "--dtype", "int8"], ["--dtype", "int8"]),
+        (["--models", "resnet18", "--weights", "best"], ["--weights", "best"]),
+        (["--models", "resnet18", "--device", "tpu9"], ["no such device", "tpu9"]),
+        (["--models", "resnet18", "--device", "meta"], ["not supported", "meta"]),
+        (["--models", "resnet18", "--device", "cuda:99"], ["no such device", "cuda:99"]),
+        (["--models", "resnet18", "--nonsense"], ["--nonsense"]),
+        (["--models", "resnet5O", "--weights", "random"], ["unknown model 'resnet5O'", "resnet50"]),
+        (["--models", "resnet18", "--weights", "pretrained"], ["no pretrained weights", "cannot be reached"]),
+        (
+            ["--models", "bert-base-uncased", "--weights", "pretrained"],
+            ["no pretrained weights", "cannot be reached"],
+        ),
+        (["--models", "./nowhere"], ["no such folder"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes_get_one_line_and_exit_code_2(capsys, workplace, monkeypatch, args, parts):
+    monkeypatch.setattr(
+        "torch.hub.urlopen", lambda *_: (_ for _ in ()).throw(TimeoutError("no network in tests"))
+    )
+    monkeypatch.setenv("TORCH_HOME", str(workplace / "__pycache__"))
+    assert (
+        cli.main([*args, "--save-path", "out"] if args and args[0] == "--models" and len(args) > 1 else args)
+        == 2
+    )
+    assert one_error(capsys, *parts) == ""
+    assert leftovers(workplace) == []
+
+
+def test_sequence_longer_than_the_model_allows(capsys, workplace, monkeypatch):
+    from kfconvert.zoo.architectures import ARCHITECTURES
+
+    values = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    monkeypatch.setitem(ARCHITECTURES, "tiny-bert", ("BertConfig", values))
+    assert (
+        cli.main(["--models", "tiny-bert", "--weights", "random", "--seq-len", "513", "--save-path", "out"])
+        == 2
+    )
+    one_error(capsys, "513", "512 positions")
+    assert leftovers(workplace) == []
+
+
+def test_dtype_that_the_device_lacks(capsys, monkeypatch):
+    def refuse(*args):
+        raise RuntimeError("not implemented for 'Half'")
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", refuse)
+    assert cli.main(["--models", "resnet18", "--dtype", "float16", "--device", "cpu"]) == 2
+    one_error(capsys, "cpu cannot compute in float16", "not implemented")
+
+
+def test_random_weights_are_said_loudly(capsys, workplace, monkeypatch):
+    from kfconvert.zoo.architectures import ARCHITECTURES
+
+    values = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    monkeypatch.setitem(ARCHITECTURES, "tiny-bert", ("BertConfig", values))
+    assert cli.main(["--models", "tiny-bert", "--seq-len", "4", "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert "kfconvert: warning: tiny-bert: RANDOM weights" in err and "weights" in out and "random" in out
+
+
+def test_unwritable_save_path_is_found_before_the_work(capsys, workplace, monkeypatch):
+    monkeypatch.setattr("kfconvert.zoo.resolve", lambda *_, **__: pytest.fail("the work began"))
+    (workplace / "__pycache__").mkdir(exist_ok=True)
+    (workplace / "__pycache__" / "file").touch()
+    assert cli.main(["--models", "cli_models:net", "--save-path", "__pycache__/file/out"]) == 2
+    one_error(capsys, "cannot write to __pycache__/file/out", "is a file")
+    monkeypatch.setattr(
+        "pathlib.Path.touch", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+    )
+    assert cli.main(["--models", "cli_models:net", "--save-path", "out"]) == 2
+    one_error(capsys, "cannot write to out: Permission denied")
+
+
+def test_folder_that_is_no_artifact_is_not_replaced(capsys, workplace):
+    (workplace / "__pycache__" / "cli_models--net").mkdir(parents=True)
+    (workplace / "__pycache__" / "cli_models--net" / "thesis.txt").touch()
+    assert cli.main(["--models", "cli_models:net", "--save-path", "__pycache__"]) == 2
+    one_error(capsys, "no kfconvert artifact")
+    assert os.listdir("__pycache__/cli_models--net") == ["thesis.txt"]
+
+
+def test_two_models_for_one_folder(capsys):
+    assert cli.main(["--models", "a/b", "a:b", "--save-path", "out"]) == 2
+    one_error(capsys, "a/b and a:b", "a--b")
+
+
+def test_full_disk(capsys, workplace, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(artifact, "save_file", full)
+    assert cli.main(["--models", "cli_models:net", "--save-path", "deep/out", "--device", "cpu"]) == 2
+    assert "accuracy" in one_error(
+        capsys, "No space left on device"
+    )  # the report is not lost with the folder
+    assert leftovers(workplace) == []
+
+
+@pytest.mark.parametrize("moment", ["load", "save"])
+def test_ctrl_c(capsys, workplace, monkeypatch, moment):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    if moment == "save":
+        monkeypatch.setattr(artifact, "save_file", interrupt)
+    name = "cli_models:interrupted" if moment == "load" else "cli_models:net"
+    assert cli.main(["--models", name, "cli_models:net", "--save-path", "out", "--device", "cpu"]) == 2
+    one_error(capsys, "interrupted")
+    assert leftovers(workplace) == []
+
+
+def test_ctrl_c_from_outside(workplace):
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "kfconvert.cli",
+            "--models",
+            "cli_models:endless",
+            "--save-path",
+            "out",
+            "--device",
+            "cpu",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (workplace / "started").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 2 and out == ""
+    assert err.strip().splitlines()[-1] == "kfconvert: error: interrupted" and "Traceback" not in err
+    assert leftovers(workplace) == []
+
+
+def test_bug_is_one_line_with_its_place(capsys, monkeypatch):
+    def bug(*args, **kwargs):
+        raise KeyError("surprise")
+
+    monkeypatch.setattr("kfconvert.converter.ModelConverter.convert_model", bug)
+    assert cli.main(["--models", "cli_models:net", "--device", "cpu"]) == 2
+    one_error(capsys, "cli_models:net: unexpected KeyError at", "test_cli.py")
+
+
+def test_out_of_memory(capsys, monkeypatch):
+    def too_large(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+
+    monkeypatch.setattr("kfconvert.converter.ModelConverter.convert_model", too_large)
+    assert cli.main(["--models", "cli_models:net", "--device", "cpu"]) == 2
+    one_error(capsys, "out of memory on cpu")
+
+
+def test_list_models(capsys):
+    assert cli.main(["--list-models"]) == 0
+    out = capsys.readouterr().out
+    assert "  resnet50\n" in out and "  bert-base-uncased\n" in out and "  timm:" in out
+    assert cli.main(["--list-models", "--json"]) == 0
+    assert "resnet50" in json.loads(capsys.readouterr().out)["torchvision"]
+
+
+def test_version_and_doctor(capsys):
+    assert cli.main(["--version"]) == 0
+    assert "kernels" in capsys.readouterr().out
+    assert cli.main(["doctor"]) == 0
+    assert "CPU kernels" in capsys.readouterr().out
+
+
+def test_help_and_mistakes_do_not_wait_for_torch():
+    code = (
+        "import sys\nfrom kfconvert import cli\n"
+        "assert cli.main(['--help']) == 0 and cli.main(['--batch-size', '0']) == 2\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+    assert "--models" in finished.stdout
