@@ -4,23 +4,33 @@ The front door: ``auto_convert_model`` for one call, ``ModelConverter`` for its 
 ``load`` for artifacts, ``modules`` and ``ops`` to use the fused pieces by hand.
 """
 
-from . import modules, ops
-from .artifact import load, save
-from .converter import ConversionError, ModelConverter, auto_convert_model
-from .extension import CUDA_AVAILABLE, EXTENSION_LOADED
-from .validator import validate_optimization
+import importlib
+
 from .version import __version__
 
-__all__ = [
-    "CUDA_AVAILABLE",
-    "EXTENSION_LOADED",
-    "ConversionError",
-    "ModelConverter",
-    "__version__",
-    "auto_convert_model",
-    "load",
-    "modules",
-    "ops",
-    "save",
-    "validate_optimization",
-]
+# Where each public name lives. They are imported at first use: `kfconvert --help` must not wait for torch.
+_HOMES = {
+    "CUDA_AVAILABLE": "extension",
+    "EXTENSION_LOADED": "extension",
+    "ConversionError": "converter",
+    "ModelConverter": "converter",
+    "auto_convert_model": "converter",
+    "load": "artifact",
+    "save": "artifact",
+    "validate_optimization": "validator",
+}
+_PACKAGES = ("modules", "ops")
+
+__all__ = sorted([*_HOMES, *_PACKAGES, "__version__"])
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

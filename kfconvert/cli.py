@@ -184,9 +184,13 @@ def _version() -> str:
 
     from . import extension
 
-    kernels = "compiled kernels" if extension.EXTENSION_LOADED else "no compiled kernels"
-    cuda = "CUDA kernels" if extension.CUDA_AVAILABLE else "no CUDA kernels"
-    return f"kfconvert {__version__} (torch {torch.__version__}, {kernels}, {cuda}; see kfconvert doctor)"
+    loaded = [
+        name
+        for name, there in (("CPU", extension.EXTENSION_LOADED), ("CUDA", extension.CUDA_KERNELS_LOADED))
+        if there
+    ]
+    kernels = f"kernels: {', '.join(loaded) or 'none'}"
+    return f"kfconvert {__version__} (torch {torch.__version__}, {kernels}; see kfconvert doctor)"
 
 
 def _console() -> Console:

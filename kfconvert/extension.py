@@ -44,8 +44,9 @@ def _load(device_type: str) -> bool:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        load_errors[device_type] = str(error)
-        warnings.warn(f"kfconvert: {path.name} could not be loaded, its operators run on plain ATen: {error}",
+        reason = str(error.__cause__ or error)  # torch puts the loader's own words into the cause
+        load_errors[device_type] = reason
+        warnings.warn(f"kfconvert: {path.name} could not be loaded, its operators run on plain ATen: {reason}",
                       RuntimeWarning, stacklevel=2)
         return False
     return True

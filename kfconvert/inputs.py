@@ -82,18 +82,22 @@ def is_token_model(model: nn.Module) -> bool:
 
 
 def token_calls(model: nn.Module, call: ExampleCall) -> list[ExampleCall]:
-    """The other ways in which people call a token model: with the mask, and with all that its tokenizer returns."""
+    """The other ways in which people call a token model: ids alone, with the mask, with all a tokenizer returns."""
     ids = call.kwargs.get("input_ids")
-    if set(call.kwargs) != {"input_ids"} or call.args or ids is None:
+    defaults = {"attention_mask": torch.ones_like, "token_type_ids": torch.zeros_like}
+    if ids is None or call.args or not set(call.kwargs) <= {"input_ids", *defaults}:
         return []
     parameters = inspect.signature(model.forward).parameters
-    calls = []
+    forms = [("input_ids",)]
     if "attention_mask" in parameters:
-        masked = {**call.kwargs, "attention_mask": torch.ones_like(ids)}
-        calls.append(ExampleCall((), masked))
+        forms.append((*forms[-1], "attention_mask"))
         if "token_type_ids" in parameters and getattr(model.config, "type_vocab_size", 0) > 1:
-            calls.append(ExampleCall((), {**masked, "token_type_ids": torch.zeros_like(ids)}))
-    return calls
+            forms.append((*forms[-1], "token_type_ids"))
+    return [
+        ExampleCall((), {name: call.kwargs[name] if name in call.kwargs else defaults[name](ids) for name in form})
+        for form in forms
+        if set(form) != set(call.kwargs)
+    ]
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:

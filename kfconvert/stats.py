@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .extension import EXTENSION_LOADED
+from .matcher import NearMiss
 from .patterns import REGISTRY
 from .version import __version__
 
@@ -39,7 +40,7 @@ def conversion_stats(job: Conversion) -> dict[str, Any]:
         "total_replaced": applied.total(),
         "speedup_achieved": job.timings.speedup("converted").ratio if timed else None,
         "sites": [site.as_dict() for site in sites],
-        "near_misses": [vars(miss).copy() for miss in main.near_misses] if main else [],
+        "near_misses": [_near_miss(miss) for miss in main.near_misses] if main else [],
         "regions": job.regions,
         "dynamic": main.region.dynamic() if main else [],
         "accuracy": job.accuracy.as_dict() if job.accuracy else None,
@@ -52,6 +53,10 @@ def conversion_stats(job: Conversion) -> dict[str, Any]:
         "reverted": job.reverted,
         "nothing_fused": None if applied.total() else _why_nothing(job),
     }
+
+
+def _near_miss(miss: NearMiss) -> dict[str, str]:
+    return {"pattern": miss.pattern, "module": miss.site, "reason": miss.reason}
 
 
 def _environment(job: Conversion) -> dict[str, Any]:

@@ -6,8 +6,10 @@ import math
 
 import pytest
 from rich.console import Console
+from torch import nn
 
 from kfconvert import report
+from kfconvert.converter import ModelConverter
 from kfconvert.json_values import json_ready
 
 
@@ -187,3 +189,11 @@ def test_json_ready_is_strict_json():
     value = {"a": math.nan, 1: (math.inf, 2.5, None, True), "s": {"x"}, "t": object}
     parsed = json.loads(json.dumps(json_ready(value), allow_nan=False))
     assert parsed["a"] is None and parsed["1"] == [None, 2.5, None, True] and parsed["s"] == ["x"]
+
+
+def test_real_statistics_of_a_model_in_which_nothing_fuses():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ELU()).eval()
+    converter = ModelConverter()
+    with pytest.warns(UserWarning, match="fused nothing"):
+        converter.convert_model(model, input_shape=(1, 3, 8, 8))
+    assert "conv_bn_relu at 0: its value goes to aten.elu" in shown("net", converter.conversion_stats)

@@ -1,6 +1,7 @@
 """Convolution, batch normalisation, residual addition and activation in one module."""
 
 from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +18,7 @@ from .onednn import pointwise, runs_onednn
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = {3: (nn.BatchNorm1d, nn.SyncBatchNorm), 4: (nn.BatchNorm2d, nn.SyncBatchNorm),
           5: (nn.BatchNorm3d, nn.SyncBatchNorm)}
+_CUDNN_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -78,8 +80,8 @@ class FusedConvBN(FusedModule):
 
     ``channels_last``: bring inputs and weights of 2d and 3d convolutions to channels-last; y is channels-last
     too. Otherwise y has the memory format that the convolution would give it.
-    Strategies: "onednn" (CPU, float32, 2d and 3d), "kernel" (``kfconvert.ops.conv_act``, on CUDA cuDNN with
-    its fused epilogues where it has them), "composition" (not folded).
+    Strategies: "onednn" (CPU, float32, 2d and 3d), "cudnn" (CUDA, ReLU: convolution, addition and ReLU in one
+    call), "kernel" (``kfconvert.ops.conv_act``), "composition" (not folded).
     TypeError: not a convolution or not a batch norm of as many dimensions, lazy, quantised. ValueError:
     parametrised or weight-normalised, channels that do not fit, unknown activation.
     """
@@ -110,6 +112,9 @@ class FusedConvBN(FusedModule):
             # ResNet-50, batch 1, one thread, CPU ms in one run: eager 207; channels-last packed 145, kernel
             # 190; contiguous packed 225, kernel 192, as results are brought back to contiguous.
             names.insert(0 if self._uses_channels_last(x) else 1, "onednn")
+        if (self.activation == "relu" and x.is_cuda and x.dim() in _CHANNELS_LAST and x.dtype in _CUDNN_DTYPES
+                and torch.backends.cudnn.enabled):
+            names.insert(0, "cudnn")
         return names
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -145,9 +150,13 @@ class FusedConvBN(FusedModule):
         return self._plan(self.choose(x, residual), self._uses_channels_last(x), values, x)
 
     def _formatted(self, x: torch.Tensor) -> torch.Tensor:
-        if self.channels_last and x.dim() in _CHANNELS_LAST:
-            return x.contiguous(memory_format=_CHANNELS_LAST[x.dim()])
-        return x
+        return self._formatter(x.dim())(x)
+
+    def _formatter(self, dimensions: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Brings tensors of so many dimensions to channels-last, if that is asked for."""
+        if not self.channels_last or dimensions not in _CHANNELS_LAST:
+            return lambda x: x
+        return partial(torch.Tensor.contiguous, memory_format=_CHANNELS_LAST[dimensions])
 
     def _check_residual(self, x, residual):
         # oneDNN reads the residual without looking at its shape.
@@ -190,8 +199,9 @@ class FusedConvBN(FusedModule):
             for t in (x, self.conv.weight))
 
     def _plan(self, strategy: str, channels_last: bool, values: dict, x: torch.Tensor) -> Plan:
+        formatted = self._formatter(x.dim())
         if strategy == "composition":
-            return lambda x, residual=None: self.reference(self._formatted(x), residual)
+            return lambda x, residual=None: self.reference(formatted(x), residual)
         if "folded" not in values:
             # Kept beyond this call: not for autograd to follow, nor an inference tensor.
             with torch.inference_mode(False), torch.no_grad():
@@ -201,12 +211,14 @@ class FusedConvBN(FusedModule):
         memory_format = _CHANNELS_LAST[x.dim()] if channels_last else torch.contiguous_format
         if strategy == "onednn":
             return _OneDNNConv(weight, bias, geometry, memory_format, self.activation, self.negative_slope, x)
+        if strategy == "cudnn":
+            return _cudnn_call(weight.contiguous(memory_format=memory_format), bias, geometry, formatted)
         call = partial(conv_act, weight=weight.contiguous(memory_format=memory_format), bias=bias,
                        stride=geometry.stride, padding=geometry.padding, dilation=geometry.dilation,
                        groups=geometry.groups, activation=self.activation, negative_slope=self.negative_slope)
         if geometry.pad is None and not self.channels_last:
             return lambda x, residual=None: call(x, residual=residual)
-        return lambda x, residual=None: call(geometry.apply(self._formatted(x)), residual=residual)
+        return lambda x, residual=None: call(geometry.apply(formatted(x)), residual=residual)
 
     def reference(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """The definition in plain ATen calls. Running statistics are never written."""
@@ -235,6 +247,23 @@ def _tensors(conv: nn.Module, bn: _BatchNorm | None) -> tuple[torch.Tensor | Non
     buffers = bn._buffers
     return (held(conv, "weight"), held(conv, "bias"), held(bn, "weight"), held(bn, "bias"),
             buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"])
+
+
+def _cudnn_call(weight: torch.Tensor, bias: torch.Tensor | None, geometry: _Geometry,
+                formatted: Callable[[torch.Tensor], torch.Tensor]) -> Plan:
+    """One cuDNN call for convolution, bias, addition and ReLU, without the operator's checks around it."""
+    if bias is None:  # cuDNN's calls would make zeros each time
+        bias = weight.new_zeros(weight.shape[0])
+    arguments = (bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+    convolve_relu, convolve_add_relu = torch.cudnn_convolution_relu, torch.cudnn_convolution_add_relu
+
+    def call(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        x = geometry.apply(formatted(x))
+        if residual is None:
+            return convolve_relu(x, weight, *arguments)
+        return convolve_add_relu(x, weight, formatted(residual), 1.0, *arguments)
+
+    return call
 
 
 class _OneDNNConv:

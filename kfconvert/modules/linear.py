@@ -193,7 +193,7 @@ class _MKLLinear:
         self.last_rows = rows
         if self.in_place:
             y = torch.ops.mkl._mkl_linear.default(x, packed, weight, None, packed_rows)
-            torch.ops.kfconvert.bias_act_.default(y, self.bias, None, self.code, self.negative_slope)
+            torch.ops.kfconvert.bias_act_.default(y, self.bias, None, self.code, self.negative_slope, -1)
             return y
         y = torch.ops.mkl._mkl_linear.default(x, packed, weight, self.bias, packed_rows)
         return apply_activation(y, self.activation, self.negative_slope)

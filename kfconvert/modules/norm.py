@@ -98,8 +98,9 @@ class FusedLayerNorm(FusedModule):
 class FusedAddLayerNorm(FusedLayerNorm):
     """``s = x + residual; y = act(layer_norm(s))``.
 
-    x, residual: (..., *normalized_shape), same shape and dtype. Returns y, or (y, s) with ``return_sum``: s,
-    in the dtype of x, is the residual stream of a pre-norm transformer. See :class:`FusedLayerNorm`.
+    x: (..., *normalized_shape); residual: x's dtype, and x's shape or one that repeats over it. Returns y, or
+    (y, s) with ``return_sum``: s, in the dtype of x, is the residual stream of a pre-norm transformer. See
+    :class:`FusedLayerNorm`.
     """
 
     def __init__(self, normalized_shape, eps: float = 1e-5, elementwise_affine: bool = True,
@@ -115,6 +116,8 @@ class FusedAddLayerNorm(FusedLayerNorm):
         """x, residual: (..., *normalized_shape); returns y, or (y, x + residual) with ``return_sum``."""
         if self.strategy == "composition":
             return self.reference(x, residual)
+        if residual.shape != x.shape:
+            residual = residual.expand_as(x)
         return layer_norm_act(x, self.normalized_shape, held(self, "weight"), held(self, "bias"), self.eps,
                               self.activation, residual, self.return_sum)
 

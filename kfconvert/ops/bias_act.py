@@ -7,7 +7,16 @@ all other dimensions.
 import torch
 
 from .activations import BY_CODE, CODES, apply_activation
-from .registration import LIBRARY, autocast, cast_to_widest, define, define_with_twin, has_kernels, require
+from .registration import (
+    LIBRARY,
+    autocast,
+    cast_to_widest,
+    define,
+    define_with_twin,
+    has_kernels,
+    require,
+    require_same_options,
+)
 
 
 def reference(x, bias=None, residual=None, activation="none", negative_slope=0.01, dim=-1):
@@ -71,13 +80,6 @@ def _check(operator, x, bias, residual, dim):
                 f"residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)}")
 
 
-def require_same_options(operator, name, x, other):
-    """The device and, outside of autocast (which aligns them), the dtype of ``other`` are those of x."""
-    require(other.device == x.device, operator, f"{name} is on another device than x")
-    require(other.dtype == x.dtype or torch.is_autocast_enabled(x.device.type), operator,
-            f"{name} has another dtype than x")
-
-
 def _compose(x, bias, residual, code, negative_slope, dim):
     _check("bias_act", x, bias, residual, dim)
     y = BY_CODE[code].reference(_sum(x, bias, residual, dim), negative_slope)
@@ -89,11 +91,11 @@ def _fake(x, bias, residual, code, negative_slope, dim):
     return torch.empty_like(x)
 
 
-def _compose_in_place(x, bias, residual, code, negative_slope, dim):
+def _compose_in_place(x, bias, residual, code, negative_slope, dim=-1):
     x.copy_(_compose(x, bias, residual, code, negative_slope, dim))
 
 
-def _fake_in_place(x, bias, residual, code, negative_slope, dim):
+def _fake_in_place(x, bias, residual, code, negative_slope, dim=-1):
     _check("bias_act_", x, bias, residual, dim)
 
 
@@ -129,9 +131,9 @@ def _differentiate(ctx, grad):
     return g if x_needs else None, grad_bias, g if residual_needs else None, None, None, None
 
 
-_ARGUMENTS = "Tensor? bias=None, Tensor? residual=None, int activation=0, float negative_slope=0.01, int dim=-1"
+_ARGUMENTS = "Tensor? bias, Tensor? residual, int activation, float negative_slope, int dim"
 _OPERATOR, _INFERENCE = define_with_twin(f"bias_act(Tensor x, {_ARGUMENTS}) -> Tensor", _compose, _fake)
-_IN_PLACE = define(f"bias_act_(Tensor(a!) x, {_ARGUMENTS}) -> ()", _compose_in_place, _fake_in_place)
+_IN_PLACE = define(f"bias_act_(Tensor(a!) x, {_ARGUMENTS}=-1) -> ()", _compose_in_place, _fake_in_place)
 _BACKWARD = define(
     "bias_act_backward(Tensor grad, Tensor saved, Tensor? bias, Tensor? residual, int activation, "
     "float negative_slope, int dim) -> Tensor", _compose_backward, _fake_backward)  # fmt: skip

@@ -7,7 +7,6 @@ needed it is the convolution followed by ``bias_act``, whose backward formulas a
 import torch
 import torch.nn.functional as F
 
-from . import bias_act as _bias_act
 from .activations import BY_CODE, CODES, apply_activation
 from .registration import (
     autocast,
@@ -16,6 +15,7 @@ from .registration import (
     differentiate_by_decomposition,
     has_kernels,
     require,
+    require_same_options,
 )
 
 _CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
@@ -71,6 +71,7 @@ def conv_act(
         or (residual is not None and residual.requires_grad)
     )
     operator = _OPERATOR if needs_grad else _INFERENCE
+    stride, padding, dilation = ((n,) if isinstance(n, int) else n for n in (stride, padding, dilation))
     return operator(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope)
 
 
@@ -95,7 +96,7 @@ def _check(x, weight, bias, residual, groups):
             f"x has {x.shape[1]} channels, expected {weight.shape[1] * groups}")
     for name, tensor in (("weight", weight), ("bias", bias), ("residual", residual)):
         if tensor is not None:
-            _bias_act.require_same_options("conv_act", name, x, tensor)
+            require_same_options("conv_act", name, x, tensor)
     if bias is not None:
         require(bias.dim() == 1 and bias.shape[0] == weight.shape[0], "conv_act",
                 f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)")
@@ -123,8 +124,7 @@ def _fake(x, weight, bias, residual, stride, padding, dilation, groups, code, ne
     return _convolve(x, weight, bias, residual, stride, padding, dilation, groups)
 
 
-def _decompose(x, weight, bias=None, residual=None, stride=(1,), padding=(0,), dilation=(1,), groups=1, code=0,
-               negative_slope=0.01):  # fmt: skip
+def _decompose(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope):
     _check(x, weight, bias, residual, groups)
     y = _convolve(x, weight, bias, residual, stride, padding, dilation, groups)
     if code == 0 and residual is None:
@@ -133,7 +133,7 @@ def _decompose(x, weight, bias=None, residual=None, stride=(1,), padding=(0,), d
 
 
 _OPERATOR, _INFERENCE = define_with_twin(
-    "conv_act(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, int[1] stride=1, int[1] padding=0, "
-    "int[1] dilation=1, int groups=1, int activation=0, float negative_slope=0.01) -> Tensor", _compose, _fake)
+    "conv_act(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int[] stride, int[] padding, "
+    "int[] dilation, int groups, int activation, float negative_slope) -> Tensor", _compose, _fake)
 differentiate_by_decomposition(_OPERATOR, _decompose)
 autocast((_OPERATOR, _INFERENCE), cast_to_lower)

@@ -9,7 +9,6 @@ v is computed again from s, which is all that is kept besides the two statistics
 import torch
 import torch.nn.functional as F
 
-from . import bias_act as _bias_act
 from .activations import BY_CODE, CODES, apply_activation
 from .registration import (
     LIBRARY,
@@ -21,6 +20,7 @@ from .registration import (
     differentiate_by_decomposition,
     has_kernels,
     require,
+    require_same_options,
 )
 
 
@@ -28,7 +28,8 @@ def reference(x, normalized_shape, weight=None, bias=None, eps=1e-5, activation=
               return_sum=False, negative_slope=0.01):  # fmt: skip
     """The definition of :func:`layer_norm_act` in plain ATen, differentiable."""
     s = x if residual is None else x + residual
-    y = apply_activation(F.layer_norm(s, normalized_shape, weight, bias, eps), activation, negative_slope)
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+    y = apply_activation(F.layer_norm(s, shape, weight, bias, eps), activation, negative_slope)
     return (y, s) if return_sum else y
 
 
@@ -87,13 +88,13 @@ def _check(x, residual, shape, weight, bias):
         if tensor is None:
             continue
         if x.element_size() > 2 or tensor.dtype != torch.float32:
-            _bias_act.require_same_options("layer_norm_act", name, x, tensor)
+            require_same_options("layer_norm_act", name, x, tensor)
         require(tuple(tensor.shape) == tuple(shape), "layer_norm_act",
                 f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
     require(weight is None or bias is None or weight.dtype == bias.dtype, "layer_norm_act",
             "weight and bias have different dtypes")
     if residual is not None:
-        _bias_act.require_same_options("layer_norm_act", "residual", x, residual)
+        require_same_options("layer_norm_act", "residual", x, residual)
         require(residual.shape == x.shape, "layer_norm_act",
                 f"residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)}")
 
@@ -198,11 +199,11 @@ def _differentiate(ctx, grad, grad_sum, *_):
     return grad_s, grad_s if ctx.has_residual else None, None, grad_weight, grad_bias, None, None, None
 
 
-def _decompose(x, residual, shape, weight=None, bias=None, eps=1e-5, code=0, negative_slope=0.01):
+def _decompose(x, residual, shape, weight, bias, eps, code, negative_slope):
     return _TRAINING(x, residual, shape, weight, bias, eps, code, negative_slope)[0]
 
 
-def _decompose_add(x, residual, shape, weight=None, bias=None, eps=1e-5, code=0, negative_slope=0.01):
+def _decompose_add(x, residual, shape, weight, bias, eps, code, negative_slope):
     return _TRAINING(x, residual, shape, weight, bias, eps, code, negative_slope)[:2]
 
 
@@ -218,8 +219,8 @@ def _autocast_rule(args, device_type):
     return x, residual, shape, weight, bias, *rest
 
 
-_REST = ("int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-5, int activation=0, "
-         "float negative_slope=0.01")
+_REST = ("int[] normalized_shape, Tensor? weight, Tensor? bias, float eps, int activation, "
+         "float negative_slope")
 _OPERATOR, _INFERENCE = define_with_twin(f"layer_norm_act(Tensor x, Tensor? residual, {_REST}) -> Tensor", _compose,
                                          _fake)
 _ADD_OPERATOR, _ADD_INFERENCE = define_with_twin(

@@ -6,7 +6,6 @@ Where a gradient is needed it is ``linear`` followed by ``bias_act``, whose back
 import torch
 import torch.nn.functional as F
 
-from . import bias_act as _bias_act
 from .activations import BY_CODE, CODES, apply_activation
 from .registration import (
     autocast,
@@ -15,6 +14,7 @@ from .registration import (
     differentiate_by_decomposition,
     has_kernels,
     require,
+    require_same_options,
 )
 
 
@@ -54,12 +54,11 @@ def linear_act(
 
 
 def _check(x, weight, bias):
-    same = _bias_act.require_same_options
-    same("linear_act", "weight", x, weight)
+    require_same_options("linear_act", "weight", x, weight)
     require(weight.dim() == 2 and x.dim() >= 1 and x.shape[-1] == weight.shape[1], "linear_act",
             f"x of shape {tuple(x.shape)} does not fit weight of shape {tuple(weight.shape)} (out, in)")
     if bias is not None:
-        same("linear_act", "bias", x, bias)
+        require_same_options("linear_act", "bias", x, bias)
         require(bias.dim() == 1 and bias.shape[0] == weight.shape[0], "linear_act",
                 f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)")
 
@@ -74,13 +73,13 @@ def _fake(x, weight, bias, code, negative_slope):
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-def _decompose(x, weight, bias=None, code=0, negative_slope=0.01):
+def _decompose(x, weight, bias, code, negative_slope):
     y = F.linear(x, weight, bias)
     return y if code == 0 else torch.ops.kfconvert.bias_act.default(y, None, None, code, negative_slope, -1)
 
 
 _OPERATOR, _INFERENCE = define_with_twin(
-    "linear_act(Tensor x, Tensor weight, Tensor? bias=None, int activation=0, float negative_slope=0.01) -> Tensor",
+    "linear_act(Tensor x, Tensor weight, Tensor? bias, int activation, float negative_slope) -> Tensor",
     _compose, _fake)  # fmt: skip
 differentiate_by_decomposition(_OPERATOR, _decompose)
 autocast((_OPERATOR, _INFERENCE), cast_to_lower)

@@ -92,3 +92,10 @@ def require(condition: bool, operator: str, message: str) -> None:
     """The checks of the compiled kernels, for compositions and fake kernels: RuntimeError with one line."""
     if not condition:
         raise RuntimeError(f"kfconvert::{operator}: {message}")
+
+
+def require_same_options(operator, name, x, other):
+    """The device and, outside of autocast (which aligns them), the dtype of ``other`` are those of x."""
+    require(other.device == x.device, operator, f"{name} is on another device than x")
+    require(other.dtype == x.dtype or torch.is_autocast_enabled(x.device.type), operator,
+            f"{name} has another dtype than x")

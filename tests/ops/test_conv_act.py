@@ -81,7 +81,7 @@ def test_gradcheck(device, activation):
     leaves = [t.requires_grad_() for t in inputs(torch.float64, device, (1, 2, 4, 4), (2, 2, 3, 3))]
     residual = torch.randn(1, 2, 4, 4, device=device, dtype=torch.float64, requires_grad=True)
     code = ops.ACTIVATIONS[activation].code
-    assert torch.autograd.gradcheck(lambda *t: OPERATORS.conv_act(*t, 1, 1, 1, 1, code, 0.01), (*leaves, residual))
+    assert torch.autograd.gradcheck(lambda *t: OPERATORS.conv_act(*t, [1], [1], [1], 1, code, 0.01), (*leaves, residual))
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "silu"])

@@ -44,9 +44,7 @@ def test_without_any_library(tmp_path):
     """The package as a machine without a compiler has it: same operators, plain ATen, and the reason is told."""
     package = Path(extension.__file__).parent
     code = """
-import importlib.machinery, sys, warnings
-class NoLibraries:  # stands for files that are not there
-    pass
+import warnings
 from pathlib import Path
 exists = Path.exists
 Path.exists = lambda self, **k: False if self.name.startswith("_ops_") else exists(self, **k)
@@ -58,14 +56,15 @@ assert "was not built" in extension.load_errors["cpu"]
 x, w, b = torch.randn(4, 8), torch.randn(6, 8), torch.randn(6)
 want = torch.relu(torch.nn.functional.linear(x, w, b))
 assert torch.equal(ops.linear_act(x, w, b, "relu"), want)
-assert torch.equal(torch.ops.kfconvert.linear_act(x, w, b, 1), want)
+assert torch.equal(torch.ops.kfconvert.linear_act(x, w, b, 1, 0.01), want)
 leaf = x.double().requires_grad_()
-assert torch.autograd.gradcheck(lambda t: torch.ops.kfconvert.bias_act(t, None, None, 2), leaf)
-norm = lambda t: torch.ops.kfconvert.layer_norm_act(t, None, [8], None, None, 1e-5, 5)
+assert torch.autograd.gradcheck(lambda t: torch.ops.kfconvert.bias_act(t, None, None, 2, 0.01, -1), leaf)
+norm = lambda t: torch.ops.kfconvert.layer_norm_act(t, None, [8], None, None, 1e-5, 5, 0.01)
 assert torch.autograd.gradcheck(norm, leaf)
-y = torch.ones(2, 3); torch.ops.kfconvert.bias_act_(y, -2 * torch.ones(3), None, 1); assert not y.any()
-torch.library.opcheck(torch.ops.kfconvert.bias_act.default, (x, None, None, 2))
-torch.library.opcheck(torch.ops.kfconvert.conv_act_inference.default, (torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3)))
+y = torch.ones(2, 3); torch.ops.kfconvert.bias_act_(y, -2 * torch.ones(3), None, 1, 0.01, -1); assert not y.any()
+torch.library.opcheck(torch.ops.kfconvert.bias_act.default, (x, None, None, 2, 0.01, -1))
+arguments = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3), None, None, [1], [0], [1], 1, 0, 0.01
+torch.library.opcheck(torch.ops.kfconvert.conv_act_inference.default, arguments)
 """
     result = subprocess.run([sys.executable, "-c", code], cwd=package.parent, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
