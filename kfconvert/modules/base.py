@@ -23,6 +23,9 @@ class FusedModule(nn.Module):
     does.
     """
 
+    # Strategies whose plans read the parameters at each call, and so never grow stale.
+    live_strategies: tuple[str, ...] = ("kernel", "composition")
+
     def __init__(self, activation: str = "none", negative_slope: float = 0.01):
         super().__init__()
         if activation not in ACTIVATIONS:
@@ -57,7 +60,9 @@ class FusedModule(nn.Module):
         raise TypeError(f"{type(self).__name__} has no plan of its own")
 
     def places(self) -> list[tuple[dict, str]]:
-        """(dict, key) of every parameter and buffer that a plan depends on; the tensor there may be None."""
+        """(dict, key) of every parameter and buffer whose content went into a plan; the tensor there may be None."""
+        if self.strategy in self.live_strategies:
+            return []
         stores = [store for module in self.modules() for store in (module._parameters, module._buffers)]
         return [(store, key) for store in stores for key in store]
 

@@ -87,6 +87,7 @@ class FusedConvBN(FusedModule):
     """
 
     default_activation = "none"
+    live_strategies = ("composition",)
 
     def __init__(self, conv: nn.Module, bn: nn.Module | None = None, activation: str | None = None,
                  negative_slope: float = 0.01):

@@ -1,7 +1,6 @@
 """Linear layers with an activation: ``y = act(x W^T + b)``."""
 
 import math
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -129,7 +128,7 @@ class FusedLinear(FusedModule):
         weight, bias = held(self, "weight"), held(self, "bias")
         sources = (weight,) if bias is None else (weight, bias)
         if takes_plain_path(x, sources):
-            return linear_act(x, self._oriented(weight), bias, self.activation, self.negative_slope)
+            return self._kernel(x)
         values = self._derived.values(sources)
         signature = (x.shape, x.dtype, x.device, self.strategy)
         planned = values.get("plan")
@@ -141,7 +140,14 @@ class FusedLinear(FusedModule):
 
     def plan(self, x: torch.Tensor) -> Plan:
         """See :meth:`FusedModule.plan`."""
-        return self._plan(self.choose(x), held(self, "weight"), held(self, "bias"))
+        strategy = self.choose(x)
+        if strategy == "kernel":
+            return self._kernel
+        return self._plan(strategy, held(self, "weight"), held(self, "bias"))
+
+    def _kernel(self, x: torch.Tensor) -> torch.Tensor:
+        return linear_act(x, self._oriented(held(self, "weight")), held(self, "bias"), self.activation,
+                          self.negative_slope)
 
     def _plan(self, strategy: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Plan:
         weight = self._oriented(weight)
@@ -152,10 +158,7 @@ class FusedLinear(FusedModule):
             attribute, scalars, algorithm = pointwise(self.activation, self.negative_slope)
             linear = torch.ops.mkldnn._linear_pointwise.default
             return lambda x: linear(x, packed, bias, attribute, scalars, algorithm)
-        if strategy == "kernel":
-            return partial(linear_act, weight=weight, bias=bias, activation=self.activation,
-                           negative_slope=self.negative_slope)
-        return self.reference
+        return self._kernel if strategy == "kernel" else self.reference
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """``act(linear(x, W, b))`` in plain ATen calls."""
