@@ -3,8 +3,8 @@
 ``EXTENSION_LOADED``   the compiled CPU kernels are in use.
 ``CUDA_AVAILABLE``     torch can use a CUDA GPU here *and* the compiled CUDA kernels are in use.
 
-Where either is False the operators still work, on plain ATen; ``load_errors`` holds the reason, a warning at import
-repeats it when a library was there and could not be loaded, and ``doctor()`` says what to do about it.
+Where either is False the operators still work, on plain ATen; ``load_errors`` holds the reason, a warning at
+import repeats it when a library was there and could not be loaded, and ``doctor()`` says what to do about it.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ load_errors: dict[str, str] = {}
 
 
 class Check(NamedTuple):
-    """One finding of :func:`doctor`: what was looked at, whether it is well, the fact, and what to do if it is not."""
+    """One finding of :func:`doctor`: what was looked at, whether it is well, the fact, what to do if not."""
 
     name: str
     ok: bool
@@ -46,8 +46,11 @@ def _load(device_type: str) -> bool:
     except OSError as error:
         reason = str(error.__cause__ or error)  # torch puts the loader's own words into the cause
         load_errors[device_type] = reason
-        warnings.warn(f"kfconvert: {path.name} could not be loaded, its operators run on plain ATen: {reason}",
-                      RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"kfconvert: {path.name} could not be loaded, its operators run on plain ATen: {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return False
     return True
 
@@ -62,14 +65,21 @@ def compiled_operators(device_type: str) -> list[str]:
     if device_type in load_errors:
         return []
     importlib.import_module("kfconvert.ops")
-    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("kfconvert::")}
+    names = {
+        name.partition(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("kfconvert::")
+    }
     key = device_type.upper()
-    return sorted(name.removeprefix("kfconvert::") for name in names
-                  if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+    return sorted(
+        name.removeprefix("kfconvert::")
+        for name in names
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    )
 
 
 def cpu_capability() -> str | None:
-    """The instruction set that the CPU kernels use here: "generic", "avx2" or "avx512"; None without the library."""
+    """The instruction set of the CPU kernels: "generic", "avx2" or "avx512"; None without the library."""
     if not EXTENSION_LOADED:
         return None
     function = ctypes.CDLL(str(_FOLDER / "_ops_cpu.so")).kfconvert_cpu_capability
@@ -80,7 +90,8 @@ def cpu_capability() -> str | None:
 def build_info() -> dict:
     """Facts about this installation: versions, how the libraries were built, what they hold, and the GPUs.
 
-    The keys of ``"build"`` come from kfconvert._C and are absent where that module was not built for this Python.
+    The keys of ``"build"`` come from kfconvert._C and are absent where that module was not built for this
+    Python.
     """
     try:
         build = importlib.import_module("kfconvert._C").build_info()
@@ -114,32 +125,65 @@ def doctor() -> list[Check]:
     info = build_info()
     rebuild = "install a C++ compiler and run: pip install --no-build-isolation ."
     rebuild_cuda = "install the CUDA toolkit (nvcc) and run: pip install --no-build-isolation ."
-    checks = [Check("CPU kernels", EXTENSION_LOADED,
-                    f"loaded ({info['cpu_capability']})" if EXTENSION_LOADED else load_errors["cpu"], rebuild)]
+    checks = [
+        Check(
+            "CPU kernels",
+            EXTENSION_LOADED,
+            f"loaded ({info['cpu_capability']})" if EXTENSION_LOADED else load_errors["cpu"],
+            rebuild,
+        )
+    ]
     gpu = torch.cuda.is_available()
     if gpu:
-        gpu_detail = ", ".join(f"{device['name']} (compute capability {device['compute_capability']})"
-                               for device in info["devices"])
+        gpu_detail = ", ".join(
+            f"{device['name']} (compute capability {device['compute_capability']})"
+            for device in info["devices"]
+        )
     else:
-        gpu_detail = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA GPU"
-    checks.append(Check("CUDA GPU", gpu, gpu_detail, "fine on a machine without a GPU; else check the driver and "
-                        "install a CUDA build of torch"))
-    checks.append(Check("CUDA kernels", CUDA_KERNELS_LOADED,
-                        "loaded" if CUDA_KERNELS_LOADED else load_errors["cuda"],
-                        "fine on a machine without a GPU; else " + rebuild_cuda))
+        gpu_detail = (
+            "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA GPU"
+        )
+    checks.append(
+        Check(
+            "CUDA GPU",
+            gpu,
+            gpu_detail,
+            "fine on a machine without a GPU; else check the driver and install a CUDA build of torch",
+        )
+    )
+    checks.append(
+        Check(
+            "CUDA kernels",
+            CUDA_KERNELS_LOADED,
+            "loaded" if CUDA_KERNELS_LOADED else load_errors["cuda"],
+            "fine on a machine without a GPU; else " + rebuild_cuda,
+        )
+    )
     archs = info["build"].get("cuda_archs", "").split()
     for device in info["devices"]:
         capability = device["compute_capability"].replace(".", "")
         fits = not archs or any(_runs_on(arch, capability, arch == archs[-1]) for arch in archs)
-        checks.append(Check("kernels fit the GPU", fits, f"built for {', '.join(archs) or 'unknown'}; {device['name']} "
-                            f"is {capability}", f'rebuild with KFCONVERT_CUDA_ARCHS="{device["compute_capability"]}"'))
+        checks.append(
+            Check(
+                "kernels fit the GPU",
+                fits,
+                f"built for {', '.join(archs) or 'unknown'}; {device['name']} is {capability}",
+                f'rebuild with KFCONVERT_CUDA_ARCHS="{device["compute_capability"]}"',
+            )
+        )
     missing = info["build"].get("missing")
-    checks.append(Check("build facts", missing is None, missing or f"built by {info['build']['compiler']}",
-                        "nothing depends on it; install pybind11 and reinstall to have it"))
+    checks.append(
+        Check(
+            "build facts",
+            missing is None,
+            missing or f"built by {info['build']['compiler']}",
+            "nothing depends on it; install pybind11 and reinstall to have it",
+        )
+    )
     return checks
 
 
 def _runs_on(arch: str, capability: str, has_ptx: bool) -> bool:
-    """Whether code for sm_<arch> runs at a compute capability: the same major number, or any later one from PTX."""
+    """Whether code for sm_<arch> runs at a compute capability: the same major, or any later from PTX."""
     built, wanted = int(arch.rstrip("af")), int(capability)
     return built <= wanted and (built // 10 == wanted // 10 or has_ptx)

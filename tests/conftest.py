@@ -1,4 +1,4 @@
-"""Shared by all tests: two threads at most, the same seed before each test, CUDA tests only where there is a GPU."""
+"""Shared by all tests: two threads at most, one seed for each test, CUDA tests only with a GPU."""
 
 import pytest
 import torch

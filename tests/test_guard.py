@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from kfconvert import ModelConverter
 from kfconvert.calls import CallForm
 from kfconvert.inputs import ExampleCall, InputError, example_call
 from kfconvert.tracer import CaptureError, trace
@@ -155,3 +156,35 @@ def test_a_model_that_starts_with_an_embedding_receives_integers():
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2))
     (ids,) = example_call(model, (2, 7), None, torch.device("cpu"), torch.float16).args
     assert ids.dtype is torch.int64 and ids.shape == (2, 7) and 0 <= ids.min() and ids.max() < 10
+
+
+class TwoBatches(nn.Module):
+    """Looks up in the mask by the batch of the ids: nothing in the graph makes the two batch sizes equal."""
+
+    def forward(self, ids, mask):
+        return mask[torch.arange(ids.shape[0])] * ids
+
+
+def test_free_sizes_of_one_name_stay_equal():
+    ids, mask = torch.ones(4, 6, dtype=torch.long), torch.ones(4, 6, dtype=torch.long)
+    guard = region_of(TwoBatches(), ids, mask).guard
+    assert guard.refusal([ids[:3], mask[:3]]) is None
+    assert "disagree on the batch size" in guard.refusal([ids[:3], mask])
+
+
+def test_subgraphs_of_a_region_are_carried_along():
+    class WithGradients(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x):
+            with torch.enable_grad():
+                scale = x.abs().amax()
+            return torch.relu(self.linear(x)) / scale
+
+    model, converter = WithGradients().eval(), ModelConverter(select="all")
+    fused = converter.convert_model(model, input_shape=(4, 6))
+    assert converter.conversion_stats["linear_relu_replaced"] == 1
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(fused(x), model(x))

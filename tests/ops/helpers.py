@@ -1,4 +1,4 @@
-"""How a result is judged: against float64, relative to what plain ATen itself does wrong in the same dtype."""
+"""How a result is judged: against float64, relative to plain ATen's own error in that dtype."""
 
 import torch
 
@@ -20,9 +20,10 @@ def call_wide(function, args, kwargs):
 
 
 def assert_as_accurate(operator, reference, *args, factor=1.5, **kwargs):
-    """max |operator - float64| <= factor x max |plain ATen - float64| + one unit in the last place of the largest value.
+    """max |operator - float64| <= factor x max |plain ATen - float64| + one unit in the last place of the
+    largest value.
 
-    Shapes, dtypes and the places of NaN and infinities must be those of plain ATen. Returns the operator's output.
+    Shapes, dtypes and the places of NaN and infinities must be those of plain ATen. Returns the output.
     """
     got = operator(*args, **kwargs)
     aten = as_tuple(reference(*args, **kwargs))
@@ -34,7 +35,7 @@ def assert_as_accurate(operator, reference, *args, factor=1.5, **kwargs):
 
 
 def compare(mine, theirs, truth, factor=1.5, measure=torch.Tensor.max):
-    """``measure`` makes one number of the absolute errors: the largest, or one that hangs less on a single element."""
+    """``measure`` makes one number of the absolute errors: the largest, or their root mean square."""
     assert mine.shape == theirs.shape and mine.dtype == theirs.dtype and mine.device == theirs.device
     if mine.numel() == 0:
         return
@@ -64,10 +65,11 @@ def gradients(function, inputs, weights):
 
 
 def assert_gradients_as_accurate(operator, reference, inputs, weights, factor=1.5):
-    """The criterion of :func:`assert_as_accurate` for the gradients of every input, on their root-mean-square error.
+    """The criterion of :func:`assert_as_accurate` for the gradients of every input, on their root-mean-square
+    error.
 
-    A gradient is a chain of roundings, and which of two equally good chains has the larger worst element is chance:
-    the largest error may be 3 times that of plain ATen.
+    A gradient is a chain of roundings, and which of two equally good chains has the larger worst element is
+    chance: the largest error may be 3 times that of plain ATen.
     """
     mine = gradients(operator, inputs, weights)
     theirs = gradients(reference, inputs, weights)

@@ -9,7 +9,8 @@ import torch
 
 from kfconvert import extension, ops
 
-# What a row of floats may be off by, in units of the last place of the exact result; measured, not wished for.
+# What a row of floats may be off by, in units of the last place of the exact result; measured, not wished
+# for.
 ULPS = {"tanh": 2.0, "sigmoid": 2.5, "silu": 2.5, "gelu_tanh": 6.0}
 
 
@@ -31,7 +32,9 @@ def test_units_in_the_last_place(device, name):
     normal = exact.abs() > 1e-30
     ulp = torch.exp2(torch.floor(torch.log2(exact.abs()[normal])) - 23)
     # In the far tail of the exponential the rounding of its argument alone is worth many units.
-    near = x[normal] > -1 if name in ("silu", "sigmoid", "gelu_tanh") else torch.ones_like(ulp, dtype=torch.bool)
+    near = (
+        x[normal] > -1 if name in ("silu", "sigmoid", "gelu_tanh") else torch.ones_like(ulp, dtype=torch.bool)
+    )
     assert ((got[normal] - exact[normal]).abs() / ulp)[near].max() <= ULPS[name]
 
 
@@ -50,12 +53,14 @@ def test_codes_are_those_of_the_kernels():
 
 @pytest.mark.parametrize("capability", ["generic", "avx2"])
 def test_every_instruction_set(capability):
-    """The kernels of a narrower instruction set, in a process that is held to it, agree with ATen in every dtype."""
-    code = """
+    """The kernels of a narrower instruction set, in a process held to it, agree with ATen in every dtype."""
+    code = (
+        """
 import torch
 from kfconvert import extension, ops
 assert extension.cpu_capability() in (None, "generic", %r)
-for dtype, tolerance in ((torch.float64, 1e-13), (torch.float32, 4e-6), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
+tolerances = {torch.float64: 1e-13, torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+for dtype, tolerance in tolerances.items():
     x, r, w, b = (torch.randn(n).to(dtype) for n in (37 * 133, 37 * 133, 133, 133))
     x, r = x.view(37, 133) * 4, r.view(37, 133)
     wide = [t.double() for t in (x, r, w, b)]
@@ -77,9 +82,14 @@ special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 65
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
     for name in ("none", "relu", "tanh", "sigmoid"):
         x = special.to(dtype)
-        torch.testing.assert_close(ops.bias_act(x, activation=name), ops.apply_activation(x, name), equal_nan=True)
-""" % capability
+        got, want = ops.bias_act(x, activation=name), ops.apply_activation(x, name)
+        torch.testing.assert_close(got, want, equal_nan=True)
+"""
+        % capability
+    )
     environment = {**os.environ, "KFCONVERT_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": "1"}
     root = Path(extension.__file__).parent.parent
-    result = subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr[-3000:]

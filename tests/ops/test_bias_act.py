@@ -22,7 +22,9 @@ def test_as_accurate_as_aten(device, compiled, dtype, activation):
         assert y.data_ptr() != x.data_ptr() or not compiled
 
 
-@pytest.mark.parametrize("shape", [(1,), (3,), (17,), (2, 3), (33, 1), (4, 1025), (0, 8), (8, 0), (3, 70_001)])
+@pytest.mark.parametrize(
+    "shape", [(1,), (3,), (17,), (2, 3), (33, 1), (4, 1025), (0, 8), (8, 0), (3, 70_001)]
+)
 def test_shapes(device, shape):
     x, bias, residual = inputs(shape, -1, torch.float32, device)
     assert_as_accurate(ops.bias_act, reference, x, bias, residual, activation="gelu")
@@ -43,7 +45,11 @@ def test_convolution_layouts(device, dtype, size, channels):
 @pytest.mark.parametrize("dim", [0, 1, 2, -1])
 def test_bias_along_any_dim(device, dim):
     x, bias, residual = inputs((6, 10, 14), dim, torch.float32, device)
-    for layout in (x, x.transpose(0, 2).contiguous().transpose(0, 2), x.permute(1, 0, 2).contiguous().permute(1, 0, 2)):
+    for layout in (
+        x,
+        x.transpose(0, 2).contiguous().transpose(0, 2),
+        x.permute(1, 0, 2).contiguous().permute(1, 0, 2),
+    ):
         assert_as_accurate(ops.bias_act, reference, layout, bias, residual, activation="silu", dim=dim)
 
 
@@ -59,15 +65,33 @@ def test_misaligned_pointer(device):
     for offset in (1, 2, 3):
         x = torch.randn(1000 + offset, device=device).half()[offset:]
         assert_as_accurate(ops.bias_act, reference, x, activation="relu")
-        assert_as_accurate(ops.bias_act, reference, x.view(10, 100), torch.randn(103, device=device).half()[3:],
-                           activation="relu")
+        assert_as_accurate(
+            ops.bias_act,
+            reference,
+            x.view(10, 100),
+            torch.randn(103, device=device).half()[3:],
+            activation="relu",
+        )
 
 
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_special_values_as_aten_in_float64(device, activation, dtype):
     # Not as ATen in the same dtype: its vectorised float32 GELU makes a NaN of +inf, its scalar one does not.
-    special = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 6.0, -3.0, 3.0, 1e-30, -1e-30, 60000.0, -60000.0]
+    special = [
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        0.0,
+        -0.0,
+        6.0,
+        -3.0,
+        3.0,
+        1e-30,
+        -1e-30,
+        60000.0,
+        -60000.0,
+    ]
     x = torch.tensor(special * 5, device=device, dtype=dtype)
     got, want = ops.bias_act(x, activation=activation), reference(x.double(), activation=activation).to(dtype)
     torch.testing.assert_close(got, want, equal_nan=True)
@@ -111,11 +135,15 @@ def test_gradient_of_a_vector(device):
 
 
 def test_gradients_with_other_layouts(device):
-    x = torch.randn(2, 3, 4, 5, device=device, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 4, 5, device=device, dtype=torch.float64).contiguous(
+        memory_format=torch.channels_last
+    )
     grad = torch.randn(2, 3, 4, 5, device=device, dtype=torch.float64)
     for activation in ("relu", "silu"):
-        got, want = (torch.autograd.grad(f(leaf, activation=activation), leaf, grad)[0]
-                     for f, leaf in ((f, x.clone().requires_grad_()) for f in (ops.bias_act, reference)))
+        got, want = (
+            torch.autograd.grad(f(leaf, activation=activation), leaf, grad)[0]
+            for f, leaf in ((f, x.clone().requires_grad_()) for f in (ops.bias_act, reference))
+        )
         torch.testing.assert_close(got, want)
 
 
@@ -129,7 +157,9 @@ def test_opcheck(device, activation):
     for operator in (OPERATORS.bias_act_inference, OPERATORS.bias_act_):
         torch.library.opcheck(operator.default, (x, bias, residual, code, 0.01, 1))
     torch.library.opcheck(OPERATORS.bias_act_backward.default, (x, x, None, None, code, 0.01, 1))
-    torch.library.opcheck(OPERATORS.bias_act_inference.default, (x[:, ::2], None, residual[:, ::2], code, 0.01, 1))
+    torch.library.opcheck(
+        OPERATORS.bias_act_inference.default, (x[:, ::2], None, residual[:, ::2], code, 0.01, 1)
+    )
 
 
 def test_autocast_widens(device):
@@ -145,7 +175,10 @@ def test_errors(device, compiled):
     with pytest.raises(ValueError, match="unknown activation 'swish'; known: none, relu"):
         ops.bias_act(x, activation="swish")
     for arguments, match in (
-        ((x, bias[:5]), r"bias has shape \(5\), but x has 8 channels|bias has shape \(5,\), but x has 8 channels"),
+        (
+            (x, bias[:5]),
+            r"bias has shape \(5\), but x has 8 channels|bias has shape \(5,\), but x has 8 channels",
+        ),
         ((x, None, residual[:2]), r"residual has shape \(2, 8\), expected \(4, 8\)"),
         ((x, bias.double()), "bias has another dtype than x"),
         ((x, None, residual.half()), "residual has another dtype than x"),

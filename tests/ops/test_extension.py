@@ -23,9 +23,13 @@ def test_compiled_operators_are_complete():
         if device in extension.load_errors:
             assert extension.compiled_operators(device) == []
             continue
-        names = set(dir(torch.ops.kfconvert)) & {op.partition("::")[2] for op in torch._C._dispatch_get_all_op_names()}
+        names = set(dir(torch.ops.kfconvert)) & {
+            op.partition("::")[2] for op in torch._C._dispatch_get_all_op_names()
+        }
         assert names <= set(extension.compiled_operators(device))
-        assert {"bias_act", "linear_act", "conv_act", "layer_norm_act"} <= set(extension.compiled_operators(device))
+        assert {"bias_act", "linear_act", "conv_act", "layer_norm_act"} <= set(
+            extension.compiled_operators(device)
+        )
 
 
 def test_doctor_says_what_to_do():
@@ -41,7 +45,7 @@ def test_which_gpus_a_build_runs_on():
 
 
 def test_without_any_library(tmp_path):
-    """The package as a machine without a compiler has it: same operators, plain ATen, and the reason is told."""
+    """The package as a machine without a compiler has it: same operators, plain ATen, the reason told."""
     package = Path(extension.__file__).parent
     code = """
 import warnings
@@ -61,7 +65,9 @@ leaf = x.double().requires_grad_()
 assert torch.autograd.gradcheck(lambda t: torch.ops.kfconvert.bias_act(t, None, None, 2, 0.01, -1), leaf)
 norm = lambda t: torch.ops.kfconvert.layer_norm_act(t, None, [8], None, None, 1e-5, 5, 0.01)
 assert torch.autograd.gradcheck(norm, leaf)
-y = torch.ones(2, 3); torch.ops.kfconvert.bias_act_(y, -2 * torch.ones(3), None, 1, 0.01, -1); assert not y.any()
+y = torch.ones(2, 3)
+torch.ops.kfconvert.bias_act_(y, -2 * torch.ones(3), None, 1, 0.01, -1)
+assert not y.any()
 torch.library.opcheck(torch.ops.kfconvert.bias_act.default, (x, None, None, 2, 0.01, -1))
 arguments = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3), None, None, [1], [0], [1], 1, 0, 0.01
 torch.library.opcheck(torch.ops.kfconvert.conv_act_inference.default, arguments)

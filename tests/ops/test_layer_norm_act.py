@@ -11,7 +11,10 @@ OPERATORS = torch.ops.kfconvert
 def inputs(shape, normalized, dtype, device, affine_dtype=None):
     x, residual = torch.randn(shape) * 2 + 0.5, torch.randn(shape)
     weight, bias = torch.rand(normalized) + 0.5, torch.randn(normalized)
-    return (*(t.to(device, dtype) for t in (x, residual)), *(t.to(device, affine_dtype or dtype) for t in (weight, bias)))
+    return (
+        *(t.to(device, dtype) for t in (x, residual)),
+        *(t.to(device, affine_dtype or dtype) for t in (weight, bias)),
+    )
 
 
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)
@@ -20,12 +23,44 @@ def test_as_accurate_as_aten(device, compiled, dtype, activation):
     x, residual, weight, bias = inputs((6, 5, 96), (96,), dtype, device)
     for w, b in ((weight, bias), (weight, None), (None, bias), (None, None)):
         for r in (None, residual):
-            assert_as_accurate(ops.layer_norm_act, reference, x, (96,), w, b, residual=r, activation=activation,
-                               negative_slope=0.2)
+            assert_as_accurate(
+                ops.layer_norm_act,
+                reference,
+                x,
+                (96,),
+                w,
+                b,
+                residual=r,
+                activation=activation,
+                negative_slope=0.2,
+            )
 
 
 # Every row length of the CUDA launch table, and the lengths around them that fall back to single elements.
-LENGTHS = [1, 2, 7, 8, 31, 64, 65, 128, 129, 256, 384, 512, 768, 1000, 1024, 1025, 2048, 3072, 4096, 8192, 10000, 40000]
+LENGTHS = [
+    1,
+    2,
+    7,
+    8,
+    31,
+    64,
+    65,
+    128,
+    129,
+    256,
+    384,
+    512,
+    768,
+    1000,
+    1024,
+    1025,
+    2048,
+    3072,
+    4096,
+    8192,
+    10000,
+    40000,
+]
 
 
 @pytest.mark.parametrize("cols", LENGTHS)
@@ -33,15 +68,26 @@ LENGTHS = [1, 2, 7, 8, 31, 64, 65, 128, 129, 256, 384, 512, 768, 1000, 1024, 102
 def test_row_lengths(device, cols, dtype):
     x, residual, weight, bias = inputs((5, cols), (cols,), dtype, device)
     for r in (None, residual):
-        y, s = assert_as_accurate(ops.layer_norm_act, reference, x, cols, weight, bias, residual=r, return_sum=True)
+        y, s = assert_as_accurate(
+            ops.layer_norm_act, reference, x, cols, weight, bias, residual=r, return_sum=True
+        )
         assert s is x if r is None else torch.equal(s, x + r)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 130, 4097])
 def test_row_counts(device, compiled, rows):
     x, residual, weight, bias = inputs((rows, 64), (64,), torch.float32, device)
-    assert_as_accurate(ops.layer_norm_act, reference, x, (64,), weight, bias, residual=residual, activation="relu",
-                       return_sum=True)
+    assert_as_accurate(
+        ops.layer_norm_act,
+        reference,
+        x,
+        (64,),
+        weight,
+        bias,
+        residual=residual,
+        activation="relu",
+        return_sum=True,
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (0, 3, 4, 5), (2, 3, 0, 5)])
@@ -55,8 +101,14 @@ def test_several_normalized_dimensions(device, compiled, shape):
 def test_any_strides(device, compiled):
     x, residual, weight, bias = inputs((4, 6, 16), (16,), torch.float32, device)
     permuted = residual.permute(2, 0, 1).contiguous().permute(1, 2, 0)
-    for view, r in ((x.transpose(0, 1), residual.transpose(0, 1)), (x, permuted), (x[:, ::2], residual[:, ::2])):
-        assert_as_accurate(ops.layer_norm_act, reference, view, (16,), weight.repeat(2)[::2], bias, residual=r)
+    for view, r in (
+        (x.transpose(0, 1), residual.transpose(0, 1)),
+        (x, permuted),
+        (x[:, ::2], residual[:, ::2]),
+    ):
+        assert_as_accurate(
+            ops.layer_norm_act, reference, view, (16,), weight.repeat(2)[::2], bias, residual=r
+        )
     image = torch.randn(2, 16, 3, 3, device=device).permute(0, 2, 3, 1)
     assert_as_accurate(ops.layer_norm_act, reference, image, (16,), weight, bias)
 
@@ -70,14 +122,19 @@ def test_misaligned_pointer(device):
 def test_large_mean_and_constant_rows(device):
     x = torch.randn(8, 256, device=device) + 1000
     assert_as_accurate(ops.layer_norm_act, reference, x, (256,))
-    assert torch.equal(ops.layer_norm_act(torch.full((2, 64), 3.0, device=device), 64), torch.zeros(2, 64, device=device))
+    assert torch.equal(
+        ops.layer_norm_act(torch.full((2, 64), 3.0, device=device), 64), torch.zeros(2, 64, device=device)
+    )
 
 
 def test_nan_and_infinity(device, compiled):
     x = torch.randn(4, 32, device=device)
     x[0, 3], x[1, 4], x[2, 5] = float("nan"), float("inf"), -float("inf")
     for activation in ("none", "relu", "gelu", "silu"):
-        got, want = ops.layer_norm_act(x, 32, activation=activation), reference(x, (32,), activation=activation)
+        got, want = (
+            ops.layer_norm_act(x, 32, activation=activation),
+            reference(x, (32,), activation=activation),
+        )
         assert torch.equal(got.isnan(), want.isnan())
 
 
@@ -92,7 +149,9 @@ def test_float32_parameters_beside_a_half_type(device, compiled, dtype):
     torch.testing.assert_close(got.float(), want, atol=0.05, rtol=0.02)
     if compiled:
         leaves = [t.requires_grad_() for t in (x, weight, bias)]
-        gradients = torch.autograd.grad(ops.layer_norm_act(x, 96, weight, bias, activation="silu").sum(), leaves)
+        gradients = torch.autograd.grad(
+            ops.layer_norm_act(x, 96, weight, bias, activation="silu").sum(), leaves
+        )
         assert [g.dtype for g in gradients] == [dtype, torch.float32, torch.float32]
 
 
@@ -103,10 +162,13 @@ def test_gradients(device, compiled, activation, dtype):
     weights = [torch.randn(x.shape, device=device).to(dtype) for _ in range(2)]
 
     def run(function):
-        return lambda x, r, w, b: function(x, (96,), w, b, activation=activation, residual=r, return_sum=True,
-                                           negative_slope=0.2)
+        return lambda x, r, w, b: function(
+            x, (96,), w, b, activation=activation, residual=r, return_sum=True, negative_slope=0.2
+        )
 
-    assert_gradients_as_accurate(run(ops.layer_norm_act), run(reference), [x, residual, weight, bias], weights)
+    assert_gradients_as_accurate(
+        run(ops.layer_norm_act), run(reference), [x, residual, weight, bias], weights
+    )
 
 
 @pytest.mark.parametrize("cols", [1, 7, 64, 100, 257, 512, 768, 1024, 2048, 4096, 8192, 9000])
@@ -124,8 +186,9 @@ def test_gradients_of_row_lengths(device, cols, dtype):
 def test_gradients_are_the_same_at_every_call(device):
     x, _, weight, bias = inputs((3000, 256), (256,), torch.float32, device)
     leaves = [t.requires_grad_() for t in (x, weight, bias)]
-    first, second = (torch.autograd.grad(ops.layer_norm_act(x, 256, weight, bias).square().sum(), leaves)
-                     for _ in range(2))
+    first, second = (
+        torch.autograd.grad(ops.layer_norm_act(x, 256, weight, bias).square().sum(), leaves) for _ in range(2)
+    )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -163,8 +226,9 @@ def test_gradcheck(device, activation):
 def test_opcheck(device, activation):
     code = ops.ACTIVATIONS[activation].code
     for requires_grad in (False, True):
-        x, residual, weight, bias = (t.requires_grad_(requires_grad)
-                                     for t in inputs((3, 4, 8), (8,), torch.float32, device))
+        x, residual, weight, bias = (
+            t.requires_grad_(requires_grad) for t in inputs((3, 4, 8), (8,), torch.float32, device)
+        )
         rest = ([8], weight, bias, 1e-5, code, 0.01)
         torch.library.opcheck(OPERATORS.layer_norm_act.default, (x, None, *rest))
         torch.library.opcheck(OPERATORS.add_layer_norm_act.default, (x, residual, *rest))
@@ -174,8 +238,9 @@ def test_opcheck(device, activation):
     torch.library.opcheck(OPERATORS.layer_norm_act_inference.default, (x, None, *rest))
     torch.library.opcheck(OPERATORS.add_layer_norm_act_inference.default, (x, residual, *rest))
     mean, rstd = torch.randn(12, device=device), torch.rand(12, device=device)
-    torch.library.opcheck(OPERATORS.layer_norm_act_backward.default,
-                          (x, residual, x, mean, rstd, weight, bias, 8, code, 0.01))  # fmt: skip
+    torch.library.opcheck(
+        OPERATORS.layer_norm_act_backward.default, (x, residual, x, mean, rstd, weight, bias, 8, code, 0.01)
+    )
 
 
 def test_autocast_as_aten(device, compiled):

@@ -63,7 +63,9 @@ def test_opcheck(device, activation):
     for requires_grad in (False, True):
         tensors = [t.requires_grad_(requires_grad) for t in inputs((2, 3, 8), 4, torch.float32, device)]
         torch.library.opcheck(OPERATORS.linear_act.default, (*tensors, code, 0.01))
-    torch.library.opcheck(OPERATORS.linear_act_inference.default, (*inputs((5, 8), 4, torch.float32, device), code, 0.01))
+    torch.library.opcheck(
+        OPERATORS.linear_act_inference.default, (*inputs((5, 8), 4, torch.float32, device), code, 0.01)
+    )
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

@@ -1,0 +1,143 @@
+"""What the matcher does for every pattern: trees, overlaps, and the cases in which nothing may ever be fused."""
+
+import torch
+from torch import nn
+
+from kfconvert.canonical import canonicalise
+from kfconvert.dataflow import Either, Number, Op, Var, aten, unify
+from kfconvert.inputs import ExampleCall
+from kfconvert.matcher import Match, Pattern, find, mark_weights
+from kfconvert.patterns import REGISTRY
+from kfconvert.tracer import trace
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def region_of(model, *inputs):
+    region = trace(model.eval(), ExampleCall(inputs))
+    mark_weights(region.graph, (*region.slots, *region.constants))
+    canonicalise(region.graph)
+    return region
+
+
+def last_call(function):
+    region = region_of(Function(function), torch.randn(2, 3))
+    return [node for node in region.graph.nodes if node.op == "call_function"][-1]
+
+
+def pattern(name, tree, **options):
+    options = {"anchor": "root", "numerics": "exact", "refusal": lambda match: None, "build": None, **options}
+    return Pattern(name=name, tree=tree, **options)
+
+
+def names(findings):
+    return [match.pattern.name for match in findings.matches]
+
+
+SUM = Op(aten.add.Tensor, Var("x"), Op(aten.tanh.default, Var("y")), name="root")
+
+
+def test_addition_matches_in_either_order():
+    for function in (lambda x: x + torch.tanh(x), lambda x: torch.tanh(x) + x):
+        (found,) = list(unify(SUM, last_call(function)))[:1]
+        assert found.captures["x"] is found.captures["y"]
+
+
+def test_an_argument_that_is_not_its_default_does_not_match():
+    assert not list(unify(SUM, last_call(lambda x: torch.add(x, torch.tanh(x), alpha=2))))
+
+
+def test_the_same_name_is_the_same_value():
+    square = Op(aten.mul.Tensor, Var("x"), Var("x"))
+    assert list(unify(square, last_call(lambda x: x * x)))
+    assert not list(unify(square, last_call(lambda x: x * x.sin())))
+
+
+def test_numbers_are_compared_closely_but_not_exactly():
+    tree = Op(aten.mul.Tensor, Var("x"), Number(0.7978845608028654))
+    assert list(unify(tree, last_call(lambda x: x * 0.79788456)))
+    assert not list(unify(tree, last_call(lambda x: x * 0.7979)))
+
+
+def test_either_takes_the_first_option_that_fits():
+    tree = Either(Op(aten.sin.default, Var("x")), Op(aten.cos.default, Var("x")))
+    assert list(unify(tree, last_call(torch.cos))) and not list(unify(tree, last_call(torch.tan)))
+
+
+def test_the_larger_match_wins():
+    inner = pattern("inner", Op(aten.tanh.default, Var("x"), name="root"))
+    outer = pattern("outer", Op(aten.relu.default, Op(aten.tanh.default, Var("x"), name="root")))
+    graph = region_of(Function(lambda x: torch.relu(torch.tanh(x))), torch.randn(2, 3)).graph
+    assert names(find(graph, (inner, outer))) == ["outer"]
+
+
+def test_a_smaller_match_remains_where_the_larger_is_refused():
+    inner = pattern("inner", Op(aten.tanh.default, Var("x"), name="root"))
+    outer = pattern(
+        "outer",
+        Op(aten.relu.default, Op(aten.tanh.default, Var("x"), name="root")),
+        refusal=lambda match: "not today",
+    )
+    graph = region_of(Function(lambda x: torch.relu(torch.tanh(x))), torch.randn(2, 3)).graph
+    assert names(find(graph, (inner, outer))) == ["inner"]
+
+
+CHAIN = pattern("chain", Op(aten.relu.default, Op(aten.tanh.default, Var("x"), name="root")))
+
+
+def refusal_of(function):
+    findings = find(region_of(Function(function), torch.randn(2, 3)).graph, (CHAIN,))
+    assert not findings.matches
+    return findings.near_misses[0].reason
+
+
+def test_an_inner_value_with_another_user():
+    def function(x):
+        hidden = torch.tanh(x)
+        return torch.relu(hidden) * hidden
+
+    assert "also used by aten.mul" in refusal_of(function)
+
+
+def test_an_inner_value_that_is_an_output():
+    def function(x):
+        hidden = torch.tanh(x)
+        return torch.relu(hidden), hidden
+
+    assert "the model's output" in refusal_of(function)
+
+
+def test_storage_written_in_place():
+    def function(x):
+        doubled = x * 2
+        row = doubled[0]
+        result = torch.relu(torch.tanh(doubled))
+        row.mul_(2)
+        return result + doubled
+
+    assert "written in place" in refusal_of(function)
+
+
+def test_an_input_that_is_an_inner_value():
+    twice = pattern("twice", Op(aten.add.Tensor, Op(aten.tanh.default, Var("x"), name="root"), Var("y")))
+
+    def function(x):
+        hidden = torch.tanh(x)
+        return hidden + hidden
+
+    findings = find(region_of(Function(function), torch.randn(2, 3)).graph, (twice,))
+    assert not findings.matches and "used twice" in findings.near_misses[0].reason
+
+
+def test_a_site_is_the_module_of_its_anchor():
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Linear(4, 2))
+    findings = find(region_of(model, torch.randn(2, 3)).graph, REGISTRY)
+    assert [(m.pattern.name, m.site) for m in findings.matches] == [("linear_relu", "0.0"), ("linear", "1")]
+    assert all(isinstance(match, Match) for match in findings.matches)
