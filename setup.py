@@ -4,9 +4,9 @@
     kfconvert/_ops_cuda.so   CUDA kernels, the same; built where nvcc and a CUDA build of torch are found
     kfconvert/_C.*.so        build facts (pybind11)
 
-Environment: CXX, CUDA_HOME, KFCONVERT_CUDA_ARCHS (default "8.0 9.0"), KFCONVERT_NO_CUDA=1, MAX_JOBS (default 2).
-Where a tool is missing altogether the package is installed without the part, and one line says so; a compiler
-that is there and reports an error fails the build.
+Environment: CXX, CUDA_HOME, KFCONVERT_CUDA_ARCHS (default "8.0 9.0"), KFCONVERT_NO_CUDA=1, MAX_JOBS (default
+2). Where a tool is missing altogether the package is installed without the part, and one line says so; a
+compiler that is there and reports an error fails the build.
 """
 
 import importlib.util
@@ -33,20 +33,36 @@ TARGET_VERSION = "0x020b000000000000"  # the same as TORCH_TARGET, in the form t
 CPU_CAPABILITIES = {
     "generic": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mprefer-vector-width=512"],
+    "avx512": [
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512dq",
+        "-mavx512vl",
+        "-mfma",
+        "-mf16c",
+        "-mprefer-vector-width=512",
+    ],
 }
 KERNEL_FLAGS = [
-    "-O3", "-fopenmp-simd", "-fno-exceptions", "-fno-math-errno", "-fno-trapping-math",
+    "-O3",
+    "-fopenmp-simd",
+    "-fno-exceptions",
+    "-fno-math-errno",
+    "-fno-trapping-math",
     # GCC's own AVX-512 headers trip this warning.
     "-Wno-maybe-uninitialized",
-]  # fmt: skip
+]
 COMMON_FLAGS = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
 def package_dir(name: str) -> Path | None:
     """Where an installed package lies, without importing it (importing torch takes seconds)."""
     spec = importlib.util.find_spec(name)
-    return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
+    return (
+        Path(next(iter(spec.submodule_search_locations)))
+        if spec and spec.submodule_search_locations
+        else None
+    )
 
 
 def find_compiler() -> str | None:
@@ -76,7 +92,10 @@ def warn(text: str) -> None:
 
 
 def cuda_archs() -> list[str]:
-    archs = [part.replace(".", "") for part in re.split(r"[;,\s]+", os.environ.get("KFCONVERT_CUDA_ARCHS", "8.0 9.0"))]
+    archs = [
+        part.replace(".", "")
+        for part in re.split(r"[;,\s]+", os.environ.get("KFCONVERT_CUDA_ARCHS", "8.0 9.0"))
+    ]
     archs = [arch for arch in archs if arch]
     if not archs or not all(re.fullmatch(r"\d{2,3}[af]?", arch) for arch in archs):
         raise SystemExit('kfconvert: KFCONVERT_CUDA_ARCHS must be like "8.0 9.0"')
@@ -87,8 +106,10 @@ def wheel_cuda_dirs() -> tuple[list[str], list[str]]:
     """Include and library folders of the CUDA packages that a torch wheel depends on."""
     nvidia = package_dir("nvidia")
     parts = sorted(nvidia.glob("*")) if nvidia else []
-    return ([str(p / "include") for p in parts if (p / "include" / "cuda_runtime.h").exists()],
-            [str(p / "lib") for p in parts if (p / "lib" / "libcudart_static.a").exists()])
+    return (
+        [str(p / "include") for p in parts if (p / "include" / "cuda_runtime.h").exists()],
+        [str(p / "lib") for p in parts if (p / "lib" / "libcudart_static.a").exists()],
+    )
 
 
 def cuda_toolkit_flags(nvcc: str) -> tuple[list[str], list[str]]:
@@ -103,7 +124,9 @@ def cuda_toolkit_flags(nvcc: str) -> tuple[list[str], list[str]]:
             result = subprocess.run(command, capture_output=True, text=True)
             if result.returncode == 0:
                 return compile_flags, link_flags
-    raise SystemExit(f"kfconvert: {nvcc} cannot compile (set KFCONVERT_NO_CUDA=1 to build without CUDA):\n{result.stderr}")
+    raise SystemExit(
+        f"kfconvert: {nvcc} cannot compile (set KFCONVERT_NO_CUDA=1 to build without CUDA):\n{result.stderr}"
+    )
 
 
 class Ninja:
@@ -127,23 +150,30 @@ class Ninja:
 
     @staticmethod
     def shell(flags: list[str]) -> str:
-        return " ".join("'" + flag.replace("$", "$$") + "'" if re.search(r"[\s;()\"\\]", flag) else flag
-                        for flag in flags)
+        return " ".join(
+            "'" + flag.replace("$", "$$") + "'" if re.search(r"[\s;()\"\\]", flag) else flag for flag in flags
+        )
 
 
 class Plan:
-    """What can be built here, and how. ``outputs`` maps each file's name in the package to where ninja leaves it."""
+    """What can be built here, and how. ``write`` lays it out for ninja."""
 
     def __init__(self):
         self.cxx, self.ninja, self.torch = find_compiler(), find_ninja(), package_dir("torch")
-        missing = [name for name, found in (("a C++ compiler", self.cxx), ("ninja", self.ninja), ("torch", self.torch))
-                   if not found]
+        missing = [
+            name
+            for name, found in (("a C++ compiler", self.cxx), ("ninja", self.ninja), ("torch", self.torch))
+            if not found
+        ]
         self.possible = not missing
         if missing:
-            warn(f"no {' and no '.join(missing)} at build time: installing without compiled kernels, on plain ATen")
+            warn(
+                f"{' and '.join(missing)} not found at build time: "
+                "installing without compiled kernels, on plain ATen"
+            )
 
     def write(self, folder: Path) -> dict[str, Path]:
-        """Writes ``folder``/build.ninja and returns the outputs."""
+        """Writes ``folder``/build.ninja; returns {name in the package: where ninja leaves it}."""
         folder.mkdir(parents=True, exist_ok=True)
         ninja = Ninja()
         ninja.rule("cxx", f"{self.cxx} -MMD -MF $out.d $flags -c $in -o $out", depfile="$out.d", deps="gcc")
@@ -178,11 +208,17 @@ class Plan:
             for source in sorted((SOURCES / "cpu").glob("*_kernel.cpp")):
                 out = folder / f"{source.stem}_{capability}.o"
                 define = [f"-DKFC_CAPABILITY={capability}"]
-                objects.append(ninja.build(out, "cxx", [source], COMMON_FLAGS + KERNEL_FLAGS + flags + define))
+                objects.append(
+                    ninja.build(out, "cxx", [source], COMMON_FLAGS + KERNEL_FLAGS + flags + define)
+                )
         host = COMMON_FLAGS + ["-O2", *self.torch_flags()] + (["-DKFC_X86"] if x86 else [])
         for name in ("dispatch", "operators"):
-            objects.append(ninja.build(folder / f"cpu_{name}.o", "cxx", [SOURCES / "cpu" / f"{name}.cpp"], host))
-        return ninja.build(folder / "_ops_cpu.so", "link", objects, self.torch_libraries("torch_cpu", "torch"))
+            objects.append(
+                ninja.build(folder / f"cpu_{name}.o", "cxx", [SOURCES / "cpu" / f"{name}.cpp"], host)
+            )
+        return ninja.build(
+            folder / "_ops_cpu.so", "link", objects, self.torch_libraries("torch_cpu", "torch")
+        )
 
     def cuda_library(self, ninja: Ninja, folder: Path, nvcc: str) -> Path:
         compile_flags, link_flags = cuda_toolkit_flags(nvcc)
@@ -190,22 +226,36 @@ class Plan:
         gencode = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
         gencode.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
         ninja.rule("nvcc", f"{nvcc} -MMD -MF $out.d $flags -c $in -o $out", depfile="$out.d", deps="gcc")
-        # The runtime is linked statically and its symbols stay inside: whichever libcudart torch brings is not ours.
+        # The runtime is linked statically and its symbols stay inside: whichever libcudart torch brings is
+        # not ours.
         ninja.rule("nvlink", f"{nvcc} -shared -cudart static -Xlinker --exclude-libs=ALL $in $flags -o $out")
-        flags = ["-std=c++17", "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall", "-ccbin", self.cxx,
-                 *gencode, *compile_flags]  # fmt: skip
-        objects = [ninja.build(folder / f"cuda_{source.stem}.o", "nvcc", [source], flags)
-                   for source in sorted((SOURCES / "cuda").glob("*.cu"))]
+        flags = [
+            "-std=c++17",
+            "-O3",
+            "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall",
+            "-ccbin",
+            self.cxx,
+            *gencode,
+            *compile_flags,
+        ]
+        objects = [
+            ninja.build(folder / f"cuda_{source.stem}.o", "nvcc", [source], flags)
+            for source in sorted((SOURCES / "cuda").glob("*.cu"))
+        ]
         host = COMMON_FLAGS + ["-O2", "-DUSE_CUDA", *self.torch_flags()]
         source = SOURCES / "cuda" / "operators.cpp"
         objects.append(ninja.build(folder / "cuda_operators.o", "cxx", [source], host))
         libraries = self.torch_libraries("torch_cuda", "torch_cpu", "torch")
-        return ninja.build(folder / "_ops_cuda.so", "nvlink", objects, ["-ccbin", self.cxx, *link_flags, *libraries])
+        return ninja.build(
+            folder / "_ops_cuda.so", "nvlink", objects, ["-ccbin", self.cxx, *link_flags, *libraries]
+        )
 
     def facts_module(self, ninja: Ninja, folder: Path, nvcc: str | None, out: Path) -> Path:
         facts = {
             "KFC_COMPILER": first_line([self.cxx, "--version"]),
-            "KFC_CUDA": re.search(r"release ([\d.]+)", run_text([nvcc, "--version"])).group(1) if nvcc else "",
+            "KFC_CUDA": re.search(r"release ([\d.]+)", run_text([nvcc, "--version"])).group(1)
+            if nvcc
+            else "",
             "KFC_CUDA_ARCHS": " ".join(cuda_archs()) if nvcc else "",
             "KFC_TORCH": torch_version(self.torch),
             "KFC_TORCH_TARGET": TORCH_TARGET,
@@ -214,7 +264,12 @@ class Plan:
         text = "".join(f"#define {name} {json.dumps(value)}\n" for name, value in facts.items())
         if not header.exists() or header.read_text() != text:
             header.write_text(text)
-        includes = ["-isystem", sysconfig.get_path("include"), "-isystem", str(package_dir("pybind11") / "include")]
+        includes = [
+            "-isystem",
+            sysconfig.get_path("include"),
+            "-isystem",
+            str(package_dir("pybind11") / "include"),
+        ]
         flags = [*COMMON_FLAGS, "-O2", *includes, f"-I{folder}"]
         compiled = ninja.build(folder / "bindings.o", "cxx", [SOURCES / "bindings.cpp"], flags)
         return ninja.build(out, "link", [compiled], [])

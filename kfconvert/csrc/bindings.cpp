@@ -1,4 +1,5 @@
-// kfconvert._C: how the compiled libraries were built. Facts about this machine are in kfconvert/extension.py.
+// kfconvert._C: how the compiled libraries were built. Facts about this machine are in
+// kfconvert/extension.py.
 #include <pybind11/pybind11.h>
 
 #include "build_facts.h"

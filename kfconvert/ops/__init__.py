@@ -6,4 +6,12 @@ from .conv_act import conv_act
 from .layer_norm_act import layer_norm_act
 from .linear_act import linear_act
 
-__all__ = ["ACTIVATIONS", "Activation", "apply_activation", "bias_act", "conv_act", "layer_norm_act", "linear_act"]
+__all__ = [
+    "ACTIVATIONS",
+    "Activation",
+    "apply_activation",
+    "bias_act",
+    "conv_act",
+    "layer_norm_act",
+    "linear_act",
+]

@@ -1,7 +1,7 @@
 """The activations that every operator of this package knows, in plain ATen.
 
-An activation has a name for people, a code for the compiled kernels (``csrc/common/activation.h`` holds the same
-numbers) and a reference, which is the definition that the kernels are tested against.
+An activation has a name for people, a code for the compiled kernels (``csrc/common/activation.h`` holds the
+same numbers) and a reference, which is the definition that the kernels are tested against.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,9 @@ _aten = torch.ops.aten
 class Activation:
     """An elementwise function ``reference(x, negative_slope)``; only leaky_relu uses the slope.
 
-    ``backward(grad, saved, negative_slope)`` is grad * act'(x). ``saves_output``: the derivative follows from the
-    output alone, which is then what ``saved`` is, so that the input need not be kept; otherwise ``saved`` is x.
+    ``backward(grad, saved, negative_slope)`` is grad * act'(x). ``saves_output``: the derivative follows from
+    the output alone, which is then what ``saved`` is, so that the input need not be kept; otherwise ``saved``
+    is x.
     """
 
     name: str
@@ -33,21 +34,51 @@ ACTIVATIONS: dict[str, Activation] = {
     activation.name: activation
     for activation in (
         Activation("none", 0, lambda x, _: x, lambda g, x, _: g),
-        Activation("relu", 1, lambda x, _: F.relu(x), lambda g, y, _: _aten.threshold_backward(g, y, 0),
-                   saves_output=True),
+        Activation(
+            "relu",
+            1,
+            lambda x, _: F.relu(x),
+            lambda g, y, _: _aten.threshold_backward(g, y, 0),
+            saves_output=True,
+        ),
         Activation("gelu", 2, lambda x, _: F.gelu(x), lambda g, x, _: _aten.gelu_backward(g, x)),
-        Activation("gelu_tanh", 3, lambda x, _: F.gelu(x, approximate="tanh"),
-                   lambda g, x, _: _aten.gelu_backward(g, x, approximate="tanh")),
+        Activation(
+            "gelu_tanh",
+            3,
+            lambda x, _: F.gelu(x, approximate="tanh"),
+            lambda g, x, _: _aten.gelu_backward(g, x, approximate="tanh"),
+        ),
         Activation("silu", 4, lambda x, _: F.silu(x), lambda g, x, _: _aten.silu_backward(g, x)),
-        Activation("tanh", 5, lambda x, _: torch.tanh(x), lambda g, y, _: _aten.tanh_backward(g, y),
-                   saves_output=True),
-        Activation("sigmoid", 6, lambda x, _: torch.sigmoid(x), lambda g, y, _: _aten.sigmoid_backward(g, y),
-                   saves_output=True),
-        Activation("relu6", 7, lambda x, _: F.relu6(x), lambda g, y, _: _aten.hardtanh_backward(g, y, 0, 6),
-                   saves_output=True),
-        Activation("hardswish", 8, lambda x, _: F.hardswish(x), lambda g, x, _: _aten.hardswish_backward(g, x)),
-        Activation("leaky_relu", 9, lambda x, slope: F.leaky_relu(x, slope),
-                   lambda g, x, slope: _aten.leaky_relu_backward(g, x, slope, False)),
+        Activation(
+            "tanh",
+            5,
+            lambda x, _: torch.tanh(x),
+            lambda g, y, _: _aten.tanh_backward(g, y),
+            saves_output=True,
+        ),
+        Activation(
+            "sigmoid",
+            6,
+            lambda x, _: torch.sigmoid(x),
+            lambda g, y, _: _aten.sigmoid_backward(g, y),
+            saves_output=True,
+        ),
+        Activation(
+            "relu6",
+            7,
+            lambda x, _: F.relu6(x),
+            lambda g, y, _: _aten.hardtanh_backward(g, y, 0, 6),
+            saves_output=True,
+        ),
+        Activation(
+            "hardswish", 8, lambda x, _: F.hardswish(x), lambda g, x, _: _aten.hardswish_backward(g, x)
+        ),
+        Activation(
+            "leaky_relu",
+            9,
+            lambda x, slope: F.leaky_relu(x, slope),
+            lambda g, x, slope: _aten.leaky_relu_backward(g, x, slope, False),
+        ),
     )
 }
 

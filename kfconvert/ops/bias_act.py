@@ -1,7 +1,7 @@
 """bias_act: ``y = act(x + bias + residual)``, one pass over memory in place of up to three.
 
-Backward: ``g = grad * act'(x + bias + residual)`` is the gradient of x and of residual; that of bias is g summed over
-all other dimensions.
+Backward: ``g = grad * act'(x + bias + residual)`` is the gradient of x and of residual; that of bias is g
+summed over all other dimensions.
 """
 
 import torch
@@ -35,12 +35,13 @@ def bias_act(
     """``act(x + bias + residual)``, in x's dtype, shape and memory format.
 
     Args:
-        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in float32).
-        bias: (x.shape[dim],), added along ``dim``; same dtype and device as x.
+        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in
+        float32). bias: (x.shape[dim],), added along ``dim``; same dtype and device as x.
         residual: x's shape, dtype and device; any strides.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
         negative_slope: of leaky_relu.
-        dim: 1 for the output of a convolution; contiguous and channels-last inputs are both read without a copy.
+        dim: 1 for the output of a convolution; contiguous and channels-last inputs are both read without a
+        copy.
 
     Raises:
         ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
@@ -67,17 +68,28 @@ def _sum(x, bias, residual, dim):
 
 
 def _check(operator, x, bias, residual, dim):
-    require(x.is_floating_point() and x.element_size() > 1, operator,
-            "expected float64, float32, float16 or bfloat16")
+    require(
+        x.is_floating_point() and x.element_size() > 1,
+        operator,
+        "expected float64, float32, float16 or bfloat16",
+    )
     if bias is not None:
-        require(-x.dim() <= dim < x.dim(), operator, f"dim {dim} is out of range for x of shape {tuple(x.shape)}")
+        require(
+            -x.dim() <= dim < x.dim(), operator, f"dim {dim} is out of range for x of shape {tuple(x.shape)}"
+        )
         require_same_options(operator, "bias", x, bias)
-        require(bias.dim() == 1 and bias.shape[0] == x.shape[dim], operator, f"bias has shape {tuple(bias.shape)}, "
-                f"but x has {x.shape[dim]} channels in dim {dim}")
+        require(
+            bias.dim() == 1 and bias.shape[0] == x.shape[dim],
+            operator,
+            f"bias has shape {tuple(bias.shape)}, but x has {x.shape[dim]} channels in dim {dim}",
+        )
     if residual is not None:
         require_same_options(operator, "residual", x, residual)
-        require(residual.shape == x.shape, operator,
-                f"residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)}")
+        require(
+            residual.shape == x.shape,
+            operator,
+            f"residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)}",
+        )
 
 
 def _compose(x, bias, residual, code, negative_slope, dim):
@@ -136,6 +148,9 @@ _OPERATOR, _INFERENCE = define_with_twin(f"bias_act(Tensor x, {_ARGUMENTS}) -> T
 _IN_PLACE = define(f"bias_act_(Tensor(a!) x, {_ARGUMENTS}=-1) -> ()", _compose_in_place, _fake_in_place)
 _BACKWARD = define(
     "bias_act_backward(Tensor grad, Tensor saved, Tensor? bias, Tensor? residual, int activation, "
-    "float negative_slope, int dim) -> Tensor", _compose_backward, _fake_backward)  # fmt: skip
+    "float negative_slope, int dim) -> Tensor",
+    _compose_backward,
+    _fake_backward,
+)
 torch.library.register_autograd("kfconvert::bias_act", _differentiate, setup_context=_save, lib=LIBRARY)
 autocast((_OPERATOR, _INFERENCE), cast_to_widest)

@@ -1,7 +1,8 @@
-"""conv_act: ``y = act(conv(x, W) + b + residual)``: the library's convolution, then at most one in-place epilogue.
+"""conv_act: ``y = act(conv(x, W) + b + residual)``: the library's convolution, then at most one in-place
+epilogue.
 
-On CUDA, relu with a bias is one cuDNN call (cudnn_convolution_relu, cudnn_convolution_add_relu). Where a gradient is
-needed it is the convolution followed by ``bias_act``, whose backward formulas apply.
+On CUDA, relu with a bias is one cuDNN call (cudnn_convolution_relu, cudnn_convolution_add_relu). Where a
+gradient is needed it is the convolution followed by ``bias_act``, whose backward formulas apply.
 """
 
 import torch
@@ -21,8 +22,18 @@ from .registration import (
 _CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
-def reference(x, weight, bias=None, residual=None, stride=1, padding=0, dilation=1, groups=1, activation="none",
-              negative_slope=0.01):  # fmt: skip
+def reference(
+    x,
+    weight,
+    bias=None,
+    residual=None,
+    stride=1,
+    padding=0,
+    dilation=1,
+    groups=1,
+    activation="none",
+    negative_slope=0.01,
+):
     """The definition of :func:`conv_act` in plain ATen, differentiable."""
     y = _CONVOLUTIONS[weight.dim()](x, weight, bias, stride, padding, dilation, groups)
     return apply_activation(y if residual is None else y + residual, activation, negative_slope)
@@ -43,8 +54,8 @@ def conv_act(
     """``act(conv(x, W) + b + residual)``; 1d, 2d or 3d by the dimensions of weight.
 
     Args:
-        x: (batch, in, *size) or (in, *size); contiguous or channels-last; float64, float32, float16 or bfloat16.
-        weight: (out, in / groups, *kernel).
+        x: (batch, in, *size) or (in, *size); contiguous or channels-last; float64, float32, float16 or
+        bfloat16. weight: (out, in / groups, *kernel).
         bias: (out,).
         residual: the output's shape; a layout other than the output's costs a copy.
         stride, padding, dilation, groups: as in torch.nn.functional.conv2d; padding also "valid" or "same".
@@ -57,13 +68,25 @@ def conv_act(
     code = CODES[activation]
     if x.dim() == weight.dim() - 1:
         batched = None if residual is None else residual.unsqueeze(0)
-        return conv_act(x.unsqueeze(0), weight, bias, batched, stride, padding, dilation, groups, activation,
-                        negative_slope).squeeze(0)  # fmt: skip
+        return conv_act(
+            x.unsqueeze(0),
+            weight,
+            bias,
+            batched,
+            stride,
+            padding,
+            dilation,
+            groups,
+            activation,
+            negative_slope,
+        ).squeeze(0)
     if isinstance(padding, str):
         x, padding = _explicit_padding(x, weight, padding, dilation)
     if not has_kernels(x):
         _check(x, weight, bias, residual, groups)
-        return reference(x, weight, bias, residual, stride, padding, dilation, groups, activation, negative_slope)
+        return reference(
+            x, weight, bias, residual, stride, padding, dilation, groups, activation, negative_slope
+        )
     needs_grad = torch.is_grad_enabled() and (
         x.requires_grad
         or weight.requires_grad
@@ -90,22 +113,36 @@ def _explicit_padding(x, weight, padding, dilation):
 
 
 def _check(x, weight, bias, residual, groups):
-    require(3 <= weight.dim() <= 5 and x.dim() == weight.dim(), "conv_act", f"x of shape {tuple(x.shape)} does not "
-            f"fit weight of shape {tuple(weight.shape)} (out, in / groups, kernel...)")
-    require(groups > 0 and x.shape[1] == weight.shape[1] * groups, "conv_act",
-            f"x has {x.shape[1]} channels, expected {weight.shape[1] * groups}")
+    require(
+        3 <= weight.dim() <= 5 and x.dim() == weight.dim(),
+        "conv_act",
+        f"x of shape {tuple(x.shape)} does not "
+        f"fit weight of shape {tuple(weight.shape)} (out, in / groups, kernel...)",
+    )
+    require(
+        groups > 0 and x.shape[1] == weight.shape[1] * groups,
+        "conv_act",
+        f"x has {x.shape[1]} channels, expected {weight.shape[1] * groups}",
+    )
     for name, tensor in (("weight", weight), ("bias", bias), ("residual", residual)):
         if tensor is not None:
             require_same_options("conv_act", name, x, tensor)
     if bias is not None:
-        require(bias.dim() == 1 and bias.shape[0] == weight.shape[0], "conv_act",
-                f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)")
+        require(
+            bias.dim() == 1 and bias.shape[0] == weight.shape[0],
+            "conv_act",
+            f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)",
+        )
 
 
 def _convolve(x, weight, bias, residual, stride, padding, dilation, groups):
     y = _CONVOLUTIONS[weight.dim()](x, weight, bias, *map(_numbers, (stride, padding, dilation)), groups)
-    require(residual is None or residual.shape == y.shape, "conv_act", "residual has shape "
-            f"{None if residual is None else tuple(residual.shape)}, expected {tuple(y.shape)}")
+    require(
+        residual is None or residual.shape == y.shape,
+        "conv_act",
+        "residual has shape "
+        f"{None if residual is None else tuple(residual.shape)}, expected {tuple(y.shape)}",
+    )
     return y
 
 
@@ -134,6 +171,9 @@ def _decompose(x, weight, bias, residual, stride, padding, dilation, groups, cod
 
 _OPERATOR, _INFERENCE = define_with_twin(
     "conv_act(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int[] stride, int[] padding, "
-    "int[] dilation, int groups, int activation, float negative_slope) -> Tensor", _compose, _fake)
+    "int[] dilation, int groups, int activation, float negative_slope) -> Tensor",
+    _compose,
+    _fake,
+)
 differentiate_by_decomposition(_OPERATOR, _decompose)
 autocast((_OPERATOR, _INFERENCE), cast_to_lower)

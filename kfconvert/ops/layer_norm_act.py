@@ -1,8 +1,8 @@
 """layer_norm_act: ``s = x + residual; y = act((s - mean(s)) / sqrt(var(s) + eps) * weight + bias)``.
 
 Backward, with xhat = (s - mean) rstd, v = xhat w + b, g = grad * act'(v):
-    grad_s = rstd (g w - mean(g w) - xhat mean(g w xhat)) + grad of the returned sum    (of x and of residual alike)
-    grad_w = sum over rows of g xhat;  grad_b = sum over rows of g
+    grad_s = rstd (g w - mean(g w) - xhat mean(g w xhat)) + grad of the returned sum    (of x and of residual
+    alike) grad_w = sum over rows of g xhat;  grad_b = sum over rows of g
 v is computed again from s, which is all that is kept besides the two statistics of a row.
 """
 
@@ -24,8 +24,17 @@ from .registration import (
 )
 
 
-def reference(x, normalized_shape, weight=None, bias=None, eps=1e-5, activation="none", residual=None,
-              return_sum=False, negative_slope=0.01):  # fmt: skip
+def reference(
+    x,
+    normalized_shape,
+    weight=None,
+    bias=None,
+    eps=1e-5,
+    activation="none",
+    residual=None,
+    return_sum=False,
+    negative_slope=0.01,
+):
     """The definition of :func:`layer_norm_act` in plain ATen, differentiable."""
     s = x if residual is None else x + residual
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
@@ -47,12 +56,13 @@ def layer_norm_act(
     """``act(layer_norm(x + residual))``, contiguous, in x's dtype; with ``return_sum`` also x + residual.
 
     Args:
-        x: (..., *normalized_shape); float64, float32, float16 or bfloat16. Other strides than contiguous cost a copy.
-        normalized_shape: the last dimensions of x, over which it is normalised.
+        x: (..., *normalized_shape); float64, float32, float16 or bfloat16. Other strides than contiguous cost
+        a copy. normalized_shape: the last dimensions of x, over which it is normalised.
         weight, bias: normalized_shape; x's dtype, or both float32 beside a half type.
         eps: added to the variance.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
-        residual: x's shape, dtype and device. The half types are added and normalised in float32; the returned sum
+        residual: x's shape, dtype and device. The half types are added and normalised in float32; the
+        returned sum
             is rounded to x's dtype.
         return_sum: return (y, x + residual): the residual stream of a pre-norm transformer.
         negative_slope: of leaky_relu.
@@ -80,23 +90,38 @@ def layer_norm_act(
 
 
 def _check(x, residual, shape, weight, bias):
-    require(x.is_floating_point() and x.element_size() > 1, "layer_norm_act",
-            "expected float64, float32, float16 or bfloat16")
-    require(1 <= len(shape) <= x.dim() and tuple(x.shape[-len(shape) :]) == tuple(shape), "layer_norm_act",
-            f"normalized_shape does not fit the last dimensions of x of shape {tuple(x.shape)}")
+    require(
+        x.is_floating_point() and x.element_size() > 1,
+        "layer_norm_act",
+        "expected float64, float32, float16 or bfloat16",
+    )
+    require(
+        1 <= len(shape) <= x.dim() and tuple(x.shape[-len(shape) :]) == tuple(shape),
+        "layer_norm_act",
+        f"normalized_shape does not fit the last dimensions of x of shape {tuple(x.shape)}",
+    )
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is None:
             continue
         if x.element_size() > 2 or tensor.dtype != torch.float32:
             require_same_options("layer_norm_act", name, x, tensor)
-        require(tuple(tensor.shape) == tuple(shape), "layer_norm_act",
-                f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}")
-    require(weight is None or bias is None or weight.dtype == bias.dtype, "layer_norm_act",
-            "weight and bias have different dtypes")
+        require(
+            tuple(tensor.shape) == tuple(shape),
+            "layer_norm_act",
+            f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}",
+        )
+    require(
+        weight is None or bias is None or weight.dtype == bias.dtype,
+        "layer_norm_act",
+        "weight and bias have different dtypes",
+    )
     if residual is not None:
         require_same_options("layer_norm_act", "residual", x, residual)
-        require(residual.shape == x.shape, "layer_norm_act",
-                f"residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)}")
+        require(
+            residual.shape == x.shape,
+            "layer_norm_act",
+            f"residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)}",
+        )
 
 
 def _accumulator(dtype):
@@ -163,14 +188,19 @@ def _compose_backward(grad, grad_sum, s, mean, rstd, weight, bias, cols, code, n
     if grad_sum is not None:
         grad_s = grad_s + grad_sum.reshape(-1, cols)
     none = s.new_empty(0, dtype=wide)
-    return (grad_s.to(s.dtype).reshape(s.shape), none if weight is None else (g * xhat).sum(0),
-            none.clone() if bias is None else g.sum(0))
+    return (
+        grad_s.to(s.dtype).reshape(s.shape),
+        none if weight is None else (g * xhat).sum(0),
+        none.clone() if bias is None else g.sum(0),
+    )
 
 
 def _fake_backward(grad, grad_sum, s, mean, rstd, weight, bias, cols, code, negative_slope):
     sizes = (0 if weight is None else cols, 0 if bias is None else cols)
-    return (torch.empty_like(s, memory_format=torch.contiguous_format),
-            *(s.new_empty(size, dtype=_accumulator(s.dtype)) for size in sizes))
+    return (
+        torch.empty_like(s, memory_format=torch.contiguous_format),
+        *(s.new_empty(size, dtype=_accumulator(s.dtype)) for size in sizes),
+    )
 
 
 def _save(ctx, inputs, output):
@@ -192,8 +222,9 @@ def _differentiate(ctx, grad, grad_sum, *_):
         grad_sum = None
     if grad is None:  # only the sum was used
         return grad_sum, grad_sum if ctx.has_residual else None, *[None] * 6
-    grad_s, grad_weight, grad_bias = _BACKWARD(grad, grad_sum, s, mean, rstd, weight, bias, cols, ctx.code,
-                                               ctx.negative_slope)  # fmt: skip
+    grad_s, grad_weight, grad_bias = _BACKWARD(
+        grad, grad_sum, s, mean, rstd, weight, bias, cols, ctx.code, ctx.negative_slope
+    )
     grad_weight = None if weight is None else grad_weight.to(weight.dtype).reshape(ctx.shape)
     grad_bias = None if bias is None else grad_bias.to(bias.dtype).reshape(ctx.shape)
     return grad_s, grad_s if ctx.has_residual else None, None, grad_weight, grad_bias, None, None, None
@@ -208,7 +239,7 @@ def _decompose_add(x, residual, shape, weight, bias, eps, code, negative_slope):
 
 
 def _autocast_rule(args, device_type):
-    """ATen's: float32 on CUDA; on the CPU the norm keeps the dtype of its input, which the sum made the widest."""
+    """ATen's: float32 on CUDA; on the CPU the norm keeps the dtype of the sum, which is the widest."""
     if device_type == "cuda":
         return cast_floats(args, torch.float32, device_type)
     x, residual, shape, weight, bias, *rest = args
@@ -219,20 +250,30 @@ def _autocast_rule(args, device_type):
     return x, residual, shape, weight, bias, *rest
 
 
-_REST = ("int[] normalized_shape, Tensor? weight, Tensor? bias, float eps, int activation, "
-         "float negative_slope")
-_OPERATOR, _INFERENCE = define_with_twin(f"layer_norm_act(Tensor x, Tensor? residual, {_REST}) -> Tensor", _compose,
-                                         _fake)
+_REST = (
+    "int[] normalized_shape, Tensor? weight, Tensor? bias, float eps, int activation, float negative_slope"
+)
+_OPERATOR, _INFERENCE = define_with_twin(
+    f"layer_norm_act(Tensor x, Tensor? residual, {_REST}) -> Tensor", _compose, _fake
+)
 _ADD_OPERATOR, _ADD_INFERENCE = define_with_twin(
-    f"add_layer_norm_act(Tensor x, Tensor residual, {_REST}) -> (Tensor, Tensor)", _compose_add, _fake_add)
+    f"add_layer_norm_act(Tensor x, Tensor residual, {_REST}) -> (Tensor, Tensor)", _compose_add, _fake_add
+)
 _TRAINING = define(
     f"layer_norm_act_training(Tensor x, Tensor? residual, {_REST}) -> (Tensor, Tensor, Tensor, Tensor)",
-    _compose_training, _fake_training)  # fmt: skip
+    _compose_training,
+    _fake_training,
+)
 _BACKWARD = define(
-    "layer_norm_act_backward(Tensor grad, Tensor? grad_sum, Tensor s, Tensor mean, Tensor rstd, Tensor? weight, "
-    "Tensor? bias, int cols, int activation, float negative_slope) -> (Tensor, Tensor, Tensor)",
-    _compose_backward, _fake_backward)  # fmt: skip
-torch.library.register_autograd("kfconvert::layer_norm_act_training", _differentiate, setup_context=_save, lib=LIBRARY)
+    "layer_norm_act_backward(Tensor grad, Tensor? grad_sum, Tensor s, Tensor mean, Tensor rstd, "
+    "Tensor? weight, Tensor? bias, int cols, int activation, float negative_slope) "
+    "-> (Tensor, Tensor, Tensor)",
+    _compose_backward,
+    _fake_backward,
+)
+torch.library.register_autograd(
+    "kfconvert::layer_norm_act_training", _differentiate, setup_context=_save, lib=LIBRARY
+)
 differentiate_by_decomposition(_OPERATOR, _decompose)
 differentiate_by_decomposition(_ADD_OPERATOR, _decompose_add)
 autocast((_OPERATOR, _INFERENCE, _ADD_OPERATOR, _ADD_INFERENCE), _autocast_rule)

@@ -55,12 +55,18 @@ def linear_act(
 
 def _check(x, weight, bias):
     require_same_options("linear_act", "weight", x, weight)
-    require(weight.dim() == 2 and x.dim() >= 1 and x.shape[-1] == weight.shape[1], "linear_act",
-            f"x of shape {tuple(x.shape)} does not fit weight of shape {tuple(weight.shape)} (out, in)")
+    require(
+        weight.dim() == 2 and x.dim() >= 1 and x.shape[-1] == weight.shape[1],
+        "linear_act",
+        f"x of shape {tuple(x.shape)} does not fit weight of shape {tuple(weight.shape)} (out, in)",
+    )
     if bias is not None:
         require_same_options("linear_act", "bias", x, bias)
-        require(bias.dim() == 1 and bias.shape[0] == weight.shape[0], "linear_act",
-                f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)")
+        require(
+            bias.dim() == 1 and bias.shape[0] == weight.shape[0],
+            "linear_act",
+            f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)",
+        )
 
 
 def _compose(x, weight, bias, code, negative_slope):
@@ -80,6 +86,8 @@ def _decompose(x, weight, bias, code, negative_slope):
 
 _OPERATOR, _INFERENCE = define_with_twin(
     "linear_act(Tensor x, Tensor weight, Tensor? bias, int activation, float negative_slope) -> Tensor",
-    _compose, _fake)  # fmt: skip
+    _compose,
+    _fake,
+)
 differentiate_by_decomposition(_OPERATOR, _decompose)
 autocast((_OPERATOR, _INFERENCE), cast_to_lower)

@@ -1,8 +1,9 @@
 """How an operator becomes known to torch: schema, ATen composition, fake kernel, autograd and autocast.
 
-The compiled libraries register kernels for the CPU and CUDA keys only; everything else is here, so that the operators
-exist, with the same schemas, when no library is there. Every operator has a twin ``<name>_inference`` with the same
-kernels and no autograd layer: a Python autograd layer costs more than the kernel of a small model, even under no_grad.
+The compiled libraries register kernels for the CPU and CUDA keys only; everything else is here, so that the
+operators exist, with the same schemas, when no library is there. Every operator has a twin
+``<name>_inference`` with the same kernels and no autograd layer: a Python autograd layer costs more than the
+kernel of a small model, even under no_grad.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 
 def define(schema: str, composition: Callable, fake: Callable) -> torch._ops.OpOverload:
-    """Declares ``kfconvert::<schema>``; ``composition`` (plain ATen) serves every device without a compiled kernel."""
+    """Declares ``kfconvert::<schema>``; ``composition`` (plain ATen) serves devices without a kernel."""
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=_TAGS)
     LIBRARY.impl(name, composition, "CompositeExplicitAutograd")
@@ -35,10 +36,12 @@ def define_with_twin(schema: str, composition: Callable, fake: Callable):
 
 
 def differentiate_by_decomposition(operator: torch._ops.OpOverload, decomposition: Callable) -> None:
-    """Where a gradient is needed the operator becomes ``decomposition`` of its arguments, which is differentiable."""
+    """Where a gradient is needed the operator becomes the differentiable ``decomposition(*arguments)``."""
 
     def autograd(keyset, *args):
-        if torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
+        if torch.is_grad_enabled() and any(
+            isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args
+        ):
             return decomposition(*args)
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
@@ -50,7 +53,9 @@ def autocast(operators, cast: Callable, device_types=("cpu", "cuda")) -> None:
     for device_type in device_types:
         for operator in operators:
             kernel = _autocast_kernel(operator, cast, device_type)
-            LIBRARY.impl(operator.name().removeprefix("kfconvert::"), kernel, f"Autocast{device_type.upper()}")
+            LIBRARY.impl(
+                operator.name().removeprefix("kfconvert::"), kernel, f"Autocast{device_type.upper()}"
+            )
 
 
 def _autocast_kernel(operator, cast, device_type):
@@ -64,9 +69,14 @@ def _autocast_kernel(operator, cast, device_type):
 def cast_floats(args, dtype: torch.dtype, device_type: str) -> tuple:
     """Float tensors (float64 excepted, as ATen's autocast does) on that device become ``dtype``."""
     return tuple(
-        arg.to(dtype) if isinstance(arg, torch.Tensor) and arg.is_floating_point() and arg.dtype != torch.float64
-        and arg.device.type == device_type else arg
-        for arg in args)
+        arg.to(dtype)
+        if isinstance(arg, torch.Tensor)
+        and arg.is_floating_point()
+        and arg.dtype != torch.float64
+        and arg.device.type == device_type
+        else arg
+        for arg in args
+    )
 
 
 def cast_to_lower(args, device_type: str) -> tuple:
@@ -84,7 +94,7 @@ def cast_to_widest(args, device_type: str) -> tuple:
 
 
 def has_kernels(x: torch.Tensor) -> bool:
-    """Whether compiled kernels serve x's device; if not, the public functions compute their plain-ATen reference."""
+    """Whether compiled kernels serve x's device; if not, the public functions are their references."""
     return (extension.EXTENSION_LOADED and x.is_cpu) or (extension.CUDA_KERNELS_LOADED and x.is_cuda)
 
 
@@ -97,5 +107,8 @@ def require(condition: bool, operator: str, message: str) -> None:
 def require_same_options(operator, name, x, other):
     """The device and, outside of autocast (which aligns them), the dtype of ``other`` are those of x."""
     require(other.device == x.device, operator, f"{name} is on another device than x")
-    require(other.dtype == x.dtype or torch.is_autocast_enabled(x.device.type), operator,
-            f"{name} has another dtype than x")
+    require(
+        other.dtype == x.dtype or torch.is_autocast_enabled(x.device.type),
+        operator,
+        f"{name} has another dtype than x",
+    )

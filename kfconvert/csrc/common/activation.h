@@ -1,10 +1,11 @@
 // The activations and their derivatives, once for CPU and CUDA.
 //
 //   forward   y  = act(v)
-//   backward  dv = g * act'(v); relu, tanh, sigmoid and relu6 take the output y in place of v (Activation.saves_output)
+//   backward  dv = g * act'(v); relu, tanh, sigmoid and relu6 take the output y in place of v
+//   (Activation.saves_output)
 //
-// M supplies exp, erf and tanh for the accumulation type A (float for the half types and float32, double for float64).
-// Comparisons are written so that a NaN goes through, as it does in ATen.
+// M supplies exp, erf and tanh for the accumulation type A (float for the half types and float32, double for
+// float64). Comparisons are written so that a NaN goes through, as it does in ATen.
 #pragma once
 
 #ifdef __CUDACC__
@@ -31,20 +32,22 @@ enum Act : int {
 
 template <class A>
 struct Constants {
-  static constexpr A sqrt_half = A(0.70710678118654752440);         // 1 / sqrt(2)
-  static constexpr A inv_sqrt_two_pi = A(0.39894228040143267794);   // 1 / sqrt(2 pi)
+  static constexpr A sqrt_half = A(0.70710678118654752440);            // 1 / sqrt(2)
+  static constexpr A inv_sqrt_two_pi = A(0.39894228040143267794);      // 1 / sqrt(2 pi)
   static constexpr A two_sqrt_two_over_pi = A(1.5957691216057307117);  // 2 sqrt(2 / pi)
   static constexpr A gelu_cubic = A(0.044715);
 };
 
-// tanh-GELU is 0.5 v (1 + tanh(w/2)) = v / (1 + exp(-w)), which keeps its relative accuracy where 1 + tanh cancels.
+// tanh-GELU is 0.5 v (1 + tanh(w/2)) = v / (1 + exp(-w)), which keeps its relative accuracy where 1 + tanh
+// cancels.
 template <class A>
 KFC_FN A gelu_tanh_argument(A v) {
   return Constants<A>::two_sqrt_two_over_pi * (v + Constants<A>::gelu_cubic * v * v * v);
 }
 
-// d/dv of v gate(w) = gate (1 + v (1 - gate) dw/dv) with gate = 1 / (1 + e), 1 - gate = e gate, e = exp(-w): 1 - gate by
-// subtraction would lose all its digits where gate is near 1. The bound keeps e finite; gate is as good as 0 there.
+// d/dv of v gate(w) = gate (1 + v (1 - gate) dw/dv) with gate = 1 / (1 + e), 1 - gate = e gate, e = exp(-w):
+// 1 - gate by subtraction would lose all its digits where gate is near 1. The bound keeps e finite; gate is
+// as good as 0 there.
 template <class M, class A>
 KFC_FN A gated_backward(A g, A v, A w, A slope_of_w) {
   const A lowest = sizeof(A) == 4 ? A(-80) : A(-700);
@@ -101,11 +104,11 @@ KFC_FN A activate_backward_from_input(A g, A v, A slope) {
 }  // namespace
 
 // Calls BODY with `act` as a compile-time constant, so that the choice is made outside of the loops.
-#define KFC_CASE(ACT, ...)        \
-  case ACT: {                     \
-    constexpr Act act = ACT;      \
-    __VA_ARGS__;                  \
-    break;                        \
+#define KFC_CASE(ACT, ...)   \
+  case ACT: {                \
+    constexpr Act act = ACT; \
+    __VA_ARGS__;             \
+    break;                   \
   }
 #define KFC_DISPATCH_ACTIVATION(CODE, ...) \
   switch (CODE) {                          \
@@ -121,8 +124,8 @@ KFC_FN A activate_backward_from_input(A g, A v, A slope) {
     default:                               \
       KFC_CASE_NONE(__VA_ARGS__)           \
   }
-#define KFC_CASE_NONE(...)        \
-  {                               \
-    constexpr Act act = kNone;    \
-    __VA_ARGS__;                  \
+#define KFC_CASE_NONE(...)     \
+  {                            \
+    constexpr Act act = kNone; \
+    __VA_ARGS__;               \
   }

@@ -1,5 +1,5 @@
-// What a host function hands to a kernel: raw pointers and sizes, nothing of torch, so that kernel files compile in
-// seconds and hold no inline torch code built for a wider instruction set than the machine has.
+// What a host function hands to a kernel: raw pointers and sizes, nothing of torch, so that kernel files
+// compile in seconds and hold no inline torch code built for a wider instruction set than the machine has.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@ namespace kfc {
 enum class DType : int { f32, f64, f16, bf16 };
 
 // y = act(x + bias + residual), or with `grad`: y = grad * act'(x + bias + residual).
-// Every tensor lies in memory as x does (any dense layout); the channel of element i is (i / inner) % channels.
+// Every tensor lies in memory as x does (any dense layout); the channel of element i is (i / inner) %
+// channels.
 struct BiasAct {
   void* y;               // (numel)
   const void* x;         // (numel); may be y
@@ -38,24 +39,25 @@ struct LayerNorm {
   int64_t cols;
   double eps;
   DType dtype;
-  DType affine_dtype;    // that of weight and bias: dtype, or f32 beside a half type
+  DType affine_dtype;  // that of weight and bias: dtype, or f32 beside a half type
   int activation;
   double slope;
 };
 
 // v = xhat * weight + bias; g = grad * act'(v) (from v, or from act(v): recomputed, never stored)
-// grad_x = rstd * (g w - mean(g w) - xhat mean(g w xhat)) + grad_sum; grad_weight = sum g xhat; grad_bias = sum g
+// grad_x = rstd * (g w - mean(g w) - xhat mean(g w xhat)) + grad_sum; grad_weight = sum g xhat; grad_bias =
+// sum g
 struct LayerNormBackward {
-  void* grad_x;           // (rows, cols)
-  void* partial_weight;   // (partials, cols), accumulation type, or null; the caller adds up the partials
-  void* partial_bias;     // (partials, cols), accumulation type, or null
-  const void* grad;       // (rows, cols)
-  const void* grad_sum;   // (rows, cols) or null
-  const void* s;          // (rows, cols)
-  const void* mean;       // (rows), accumulation type
-  const void* rstd;       // (rows), accumulation type
-  const void* weight;     // (cols) or null
-  const void* bias;       // (cols) or null
+  void* grad_x;          // (rows, cols)
+  void* partial_weight;  // (partials, cols), accumulation type, or null; the caller adds up the partials
+  void* partial_bias;    // (partials, cols), accumulation type, or null
+  const void* grad;      // (rows, cols)
+  const void* grad_sum;  // (rows, cols) or null
+  const void* s;         // (rows, cols)
+  const void* mean;      // (rows), accumulation type
+  const void* rstd;      // (rows), accumulation type
+  const void* weight;    // (cols) or null
+  const void* bias;      // (cols) or null
   int64_t rows;
   int64_t cols;
   int64_t partials;

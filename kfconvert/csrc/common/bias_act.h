@@ -1,4 +1,5 @@
-// Host side of bias_act, for any backend: y = act(x + bias + residual) and its backward, in x's memory layout.
+// Host side of bias_act, for any backend: y = act(x + bias + residual) and its backward, in x's memory
+// layout.
 #pragma once
 
 #include "host.h"
@@ -7,8 +8,8 @@ namespace kfc {
 
 // The arguments of a dense x, whose channels lie along `dim`. `keep` holds the copies that the pointers need.
 inline BiasAct bias_act_arguments(const char* op, const Tensor& x, const OptionalTensor& bias,
-                                  const OptionalTensor& residual, int64_t activation, double slope, int64_t dim,
-                                  std::vector<Tensor>& keep) {
+                                  const OptionalTensor& residual, int64_t activation, double slope,
+                                  int64_t dim, std::vector<Tensor>& keep) {
   const Options options = options_of(x);
   BiasAct a{};
   a.dtype = dtype_of(op, options);
@@ -19,11 +20,12 @@ inline BiasAct bias_act_arguments(const char* op, const Tensor& x, const Optiona
   a.activation = static_cast<int>(activation);
   a.slope = slope;
   if (bias) {
-    KFC_CHECK(dim >= -x.dim() && dim < x.dim(), op, "dim ", dim, " is out of range for x of shape ", shape_text(x));
+    KFC_CHECK(dim >= -x.dim() && dim < x.dim(), op, "dim ", dim, " is out of range for x of shape ",
+              shape_text(x));
     if (dim < 0) dim += x.dim();
     check_same_options(op, "bias", options, *bias);
-    KFC_CHECK(bias->dim() == 1 && bias->size(0) == x.size(dim), op, "bias has shape ", shape_text(*bias), ", but x has ",
-          x.size(dim), " channels in dim ", dim);
+    KFC_CHECK(bias->dim() == 1 && bias->size(0) == x.size(dim), op, "bias has shape ", shape_text(*bias),
+              ", but x has ", x.size(dim), " channels in dim ", dim);
     keep.push_back(as_contiguous(*bias));
     a.bias = keep.back().const_data_ptr();
     a.channels = x.size(dim);
@@ -40,8 +42,8 @@ inline BiasAct bias_act_arguments(const char* op, const Tensor& x, const Optiona
 
 // x must be dense and is overwritten.
 template <class Backend>
-void bias_act_in_place(const char* op, const Tensor& x, const OptionalTensor& bias, const OptionalTensor& residual,
-                       int64_t activation, double slope, int64_t dim) {
+void bias_act_in_place(const char* op, const Tensor& x, const OptionalTensor& bias,
+                       const OptionalTensor& residual, int64_t activation, double slope, int64_t dim) {
   std::vector<Tensor> keep;
   BiasAct a = bias_act_arguments(op, x, bias, residual, activation, slope, dim, keep);
   a.y = x.mutable_data_ptr();
@@ -49,8 +51,8 @@ void bias_act_in_place(const char* op, const Tensor& x, const OptionalTensor& bi
 }
 
 template <class Backend>
-Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const OptionalTensor& residual, int64_t activation,
-                double slope, int64_t dim) {
+Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const OptionalTensor& residual,
+                int64_t activation, double slope, int64_t dim) {
   if (!is_dense(x)) {
     // The copy that a strided input needs anyway is the output.
     Tensor y = torch::stable::empty_like(x);
@@ -76,7 +78,8 @@ void bias_act_(Tensor x, const OptionalTensor& bias, const OptionalTensor& resid
   }
 }
 
-// grad * act'(x + bias + residual), in grad's layout; for activations that save their output, x is that output.
+// grad * act'(x + bias + residual), in grad's layout; for activations that save their output, x is that
+// output.
 template <class Backend>
 Tensor bias_act_backward(const Tensor& grad, const Tensor& x, const OptionalTensor& bias,
                          const OptionalTensor& residual, int64_t activation, double slope, int64_t dim) {

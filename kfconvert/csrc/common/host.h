@@ -66,7 +66,7 @@ inline DType dtype_of(const char* op, const Options& o) {
 
 inline void check_same_device(const char* op, const char* name, const Options& x, const Options& other) {
   KFC_CHECK(other.device_type == x.device_type && other.device_index == x.device_index, op, name,
-        " is on another device than x");
+            " is on another device than x");
 }
 
 inline void check_same_options(const char* op, const char* name, const Options& x, const Tensor& t) {
@@ -102,8 +102,9 @@ inline Tensor empty(const Options& o, const std::vector<int64_t>& sizes) {
 
 inline Tensor view(const Tensor& t, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
-      t.get(), static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), t.storage_offset(), &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(t.get(), static_cast<int64_t>(sizes.size()),
+                                                               sizes.data(), strides.data(),
+                                                               t.storage_offset(), &handle));
   return Tensor(handle);
 }
 

@@ -5,10 +5,9 @@
 
 namespace kfc {
 
-
 // weight or bias of the norm: x's dtype, or float32 beside a half type (what CPU autocast leaves behind).
-inline OptionalTensor affine(const char* op, const char* name, const OptionalTensor& t, const Options& x, DType dtype,
-                             int64_t cols, std::optional<DType>& affine_dtype) {
+inline OptionalTensor affine(const char* op, const char* name, const OptionalTensor& t, const Options& x,
+                             DType dtype, int64_t cols, std::optional<DType>& affine_dtype) {
   if (!t) return std::nullopt;
   const Options options = options_of(*t);
   check_same_device(op, name, x, options);
@@ -46,10 +45,10 @@ struct NormOutputs {
 };
 
 template <class Backend>
-NormOutputs layer_norm_full(
-    const Tensor& x_in, const OptionalTensor& residual_in, const std::vector<int64_t>& shape,
-    const OptionalTensor& weight_in, const OptionalTensor& bias_in, double eps, int64_t activation, double slope,
-    bool want_sum, bool want_statistics) {
+NormOutputs layer_norm_full(const Tensor& x_in, const OptionalTensor& residual_in,
+                            const std::vector<int64_t>& shape, const OptionalTensor& weight_in,
+                            const OptionalTensor& bias_in, double eps, int64_t activation, double slope,
+                            bool want_sum, bool want_statistics) {
   const char* op = "layer_norm_act";
   const Options options = options_of(x_in);
   LayerNorm a{};
@@ -95,8 +94,8 @@ NormOutputs layer_norm_full(
 
 template <class Backend>
 Tensor layer_norm_act(const Tensor& x, const OptionalTensor& residual, const std::vector<int64_t>& shape,
-                      const OptionalTensor& weight, const OptionalTensor& bias, double eps, int64_t activation,
-                      double slope) {
+                      const OptionalTensor& weight, const OptionalTensor& bias, double eps,
+                      int64_t activation, double slope) {
   return layer_norm_full<Backend>(x, residual, shape, weight, bias, eps, activation, slope, false, false).y;
 }
 
@@ -112,15 +111,15 @@ std::tuple<Tensor, Tensor> add_layer_norm_act(const Tensor& x, const Tensor& res
 
 template <class Backend>
 std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_act_training(
-    const Tensor& x, const OptionalTensor& residual, const std::vector<int64_t>& shape, const OptionalTensor& weight,
-    const OptionalTensor& bias, double eps, int64_t activation, double slope) {
+    const Tensor& x, const OptionalTensor& residual, const std::vector<int64_t>& shape,
+    const OptionalTensor& weight, const OptionalTensor& bias, double eps, int64_t activation, double slope) {
   const NormOutputs out =
       layer_norm_full<Backend>(x, residual, shape, weight, bias, eps, activation, slope, true, true);
   return {out.y, *out.sum, *out.mean, *out.rstd};
 }
 
-// grad of s (which is that of x and of residual), of weight and of bias. The last two are in the accumulation type
-// (float32 for the half types) and empty where there is no weight or bias.
+// grad of s (which is that of x and of residual), of weight and of bias. The last two are in the accumulation
+// type (float32 for the half types) and empty where there is no weight or bias.
 template <class Backend>
 std::tuple<Tensor, Tensor, Tensor> layer_norm_act_backward(
     const Tensor& grad_in, const OptionalTensor& grad_sum_in, const Tensor& s_in, const Tensor& mean,
@@ -136,7 +135,8 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_act_backward(
   a.slope = slope;
   check_same_options(op, "grad", options, grad_in);
   check_same_shape(op, "grad", s_in, grad_in);
-  KFC_CHECK(mean.numel() == a.rows && rstd.numel() == a.rows, op, "mean and rstd must have one element a row");
+  KFC_CHECK(mean.numel() == a.rows && rstd.numel() == a.rows, op,
+            "mean and rstd must have one element a row");
   const Tensor grad = as_contiguous(grad_in);
   const Tensor s = as_contiguous(s_in);
   OptionalTensor grad_sum;

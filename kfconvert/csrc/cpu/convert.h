@@ -1,5 +1,6 @@
 // float16 and bfloat16 as bare 16-bit words, and rows of them to and from the accumulation type.
-// Own types, not torch's: files built for AVX-512 must not hold inline functions that other files could pick up.
+// Own types, not torch's: files built for AVX-512 must not hold inline functions that other files could pick
+// up.
 #pragma once
 
 #include "vector_math.h"
@@ -8,7 +9,8 @@
 #include <immintrin.h>
 #endif
 
-// Row functions are calls, not inlined: hundreds of elements pay for each, and the build is several times faster.
+// Row functions are calls, not inlined: hundreds of elements pay for each, and the build is several times
+// faster.
 #define KFC_ROW static __attribute__((noinline))
 
 namespace {
@@ -39,7 +41,9 @@ KFC_FN BFloat16 to_bfloat16(float f) {
 
 #if defined(__F16C__)
 KFC_FN float to_float(Float16 h) { return _cvtsh_ss(h.bits); }
-KFC_FN Float16 to_float16(float f) { return {static_cast<uint16_t>(_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT))}; }
+KFC_FN Float16 to_float16(float f) {
+  return {static_cast<uint16_t>(_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT))};
+}
 #else
 KFC_FN float to_float(Float16 h) {
   const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16;
@@ -118,26 +122,73 @@ KFC_ROW void store_row(const A* __restrict from, T* __restrict to, int64_t n) {
   }
 }
 
-// v[i] = act(v[i])
-template <class A>
-KFC_ROW void activate_row(int code, A* __restrict v, int64_t n, A slope) {
-  if (code == kNone) return;
-  KFC_DISPATCH_ACTIVATION(code, for (int64_t i = 0; i < n; ++i) v[i] = (activate<act, Math<A>>(v[i], slope)));
+// The loops below may run in place (out == v), element by element: "omp simd" tells the compiler so.
+
+// out[i] = act(v[i])
+template <Act act, class A>
+KFC_FN void activate_each(const A* v, A* out, int64_t n, A slope) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] = activate<act, Math<A>>(v[i], slope);
 }
 
-// v[i] = g[i] * act'(v[i])
 template <class A>
-KFC_ROW void activate_backward_row(int code, const A* __restrict g, A* __restrict v, int64_t n, A slope) {
-  KFC_DISPATCH_ACTIVATION(
-      code, for (int64_t i = 0; i < n; ++i) v[i] = (activate_backward<act, Math<A>>(g[i], v[i], slope)));
+KFC_ROW void activate_row(int code, const A* v, A* out, int64_t n, A slope) {
+  if (code == kNone && v == out) return;
+  KFC_DISPATCH_ACTIVATION(code, (activate_each<act>(v, out, n, slope)));
 }
 
-// v[i] = g[i] * act'(v[i]) where v is the input of every activation
+// out[i] = g[i] * act'(v[i]); v as Activation.saves_output says
+template <Act act, class A>
+KFC_FN void activate_backward_each(const A* g, const A* v, A* out, int64_t n, A slope) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] = activate_backward<act, Math<A>>(g[i], v[i], slope);
+}
+
 template <class A>
-KFC_ROW void activate_backward_from_input_row(int code, const A* __restrict g, A* __restrict v, int64_t n, A slope) {
-  KFC_DISPATCH_ACTIVATION(
-      code, for (int64_t i = 0; i < n; ++i) v[i] =
-          (activate_backward_from_input<act, Math<A>>(g[i], v[i], slope)));
+KFC_ROW void activate_backward_row(int code, const A* g, const A* v, A* out, int64_t n, A slope) {
+  KFC_DISPATCH_ACTIVATION(code, (activate_backward_each<act>(g, v, out, n, slope)));
+}
+
+// g[i] *= act'(v[i]) where v is the input of every activation
+template <Act act, class A>
+KFC_FN void activate_backward_from_input_each(A* g, const A* v, int64_t n, A slope) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) g[i] = activate_backward_from_input<act, Math<A>>(g[i], v[i], slope);
+}
+
+template <class A>
+KFC_ROW void activate_backward_from_input_row(int code, A* g, const A* v, int64_t n, A slope) {
+  KFC_DISPATCH_ACTIVATION(code, (activate_backward_from_input_each<act>(g, v, n, slope)));
+}
+
+// A row in the accumulation type: the data themselves for float and double, a converted copy for the half
+// types.
+template <class T, class A>
+KFC_FN const A* as_accumulator(const T* from, A* scratch, int64_t n) {
+  if constexpr (__is_same(T, A)) {
+    return from;
+  } else {
+    load_row(from, scratch, n);
+    return scratch;
+  }
+}
+
+// Where a result row is computed: in place for float and double, in scratch (for store_row) for the half
+// types.
+template <class T, class A>
+KFC_FN A* result_row(T* to, A* scratch) {
+  if constexpr (__is_same(T, A)) {
+    return to;
+  } else {
+    return scratch;
+  }
+}
+
+// out[i] = a[i] + b[i]
+template <class A>
+KFC_FN void add_rows(const A* a, const A* b, A* out, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Chooses the widest instruction set that this machine and its operating system offer. KFCONVERT_CPU_CAPABILITY
-// (generic, avx2 or avx512) asks for a narrower one, so that every version can be tested on one machine.
+// Chooses the widest instruction set that this machine and its operating system offer.
+// KFCONVERT_CPU_CAPABILITY (generic, avx2 or avx512) asks for a narrower one, so that every version can be
+// tested on one machine.
 #include <cstdlib>
 #include <cstring>
 
@@ -7,9 +8,9 @@
 
 namespace kfc {
 
-#define KFC_DECLARE(capability)                                                \
-  void bias_act_##capability(const BiasAct&, int64_t, int64_t);                \
-  void layer_norm_##capability(const LayerNorm&, int64_t, int64_t);            \
+#define KFC_DECLARE(capability)                                     \
+  void bias_act_##capability(const BiasAct&, int64_t, int64_t);     \
+  void layer_norm_##capability(const LayerNorm&, int64_t, int64_t); \
   void layer_norm_backward_##capability(const LayerNormBackward&, int64_t, int64_t, int64_t);
 #define KFC_TABLE(capability) \
   CpuKernels { #capability, bias_act_##capability, layer_norm_##capability, layer_norm_backward_##capability }
@@ -28,9 +29,10 @@ CpuKernels choose() {
   const bool at_most_generic = asked != nullptr && std::strcmp(asked, "generic") == 0;
   const bool at_most_avx2 = asked != nullptr && std::strcmp(asked, "avx2") == 0;
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (avx2 && avx512 && !at_most_generic && !at_most_avx2) return KFC_TABLE(avx512);
   if (avx2 && !at_most_generic) return KFC_TABLE(avx2);
 #endif

@@ -1,5 +1,5 @@
-// The CPU kernels as a table of functions, built once for each instruction set and chosen when the library loads.
-// Each works on a range of elements or rows, so that the caller decides on the threads.
+// The CPU kernels as a table of functions, built once for each instruction set and chosen when the library
+// loads. Each works on a range of elements or rows, so that the caller decides on the threads.
 #pragma once
 
 #include "../common/arguments.h"
@@ -10,7 +10,8 @@ struct CpuKernels {
   const char* name;
   void (*bias_act)(const BiasAct&, int64_t begin, int64_t end);
   void (*layer_norm)(const LayerNorm&, int64_t begin, int64_t end);
-  // Adds the rows' shares of grad_weight and grad_bias into partial number `partial`, which must start as zeros.
+  // Adds the rows' shares of grad_weight and grad_bias into partial number `partial`, which must start as
+  // zeros.
   void (*layer_norm_backward)(const LayerNormBackward&, int64_t begin, int64_t end, int64_t partial);
 };
 
@@ -18,6 +19,6 @@ const CpuKernels& cpu_kernels();
 
 }  // namespace kfc
 
-#define KFC_JOIN_(a, b) a##_##b
-#define KFC_JOIN(a, b) KFC_JOIN_(a, b)
+#define KFC_JOIN_(a, b)          a##_##b
+#define KFC_JOIN(a, b)           KFC_JOIN_(a, b)
 #define KFC_FOR_CAPABILITY(name) KFC_JOIN(name, KFC_CAPABILITY)

@@ -1,6 +1,6 @@
-// s = x + residual; y = act((s - mean) * rstd * weight + bias), and its backward (formulas: common/arguments.h).
-// Two-pass mean and variance on a row that stays in the cache; limited by memory bandwidth.
-// Built once for each instruction set (KFC_CAPABILITY).
+// s = x + residual; y = act((s - mean) * rstd * weight + bias), and its backward (formulas:
+// common/arguments.h). Two-pass mean and variance on a row that stays in the cache; limited by memory
+// bandwidth. Built once for each instruction set (KFC_CAPABILITY).
 #include <cstdlib>
 
 #include "convert.h"
@@ -26,12 +26,27 @@ class Scratch {
   int64_t stride_;
 };
 
-template <class T, class A>
-KFC_ROW void load_affine(const void* from, kfc::DType affine, kfc::DType own, A* to, int64_t cols) {
-  if (affine == own) {
-    load_row(static_cast<const T*>(from), to, cols);
+// weight or bias in the accumulation type, or null
+template <class T, class Arguments, class A>
+KFC_FN const A* load_affine(const void* from, const Arguments& a, A* scratch) {
+  if (from == nullptr) return nullptr;
+  if (a.affine_dtype == a.dtype) return as_accumulator(static_cast<const T*>(from), scratch, a.cols);
+  load_row(static_cast<const float*>(from), scratch, a.cols);
+  return scratch;
+}
+
+// out[i] = (s[i] - mean) * rstd * weight[i] + bias[i]; weight and bias may be null
+template <class A>
+KFC_ROW void normalize_row(const A* s, A mean, A rstd, const A* weight, const A* bias, A* out, int64_t n) {
+  if (weight != nullptr && bias != nullptr) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) out[i] = (s[i] - mean) * rstd * weight[i] + bias[i];
+  } else if (weight != nullptr) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) out[i] = (s[i] - mean) * rstd * weight[i];
   } else {
-    load_row(static_cast<const float*>(from), to, cols);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) out[i] = (s[i] - mean) * rstd + (bias == nullptr ? A(0) : bias[i]);
   }
 }
 
@@ -41,17 +56,14 @@ void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
   const int64_t cols = a.cols;
   const A slope = static_cast<A>(a.slope);
   const Scratch<A> scratch(4, cols);
-  A* __restrict s = scratch.row(0);
-  A* __restrict weight = scratch.row(1);
-  A* __restrict bias = scratch.row(2);
-  A* __restrict other = scratch.row(3);
-  if (a.weight != nullptr) load_affine<T>(a.weight, a.affine_dtype, a.dtype, weight, cols);
-  if (a.bias != nullptr) load_affine<T>(a.bias, a.affine_dtype, a.dtype, bias, cols);
+  const A* weight = load_affine<T>(a.weight, a, scratch.row(2));
+  const A* bias = load_affine<T>(a.bias, a, scratch.row(3));
   for (int64_t r = begin; r < end; ++r) {
-    load_row(static_cast<const T*>(a.x) + r * cols, s, cols);
+    const A* s = as_accumulator(static_cast<const T*>(a.x) + r * cols, scratch.row(0), cols);
     if (a.residual != nullptr) {
-      load_row(static_cast<const T*>(a.residual) + r * cols, other, cols);
-      for (int64_t i = 0; i < cols; ++i) s[i] += other[i];
+      const A* residual = as_accumulator(static_cast<const T*>(a.residual) + r * cols, scratch.row(1), cols);
+      add_rows(s, residual, scratch.row(0), cols);
+      s = scratch.row(0);
       if (a.sum != nullptr) store_row(s, static_cast<T*>(a.sum) + r * cols, cols);
     }
     A total = 0;
@@ -61,16 +73,13 @@ void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
     A squares = 0;
 #pragma omp simd reduction(+ : squares)
     for (int64_t i = 0; i < cols; ++i) squares += (s[i] - mean) * (s[i] - mean);
-    const A rstd = A(1) / static_cast<A>(__builtin_sqrt(squares / static_cast<A>(cols) + static_cast<A>(a.eps)));
-    if (a.weight != nullptr && a.bias != nullptr) {
-      for (int64_t i = 0; i < cols; ++i) s[i] = (s[i] - mean) * rstd * weight[i] + bias[i];
-    } else {
-      for (int64_t i = 0; i < cols; ++i) s[i] = (s[i] - mean) * rstd;
-      if (a.weight != nullptr) for (int64_t i = 0; i < cols; ++i) s[i] *= weight[i];
-      if (a.bias != nullptr) for (int64_t i = 0; i < cols; ++i) s[i] += bias[i];
-    }
-    activate_row(a.activation, s, cols, slope);
-    store_row(s, static_cast<T*>(a.y) + r * cols, cols);
+    const A rstd =
+        A(1) / static_cast<A>(__builtin_sqrt(squares / static_cast<A>(cols) + static_cast<A>(a.eps)));
+    T* y = static_cast<T*>(a.y) + r * cols;
+    A* out = result_row(y, scratch.row(0));
+    normalize_row(s, mean, rstd, weight, bias, out, cols);
+    activate_row(a.activation, static_cast<const A*>(out), out, cols, slope);
+    if constexpr (!__is_same(T, A)) store_row(out, y, cols);
     if (a.mean != nullptr) static_cast<A*>(a.mean)[r] = mean;
     if (a.rstd != nullptr) static_cast<A*>(a.rstd)[r] = rstd;
   }
@@ -85,13 +94,10 @@ void layer_norm_backward_range(const kfc::LayerNormBackward& a, int64_t begin, i
   A* __restrict xhat = scratch.row(0);
   A* __restrict g = scratch.row(1);
   A* __restrict v = scratch.row(2);
-  A* __restrict weight = scratch.row(3);
-  A* __restrict bias = scratch.row(4);
-  for (int64_t i = 0; i < cols; ++i) weight[i] = A(1);
-  for (int64_t i = 0; i < cols; ++i) bias[i] = A(0);
-  if (a.weight != nullptr) load_affine<T>(a.weight, a.affine_dtype, a.dtype, weight, cols);
-  if (a.bias != nullptr) load_affine<T>(a.bias, a.affine_dtype, a.dtype, bias, cols);
-  A* partial_weight = a.partial_weight == nullptr ? nullptr : static_cast<A*>(a.partial_weight) + partial * cols;
+  const A* weight = load_affine<T>(a.weight, a, scratch.row(3));
+  const A* bias = load_affine<T>(a.bias, a, scratch.row(4));
+  A* partial_weight =
+      a.partial_weight == nullptr ? nullptr : static_cast<A*>(a.partial_weight) + partial * cols;
   A* partial_bias = a.partial_bias == nullptr ? nullptr : static_cast<A*>(a.partial_bias) + partial * cols;
   for (int64_t r = begin; r < end; ++r) {
     const A mean = static_cast<const A*>(a.mean)[r];
@@ -100,17 +106,21 @@ void layer_norm_backward_range(const kfc::LayerNormBackward& a, int64_t begin, i
     for (int64_t i = 0; i < cols; ++i) xhat[i] = (xhat[i] - mean) * rstd;
     load_row(static_cast<const T*>(a.grad) + r * cols, g, cols);
     if (a.activation != kNone) {
-      for (int64_t i = 0; i < cols; ++i) v[i] = xhat[i] * weight[i] + bias[i];
-      activate_backward_from_input_row(a.activation, g, v, cols, slope);
-      for (int64_t i = 0; i < cols; ++i) g[i] = v[i];
+      normalize_row(static_cast<const A*>(xhat), A(0), A(1), weight, bias, v, cols);
+      activate_backward_from_input_row(a.activation, g, static_cast<const A*>(v), cols, slope);
     }
-    if (partial_weight != nullptr) for (int64_t i = 0; i < cols; ++i) partial_weight[i] += g[i] * xhat[i];
-    if (partial_bias != nullptr) for (int64_t i = 0; i < cols; ++i) partial_bias[i] += g[i];
+    if (partial_weight != nullptr)
+      for (int64_t i = 0; i < cols; ++i) partial_weight[i] += g[i] * xhat[i];
+    if (partial_bias != nullptr)
+      for (int64_t i = 0; i < cols; ++i) partial_bias[i] += g[i];
+    if (weight != nullptr) {
+#pragma omp simd
+      for (int64_t i = 0; i < cols; ++i) g[i] *= weight[i];
+    }
     A total = 0;
     A product = 0;
 #pragma omp simd reduction(+ : total, product)
     for (int64_t i = 0; i < cols; ++i) {
-      g[i] *= weight[i];
       total += g[i];
       product += g[i] * xhat[i];
     }
@@ -131,20 +141,28 @@ namespace kfc {
 
 void KFC_FOR_CAPABILITY(layer_norm)(const LayerNorm& a, int64_t begin, int64_t end) {
   switch (a.dtype) {
-    case DType::f32: return layer_norm_range<float>(a, begin, end);
-    case DType::f64: return layer_norm_range<double>(a, begin, end);
-    case DType::f16: return layer_norm_range<Float16>(a, begin, end);
-    case DType::bf16: return layer_norm_range<BFloat16>(a, begin, end);
+    case DType::f32:
+      return layer_norm_range<float>(a, begin, end);
+    case DType::f64:
+      return layer_norm_range<double>(a, begin, end);
+    case DType::f16:
+      return layer_norm_range<Float16>(a, begin, end);
+    case DType::bf16:
+      return layer_norm_range<BFloat16>(a, begin, end);
   }
 }
 
 void KFC_FOR_CAPABILITY(layer_norm_backward)(const LayerNormBackward& a, int64_t begin, int64_t end,
                                              int64_t partial) {
   switch (a.dtype) {
-    case DType::f32: return layer_norm_backward_range<float>(a, begin, end, partial);
-    case DType::f64: return layer_norm_backward_range<double>(a, begin, end, partial);
-    case DType::f16: return layer_norm_backward_range<Float16>(a, begin, end, partial);
-    case DType::bf16: return layer_norm_backward_range<BFloat16>(a, begin, end, partial);
+    case DType::f32:
+      return layer_norm_backward_range<float>(a, begin, end, partial);
+    case DType::f64:
+      return layer_norm_backward_range<double>(a, begin, end, partial);
+    case DType::f16:
+      return layer_norm_backward_range<Float16>(a, begin, end, partial);
+    case DType::bf16:
+      return layer_norm_backward_range<BFloat16>(a, begin, end, partial);
   }
 }
 

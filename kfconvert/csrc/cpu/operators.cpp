@@ -1,4 +1,5 @@
-// The CPU backend of the operators: threads over the kernels of cpu/kernels.h, ATen for products and convolutions.
+// The CPU backend of the operators: threads over the kernels of cpu/kernels.h, ATen for products and
+// convolutions.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
 #include <cstring>
@@ -9,7 +10,8 @@
 namespace kfc {
 namespace {
 
-// Below this many elements a thread costs more than it saves (ATen's own elementwise kernels use the same number).
+// Below this many elements a thread costs more than it saves (ATen's own elementwise kernels use the same
+// number).
 constexpr int64_t kElementsPerThread = 32768;
 
 struct Cpu {
@@ -52,14 +54,17 @@ struct Cpu {
     }
   }
 
-  static void layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias, const Tensor&) {
+  static void layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias,
+                                  const Tensor&) {
     const CpuKernels& kernels = cpu_kernels();
     const bool is_double = a.dtype == DType::f64;
-    const size_t bytes = static_cast<size_t>(a.partials * a.cols) * (is_double ? sizeof(double) : sizeof(float));
+    const size_t bytes =
+        static_cast<size_t>(a.partials * a.cols) * (is_double ? sizeof(double) : sizeof(float));
     for (void* partial : {a.partial_weight, a.partial_bias}) {
       if (partial != nullptr) std::memset(partial, 0, bytes);
     }
-    // Each share of the rows has its own sums: no locks, and the same result at every call with as many threads.
+    // Each share of the rows has its own sums: no locks, and the same result at every call with as many
+    // threads.
     const int64_t share = (a.rows + a.partials - 1) / a.partials;
     torch::stable::parallel_for(0, a.partials, 1, [&](int64_t begin, int64_t end) {
       for (int64_t p = begin; p < end; ++p) {

@@ -1,7 +1,9 @@
-// exp, erf and tanh in straight-line float code that a compiler turns into vector instructions, and plain double ones.
+// exp, erf and tanh in straight-line float code that a compiler turns into vector instructions, and plain
+// double ones.
 //
-// Polynomials are minimax fits (Lawson iteration against double precision); measured against float64 over all of the
-// float32 range: exp <= 1.5 ulp, erf <= 1.5 ulp, tanh <= 2 ulp (tests/ops/test_activations.py checks them).
+// Polynomials are minimax fits (Lawson iteration against double precision); measured against float64 over all
+// of the float32 range: exp <= 1.5 ulp, erf <= 1.5 ulp, tanh <= 2 ulp (tests/ops/test_activations.py checks
+// them).
 #pragma once
 
 #include <cstdint>
@@ -33,7 +35,8 @@ struct Math<float> {
     // Beyond these bounds the result is 0 or inf in float32; the comparisons let a NaN through.
     x = x < -104.0f ? -104.0f : x;
     x = x > 89.0f ? 89.0f : x;
-    // Adding 1.5 * 2^23 rounds to an integer, which then is in the low bits: no conversion that a NaN would break.
+    // Adding 1.5 * 2^23 rounds to an integer, which then is in the low bits: no conversion that a NaN would
+    // break.
     const float rounder = 12582912.0f;
     const float shifted = x * 1.44269504f + rounder;
     const float n = shifted - rounder;

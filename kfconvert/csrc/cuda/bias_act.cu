@@ -1,9 +1,11 @@
 // y = act(x + bias + residual), or with grad: y = grad * act'(x + bias + residual)
-//   x, residual, grad, y: (numel), one memory layout;  bias: (channels), channel of element i = (i / inner) % channels
+//   x, residual, grad, y: (numel), one memory layout;  bias: (channels), channel of element i = (i / inner) %
+//   channels
 //
-// Limited by memory bandwidth: each element is read and written once, 16 bytes a thread and access. The channel costs one
-// multiplication a pack (a division by a constant is turned into it beforehand). In a forward pass the data were just
-// written by a matrix product and mostly lie in the L2 cache, so that no streaming hints are given.
+// Limited by memory bandwidth: each element is read and written once, 16 bytes a thread and access. The
+// channel costs one multiplication a pack (a division by a constant is turned into it beforehand). In a
+// forward pass the data were just written by a matrix product and mostly lie in the L2 cache, so that no
+// streaming hints are given.
 #include "kernels.h"
 #include "vector.cuh"
 
@@ -11,7 +13,8 @@ namespace kfc {
 namespace {
 
 constexpr int kThreads = 256;
-// 8 blocks fill a multiprocessor (2048 threads); 4 times that lets the last blocks even out, and the loop does the rest.
+// 8 blocks fill a multiprocessor (2048 threads); 4 times that lets the last blocks even out, and the loop
+// does the rest.
 constexpr int64_t kBlocksPerMultiprocessor = 32;
 
 // n / divisor for n < 2^31 as (mulhi(n, multiplier) + n) >> shift, with 2^shift >= divisor.
@@ -19,7 +22,8 @@ struct Divider32 {
   uint32_t divisor, multiplier, shift;
   explicit Divider32(int64_t d) : divisor(static_cast<uint32_t>(d)), shift(0) {
     while ((uint64_t{1} << shift) < divisor) ++shift;
-    multiplier = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - divisor)) / divisor + 1);
+    multiplier =
+        static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - divisor)) / divisor + 1);
   }
   __device__ uint32_t divide(uint32_t n) const { return (__umulhi(n, multiplier) + n) >> shift; }
   __device__ uint32_t remainder(uint32_t n) const { return n - divide(n) * divisor; }
@@ -107,11 +111,13 @@ void launch_packed(const BiasAct& a, cudaStream_t stream) {
   if (a.inner == 1 && a.channels % N == 0 && aligned(a.bias)) {
     return launch_kernel<T, N, uint32_t, Divider32, Bias::pack>(a, stream);
   }
-  if (a.inner > 1 && a.inner % N == 0) return launch_kernel<T, N, uint32_t, Divider32, Bias::shared>(a, stream);
+  if (a.inner > 1 && a.inner % N == 0)
+    return launch_kernel<T, N, uint32_t, Divider32, Bias::shared>(a, stream);
   launch_kernel<T, N, uint32_t, Divider32, Bias::lanes>(a, stream);
 }
 
-// 32-bit indices hold while numel and one step of the whole grid beyond it fit; divisions in 64 bits cost ten times more.
+// 32-bit indices hold while numel and one step of the whole grid beyond it fit; divisions in 64 bits cost ten
+// times more.
 constexpr int64_t kMostElements = int64_t{1} << 30;
 
 template <class T>
@@ -123,8 +129,8 @@ template <class T>
 void launch(const BiasAct& a, cudaStream_t stream) {
   constexpr int N = kPackBytes / sizeof(T);
   // float64 is a reference type: one kernel is enough.
-  const bool packed = sizeof(T) < 8 && a.numel % N == 0 && aligned(a.x) && aligned(a.y) && aligned(a.residual) &&
-      aligned(a.grad);
+  const bool packed = sizeof(T) < 8 && a.numel % N == 0 && aligned(a.x) && aligned(a.y) &&
+                      aligned(a.residual) && aligned(a.grad);
   if constexpr (sizeof(T) < 8) {
     if (packed && a.numel <= kMostElements) return launch_packed<T, N>(a, stream);
     // A larger tensor goes in pieces that start where the channels start anew.

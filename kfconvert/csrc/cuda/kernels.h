@@ -1,5 +1,5 @@
-// The CUDA kernels as host functions: each launches on `stream` (a cudaStream_t) of the current device and returns the
-// cudaError_t of its launches. No torch here, so that the .cu files compile in seconds.
+// The CUDA kernels as host functions: each launches on `stream` (a cudaStream_t) of the current device and
+// returns the cudaError_t of its launches. No torch here, so that the .cu files compile in seconds.
 #pragma once
 
 #include "../common/arguments.h"

@@ -1,10 +1,13 @@
 // v = xhat weight + bias; g = grad act'(v); xhat = (s - mean) rstd
-// grad_x = rstd (g w - mean(g w) - xhat mean(g w xhat)) + grad_sum; grad_weight = sum g xhat; grad_bias = sum g
-//   s, grad, grad_sum, grad_x: (rows, cols);  mean, rstd: (rows);  weight, bias: (cols);  partials: (partials, cols)
+// grad_x = rstd (g w - mean(g w) - xhat mean(g w xhat)) + grad_sum; grad_weight = sum g xhat; grad_bias = sum
+// g
+//   s, grad, grad_sum, grad_x: (rows, cols);  mean, rstd: (rows);  weight, bias: (cols);  partials:
+//   (partials, cols)
 //
-// Limited by memory bandwidth. A fixed grid walks over the rows; each thread keeps the sums of its own columns in
-// registers, and the block writes one row of partial sums at its end. A second kernel adds the partials in a fixed order,
-// so that the result is the same at every call. Rows too long for registers take two kernels that read the data again.
+// Limited by memory bandwidth. A fixed grid walks over the rows; each thread keeps the sums of its own
+// columns in registers, and the block writes one row of partial sums at its end. A second kernel adds the
+// partials in a fixed order, so that the result is the same at every call. Rows too long for registers take
+// two kernels that read the data again.
 #include "kernels.h"
 #include "vector.cuh"
 
@@ -17,8 +20,8 @@ constexpr int64_t kMaxColumnPartials = 64;
 
 // g and xhat of one pack, in place of grad and s
 template <class T, int N, class A>
-__device__ __forceinline__ void gradient_of_norm(const LayerNormBackward& a, int64_t col, A mean, A rstd, A (&s)[N],
-                                                 A (&g)[N]) {
+__device__ __forceinline__ void gradient_of_norm(const LayerNormBackward& a, int64_t col, A mean, A rstd,
+                                                 A (&s)[N], A (&g)[N]) {
 #pragma unroll
   for (int j = 0; j < N; ++j) s[j] = (s[j] - mean) * rstd;
   if (a.activation == kNone) return;
@@ -56,8 +59,8 @@ __device__ __forceinline__ void multiply_by_weight(const LayerNormBackward& a, i
 
 // g w (in g) and xhat become grad_x
 template <class T, int N, class A>
-__device__ __forceinline__ void write_grad_x(const LayerNormBackward& a, int64_t at, A rstd, A mean_g, A mean_gx,
-                                             const A (&xhat)[N], A (&g)[N]) {
+__device__ __forceinline__ void write_grad_x(const LayerNormBackward& a, int64_t at, A rstd, A mean_g,
+                                             A mean_gx, const A (&xhat)[N], A (&g)[N]) {
 #pragma unroll
   for (int j = 0; j < N; ++j) g[j] = rstd * (g[j] - mean_g - xhat[j] * mean_gx);
   if (a.grad_sum != nullptr) {
@@ -117,7 +120,8 @@ __global__ void __launch_bounds__(THREADS < kMinBlock ? kMinBlock : THREADS)
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
-      if (active && col < a.cols) write_grad_x<T>(a, row * a.cols + col, rstd, mean_g, mean_gx, xhat[i], g[i]);
+      if (active && col < a.cols)
+        write_grad_x<T>(a, row * a.cols + col, rstd, mean_g, mean_gx, xhat[i], g[i]);
     }
   }
   // The block's row groups add their sums one after another, in the same order at every call.
@@ -204,7 +208,8 @@ __global__ void __launch_bounds__(kColumnThreads) column_sums_kernel(LayerNormBa
     A g[1];
     load<1>(static_cast<const T*>(a.s) + row * a.cols + col, xhat);
     load<1>(static_cast<const T*>(a.grad) + row * a.cols + col, g);
-    gradient_of_norm<T>(a, col, static_cast<const A*>(a.mean)[row], static_cast<const A*>(a.rstd)[row], xhat, g);
+    gradient_of_norm<T>(a, col, static_cast<const A*>(a.mean)[row], static_cast<const A*>(a.rstd)[row], xhat,
+                        g);
     sum_weight += g[0] * xhat[0];
     sum_bias += g[0];
   }
@@ -215,7 +220,8 @@ __global__ void __launch_bounds__(kColumnThreads) column_sums_kernel(LayerNormBa
 
 // total[col] = sum of partials[p][col] over p; 32 columns and 8 shares a block
 template <class A>
-__global__ void __launch_bounds__(256) add_partials_kernel(const A* partials, A* total, int64_t count, int64_t cols) {
+__global__ void __launch_bounds__(256)
+    add_partials_kernel(const A* partials, A* total, int64_t count, int64_t cols) {
   __shared__ A shared[8][33];
   const int64_t col = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
   A sum = 0;
@@ -231,15 +237,15 @@ __global__ void __launch_bounds__(256) add_partials_kernel(const A* partials, A*
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// One choice for the launch and for the number of partials. Threads and packs a thread by packs a row: at most two packs
-// a thread, since each of its columns takes four registers (s, g and the two sums).
+// One choice for the launch and for the number of partials. Threads and packs a thread by packs a row: at
+// most two packs a thread, since each of its columns takes four registers (s, g and the two sums).
 template <class T, class Rows, class Long>
 auto choose(const LayerNormBackward& a, Rows rows, Long long_rows) {
   constexpr int N = kPackBytes / sizeof(T);
   const int64_t packs = a.cols / N;
   if constexpr (sizeof(T) < 8) {
     const bool packed = a.cols % N == 0 && aligned(a.s) && aligned(a.grad) && aligned(a.grad_sum) &&
-        aligned(a.grad_x) && aligned(a.weight) && aligned(a.bias);
+                        aligned(a.grad_x) && aligned(a.weight) && aligned(a.bias);
     if (packed && packs <= 32) return rows.template operator()<T, N, 32, 1>();
     if (packed && packs <= 64) return rows.template operator()<T, N, 32, 2>();
     if (packed && packs <= 128) return rows.template operator()<T, N, 128, 1>();
@@ -271,7 +277,8 @@ struct Launch {
   template <class T, int N, int THREADS, int ITEMS>
   void operator()() const {
     constexpr int kBlock = THREADS < kMinBlock ? kMinBlock : THREADS;
-    layer_norm_backward_kernel<T, N, THREADS, ITEMS><<<static_cast<unsigned>(a.partials), kBlock, 0, stream>>>(a);
+    layer_norm_backward_kernel<T, N, THREADS, ITEMS>
+        <<<static_cast<unsigned>(a.partials), kBlock, 0, stream>>>(a);
   }
   template <class T>
   void operator()() const {
@@ -288,8 +295,8 @@ template <class A>
 void add_partials(const LayerNormBackward& a, const void* partials, void* total, cudaStream_t stream) {
   if (total == nullptr) return;
   const unsigned grid = static_cast<unsigned>((a.cols + 31) / 32);
-  add_partials_kernel<A><<<grid, dim3(32, 8), 0, stream>>>(static_cast<const A*>(partials), static_cast<A*>(total),
-                                                          a.partials, a.cols);
+  add_partials_kernel<A><<<grid, dim3(32, 8), 0, stream>>>(static_cast<const A*>(partials),
+                                                           static_cast<A*>(total), a.partials, a.cols);
 }
 
 }  // namespace
@@ -302,7 +309,8 @@ int64_t layer_norm_backward_partials(const LayerNormBackward& a) {
   return count;
 }
 
-int launch_layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias, void* raw_stream) {
+int launch_layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias,
+                               void* raw_stream) {
   const cudaStream_t stream = static_cast<cudaStream_t>(raw_stream);
   if (a.cols == 0) return cudaSuccess;
   if (a.rows > 0) {

@@ -1,8 +1,9 @@
 // s = x + residual; y = act((s - mean(s)) / sqrt(var(s) + eps) * weight + bias)
 //   x, residual, y, sum: (rows, cols);  weight, bias: (cols);  mean, rstd: (rows)
 //
-// Limited by memory bandwidth: a row is read once into registers, its mean and its centred variance are taken there (two
-// passes, as exact as the float sum), and it is written once. Rows that do not fit are read three times, mostly from L2.
+// Limited by memory bandwidth: a row is read once into registers, its mean and its centred variance are taken
+// there (two passes, as exact as the float sum), and it is written once. Rows that do not fit are read three
+// times, mostly from L2.
 #include "kernels.h"
 #include "vector.cuh"
 
@@ -149,8 +150,8 @@ void launch_long(const LayerNorm& a, cudaStream_t stream) {
 template <class T>
 void launch(const LayerNorm& a, cudaStream_t stream) {
   constexpr int N = kPackBytes / sizeof(T);
-  const bool packed = a.cols % N == 0 && aligned(a.x) && aligned(a.y) && aligned(a.residual) && aligned(a.sum) &&
-      aligned(a.weight) && aligned(a.bias);
+  const bool packed = a.cols % N == 0 && aligned(a.x) && aligned(a.y) && aligned(a.residual) &&
+                      aligned(a.sum) && aligned(a.weight) && aligned(a.bias);
   if (!packed) {
     if (a.cols <= 128) return launch_rows<T, 1, 32, 4>(a, stream);
     return launch_long<T, 1, 256>(a, stream);
@@ -159,12 +160,14 @@ void launch(const LayerNorm& a, cudaStream_t stream) {
   if constexpr (sizeof(T) == 8) {
     return launch_long<T, N, 256>(a, stream);  // a reference type: one kernel is enough
   } else {
-    // Threads and packs a thread by packs a row. A warp a row while 4 packs a thread (32 registers of values) suffice:
-    // its sums need no shared memory. Beyond that, as few threads as hold the row, so that more rows are in flight.
+    // Threads and packs a thread by packs a row. A warp a row while 4 packs a thread (32 registers of values)
+    // suffice: its sums need no shared memory. Beyond that, as few threads as hold the row, so that more rows
+    // are in flight.
     if (packs <= 8) return launch_rows<T, N, 8, 1>(a, stream);
     if (packs <= 32) return launch_rows<T, N, 32, 1>(a, stream);
     if (packs <= 64) return launch_rows<T, N, 32, 2>(a, stream);
-    if (packs <= 128) return launch_rows<T, N, 32, 4>(a, stream);  // 1024 half, 512 float: BERT and GPT-2 are here
+    if (packs <= 128)
+      return launch_rows<T, N, 32, 4>(a, stream);  // 1024 half, 512 float: BERT and GPT-2 are here
     if (packs <= 512) return launch_rows<T, N, 128, 4>(a, stream);
     if (packs <= 1024) return launch_rows<T, N, 256, 4>(a, stream);
     if (packs <= 2048) return launch_rows<T, N, 512, 4>(a, stream);

@@ -1,4 +1,5 @@
-// The CUDA backend of the operators: own kernels on the current stream, cuBLASLt and cuDNN for products and convolutions.
+// The CUDA backend of the operators: own kernels on the current stream, cuBLASLt and cuDNN for products and
+// convolutions.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
 #include "../common/register.h"
@@ -86,8 +87,9 @@ class Cuda {
     int32_t failed;
     StableIValue result;
     if (residual) {
-      StableIValue stack[] = {from(x),          from(weight),    from(*residual),  from(std::nullopt), from(given_bias),
-                              list(c.stride), list(c.padding), list(c.dilation), from(c.groups)};
+      StableIValue stack[] = {from(x),          from(weight),   from(*residual), from(std::nullopt),
+                              from(given_bias), list(c.stride), list(c.padding), list(c.dilation),
+                              from(c.groups)};
       failed = torch_call_dispatcher("aten::cudnn_convolution_add_relu", "", stack, TORCH_ABI_VERSION);
       result = stack[0];
     } else {

@@ -1,4 +1,5 @@
-// 16-byte packs, conversions to the accumulation type, the device's math functions, and sums over a row's threads.
+// 16-byte packs, conversions to the accumulation type, the device's math functions, and sums over a row's
+// threads.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,8 +22,8 @@ struct Accumulate<double> {
   using type = double;
 };
 
-// Full-precision device functions: expf 1 ulp, erff and tanhf 2 ulp. The fast variants would cost accuracy for nothing,
-// since these kernels wait for memory.
+// Full-precision device functions: expf 1 ulp, erff and tanhf 2 ulp. The fast variants would cost accuracy
+// for nothing, since these kernels wait for memory.
 template <class A>
 struct Math;
 template <>
@@ -46,8 +47,10 @@ __device__ __forceinline__ double widen(double v) { return v; }
 template <class T, class A>
 __device__ __forceinline__ T narrow(A v) {
   if constexpr (sizeof(T) == 2) {
-    if constexpr (__is_same(T, __half)) return __float2half_rn(v);
-    else return __float2bfloat16_rn(v);
+    if constexpr (__is_same(T, __half))
+      return __float2half_rn(v);
+    else
+      return __float2bfloat16_rn(v);
   } else {
     return v;
   }
@@ -115,8 +118,9 @@ __device__ __forceinline__ void activate_backward_pack(int code, const A (&g)[N]
   KFC_DISPATCH_ACTIVATION(code, (activate_backward_each<act>(g, v, slope)));
 }
 
-// The same two as calls that are not inlined: the kernels of the norms unroll over a row's packs, and most norms have no
-// activation. Inlined, all activations for every pack would take minutes to compile and registers from all norms.
+// The same two as calls that are not inlined: the kernels of the norms unroll over a row's packs, and most
+// norms have no activation. Inlined, all activations for every pack would take minutes to compile and
+// registers from all norms.
 template <class A, int N>
 __device__ __noinline__ Pack<A, N> activate_call(int code, Pack<A, N> v, A slope) {
   activate_pack(code, v.v, slope);
@@ -136,8 +140,9 @@ __device__ __noinline__ Pack<A, N> activate_backward_call(int code, Pack<A, N> g
   return g;
 }
 
-// Adds up over the THREADS threads of a row: within a warp by shuffles, across warps through shared memory. Every thread
-// gets the sum. With more than a warp a row, the row must be the whole block; `shared` holds 32 values.
+// Adds up over the THREADS threads of a row: within a warp by shuffles, across warps through shared memory.
+// Every thread gets the sum. With more than a warp a row, the row must be the whole block; `shared` holds 32
+// values.
 template <int THREADS, class A>
 __device__ __forceinline__ A row_sum(A value, A* shared) {
 #pragma unroll
@@ -166,12 +171,28 @@ inline int multiprocessors() {
   return count;
 }
 
-#define KFC_DISPATCH_DTYPE(DTYPE, ...)                              \
-  switch (DTYPE) {                                                  \
-    case DType::f32: { using T = float; __VA_ARGS__; break; }        \
-    case DType::f64: { using T = double; __VA_ARGS__; break; }       \
-    case DType::f16: { using T = __half; __VA_ARGS__; break; }       \
-    case DType::bf16: { using T = __nv_bfloat16; __VA_ARGS__; break; } \
+#define KFC_DISPATCH_DTYPE(DTYPE, ...) \
+  switch (DTYPE) {                     \
+    case DType::f32: {                 \
+      using T = float;                 \
+      __VA_ARGS__;                     \
+      break;                           \
+    }                                  \
+    case DType::f64: {                 \
+      using T = double;                \
+      __VA_ARGS__;                     \
+      break;                           \
+    }                                  \
+    case DType::f16: {                 \
+      using T = __half;                \
+      __VA_ARGS__;                     \
+      break;                           \
+    }                                  \
+    case DType::bf16: {                \
+      using T = __nv_bfloat16;         \
+      __VA_ARGS__;                     \
+      break;                           \
+    }                                  \
   }
 
 }  // namespace kfc
