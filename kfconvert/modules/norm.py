@@ -77,14 +77,15 @@ class FusedLayerNorm(FusedModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (..., *normalized_shape); returns the same shape and dtype."""
-        if self.strategy == "composition":
-            return self.reference(x)
+        return self.reference(x) if self.strategy == "composition" else self._kernel(x)
+
+    def _kernel(self, x: torch.Tensor) -> torch.Tensor:
         return layer_norm_act(x, self.normalized_shape, held(self, "weight"), held(self, "bias"), self.eps,
                               self.activation)
 
     def plan(self, *inputs: torch.Tensor) -> Plan:
         """See :meth:`FusedModule.plan`."""
-        return self.reference if self.choose(*inputs) == "composition" else self.forward
+        return self.reference if self.choose(*inputs) == "composition" else self._kernel
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """``act(layer_norm(x))`` in plain ATen calls."""
@@ -116,6 +117,9 @@ class FusedAddLayerNorm(FusedLayerNorm):
         """x, residual: (..., *normalized_shape); returns y, or (y, x + residual) with ``return_sum``."""
         if self.strategy == "composition":
             return self.reference(x, residual)
+        return self._kernel(x, residual)
+
+    def _kernel(self, x: torch.Tensor, residual: torch.Tensor):
         if residual.shape != x.shape:
             residual = residual.expand_as(x)
         return layer_norm_act(x, self.normalized_shape, held(self, "weight"), held(self, "bias"), self.eps,

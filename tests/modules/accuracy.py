@@ -6,8 +6,13 @@ import torch
 
 
 def exact(module, *inputs):
-    """The module's reference, computed in float64 on copies."""
-    return copy.deepcopy(module).double().reference(*(x if x is None else x.double() for x in inputs))
+    """The module's reference, computed in float64 on copies, on the CPU.
+
+    ATen's hardswish on CUDA rounds 1/6 to float32 even in float64.
+    """
+    device = next(x.device for x in inputs if x is not None)
+    wide = copy.deepcopy(module).double().cpu().reference(*(x if x is None else x.double().cpu() for x in inputs))
+    return tuple(y.to(device) for y in wide) if isinstance(wide, tuple) else wide.to(device)
 
 
 def assert_as_accurate(actual, composition, expected):
@@ -16,10 +21,10 @@ def assert_as_accurate(actual, composition, expected):
     if actual.numel() == 0:
         return
     rounding = torch.finfo(actual.dtype).eps * expected.abs().max()
-    if actual.dtype == torch.float64:
-        assert (actual - expected).abs().max() <= 32 * rounding
-        return
     error, allowed = (actual.double() - expected).abs(), (composition.double() - expected).abs()
+    if actual.dtype == torch.float64:
+        assert error.max() <= 1.5 * allowed.max() + 32 * rounding
+        return
     assert error.max() <= 1.5 * allowed.max() + 2 * rounding
     assert error.square().mean().sqrt() <= 1.5 * allowed.square().mean().sqrt() + rounding / 4
 

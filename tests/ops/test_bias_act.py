@@ -194,7 +194,7 @@ def test_errors(device, compiled):
 def test_mixed_devices():
     x = torch.randn(4, 8, device="cuda")
     with pytest.raises(RuntimeError, match="bias is on another device than x"):
-        OPERATORS.bias_act_inference(x, torch.randn(8))
+        OPERATORS.bias_act_inference(x, torch.randn(8), None, 0, 0.01, -1)
 
 
 @pytest.mark.cuda

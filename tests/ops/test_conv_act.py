@@ -122,7 +122,7 @@ def test_autocast(device, compiled):
             reference(x, weight, bias, activation="relu"),
         )
     assert y.dtype == want.dtype == torch.bfloat16
-    torch.testing.assert_close(y, want)
+    torch.testing.assert_close(y, want, rtol=1.6e-2, atol=1e-2)  # one rounding to bfloat16 against two
 
 
 def test_errors(device, compiled):

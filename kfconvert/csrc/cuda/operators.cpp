@@ -56,7 +56,9 @@ class Cuda {
   }
 
   // relu is in cuBLASLt's epilogue. Its GELU is the tanh form, which is never used here.
+  // Without inputs to sum over ATen returns the bias as it is, relu forgotten: nothing, so that the epilogue runs.
   static OptionalTensor linear_relu(const Tensor& x, const Tensor& weight_t, const Tensor& bias) {
+    if (weight_t.size(0) == 0) return std::nullopt;
     AtenTensorHandle y;
     STABLE_TORCH_ERROR_CODE_CHECK(
         aoti_torch_cuda__addmm_activation(bias.get(), x.get(), weight_t.get(), 1.0, 1.0, 0, &y));
