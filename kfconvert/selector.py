@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .dataflow import aten
 from .lowering import lower
 from .matcher import is_weight
+from .modules import FusedModule
 from .profiling import compare_timings
 from .program import Program
 from .rewriter import LiveTensors, Site
@@ -100,18 +102,21 @@ class Selector:
         own = _error(_flat(original()), exact)
         allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps)
         accurate, least = {}, math.inf
-        for strategy in module.strategies(*inputs):
+        for strategy in _fused_strategies(module, inputs):
             module.strategy = strategy
             plan = partial(module.plan(*inputs), *inputs)
             error = _error(_flat(plan()), exact)
             if error <= allowed:
                 accurate[strategy] = plan
             least = min(least, error)
+        if math.isinf(least):
+            return Decision(None, f"no fused implementation for {sample.dtype} on this device")
         if not accurate:
             return Decision(None, f"error {least:.1e} against float64, allowed {allowed:.1e}")
         if not self.timed:
             return Decision(next(iter(accurate)), None)
-        return self._fastest(len(site.match.nodes), {"original": original, **accurate})
+        operators = sum(node.target is not aten.t.default for node in site.match.nodes)
+        return self._fastest(operators, {"original": original, **accurate})
 
     def _fastest(self, operators: int, candidates: dict[str, Callable[[], Any]]) -> Decision:
         """The fastest candidate, for a site of so many operators, unless that is the original."""
@@ -127,6 +132,11 @@ class Selector:
             reason = f"not faster: {best} takes {medians[best]:.1f} us, the original {before:.1f} us"
             return Decision(None, reason, before, medians[best])
         return Decision(best, None, before, medians[best])
+
+
+def _fused_strategies(module: FusedModule, inputs: tuple[Tensor, ...]) -> list[str]:
+    """The last strategy of every module is plain ATen, which is what the original does."""
+    return module.strategies(*inputs)[:-1]
 
 
 def _repeat(call: Callable[[], Any], times: int) -> None:

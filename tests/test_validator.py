@@ -1,8 +1,8 @@
 """The validator accepts rounding differences and nothing else."""
 
 import copy
-import gc
 import dataclasses
+import gc
 import json
 import math
 

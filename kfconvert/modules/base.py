@@ -8,6 +8,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from kfconvert.ops import ACTIVATIONS
+from kfconvert.ops.registration import has_kernels
 
 from .derived import Derived
 
@@ -45,7 +46,7 @@ class FusedModule(nn.Module):
 
     def strategies(self, *inputs) -> list[str]:
         """Those that apply to these inputs, best guess first; the last is "composition" (plain ATen)."""
-        return ["kernel", "composition"]
+        return ["kernel", "composition"] if has_kernels(inputs[0]) else ["composition"]
 
     def choose(self, *inputs) -> str:
         """The strategy that :meth:`forward` takes for these inputs when no gradient is needed."""

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from kfconvert.ops import apply_activation, bias_act, conv_act
+from kfconvert.ops.registration import has_kernels
 
 from .base import FusedModule, Plan, held, require_plain, takes_plain_path
 from .onednn import pointwise, runs_onednn
@@ -81,7 +82,8 @@ class FusedConvBN(FusedModule):
     ``channels_last``: bring inputs and weights of 2d and 3d convolutions to channels-last; y is channels-last
     too. Otherwise y has the memory format that the convolution would give it.
     Strategies: "onednn" (CPU, float32, 2d and 3d), "cudnn" (CUDA, ReLU: convolution, addition and ReLU in one
-    call), "kernel" (``kfconvert.ops.conv_act``), "composition" (not folded).
+    call), "kernel" (``kfconvert.ops.conv_act``; "folded" where it has no compiled kernel: plain ATen on folded
+    weights), "composition" (not folded).
     TypeError: not a convolution or not a batch norm of as many dimensions, lazy, quantised. ValueError:
     parametrised or weight-normalised, channels that do not fit, unknown activation.
     """
@@ -106,7 +108,7 @@ class FusedConvBN(FusedModule):
 
     def strategies(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> list[str]:
         """Those that apply to these inputs, best guess first."""
-        names = ["kernel", "composition"]
+        names = ["kernel" if has_kernels(x) else "folded", "composition"]
         weight = self.conv.weight
         if (weight.dim() in _CHANNELS_LAST and runs_onednn(x) and weight.dtype == x.dtype
                 and weight.device == x.device):

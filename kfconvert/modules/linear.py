@@ -113,12 +113,12 @@ class FusedLinear(FusedModule):
 
     def strategies(self, x: torch.Tensor) -> list[str]:
         """Those that apply to ``x`` (..., in_features), best guess first."""
-        names = ["kernel", "composition"]
+        names = super().strategies(x)
         weight = held(self, "weight")
         if (runs_onednn(x) and weight.dtype == x.dtype and weight.device == x.device
                 and x.numel() >= _PACKED_MIN_ROWS * x.shape[-1]):
             # oneDNN's error is 1.03 x ATen's at 768 inputs, but 1.6 x at 3072: it never comes first.
-            names.insert(1, "onednn")
+            names.insert(-1, "onednn")
             if HAS_MKL:
                 names.insert(0, "mkl")
         return names

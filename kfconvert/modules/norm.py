@@ -120,8 +120,6 @@ class FusedAddLayerNorm(FusedLayerNorm):
         return self._kernel(x, residual)
 
     def _kernel(self, x: torch.Tensor, residual: torch.Tensor):
-        if residual.shape != x.shape:
-            residual = residual.expand_as(x)
         return layer_norm_act(x, self.normalized_shape, held(self, "weight"), held(self, "bias"), self.eps,
                               self.activation, residual, self.return_sum)
 

@@ -61,9 +61,9 @@ def layer_norm_act(
         weight, bias: normalized_shape; x's dtype, or both float32 beside a half type.
         eps: added to the variance.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
-        residual: x's shape, dtype and device. The half types are added and normalised in float32; the
-        returned sum
-            is rounded to x's dtype.
+        residual: x's dtype and device, and x's shape or one that repeats over its leading dimensions
+            (position embeddings). The half types are added and normalised in float32; the returned sum is
+            rounded to x's dtype.
         return_sum: return (y, x + residual): the residual stream of a pre-norm transformer.
         negative_slope: of leaky_relu.
 
@@ -118,10 +118,21 @@ def _check(x, residual, shape, weight, bias):
     if residual is not None:
         require_same_options("layer_norm_act", "residual", x, residual)
         require(
-            residual.shape == x.shape,
+            _repeats(tuple(residual.shape), tuple(x.shape), len(shape)),
             "layer_norm_act",
-            f"residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)}",
+            f"residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)} or what repeats over its "
+            "leading dimensions",
         )
+
+
+def _repeats(small, large, least):
+    """Whether ``small`` is some sizes of 1 and then the trailing sizes of ``large``, at least ``least`` of them."""
+    if not least <= len(small) <= len(large):
+        return False
+    large = large[len(large) - len(small) :]
+    while small[0] == 1 and len(small) > least:
+        small, large = small[1:], large[1:]
+    return small == large
 
 
 def _accumulator(dtype):
@@ -208,6 +219,7 @@ def _save(ctx, inputs, output):
     _, s, mean, rstd = output
     ctx.shape = tuple(shape)
     ctx.has_residual = residual is not None
+    ctx.residual_shape = None if residual is None else residual.shape
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(s if ctx.has_residual else x, mean, rstd, weight, bias)
@@ -221,13 +233,19 @@ def _differentiate(ctx, grad, grad_sum, *_):
     if not ctx.has_residual:
         grad_sum = None
     if grad is None:  # only the sum was used
-        return grad_sum, grad_sum if ctx.has_residual else None, *[None] * 6
+        return grad_sum, _grad_of_residual(ctx, grad_sum), *[None] * 6
     grad_s, grad_weight, grad_bias = _BACKWARD(
         grad, grad_sum, s, mean, rstd, weight, bias, cols, ctx.code, ctx.negative_slope
     )
     grad_weight = None if weight is None else grad_weight.to(weight.dtype).reshape(ctx.shape)
     grad_bias = None if bias is None else grad_bias.to(bias.dtype).reshape(ctx.shape)
-    return grad_s, grad_s if ctx.has_residual else None, None, grad_weight, grad_bias, None, None, None
+    return grad_s, _grad_of_residual(ctx, grad_s), None, grad_weight, grad_bias, None, None, None
+
+
+def _grad_of_residual(ctx, grad_s):
+    if not ctx.has_residual or grad_s is None:
+        return None
+    return grad_s if grad_s.shape == ctx.residual_shape else grad_s.sum_to_size(ctx.residual_shape)
 
 
 def _decompose(x, residual, shape, weight, bias, eps, code, negative_slope):

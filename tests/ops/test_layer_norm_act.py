@@ -277,3 +277,32 @@ def test_more_than_2_31_elements():
     x = torch.randn(3, 4096, device="cuda", dtype=torch.float16).repeat(rows // 3 + 1, 1)[:rows]
     y = ops.layer_norm_act(x, 4096)
     torch.testing.assert_close(y[-3:], reference(x[-3:], (4096,)))
+
+
+REPEATED = [((2, 3, 8), (3, 8)), ((2, 3, 8), (1, 3, 8)), ((2, 3, 8), (1, 1, 8)), ((4, 5, 1, 8), (1, 8)), ((3, 8), (8,))]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape, residual_shape", REPEATED)
+def test_a_residual_that_repeats(device, compiled, shape, residual_shape, dtype):
+    x, residual = torch.randn(shape, device=device).to(dtype), torch.randn(residual_shape, device=device).to(dtype)
+    weight, bias = (torch.randn(8, device=device).to(dtype) for _ in range(2))
+    assert_as_accurate(ops.layer_norm_act, reference, x, (8,), weight, bias, residual=residual, return_sum=True)
+    assert_as_accurate(ops.layer_norm_act, reference, x, (8,), weight, None, activation="gelu", residual=residual)
+
+
+@pytest.mark.parametrize("shape, residual_shape", REPEATED)
+def test_gradients_of_a_residual_that_repeats(device, shape, residual_shape):
+    x, residual = (
+        torch.randn(size, device=device, dtype=torch.float64, requires_grad=True) for size in (shape, residual_shape)
+    )
+    assert torch.autograd.gradcheck(
+        lambda x, r: ops.layer_norm_act(x, (8,), residual=r, activation="silu", return_sum=True), (x, residual)
+    )
+
+
+@pytest.mark.parametrize("residual_shape", [(2, 3, 1), (2, 1, 8), (1, 2, 3, 8), (4, 8), (1,)])
+def test_a_residual_that_does_not_fit(device, compiled, residual_shape):
+    x, residual = torch.randn(2, 3, 8, device=device), torch.randn(residual_shape, device=device)
+    with pytest.raises(RuntimeError, match="residual has shape"):
+        ops.layer_norm_act(x, (8,), residual=residual)

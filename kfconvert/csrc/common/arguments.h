@@ -32,10 +32,11 @@ struct LayerNorm {
   void* mean;            // (rows), accumulation type, or null
   void* rstd;            // (rows), accumulation type, or null
   const void* x;         // (rows, cols)
-  const void* residual;  // (rows, cols) or null
+  const void* residual;  // (residual_rows, cols), repeated over the rows of x, or null
   const void* weight;    // (cols) or null
   const void* bias;      // (cols) or null
   int64_t rows;
+  int64_t residual_rows;  // divides rows
   int64_t cols;
   double eps;
   DType dtype;

@@ -81,6 +81,18 @@ inline void check_same_shape(const char* op, const char* name, const Tensor& x, 
   KFC_CHECK(same, op, name, " has shape ", shape_text(t), ", expected ", shape_text(x));
 }
 
+// t has the trailing sizes of x, at least `least` of them, after any number of leading sizes of 1.
+inline void check_repeats(const char* op, const char* name, const Tensor& x, const Tensor& t, int64_t least) {
+  int64_t first = 0;
+  while (first < t.dim() && t.size(first) == 1) ++first;
+  const int64_t offset = x.dim() - t.dim();
+  bool fits = t.dim() >= least && offset >= 0;
+  for (int64_t i = t.dim() - least; fits && i < first; ++i) fits = x.size(offset + i) == 1;
+  for (int64_t i = first; fits && i < t.dim(); ++i) fits = t.size(i) == x.size(offset + i);
+  KFC_CHECK(fits, op, name, " has shape ", shape_text(t), ", expected ", shape_text(x),
+            " or what repeats over its leading dimensions");
+}
+
 inline Tensor empty_strided(const Options& o, int64_t dim, const int64_t* sizes, const int64_t* strides) {
   AtenTensorHandle handle;
   STABLE_TORCH_ERROR_CODE_CHECK(

@@ -70,8 +70,9 @@ NormOutputs layer_norm_full(const Tensor& x_in, const OptionalTensor& residual_i
   OptionalTensor residual;
   if (residual_in) {
     check_same_options(op, "residual", options, *residual_in);
-    check_same_shape(op, "residual", x, *residual_in);
+    check_repeats(op, "residual", x, *residual_in, static_cast<int64_t>(shape.size()));
     residual = as_contiguous(*residual_in);
+    a.residual_rows = a.cols > 0 ? residual->numel() / a.cols : 0;
     a.residual = residual->const_data_ptr();
   }
   const auto sizes = x.sizes();

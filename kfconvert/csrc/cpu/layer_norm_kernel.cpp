@@ -61,7 +61,8 @@ void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     const A* s = as_accumulator(static_cast<const T*>(a.x) + r * cols, scratch.row(0), cols);
     if (a.residual != nullptr) {
-      const A* residual = as_accumulator(static_cast<const T*>(a.residual) + r * cols, scratch.row(1), cols);
+      const T* row = static_cast<const T*>(a.residual) + r % a.residual_rows * cols;
+      const A* residual = as_accumulator(row, scratch.row(1), cols);
       add_rows(s, residual, scratch.row(0), cols);
       s = scratch.row(0);
       if (a.sum != nullptr) store_row(s, static_cast<T*>(a.sum) + r * cols, cols);

@@ -1,5 +1,6 @@
 // s = x + residual; y = act((s - mean(s)) / sqrt(var(s) + eps) * weight + bias)
-//   x, residual, y, sum: (rows, cols);  weight, bias: (cols);  mean, rstd: (rows)
+//   x, y, sum: (rows, cols);  residual: (residual_rows, cols), repeated;  weight, bias: (cols);  mean, rstd:
+//   (rows)
 //
 // Limited by memory bandwidth: a row is read once into registers, its mean and its centred variance are taken
 // there (two passes, as exact as the float sum), and it is written once. Rows that do not fit are read three
@@ -13,14 +14,20 @@ namespace {
 constexpr int64_t kThreadsPerMultiprocessor = 2048;
 
 template <class T, int N, class A>
-__device__ __forceinline__ void load_sum(const LayerNorm& a, int64_t at, A (&s)[N]) {
-  load<N>(static_cast<const T*>(a.x) + at, s);
+__device__ __forceinline__ void load_sum(const LayerNorm& a, int64_t row, int64_t residual_row, int64_t col,
+                                         A (&s)[N]) {
+  load<N>(static_cast<const T*>(a.x) + row * a.cols + col, s);
   if (a.residual != nullptr) {
     A other[N];
-    load<N>(static_cast<const T*>(a.residual) + at, other);
+    load<N>(static_cast<const T*>(a.residual) + residual_row * a.cols + col, other);
 #pragma unroll
     for (int j = 0; j < N; ++j) s[j] += other[j];
   }
+}
+
+// A division of 64-bit integers costs as much as a small row: only where the residual is repeated.
+__device__ __forceinline__ int64_t residual_row_of(const LayerNorm& a, int64_t row) {
+  return a.residual_rows == a.rows || a.residual == nullptr ? row : row % a.residual_rows;
 }
 
 template <class T, int N, class A>
@@ -64,6 +71,7 @@ __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS) layer_norm_kern
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRows; first < a.rows;
        first += static_cast<int64_t>(gridDim.x) * kRows) {
     const int64_t row = first + threadIdx.x / THREADS;
+    const int64_t residual_row = residual_row_of(a, row);
     const bool active = row < a.rows;
     A s[ITEMS][N];
     A total = 0;
@@ -71,7 +79,7 @@ __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS) layer_norm_kern
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
       if (active && col < a.cols) {
-        load_sum<T>(a, row * a.cols + col, s[i]);
+        load_sum<T>(a, row, residual_row, col, s[i]);
         if (a.sum != nullptr) store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s[i]);
 #pragma unroll
         for (int j = 0; j < N; ++j) total += s[i][j];
@@ -105,10 +113,11 @@ __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
   const int64_t start = static_cast<int64_t>(threadIdx.x) * N;
   constexpr int64_t kStep = static_cast<int64_t>(THREADS) * N;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const int64_t residual_row = residual_row_of(a, row);
     A s[N];
     A total = 0;
     for (int64_t col = start; col < a.cols; col += kStep) {
-      load_sum<T>(a, row * a.cols + col, s);
+      load_sum<T>(a, row, residual_row, col, s);
       if (a.sum != nullptr) store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s);
 #pragma unroll
       for (int j = 0; j < N; ++j) total += s[j];
@@ -116,13 +125,13 @@ __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
     const A mean = row_sum<THREADS>(total, shared) * inverse;
     A squares = 0;
     for (int64_t col = start; col < a.cols; col += kStep) {
-      load_sum<T>(a, row * a.cols + col, s);
+      load_sum<T>(a, row, residual_row, col, s);
 #pragma unroll
       for (int j = 0; j < N; ++j) squares += (s[j] - mean) * (s[j] - mean);
     }
     const A rstd = rsqrt(row_sum<THREADS>(squares, shared) * inverse + static_cast<A>(a.eps));
     for (int64_t col = start; col < a.cols; col += kStep) {
-      load_sum<T>(a, row * a.cols + col, s);
+      load_sum<T>(a, row, residual_row, col, s);
       write_pack<T>(a, row, col, mean, rstd, s);
     }
     if (threadIdx.x == 0) write_statistics(a, row, mean, rstd);
