@@ -59,7 +59,7 @@ KFC_FN A gated_backward(A g, A v, A w, A slope_of_w) {
 template <Act act, class M, class A>
 KFC_FN A activate(A v, A slope) {
   if constexpr (act == kRelu) return v <= A(0) ? A(0) : v;
-  if constexpr (act == kGelu) return A(0.5) * v * (A(1) + M::erf(v * Constants<A>::sqrt_half));
+  if constexpr (act == kGelu) return A(0.5) * v * M::one_plus_erf(v * Constants<A>::sqrt_half);
   if constexpr (act == kGeluTanh) return v / (A(1) + M::exp(-gelu_tanh_argument(v)));
   if constexpr (act == kSilu) return v / (A(1) + M::exp(-v));
   if constexpr (act == kTanh) return M::tanh(v);

@@ -95,6 +95,8 @@ struct Math<float> {
     const float outer = float_from_bits(bits_from_float(tail) | (bits_from_float(x) & 0x80000000u));
     return magnitude >= 0.625f ? outer : inner;
   }
+
+  KFC_FN float one_plus_erf(float x) { return 1.0f + erf(x); }
 };
 
 template <>
@@ -102,6 +104,7 @@ struct Math<double> {
   KFC_FN double exp(double x) { return __builtin_exp(x); }
   KFC_FN double erf(double x) { return __builtin_erf(x); }
   KFC_FN double tanh(double x) { return __builtin_tanh(x); }
+  KFC_FN double one_plus_erf(double x) { return 1.0 + erf(x); }
 };
 
 }  // namespace

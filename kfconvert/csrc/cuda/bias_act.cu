@@ -13,9 +13,9 @@ namespace kfc {
 namespace {
 
 constexpr int kThreads = 256;
-// 8 blocks fill a multiprocessor (2048 threads); 4 times that lets the last blocks even out, and the loop
-// does the rest.
-constexpr int64_t kBlocksPerMultiprocessor = 32;
+// 8 blocks fill a multiprocessor (2048 threads). Up to 64 times that every thread has one pack: where some have two and
+// others one, the last turn leaves the device half empty (67 M floats on an H100: 179 us, 188 with 32 blocks each).
+constexpr int64_t kBlocksPerMultiprocessor = 512;
 
 // n / divisor for n < 2^31 as (mulhi(n, multiplier) + n) >> shift, with 2^shift >= divisor.
 struct Divider32 {
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) bias_act_kernel(BiasAct a, Divider i
       load<N>(grad + at, other);
       activate_backward_pack(a.activation, other, v, slope);
     } else {
-      activate_pack(a.activation, v, slope);
+      activate_pack<T>(a.activation, v, slope);
     }
     store<N>(y + at, v);
   }

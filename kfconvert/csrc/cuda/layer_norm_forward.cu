@@ -48,7 +48,7 @@ __device__ __forceinline__ void write_pack(const LayerNorm& a, int64_t row, int6
 #pragma unroll
     for (int j = 0; j < N; ++j) v.v[j] += other[j];
   }
-  if (a.activation != kNone) v = activate_call(a.activation, v, static_cast<A>(a.slope));
+  if (a.activation != kNone) v = activate_call<T>(a.activation, v, static_cast<A>(a.slope));
   store<N>(static_cast<T*>(a.y) + row * a.cols + col, v.v);
 }
 
