@@ -57,7 +57,11 @@ def _is_identity(node: fx.Node) -> bool:
 
 
 def make_functional(graph: fx.Graph) -> None:
-    """``relu_(x)`` becomes ``relu(x)`` where no other view of x sees the write; the graph's inputs are never written."""
+    """``relu_(x)`` becomes ``relu(x)`` where no other view of x sees the write.
+
+    Raises:
+        CaptureError: the write reaches an argument, a parameter or a buffer.
+    """
     aliases = Aliases(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):

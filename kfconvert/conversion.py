@@ -90,7 +90,8 @@ class Conversion:
             try:
                 model = copy.deepcopy(model)
             except Exception as error:
-                raise ConversionError(f"the model cannot be copied ({_first_line(error)}); pass inplace=True") from error
+                message = f"the model cannot be copied ({_first_line(error)}); pass inplace=True"
+                raise ConversionError(message) from error
         uninstall(model)
         self.model = model.to(device, dtype).eval() if dtype else model.to(device).eval()
         self.device = device

@@ -30,7 +30,9 @@ class Program:
         synced: (place in the model, place in a fused module): tensors to copy over before a run.
     """
 
-    def __init__(self, module: fx.GraphModule, fused: list[str], weights: list[Place], synced: list[tuple[Place, Place]]):
+    def __init__(
+        self, module: fx.GraphModule, fused: list[str], weights: list[Place], synced: list[tuple[Place, Place]]
+    ):
         self.module, self.fused, self.weights, self.synced = module, fused, weights, synced
         self._sources = [place for name in fused for place in getattr(module, name).places()]
         self._derived = Derived()
@@ -45,6 +47,12 @@ class Program:
             plans = derived[layout] = self._unplanned()
         code = type(self.module).forward
         return code(plans, *[store[key] for store, key in self.weights], *leaves)
+
+    def clear(self) -> None:
+        """Forget all plans and what the fused modules derived from their weights."""
+        self._derived.clear()
+        for name in self.fused:
+            getattr(self.module, name).clear_derived()
 
     def _unplanned(self) -> SimpleNamespace:
         """Plans that make themselves at their first call, from the inputs that come then."""

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from .recompute import needs_gradient, run_recorded
-from .program import Program
+from .program import Place, Program
 from .tracer import Region
 
 # Modules of these classes compute the same in train and in eval mode; the flags of all others are watched.
@@ -54,6 +54,7 @@ class ModelState:
         self.config_values = dict(vars(self.config)) if hasattr(self.config, "__dict__") else None
         floating = [p for p in model.parameters() if p.is_floating_point()]
         self.samples = [(t, t.dtype, t.device) for t in floating[:1] + floating[-1:]]
+        self.tied = _tied_places(model)
         self.autocast_type = self.samples[0][2].type if self.samples else "cpu"
 
     def refusal(self) -> str | None:
@@ -65,6 +66,9 @@ class ModelState:
         for tensor, dtype, device in self.samples:
             if tensor.dtype is not dtype or tensor.device != device:
                 return f"the model was moved to {tensor.dtype} on {tensor.device}; convert it again"
+        for (store, key), *others in self.tied:
+            if any(other[name] is not store[key] for other, name in others):
+                return f"weights that were tied ({key}) are no longer"
         if torch.is_autocast_enabled(self.autocast_type):
             return "autocast is on"
         if self.config_values is not None and vars(self.config) != self.config_values:
@@ -74,6 +78,17 @@ class ModelState:
             self.hooked = _hooked(self.root)
             return self.hooked
         return None
+
+
+def _tied_places(model: nn.Module) -> list[list[Place]]:
+    """The groups of places that hold one and the same tensor; a region reads each group at one place only."""
+    groups: dict[int, list[Place]] = {}
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for key, tensor in store.items():
+                if tensor is not None:
+                    groups.setdefault(id(tensor), []).append((store, key))
+    return [places for places in groups.values() if len(places) > 1]
 
 
 def _hooked(model: nn.Module) -> str | None:
@@ -99,6 +114,7 @@ class GuardedForward:
         # While it is being unpickled, the model is still empty; without variants its state does not matter.
         self.state = ModelState(model) if variants else None
         self.parameters = list(model.parameters()) if variants else []
+        self.stale = False
         self.reset_counters()
         self.__signature__ = inspect.signature(type(model).forward.__get__(model))
 
@@ -106,8 +122,12 @@ class GuardedForward:
         if torch.compiler.is_compiling():
             return self.original(*args, **kwargs)
         reason = self.state.refusal() if self.variants else self._other_form()
+        if self.model.training:
+            self.stale = True
         if reason is not None:
             return self._missed(reason, args, kwargs)
+        if self.stale:
+            self.refresh()
         for variant in self.variants:
             leaves = variant.region.call.leaves(args, kwargs)
             refusal = variant.refusal(leaves)
@@ -135,6 +155,16 @@ class GuardedForward:
     def __code__(self):
         """That of the original forward: torch.export reads the names of the arguments from it."""
         return type(self.model).forward.__code__
+
+    def refresh(self) -> None:
+        """Prepare everything derived from weights anew at the next call.
+
+        Needed only after writes that leave no trace in a tensor, such as ``parameter.data.mul_(...)``; it happens by
+        itself after every call in train mode.
+        """
+        for variant in self.variants:
+            variant.program.clear()
+        self.stale = False
 
     def reset_counters(self) -> None:
         self.hits = 0
@@ -175,10 +205,11 @@ class GuardedForward:
 
 
 def install(model: nn.Module, variants: list[Variant], stats: dict[str, Any]) -> GuardedForward:
-    """Give ``model`` the guarded forward and ``kfconvert_info()``; its class, weights and other methods stay."""
+    """Give ``model`` the guarded forward, ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays."""
     guarded = GuardedForward(model, variants, stats)
     model.__dict__["forward"] = guarded
     model.__dict__["kfconvert_info"] = guarded.info
+    model.__dict__["kfconvert_refresh"] = guarded.refresh
     return guarded
 
 
@@ -186,7 +217,8 @@ def uninstall(model: nn.Module) -> None:
     """Give ``model`` its own forward back; a model that was not converted stays as it is."""
     if guarded_forward(model) is not None:
         del model.__dict__["forward"]
-    model.__dict__.pop("kfconvert_info", None)
+    for name in ("kfconvert_info", "kfconvert_refresh"):
+        model.__dict__.pop(name, None)
 
 
 def guarded_forward(model: nn.Module) -> GuardedForward | None:

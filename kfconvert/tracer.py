@@ -29,8 +29,9 @@ class Region:
     """A module captured as one graph.
 
     ``graph`` has a placeholder for every parameter, buffer, constant and user input, calls ATen operators, and
-    returns a flat tuple; ``root`` holds the subgraphs that it calls. ``slots`` tells where the tensor of a placeholder lives in the model: (module path,
-    attribute name). ``inputs`` names the placeholders of the user inputs in the order of ``call``'s leaves.
+    returns a flat tuple; ``root`` holds the subgraphs that it calls. ``slots`` tells where the tensor of a
+    placeholder lives in the model: (module path, attribute name). ``inputs`` names the placeholders of the user
+    inputs in the order of ``call``'s leaves.
     """
 
     graph: fx.Graph
@@ -143,4 +144,5 @@ def _region(program: ExportedProgram, form: CallForm, free: dict[str, list[tuple
         guard = guard_from_placeholders(values, free)
     except ValueError as error:
         raise CaptureError(str(error)) from None
-    return Region(program.graph, program.graph_module, form, guard, inputs, slots, constants, program.call_spec.out_spec)
+    out_spec = program.call_spec.out_spec
+    return Region(program.graph, program.graph_module, form, guard, inputs, slots, constants, out_spec)

@@ -252,3 +252,38 @@ def test_inference_mode(net, fused):
         same(fused, net, images())
     with torch.no_grad():
         same(fused, net, images())
+
+
+def test_writes_through_data_are_seen_after_training_or_refresh(net, fused):
+    with torch.no_grad():
+        fused(images())
+        for model in (net, fused):
+            model.train()
+            model(torch.ones(2, 3, 10, 10))
+            model.eval()
+            model.conv1.weight.data.mul_(2)
+        same(fused, net, images())
+        for model in (net, fused):
+            model.conv1.weight.data.mul_(2)
+        fused.kfconvert_refresh()
+        same(fused, net, images())
+
+
+def test_weights_that_are_untied_later():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return torch.relu(self.second(torch.relu(self.first(x))))
+
+    torch.manual_seed(0)
+    model = Tied().eval()
+    fused = ModelConverter(select="all").convert_model(model, input_shape=(2, 4))
+    model.second.weight = nn.Parameter(torch.randn(4, 4))
+    fused.second.weight = model.second.weight
+    x = torch.randn(3, 4)
+    with pytest.warns(RuntimeWarning, match="tied"), torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))

@@ -60,6 +60,10 @@ class FusedModule(nn.Module):
         """
         raise TypeError(f"{type(self).__name__} has no plan of its own")
 
+    def clear_derived(self) -> None:
+        """Forget folded and packed weights; needed only after writes that :class:`Derived` cannot see."""
+        self._derived.clear()
+
     def places(self) -> list[tuple[dict, str]]:
         """(dict, key) of every parameter and buffer whose content went into a plan; the tensor there may be None."""
         if self.strategy in self.live_strategies:

@@ -40,7 +40,7 @@ def same_shape(left: fx.Node, right: fx.Node) -> bool:
 
 
 def repeats_over(small: fx.Node, large: fx.Node, least: int) -> bool:
-    """Whether ``small`` has the trailing sizes of ``large``, at least ``least`` of them, and is repeated over the rest."""
+    """Whether ``small`` has the trailing sizes of ``large``, at least ``least`` of them, and repeats over the rest."""
     small_sizes, large_sizes = _sizes(traced(small)), _sizes(traced(large))
     while small_sizes and small_sizes[0] == "1":
         small_sizes = small_sizes[1:]

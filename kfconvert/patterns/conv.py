@@ -16,9 +16,10 @@ from .checks import dtype_refusal, same_shape, weights_refusal
 
 _CONV_MODULES = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 _NORM_MODULES = {3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+_ARGUMENTS = tuple(map(Var, ("x", "weight", "bias", "stride", "padding", "dilation", "groups")))
 _CONV = Either(
     *(
-        Op(getattr(packet, overload), *map(Var, ("x", "weight", "bias", "stride", "padding", "dilation", "groups")), name="conv")
+        Op(getattr(packet, overload), *_ARGUMENTS, name="conv")
         for packet, overload in product((aten.conv1d, aten.conv2d, aten.conv3d), ("default", "padding"))
     )
 )

@@ -68,7 +68,10 @@ def _batch() -> tuple[Tensor, ...]:
 
 
 def _pair(activation: Callable[[], nn.Module]) -> Case:
-    return Case(lambda: nn.Sequential(nn.Linear(8, 16), activation(), nn.Linear(16, 8, bias=False), activation()), _batch, 2)
+    def module() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 16), activation(), nn.Linear(16, 8, bias=False), activation())
+
+    return Case(module, _batch, 2)
 
 
 _CASES: dict[str, tuple[Case, ...]] = {
