@@ -95,7 +95,7 @@ class NearMiss:
 
 @dataclass
 class Findings:
-    """Matches that do not overlap, in graph order, and the near misses at anchors that stayed unfused."""
+    """Matches that do not overlap, in graph order, and where nothing, or nothing so large, could be fused."""
 
     matches: list[Match] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
@@ -137,13 +137,13 @@ def find(graph: fx.Graph, patterns: Iterable[Pattern]) -> Findings:
             elif refused is not None:
                 misses.append(refused)
     chosen = _without_overlaps(matches, order)
-    covered = {node for match in chosen for node in match.nodes}
+    covered = {node: len(match.nodes) for match in chosen for node in match.nodes}
     findings = Findings(sorted(chosen, key=lambda match: order[match.root]))
     fused_sites = {match.site for match in chosen}
     reported = set()
     for match, reason in misses:
         anchor = match.captures[match.pattern.anchor]
-        if anchor not in covered and anchor not in reported:
+        if len(match.nodes) > covered.get(anchor, 0) and anchor not in reported:
             reported.add(anchor)
             findings.near_misses.append(NearMiss(match.pattern.name, match.site, reason))
     anchors = _anchor_targets(patterns)
