@@ -55,8 +55,9 @@ class _Recomputed(torch.autograd.Function):
         saved = ctx.saved_tensors
         parameters, inputs = saved[: ctx.count], saved[ctx.count :]
         leaves = list(ctx.constants)
+        again = torch.is_grad_enabled()  # gradients of gradients are wanted (create_graph=True)
         for place, tensor in zip(ctx.places, inputs):
-            leaves[place] = tensor.detach().requires_grad_(tensor.requires_grad)
+            leaves[place] = tensor if again else tensor.detach().requires_grad_(tensor.requires_grad)
         with torch.enable_grad():
             outputs = pytree.tree_leaves(ctx.original(leaves))
         pairs = [
@@ -67,6 +68,8 @@ class _Recomputed(torch.autograd.Function):
         wanted = [*parameters, *(leaves[place] for place in ctx.places)]
         sources = [tensor for tensor in wanted if tensor.requires_grad]
         found = iter(
-            torch.autograd.grad([o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
+            torch.autograd.grad(
+                [o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True, create_graph=again
+            )
         )
         return (None,) * 5 + tuple(next(found) if tensor.requires_grad else None for tensor in wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 import warnings
 from collections import Counter
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ class ModelState:
     def __init__(self, model: nn.Module):
         self.moded = [m for m in model.modules() if type(m) not in _MODELESS and m is not model]
         self.root = model
+        self.modules = list(model.modules())
+        self.structure = self._structure()
         self.hooked = _hooked(model)
         self.hooks_seen = RemovableHandle.next_id
         self.config = getattr(model, "config", None)
@@ -57,7 +60,15 @@ class ModelState:
         self.tied = _tied_places(model)
         self.autocast_type = self.samples[0][2].type if self.samples else "cpu"
 
+    def _structure(self) -> list[Any]:
+        """Every child and every forward of an instance, in an order that changes where one is replaced."""
+        return [(*m._modules.values(), m.__dict__.get("forward")) for m in self.modules if m is not self.root] + [
+            tuple(self.root._modules.values())
+        ]
+
     def refusal(self) -> str | None:
+        if self._structure() != self.structure:
+            return "a submodule or its forward was replaced after the conversion; convert it again"
         if self.root.training:
             return "the model is in train mode"
         for module in self.moded:
@@ -78,6 +89,15 @@ class ModelState:
             self.hooked = _hooked(self.root)
             return self.hooked
         return None
+
+
+def _parameter_places(model: nn.Module) -> list[Place]:
+    return [(m._parameters, key) for m in model.modules() for key, p in m._parameters.items() if p is not None]
+
+
+def _transformed() -> bool:
+    """Whether torch.func transforms or forward-mode derivatives are at work, which a program does not know."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def _tied_places(model: nn.Module) -> list[list[Place]]:
@@ -109,17 +129,20 @@ class GuardedForward:
 
     def __init__(self, model: nn.Module, variants: list[Variant], stats: dict[str, Any]):
         self.model = model
+        # A forward that somebody has put on the instance before, if any, stays the original one.
+        self.own_forward = None if guarded_forward(model) else model.__dict__.get("forward")
         self.variants = variants
         self.stats = stats
         # While it is being unpickled, the model is still empty; without variants its state does not matter.
         self.state = ModelState(model) if variants else None
-        self.parameters = list(model.parameters()) if variants else []
+        self.parameter_places = _parameter_places(model) if variants else []
+        self.parameters = [store[key] for store, key in self.parameter_places]
         self.stale = False
         self.reset_counters()
-        self.__signature__ = inspect.signature(type(model).forward.__get__(model))
+        self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or _transformed():
             return self.original(*args, **kwargs)
         reason = self.state.refusal() if self.variants else self._other_form()
         if self.model.training:
@@ -132,23 +155,34 @@ class GuardedForward:
             leaves = variant.region.call.leaves(args, kwargs)
             refusal = variant.refusal(leaves)
             if refusal is None:
-                self.hits += 1
-                return self._run(variant, leaves)
+                return self._run(variant, leaves, args, kwargs)
             # The refusal of a variant that takes these arguments says more than that another takes others.
             reason = refusal if leaves is not None else reason
         return self._missed(reason or self._other_form(), args, kwargs)
 
-    def _run(self, variant: Variant, leaves: list[Any]) -> Any:
-        if not needs_gradient(self.parameters, leaves):
+    def _run(self, variant: Variant, leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        parameters = [store[key] for store, key in self.parameter_places if store[key] is not None]
+        if not needs_gradient(parameters, leaves):
+            self.hits += 1
             return variant.run(leaves)
+        if variant.region.is_random:
+            return self._missed("it draws random numbers, and gradients are wanted", args, kwargs)
+        if not all(map(operator.is_, parameters, self.parameters)) or len(parameters) != len(self.parameters):
+            # torch.func.functional_call puts others in place for the time of one call; backward comes later.
+            reason = "its parameters are not those it was converted with, and gradients are wanted"
+            return self._missed(reason, args, kwargs)
+
+        self.hits += 1
 
         def original(flat: list[Any]) -> Any:
             return self.original(**variant.region.call.keywords(flat))
 
-        return variant.structured(run_recorded(variant.program.run, original, self.parameters, leaves))
+        return variant.structured(run_recorded(variant.program.run, original, parameters, leaves))
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward of the model's class."""
+        """The forward that the model had before the conversion."""
+        if self.own_forward is not None:
+            return self.own_forward(*args, **kwargs)
         return type(self.model).forward(self.model, *args, **kwargs)
 
     @property
@@ -193,10 +227,11 @@ class GuardedForward:
 
     def __getstate__(self) -> dict[str, Any]:
         # Programs are built from traced graphs, which do not pickle; the weights and the class of the model do.
-        return {"model": self.model, "stats": self.stats}
+        return {"model": self.model, "stats": self.stats, "own_forward": self.own_forward}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["model"], [], state["stats"])
+        self.own_forward = state["own_forward"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuardedForward:
         duplicate = memo[id(self)] = object.__new__(type(self))
@@ -215,8 +250,11 @@ def install(model: nn.Module, variants: list[Variant], stats: dict[str, Any]) ->
 
 def uninstall(model: nn.Module) -> None:
     """Give ``model`` its own forward back; a model that was not converted stays as it is."""
-    if guarded_forward(model) is not None:
+    guarded = guarded_forward(model)
+    if guarded is not None:
         del model.__dict__["forward"]
+        if guarded.own_forward is not None:
+            model.__dict__["forward"] = guarded.own_forward
     for name in ("kfconvert_info", "kfconvert_refresh"):
         model.__dict__.pop(name, None)
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Collection
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,10 +44,22 @@ class Region:
     constants: dict[str, Tensor]
     out_spec: pytree.TreeSpec
 
+    @cached_property
+    def is_random(self) -> bool:
+        """Whether a call of the graph draws random numbers; attention counts where it has a dropout."""
+        return any(_draws(node) for node in self.graph.nodes if node.op == "call_function")
+
     def dynamic(self) -> list[str]:
         """The free sizes in words, such as ``input_ids.shape[1]``."""
         firsts = (places[0] for places in self.guard.free.values())
         return [f"{self.inputs[index]}.shape[{dimension}]" for index, dimension in firsts]
+
+
+def _draws(node: fx.Node) -> bool:
+    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+        dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+        return dropout != 0.0
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def trace(model: nn.Module, call: ExampleCall, free: Collection[str] = ("batch", "sequence")) -> Region:

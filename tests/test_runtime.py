@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+import types
 
 import pytest
 import torch
@@ -287,3 +288,91 @@ def test_weights_that_are_untied_later():
     x = torch.randn(3, 4)
     with pytest.warns(RuntimeWarning, match="tied"), torch.no_grad():
         torch.testing.assert_close(fused(x), model(x))
+
+
+def replaced_head(model):
+    torch.manual_seed(5)
+    model.head = nn.Linear(8, 4)
+
+
+def replaced_batch_norm(model):
+    model.bn1 = nn.Identity()
+
+
+def parametrized(model):
+    torch.nn.utils.parametrizations.weight_norm(model.head)
+
+
+def patched_forward(model):
+    model.conv2.forward = lambda x: nn.Conv2d.forward(model.conv2, x) * 2
+
+
+@pytest.mark.parametrize("change", [replaced_head, replaced_batch_norm, parametrized, patched_forward])
+def test_changes_of_the_structure_run_the_original(net, fused, change):
+    change(net), change(fused)
+    with pytest.warns(RuntimeWarning, match="replaced after the conversion"), torch.no_grad():
+        same(fused.eval(), net.eval(), images())
+
+
+def test_a_forward_of_the_instance_stays_the_original_one(net):
+    net.forward = types.MethodType(lambda self, x: {k: v * 10 for k, v in Net.forward(self, x).items()}, net)
+    fused = convert(net)
+    with torch.no_grad():
+        same(fused, net, images())
+        with pytest.warns(RuntimeWarning, match="size 12"):
+            same(fused, net, torch.randn(2, 3, 12, 12))
+    uninstall(fused)
+    with torch.no_grad():
+        same(fused, net, images())
+
+
+def test_gradients_of_gradients(net, fused):
+    x = images()
+    for model in (net, fused):
+        leaf = x.clone().requires_grad_()
+        output = model(leaf)["logits"]
+        (gradient,) = torch.autograd.grad(output.sum(), leaf, create_graph=True)
+        (output.mean() + 10 * gradient.square().sum()).backward()
+    for (name, own), other in zip(net.named_parameters(), fused.parameters()):
+        torch.testing.assert_close(other.grad, own.grad, msg=name, rtol=1e-4, atol=1e-5)
+
+
+class AlwaysDrops(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return nn.functional.dropout(torch.relu(self.linear(x)), 0.5, training=True)
+
+
+def test_a_random_forward_keeps_output_and_gradient_together():
+    fused = ModelConverter(select="all", validate_accuracy=False).convert_model(AlwaysDrops(), input_shape=(2, 8))
+    with pytest.warns(RuntimeWarning, match="random"):
+        output = fused(torch.ones(3, 8))
+    output.sum().backward()
+    kept = (output > 0).float().sum(0) * 2
+    torch.testing.assert_close(fused.linear.bias.grad, kept)
+
+
+def test_function_transforms_take_the_original(net, fused):
+    x = images()
+
+    def loss(model, x):
+        return model(x)["logits"].sum()
+
+    torch.testing.assert_close(
+        torch.func.grad(lambda x: loss(fused, x))(x), torch.func.grad(lambda x: loss(net, x))(x)
+    )
+    tangents = [torch.func.jvp(lambda x, m=m: loss(m, x), (x,), (torch.ones_like(x),))[1] for m in (net, fused)]
+    torch.testing.assert_close(*tangents)
+
+
+def test_functional_call_uses_and_differentiates_the_given_parameters(net, fused):
+    gradients = []
+    for model in (net, fused):
+        given = {name: p.detach() * 1.5 for name, p in model.named_parameters()}
+        given = {name: p.requires_grad_() for name, p in given.items()}
+        torch.func.functional_call(model, given, (torch.ones(2, 3, 10, 10),))["logits"].sum().backward()
+        gradients.append(given["conv1.weight"].grad)
+    torch.testing.assert_close(*gradients)
