@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from . import input_spec
+from .conversion import resolve_device
 from .converter import ConversionError, ModelConverter
 from .folders import replacing
 from .inputs import ExampleCall
@@ -92,12 +93,13 @@ def load(
     Args:
         model: an instance of the original class, or the class where it takes no arguments; needed where the
             artifact has no recipe. The instance is filled with the weights and becomes the converted model.
-        device: where to put it; the recorded device if not given, or the CPU, with a warning, for want of it.
+        device: where to put it, ``"auto"`` for CUDA where there is a GPU; the recorded device if not given, or
+            the CPU, with a warning, where no GPU is left.
         trust_source: run the user code ``package.module:function`` that the recipe names.
 
     Raises:
         ArtifactError: no, an unreadable or a damaged artifact, one of another format version, weights that do
-            not fit the model, or a missing or untrusted recipe.
+            not fit the model, a device that is not there, or a missing or untrusted recipe.
     """
     folder = Path(path).expanduser()
     record = read_record(folder)
@@ -188,16 +190,18 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _device(record: dict[str, Any], device: torch.device | str | None) -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    recorded = torch.device(record["device"])
-    if recorded.type == "cuda" and not torch.cuda.is_available():
-        warnings.warn(
-            "the model was converted for a CUDA GPU and there is none: it is converted for the CPU",
-            stacklevel=3,
-        )
-        return torch.device("cpu")
-    return recorded
+    if device is None:
+        device = str(record.get("device"))
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            warnings.warn(
+                "the model was converted for a CUDA GPU and there is none: it is converted for the CPU",
+                stacklevel=3,
+            )
+            return torch.device("cpu")
+    try:
+        return resolve_device(device, nn.Module())  # the model is asked only where no device is named
+    except ConversionError as error:
+        raise ArtifactError(str(error)) from error
 
 
 def _architecture(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,10 @@ import click
 from .version import __version__
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import RenderableType
 
 EXIT_ERROR = 2
-REPORT_WIDTH = 110  # where stdout is a file or a pipe and has no width of its own
+UNWRAPPED = 100_000  # the width of a file or a pipe: whoever reads it wraps, or searches, whole lines
 _MULTIPLE = ("-m", "--models")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -28,6 +29,14 @@ class _Command(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, spread_models(args))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            if sys.stderr.isatty():
+                raise  # click then ends the line on which the terminal has echoed ^C
+            raise click.Abort() from None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
@@ -131,7 +140,7 @@ def command(
         from .jobs import Jobs
 
         jobs = Jobs(save_path, device, dtype, weights, {"batch_size": batch_size, "seq_len": seq_len})
-        results = jobs.run(names, console=None if as_json else _console(), say_error=_say_error)
+        results = jobs.run(names, show=None if as_json else _show(), say_error=_say_error)
         if as_json:
             click.echo(json.dumps({"kfconvert": __version__, "models": results}, indent=2))
         ctx.exit(EXIT_ERROR if any(result["error"] for result in results) else 0)
@@ -193,10 +202,21 @@ def _version() -> str:
     return f"kfconvert {__version__} (torch {torch.__version__}, {kernels}; see kfconvert doctor)"
 
 
-def _console() -> Console:
+def _show() -> Callable[[RenderableType], None]:
+    """What prints a report on the present stdout: fitted to a terminal, in whole lines anywhere else."""
     from rich.console import Console
 
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else REPORT_WIDTH)
+    if sys.stdout.isatty():
+        return Console(file=sys.stdout).print
+    console = Console(file=sys.stdout, width=UNWRAPPED)
+
+    def show(report: RenderableType) -> None:
+        with console.capture() as captured:
+            console.print(report)
+        lines = captured.get().split("\n")  # tables fill their columns with spaces
+        click.echo("\n".join(line.rstrip() for line in lines), file=console.file, nl=False)
+
+    return show
 
 
 def _say_error(message: str) -> None:

@@ -101,8 +101,7 @@ class Conversion:
         except InputError as error:
             raise ConversionError(str(error)) from None
         try:
-            with torch.no_grad():
-                self.call(self.model)
+            model_outputs(self.model, self.call.args, self.call.kwargs)
         except Exception as error:  # the model's own code may raise anything
             name = type(model).__name__
             raise ConversionError(f"{name} does not accept {self.call.summary()}: {_first_line(error)}") from error
@@ -267,7 +266,7 @@ class Conversion:
             uninstall(self.model)
             self.model.__dict__["kfconvert_info"] = partial(dict, stats, guard={"hits": 0, "misses": {}})
         if stats["total_replaced"] == 0:
-            warnings.warn(f"kfconvert fused nothing in {stats['model']}: {stats['nothing_fused']}", stacklevel=4)
+            warnings.warn(f"kfconvert fused nothing in {stats['model']}: {stats['nothing_fused']}", stacklevel=3)
         return stats
 
     @contextmanager

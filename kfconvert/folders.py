@@ -21,23 +21,33 @@ def replacing(path: Path) -> Iterator[Path]:
         OSError: the folder cannot be written.
     """
     path = path.resolve()
-    created = [folder for folder in path.parents if not folder.exists()]
     mark = uuid.uuid4().hex[:8]
     temporary, old = (
         path.with_name(f".{path.name}.{mark}.partial"),
         path.with_name(f".{path.name}.{mark}.old"),
     )
+    with none_left_empty(path.parent):
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            _flush(temporary)
+            _swap(temporary, path, old)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+@contextlib.contextmanager
+def none_left_empty(path: Path) -> Iterator[None]:
+    """Removes ``path`` and its parents at the end of the block, where the block made them and they are empty."""
+    path = path.expanduser().resolve()
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        _flush(temporary)
-        _swap(temporary, path, old)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        for folder in created:
-            with contextlib.suppress(OSError):
+        yield
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # it is not empty, or was never made
                 folder.rmdir()
-        raise
 
 
 def check_writable(path: Path) -> None:
@@ -50,6 +60,8 @@ def check_writable(path: Path) -> None:
     probe = path / f".{uuid.uuid4().hex[:8]}.probe"
     try:
         probe.touch(exist_ok=False)
+    except FileNotFoundError:  # what a virtual file system like /proc answers, though the folder is there
+        raise OSError(f"nothing can be created in {path}") from None
     finally:
         probe.unlink(missing_ok=True)
 

@@ -103,7 +103,7 @@ def token_calls(model: nn.Module, call: ExampleCall) -> list[ExampleCall]:
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     try:
         sizes = tuple(int(size) for size in shape)
-    except TypeError:
+    except (TypeError, ValueError):
         raise InputError(f"input_shape must be a sequence of integers, not {shape!r}") from None
     if not sizes or any(size < 1 for size in sizes):
         raise InputError(f"input_shape must hold positive sizes, batch first, not {sizes}")

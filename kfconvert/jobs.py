@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -11,11 +12,11 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console
+from rich.console import RenderableType
 
 from . import artifact, terminal, zoo
 from .converter import ModelConverter
-from .folders import check_writable
+from .folders import check_writable, none_left_empty
 from .json_values import json_ready
 from .report import render
 
@@ -34,12 +35,15 @@ class Jobs:
         self.device_name, self.dtype_name = device, dtype
 
     def run(
-        self, names: list[str], console: Console | None, say_error: Callable[[str], None]
+        self,
+        names: list[str],
+        show: Callable[[RenderableType], None] | None,
+        say_error: Callable[[str], None],
     ) -> list[dict[str, Any]]:
         """Converts each model; the failure of one does not stop the others.
 
         Args:
-            console: where the reports go; None for nowhere.
+            show: called with the report of each model; None for no reports.
             say_error: called with one line for each model that failed.
 
         Returns:
@@ -52,13 +56,17 @@ class Jobs:
         targets = self._targets(names)
         results = []
         # Libraries print where they like; stdout is for the result.
-        with contextlib.redirect_stdout(sys.stderr), terminal.warnings_as_lines():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            stack.enter_context(terminal.warnings_as_lines())
+            if self.save_path is not None:  # a second Ctrl-C may have cut short what a save cleans up
+                stack.enter_context(none_left_empty(self.save_path))
             self.device, self.dtype = device_and_dtype(self.device_name, self.dtype_name)
             terminal.quieten_libraries()
             for name in names:
                 result = self._one(name, targets[name])
-                if console and result["statistics"]:
-                    console.print(render(name, result["statistics"], result["weights"], result["saved"]))
+                if show and result["statistics"]:
+                    show(render(name, result["statistics"], result["weights"], result["saved"]))
                 if result["error"]:
                     say_error(result["error"])
                 results.append(result)
@@ -77,9 +85,9 @@ class Jobs:
         try:
             check_writable(self.save_path)
         except OSError as error:
-            raise click.ClickException(
-                f"cannot write to {self.save_path}: {error.strerror or error}"
-            ) from error
+            what = "write to" if os.path.exists(self.save_path.expanduser()) else "create the save path"
+            why = error.strerror or error
+            raise click.ClickException(f"cannot {what} {self.save_path}: {why}") from error
         try:
             for target in targets.values():
                 artifact.check_target(target)
@@ -95,7 +103,7 @@ class Jobs:
                 self._convert(name, target, progress, result)
         except (torch.OutOfMemoryError, MemoryError):
             result["error"] = f"{name}: out of memory on {self.device}"
-        except Exception as error:  # one model's failure, expected or not, must not lose the others
+        except (Exception, SystemExit) as error:  # one model's failure, foreseen or not, loses no others
             result["error"] = _one_line(name, error)
         return result
 
@@ -152,7 +160,7 @@ def device_and_dtype(device_name: str, dtype_name: str) -> tuple[torch.device, t
     return device, dtype
 
 
-def _one_line(name: str, error: Exception) -> str:
+def _one_line(name: str, error: BaseException) -> str:
     """``name: reason``; an error that nobody foresaw is given with its type and the place that raised it."""
     text = str(error).strip().splitlines()
     reason = text[0] if text else ""

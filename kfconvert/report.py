@@ -46,6 +46,8 @@ def accuracy_line(stats: dict[str, Any]) -> str:
     result = stats.get("accuracy")
     if result is None:
         return "not checked"
+    if result["passed"] and stats.get("total_found") == 0:
+        return "nothing was replaced, so nothing was compared"
     verdict = "pass" if result["passed"] else f"FAIL: {result['reason']}"
     original, converted = result.get("original_error"), result.get("optimized_error")
     if not original or not converted:
@@ -87,16 +89,14 @@ def render(
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column(overflow="fold")
-    passed = (stats.get("accuracy") or {}).get("passed")
-    facts.add_row(
-        "accuracy", Text(accuracy_line(stats), style={True: "green", False: "bold red", None: ""}[passed])
-    )
+    accuracy = accuracy_line(stats)
+    colour = {"pass": "green", "FAIL": "bold red"}.get(accuracy[:4], "")
+    facts.add_row("accuracy", Text(accuracy, style=colour))
     facts.add_row("speed", Text(speed_line(stats), style=_speed_style(stats)))
     if weights:
         facts.add_row("weights", Text(weights, style="bold yellow" if weights == "random" else ""))
-    for region in stats.get("regions", []):
-        if not region["captured"]:
-            facts.add_row("not captured", Text(f"{region['name'] or 'the model'}: {region['reason']}"))
+    for line in _not_captured(stats):
+        facts.add_row("not captured", Text(line))
     if stats.get("seconds"):
         facts.add_row("took", f"{sum(stats['seconds'].values()):.1f} s")
     if saved:
@@ -106,7 +106,10 @@ def render(
 
 def _headline(name: str, stats: dict[str, Any]) -> Text:
     environment = stats.get("environment") or {}
-    where = ", ".join(str(environment[key]) for key in ("device", "dtype") if environment.get(key))
+    # A model without parameters has no dtype; statistics call it "None".
+    where = ", ".join(
+        str(environment[key]) for key in ("device", "dtype") if environment.get(key) not in (None, "", "None")
+    )
     line = Text(name, style="bold")
     line.append(f"  {stats.get('model', '')}", style="dim")
     line.append(f"  {stats.get('inputs', '')}", style="dim")
@@ -156,6 +159,16 @@ def _nothing_fused(stats: dict[str, Any]) -> Text:
     if len(misses) > MAX_NEAR_MISSES:
         text.append(f"\n  and {len(misses) - MAX_NEAR_MISSES} more (--json lists all)")
     return text
+
+
+def _not_captured(stats: dict[str, Any]) -> list[str]:
+    """One line a reason, with the call forms it holds for; the one that ``_nothing_fused`` gives is left out."""
+    said = "" if stats.get("total_replaced") else stats.get("nothing_fused") or ""
+    names: dict[str, list[str]] = {}
+    for region in stats.get("regions", []):
+        if not region["captured"] and str(region["reason"]) not in said:
+            names.setdefault(str(region["reason"]), []).append(region["name"] or "the model")
+    return [f"{'; '.join(dict.fromkeys(forms))}: {reason}" for reason, forms in names.items()]
 
 
 def _grouped(reasons: list[str]) -> dict[str, int]:

@@ -113,9 +113,11 @@ def _tied_places(model: nn.Module) -> list[list[Place]]:
 
 def _hooked(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
-        if module is not model and any(
-            (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-        ):
+        kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+        hooks = [hook for kind in kinds for hook in kind.values()]
+        # transformers leaves its recording hooks in place after a call with output_hidden_states=True. They do
+        # nothing in calls that do not ask for it, and one that asks has other arguments or another config.
+        if module is not model and any(getattr(hook, "__module__", None) != "transformers.utils.output_capturing" for hook in hooks):
             return f"{name} has hooks, which a fused program would not call"
     return None
 

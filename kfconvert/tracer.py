@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Collection
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
 from typing import Any
 
 import torch
@@ -113,16 +114,15 @@ def _holds_tokens(tensor: Tensor) -> bool:
 
 @contextmanager
 def _quiet():
-    """The exporter logs and warns about what is reported here in one line of our own."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """The exporter logs, warns and prints graphs about what is reported here in one line of our own."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(disabled)
 
 
 def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -> ExportedProgram:
@@ -130,8 +130,19 @@ def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -
         with _quiet(), torch.no_grad():
             return torch.export.export(model, (), kwargs, dynamic_shapes=dynamic, strict=False)
     except Exception as error:  # the exporter raises anything the model's own code may raise
-        line = next((text for text in str(error).splitlines() if text.strip()), "")
-        raise CaptureError(f"torch.export: {type(error).__name__}: {line.strip()[:300]}") from error
+        raise CaptureError(_export_reason(error)) from error
+
+
+def _export_reason(error: Exception) -> str:
+    """The first line of an error of the exporter, and what to do about it where that is known."""
+    text = str(error)
+    if "Cache" in text and "output" in text:
+        return (
+            "torch.export: the output holds a key-value cache; set model.config.use_cache = False, or pass "
+            "use_cache=False in example_inputs and in later calls"
+        )
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return f"torch.export: {type(error).__name__}: {line[:200]}"
 
 
 def _region(program: ExportedProgram, form: CallForm, free: dict[str, list[tuple[int, int]]]) -> Region:

@@ -354,6 +354,17 @@ def test_recorded_gpu_that_is_missing_is_told(fused, tmp_path, monkeypatch):
         assert next(artifact.load(path, model=SmallNet).parameters()).device.type == "cpu"
 
 
+@pytest.mark.parametrize("device", ["foo", "cuda:99"])
+def test_device_that_is_not_there(fused, tmp_path, device):
+    path = artifact.save(fused, tmp_path / "net")
+    with pytest.raises(ArtifactError, match=f"device {device} cannot be used") as caught:
+        artifact.load(path, model=SmallNet, device=device)
+    assert "\n" not in str(caught.value)
+    rewrite_record(path, device="foo")
+    with pytest.raises(ArtifactError, match="device foo cannot be used"):
+        artifact.load(path, model=SmallNet)
+
+
 def test_model_that_was_not_captured_is_saved_and_loaded_unfused(tmp_path):
     class Opaque(nn.Module):
         def __init__(self):

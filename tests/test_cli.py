@@ -34,6 +34,9 @@ def net():
 def picky():
     return Net(), torch.randn(2, 5, 8, 8)
 
+def exits():
+    raise SystemExit(3)
+
 def interrupted():
     raise KeyboardInterrupt
 
@@ -219,12 +222,12 @@ def test_unwritable_save_path_is_found_before_the_work(capsys, workplace, monkey
     (workplace / "__pycache__").mkdir(exist_ok=True)
     (workplace / "__pycache__" / "file").touch()
     assert cli.main(["--models", "cli_models:net", "--save-path", "__pycache__/file/out"]) == 2
-    one_error(capsys, "cannot write to __pycache__/file/out", "is a file")
+    one_error(capsys, "cannot create the save path __pycache__/file/out", "is a file")
     monkeypatch.setattr(
         "pathlib.Path.touch", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
     )
     assert cli.main(["--models", "cli_models:net", "--save-path", "out"]) == 2
-    one_error(capsys, "cannot write to out: Permission denied")
+    one_error(capsys, "cannot create the save path out: Permission denied")
 
 
 def test_folder_that_is_no_artifact_is_not_replaced(capsys, workplace):
@@ -238,6 +241,46 @@ def test_folder_that_is_no_artifact_is_not_replaced(capsys, workplace):
 def test_two_models_for_one_folder(capsys):
     assert cli.main(["--models", "a/b", "a:b", "--save-path", "out"]) == 2
     one_error(capsys, "a/b and a:b", "a--b")
+
+
+def test_models_after_one_that_exits_are_converted(capsys, workplace):
+    assert cli.main(["--models", "cli_models:exits", "cli_models:net", "--device", "cpu"]) == 2
+    assert "accuracy" in one_error(capsys, "cli_models:exits failed: SystemExit: 3")
+
+
+def test_a_model_that_exits_when_it_runs_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(
+        "kfconvert.converter.ModelConverter.convert_model", lambda *_, **__: (_ for _ in ()).throw(SystemExit(3))
+    )
+    assert cli.main(["--models", "cli_models:net", "--device", "cpu"]) == 2
+    one_error(capsys, "unexpected SystemExit", "3")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a file system that takes no new files")
+def test_save_path_that_cannot_be_created(capsys):
+    assert cli.main(["--models", "cli_models:net", "--save-path", "/proc/x"]) == 2
+    one_error(capsys, "cannot create the save path /proc/x: nothing can be created in /proc")
+
+
+def test_report_in_a_pipe_is_in_whole_lines(capsys):
+    assert cli.main(["--models", "cli_models:net", "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line == line.rstrip() for line in lines)
+    (accuracy,) = (line for line in lines if line.startswith("accuracy"))
+    (speed,) = (line for line in lines if line.startswith("speed"))
+    assert "ratio" in accuracy and ("95 % between" in speed or "not measured" in speed)
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left on device")])
+def test_save_path_that_a_failed_run_made_does_not_stay_empty(capsys, workplace, monkeypatch, failure):
+    def cut_short(model, target, source):
+        target.parent.mkdir(parents=True)
+        raise failure
+
+    monkeypatch.setattr(artifact, "save", cut_short)
+    assert cli.main(["--models", "cli_models:net", "--save-path", "deep/out", "--device", "cpu"]) == 2
+    one_error(capsys)
+    assert leftovers(workplace) == []
 
 
 def test_full_disk(capsys, workplace, monkeypatch):
@@ -288,6 +331,7 @@ def test_ctrl_c_from_outside(workplace):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 2 and out == ""
+    assert "" not in err.splitlines()
     assert err.strip().splitlines()[-1] == "kfconvert: error: interrupted" and "Traceback" not in err
     assert leftovers(workplace) == []
 

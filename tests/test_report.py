@@ -180,6 +180,23 @@ def test_regions_that_were_not_captured_are_named(stats):
     assert "not captured decoder: a loop over [tokens]" in shown("net", stats)
 
 
+def test_each_reason_for_not_capturing_is_given_once(stats):
+    for name, reason in (("call a", "a loop"), ("call b", "a loop"), ("call c", "a branch")):
+        stats["regions"].append({"name": name, "captured": False, "reason": reason})
+    text = shown("net", stats)
+    assert "not captured call a; call b: a loop not captured call c: a branch" in text
+    stats.update(total_replaced=0, nothing_fused="it could not be captured: a loop")
+    assert shown("net", stats).count("a loop") == 1
+
+
+def test_model_without_parameters_and_sites(stats):
+    stats.update(total_replaced=0, total_found=0, sites=[], linear_found=0, conv_bn_relu_found=0)
+    stats["environment"]["dtype"] = "None"
+    text = shown("net", stats)
+    assert "a CPU 0 of 0 sites fused" in text and "None" not in text
+    assert "accuracy nothing was replaced, so nothing was compared" in text and "pass" not in text
+
+
 def test_missing_kernels_are_told(stats):
     stats["environment"]["extension"] = False
     assert "without the compiled kernels: see kfconvert doctor" in shown("net", stats)

@@ -7,6 +7,7 @@ import types
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from kfconvert import ModelConverter
@@ -376,3 +377,26 @@ def test_functional_call_uses_and_differentiates_the_given_parameters(net, fused
         torch.func.functional_call(model, given, (torch.ones(2, 3, 10, 10),))["logits"].sum().backward()
         gradients.append(given["conv1.weight"].grad)
     torch.testing.assert_close(*gradients)
+
+
+def test_recording_hooks_of_transformers_do_not_end_the_fused_calls():
+    config = transformers.BertConfig(
+        num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=50
+    )
+    fused = ModelConverter(select="all").convert_model(transformers.BertModel(config), input_shape=(2, 8))
+    ids = torch.randint(2, 50, (2, 8))
+    with torch.no_grad():
+        with pytest.warns(RuntimeWarning, match="other arguments"):
+            assert fused(ids, output_hidden_states=True).hidden_states is not None
+        fused(ids)
+    assert guard(fused)["hits"] == 1
+
+
+def test_a_cache_in_the_output_is_told_in_one_clear_line():
+    config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50, bos_token_id=1, eos_token_id=1)
+    model, converter = transformers.GPT2LMHeadModel(config), ModelConverter(select="all")
+    with pytest.warns(UserWarning, match="use_cache = False"):
+        converter.convert_model(model, input_shape=(1, 8))
+    model.config.use_cache = False
+    converter.convert_model(model, input_shape=(1, 8))
+    assert converter.conversion_stats["linear_gelu_tanh_replaced"] == 1

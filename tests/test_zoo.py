@@ -352,6 +352,9 @@ def test_folder_that_holds_no_model(tmp_path):
         zoo.resolve(str(tmp_path))
     with pytest.raises(zoo.ZooError, match="no such folder"):
         zoo.resolve(str(tmp_path / "nowhere"))
+    (tmp_path / "file").touch()
+    with pytest.raises(zoo.ZooError, match="file is a file, not a folder$"):
+        zoo.resolve(str(tmp_path / "file"))
 
 
 def test_callable_from_the_current_folder(tmp_path, monkeypatch):
@@ -361,6 +364,7 @@ def test_callable_from_the_current_folder(tmp_path, monkeypatch):
         "def alone():\n    return torch.nn.Linear(4, 2)\n"
         "def wrong():\n    return 5\n"
         "def broken():\n    raise OSError('weights\\nare gone')\n"
+        "def exits():\n    raise SystemExit(3)\n"
     )
     monkeypatch.chdir(tmp_path)
     model, inputs, recipe = zoo.resolve("my_zoo_models:pair", dtype=torch.float64)
@@ -373,6 +377,7 @@ def test_callable_from_the_current_folder(tmp_path, monkeypatch):
         ("wrong", "returned int"),
         ("broken", "OSError: weights$"),
         ("absent", "AttributeError"),
+        ("exits", "SystemExit: 3$"),
     ):
         with pytest.raises(zoo.ZooError, match=message):
             zoo.resolve(f"my_zoo_models:{name}")

@@ -14,7 +14,7 @@ from kfconvert.ops import apply_activation, bias_act, conv_act
 from kfconvert.ops.registration import has_kernels
 
 from .base import FusedModule, Plan, held, require_plain, takes_plain_path
-from .onednn import pointwise, runs_onednn
+from .onednn import in_place, pointwise, runs_onednn
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = {3: (nn.BatchNorm1d, nn.SyncBatchNorm), 4: (nn.BatchNorm2d, nn.SyncBatchNorm),
@@ -270,28 +270,27 @@ def _cudnn_call(weight: torch.Tensor, bias: torch.Tensor | None, geometry: _Geom
 
 
 class _OneDNNConv:
-    """A convolution with oneDNN's packed weight, addition and activation fused."""
+    """A convolution with oneDNN's packed weight; addition fused, and the activation where that loses no NaN."""
 
     def __init__(self, weight, bias, geometry, memory_format, activation, negative_slope, x):
         self.geometry, self.memory_format, self.bias = geometry, memory_format, bias
-        self.activation, self.negative_slope = activation, negative_slope
-        self.pointwise = pointwise(activation, negative_slope)
+        self.pointwise, self.finish = pointwise(activation, negative_slope)
+        # After the addition oneDNN fuses relu only, and loses its NaN.
+        self.finish_sum = in_place(activation, negative_slope)
         self.arguments = (geometry.padding, geometry.stride, geometry.dilation, geometry.groups)
         self.packed = torch.ops.mkldnn._reorder_convolution_weight(
             weight, *self.arguments, geometry.apply(x).shape)
-        # oneDNN fuses no other function after the addition.
-        self.unary_after_add = "relu" if activation == "relu" else None
 
     def __call__(self, x, residual=None):
         x = self.geometry.apply(x)
         call = torch.ops.mkldnn._convolution_pointwise
         if residual is None:
-            y = call.default(x, self.packed, self.bias, *self.arguments, *self.pointwise)
+            y, finish = call.default(x, self.packed, self.bias, *self.arguments, *self.pointwise), self.finish
         else:
-            y = call.binary(x, residual, self.packed, self.bias, *self.arguments, "add", 1.0,
-                            self.unary_after_add, [], "")
-            if self.unary_after_add is None:
-                y = apply_activation(y, self.activation, self.negative_slope)
+            y = call.binary(x, residual, self.packed, self.bias, *self.arguments, "add", 1.0, None, [], "")
+            finish = self.finish_sum
+        if finish is not None:
+            finish(y)
         return y.contiguous(memory_format=self.memory_format)
 
 

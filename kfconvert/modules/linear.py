@@ -155,9 +155,11 @@ class FusedLinear(FusedModule):
             return _MKLLinear(weight, bias, self.activation, self.negative_slope)
         if strategy == "onednn":
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-            attribute, scalars, algorithm = pointwise(self.activation, self.negative_slope)
+            arguments, finish = pointwise(self.activation, self.negative_slope)
             linear = torch.ops.mkldnn._linear_pointwise.default
-            return lambda x: linear(x, packed, bias, attribute, scalars, algorithm)
+            if finish is None:
+                return lambda x: linear(x, packed, bias, *arguments)
+            return lambda x: finish(linear(x, packed, bias, *arguments))
         return self._kernel if strategy == "kernel" else self.reference
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:

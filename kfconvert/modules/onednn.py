@@ -1,27 +1,56 @@
 """oneDNN and MKL on CPU: which packed-weight calls this PyTorch has, and how they name activations."""
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
+
+Pointwise = tuple[str, list[float], str]
+Finish = Callable[[torch.Tensor], torch.Tensor]
 
 # name -> (attribute, scalars, algorithm) of mkldnn::_linear_pointwise and mkldnn::_convolution_pointwise
+# Missing are those in which oneDNN loses a NaN: relu and relu6 are maxima and give 0, sigmoid gives 0 on CPUs
+# without AVX2.
 _POINTWISE = {
     "none": ("none", (), ""),
-    "relu": ("relu", (), ""),
     "gelu": ("gelu", (), "none"),
     "gelu_tanh": ("gelu", (), "tanh"),
     "silu": ("swish", (), ""),
     "tanh": ("tanh", (), ""),
-    "sigmoid": ("sigmoid", (), ""),
-    "relu6": ("hardtanh", (0.0, 6.0), ""),
     "hardswish": ("hardswish", (), ""),
 }
 
 
-def pointwise(activation: str, negative_slope: float) -> tuple[str, list[float], str]:
-    """oneDNN's (attribute, scalars, algorithm) for one of the package's activations."""
+_IN_PLACE = {
+    "relu": torch.relu_,
+    "gelu": torch.ops.aten.gelu_,
+    "gelu_tanh": lambda y: torch.ops.aten.gelu_(y, approximate="tanh"),
+    "silu": lambda y: F.silu(y, inplace=True),
+    "tanh": torch.tanh_,
+    "sigmoid": torch.sigmoid_,
+    "relu6": lambda y: F.hardtanh_(y, 0.0, 6.0),
+    "hardswish": lambda y: F.hardswish(y, inplace=True),
+}
+
+
+def pointwise(activation: str, negative_slope: float) -> tuple[Pointwise, Finish | None]:
+    """How to compute one of the package's activations so that NaN and infinities come out as from ATen.
+
+    Returns oneDNN's (attribute, scalars, algorithm), and what to call on the result afterwards, or None.
+    """
+    if activation == "leaky_relu" and negative_slope != 0:  # with 0 it is oneDNN's relu
+        return ("leaky_relu", [negative_slope], ""), None
+    if activation in _POINTWISE:
+        attribute, scalars, algorithm = _POINTWISE[activation]
+        return (attribute, list(scalars), algorithm), None
+    return ("none", [], ""), in_place(activation, negative_slope)
+
+
+def in_place(activation: str, negative_slope: float) -> Finish | None:
+    """ATen's activation, written over its argument (still in the cache after a convolution); None for "none"."""
     if activation == "leaky_relu":
-        return "leaky_relu", [negative_slope], ""
-    attribute, scalars, algorithm = _POINTWISE[activation]
-    return attribute, list(scalars), algorithm
+        return lambda y: F.leaky_relu_(y, negative_slope)
+    return _IN_PLACE.get(activation)
 
 
 def _has(namespace, *names: str) -> bool:

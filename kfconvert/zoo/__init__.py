@@ -119,7 +119,7 @@ def _build(name: str, request: Request) -> ZooModel:
     if name and folder.is_dir():
         return _from_folder(folder, request)
     if name.startswith((".", "/", "~")):
-        raise ZooError(f"no such folder: {name}")
+        raise ZooError(f"{name} is a file, not a folder" if folder.exists() else f"no such folder: {name}")
     if rest:
         from . import callables
 

@@ -51,7 +51,7 @@ def _call(name: str) -> Any:
         function = getattr(importlib.import_module(module_name), function_name)
         with seeded():
             return function()
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything, or call sys.exit
         raise ZooError(f"{name} failed: {type(error).__name__}: {first_line(error)}") from error
     finally:
         sys.path.remove(here)

@@ -1,0 +1,112 @@
+"""NaN and infinities come out of every strategy at the places where ATen has them."""
+
+import pytest
+import torch
+from accuracy import exact
+from torch import nn
+
+from kfconvert.modules import FusedAddLayerNorm, FusedConvBN, FusedLayerNorm, FusedLinear
+from kfconvert.ops import ACTIVATIONS
+
+SPECIAL = [float("nan"), float("inf"), -float("inf")]
+NORM_ACTIVATIONS = [name for name in ACTIVATIONS if name != "leaky_relu"]
+CONVOLUTIONS = {1: (nn.Conv1d, nn.BatchNorm1d), 2: (nn.Conv2d, nn.BatchNorm2d), 3: (nn.Conv3d, nn.BatchNorm3d)}
+
+
+def places(y):
+    """0 where ``y`` is finite; otherwise a NaN or the infinity itself."""
+    return torch.where(y.isfinite(), 0.0, y.double())
+
+
+def check(module, *inputs, expected=()):
+    """Every strategy's NaN and infinities are the reference's, which must have some NaN."""
+    with torch.no_grad():
+        composition, truth = places(module.reference(*inputs)), places(exact(module, *inputs))
+        assert truth.isnan().any() and not truth.isnan().all()
+        # ATen's vectorised float32 erf GELU makes a NaN of +inf, its scalar one does not: either will do.
+        either = (truth == float("inf")) if module.activation == "gelu" else torch.zeros_like(truth).bool()
+        torch.testing.assert_close(composition[~either], truth[~either], rtol=0, atol=0, equal_nan=True)
+        names = module.strategies(*inputs)
+        assert set(expected) <= set(names)
+        for module.strategy in names:
+            for _ in range(2):
+                y = places(module(*inputs))
+                torch.testing.assert_close(y[~either], truth[~either], rtol=0, atol=0, equal_nan=True)
+                assert (y[either].isnan() | (y[either] == float("inf"))).all()
+
+
+def convolution(dims, activation, device, channels=(12, 16), slope=0.2, **options):
+    conv, norm = CONVOLUTIONS[dims]
+    bn = norm(channels[1])
+    for tensor in (bn.weight.data, bn.bias.data, bn.running_mean):
+        tensor.normal_()
+    return FusedConvBN(conv(*channels, **options), bn, activation, slope).eval().to(device)
+
+
+def expected_strategies(module, x):
+    if x.is_cuda:
+        return ["cudnn"] if module.activation == "relu" and x.dim() in (4, 5) else []
+    return ["onednn"] if x.dim() in (4, 5) and torch.backends.mkldnn.is_available() else []
+
+
+@pytest.mark.parametrize(("dims", "channels_last"), [(1, False), (2, False), (2, True), (3, False), (3, True)])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_convolution(activation, dims, channels_last, device):
+    for options in (dict(kernel_size=3, padding=1), dict(kernel_size=1), dict(kernel_size=3, stride=2, groups=4)):
+        module = convolution(dims, activation, device, **options)
+        module.channels_last = channels_last
+        x = torch.randn(3, 12, *[9] * dims, device=device)
+        with torch.no_grad():
+            residual = torch.randn_like(module.reference(x))
+        for i, value in enumerate(SPECIAL):
+            x[i, 3][(2,) * dims] = value
+        expected = expected_strategies(module, x)
+        check(module, x, expected=expected)
+        check(module, x, residual, expected=expected)
+        # In reach of the infinities of x, and out of it.
+        for i, value in enumerate(SPECIAL):
+            residual[i, 2][(1,) * dims] = value
+            residual[i, 7][(3,) * dims] = SPECIAL[2 - i]
+        check(module, x, residual, expected=expected)
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_each_value_goes_through_a_convolution(activation, with_residual, device):
+    # A depthwise 1x1 convolution: whatever its epilogue meets, its neighbours do not.
+    module = convolution(2, activation, device, (16, 16), kernel_size=1, groups=16)
+    x = torch.randn(1, 16, 8, 8, device=device)
+    for i, value in enumerate(SPECIAL):
+        x[0, :, i, 3] = value
+    check(module, x, *([torch.randn_like(x)] if with_residual else []), expected=expected_strategies(module, x))
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.2, 1.0, -0.5])
+def test_slopes(slope, device):
+    x = torch.randn(1, 12, 9, 9, device=device)
+    x[0, 3, 2, 2], x[0, 4, 5, 6] = SPECIAL[:2]
+    check(convolution(2, "leaky_relu", device, kernel_size=3, slope=slope), x)
+    rows = torch.randn(40, 64, device=device)
+    rows[[1, 5, 9], [3, 2, 8]] = torch.tensor(SPECIAL, device=device)
+    check(FusedLinear(64, 32, activation="leaky_relu", negative_slope=slope, device=device), rows)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_linear(activation, bias, device):
+    module = FusedLinear(64, 32, bias, activation, 0.2, device=device)
+    packed = ["onednn"] if device.type == "cpu" and torch.backends.mkldnn.is_available() else []
+    for rows, expected in ((40, packed), (7, [])):
+        x = torch.randn(rows, 64, device=device)
+        x[[1, 3, 5], [3, 2, 8]] = torch.tensor(SPECIAL, device=device)
+        check(module, x, expected=expected)
+
+
+@pytest.mark.parametrize("shape", [96, 1000])
+@pytest.mark.parametrize("activation", NORM_ACTIVATIONS)
+def test_layer_norm(activation, shape, device):
+    x, residual = torch.randn(2, 9, shape, device=device)
+    x[[1, 3, 5], [3, 2, 8]] = torch.tensor(SPECIAL, device=device)
+    check(FusedLayerNorm(shape, activation=activation, device=device), x)
+    residual[[1, 5, 7], [3, 8, 4]] = torch.tensor(SPECIAL, device=device)
+    check(FusedAddLayerNorm(shape, activation=activation, device=device), x, residual)
