@@ -82,8 +82,8 @@ class FusedConvBN(FusedModule):
     ``channels_last``: bring inputs and weights of 2d and 3d convolutions to channels-last; y is channels-last
     too. Otherwise y has the memory format that the convolution would give it.
     Strategies: "onednn" (CPU, float32, 2d and 3d), "cudnn" (CUDA, ReLU: convolution, addition and ReLU in one
-    call), "kernel" (``kfconvert.ops.conv_act``; "folded" where it has no compiled kernel: plain ATen on folded
-    weights), "composition" (not folded).
+    call), "kernel" (``kfconvert.ops.conv_act``; "folded" where it has no compiled kernel: plain ATen on
+    folded weights), "composition" (not folded).
     TypeError: not a convolution or not a batch norm of as many dimensions, lazy, quantised. ValueError:
     parametrised or weight-normalised, channels that do not fit, unknown activation.
     """
@@ -149,7 +149,8 @@ class FusedConvBN(FusedModule):
         if self.bn is not None and (self.bn.training or self.bn.running_mean is None):
             raise ValueError("a batch norm that uses the statistics of the batch has no plan")
         self._check_residual(x, residual)
-        values = self._derived.values([tensor for tensor in _tensors(self.conv, self.bn) if tensor is not None])
+        sources = [tensor for tensor in _tensors(self.conv, self.bn) if tensor is not None]
+        values = self._derived.values(sources)
         return self._plan(self.choose(x, residual), self._uses_channels_last(x), values, x)
 
     def _formatted(self, x: torch.Tensor) -> torch.Tensor:
@@ -270,7 +271,7 @@ def _cudnn_call(weight: torch.Tensor, bias: torch.Tensor | None, geometry: _Geom
 
 
 class _OneDNNConv:
-    """A convolution with oneDNN's packed weight; addition fused, and the activation where that loses no NaN."""
+    """A convolution with packed weight; addition fused, and the activation where that loses no NaN."""
 
     def __init__(self, weight, bias, geometry, memory_format, activation, negative_slope, x):
         self.geometry, self.memory_format, self.bias = geometry, memory_format, bias

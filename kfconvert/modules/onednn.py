@@ -47,7 +47,7 @@ def pointwise(activation: str, negative_slope: float) -> tuple[Pointwise, Finish
 
 
 def in_place(activation: str, negative_slope: float) -> Finish | None:
-    """ATen's activation, written over its argument (still in the cache after a convolution); None for "none"."""
+    """ATen's activation, written over its argument (still in the cache after a convolution), or None."""
     if activation == "leaky_relu":
         return lambda y: F.leaky_relu_(y, negative_slope)
     return _IN_PLACE.get(activation)

@@ -10,7 +10,8 @@ from kfconvert.ops import ACTIVATIONS
 
 SPECIAL = [float("nan"), float("inf"), -float("inf")]
 NORM_ACTIVATIONS = [name for name in ACTIVATIONS if name != "leaky_relu"]
-CONVOLUTIONS = {1: (nn.Conv1d, nn.BatchNorm1d), 2: (nn.Conv2d, nn.BatchNorm2d), 3: (nn.Conv3d, nn.BatchNorm3d)}
+CONVOLUTIONS = {1: (nn.Conv1d, nn.BatchNorm1d), 2: (nn.Conv2d, nn.BatchNorm2d),
+                3: (nn.Conv3d, nn.BatchNorm3d)}
 
 
 def places(y):
@@ -49,10 +50,12 @@ def expected_strategies(module, x):
     return ["onednn"] if x.dim() in (4, 5) and torch.backends.mkldnn.is_available() else []
 
 
-@pytest.mark.parametrize(("dims", "channels_last"), [(1, False), (2, False), (2, True), (3, False), (3, True)])
+@pytest.mark.parametrize(("dims", "channels_last"), [
+    (1, False), (2, False), (2, True), (3, False), (3, True)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_convolution(activation, dims, channels_last, device):
-    for options in (dict(kernel_size=3, padding=1), dict(kernel_size=1), dict(kernel_size=3, stride=2, groups=4)):
+    for options in (dict(kernel_size=3, padding=1), dict(kernel_size=1),
+                    dict(kernel_size=3, stride=2, groups=4)):
         module = convolution(dims, activation, device, **options)
         module.channels_last = channels_last
         x = torch.randn(3, 12, *[9] * dims, device=device)
@@ -78,7 +81,8 @@ def test_each_value_goes_through_a_convolution(activation, with_residual, device
     x = torch.randn(1, 16, 8, 8, device=device)
     for i, value in enumerate(SPECIAL):
         x[0, :, i, 3] = value
-    check(module, x, *([torch.randn_like(x)] if with_residual else []), expected=expected_strategies(module, x))
+    residuals = [torch.randn_like(x)] if with_residual else []
+    check(module, x, *residuals, expected=expected_strategies(module, x))
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.2, 1.0, -0.5])
