@@ -49,8 +49,11 @@ class ModelState:
     def __init__(self, model: nn.Module):
         self.moded = [m for m in model.modules() if type(m) not in _MODELESS and m is not model]
         self.root = model
-        self.modules = list(model.modules())
-        self.structure = self._structure()
+        modules = list(model.modules())
+        self.parents = [(m._modules, [*m._modules.values()]) for m in modules if m._modules]
+        self.childless = [m._modules for m in modules if not m._modules]
+        self.inner = [m for m in modules if m is not model]
+        self.forwards = [m.__dict__.get("forward") for m in self.inner]
         self.hooked = _hooked(model)
         self.hooks_seen = RemovableHandle.next_id
         self.config = getattr(model, "config", None)
@@ -60,14 +63,15 @@ class ModelState:
         self.tied = _tied_places(model)
         self.autocast_type = self.samples[0][2].type if self.samples else "cpu"
 
-    def _structure(self) -> list[Any]:
-        """Every child and every forward of an instance, in an order that changes where one is replaced."""
-        return [(*m._modules.values(), m.__dict__.get("forward")) for m in self.modules if m is not self.root] + [
-            tuple(self.root._modules.values())
-        ]
+    def _is_rebuilt(self) -> bool:
+        """Whether a submodule, or the forward of one, is another than at the conversion."""
+        for store, children in self.parents:
+            if [*store.values()] != children:
+                return True
+        return any(self.childless) or [m.__dict__.get("forward") for m in self.inner] != self.forwards
 
     def refusal(self) -> str | None:
-        if self._structure() != self.structure:
+        if self._is_rebuilt():
             return "a submodule or its forward was replaced after the conversion; convert it again"
         if self.root.training:
             return "the model is in train mode"
