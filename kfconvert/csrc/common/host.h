@@ -112,11 +112,11 @@ inline Tensor empty(const Options& o, const std::vector<int64_t>& sizes) {
   return empty_strided(o, static_cast<int64_t>(sizes.size()), sizes.data(), contiguous_strides(sizes).data());
 }
 
+// The same elements with other sizes and strides; the last argument of the call is added to t's own storage offset.
 inline Tensor view(const Tensor& t, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
   AtenTensorHandle handle;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(t.get(), static_cast<int64_t>(sizes.size()),
-                                                               sizes.data(), strides.data(),
-                                                               t.storage_offset(), &handle));
+                                                               sizes.data(), strides.data(), 0, &handle));
   return Tensor(handle);
 }
 
