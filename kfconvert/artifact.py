@@ -24,13 +24,14 @@ from . import input_spec
 from .conversion import resolve_device
 from .converter import ConversionError, ModelConverter
 from .folders import replacing
-from .inputs import ExampleCall
 from .json_values import json_ready
 from .replay import Replay
 from .runtime import guarded_forward
+from .tracer import Region
 from .version import __version__
 
-FORMAT = 1
+FORMAT = 2
+READABLE_FORMATS = (1, 2)  # 1 knows no parts
 WEIGHTS_FILE = "model.safetensors"
 RECORD_FILE = "kfconvert.json"
 
@@ -121,9 +122,9 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
         raise ArtifactError(f"{file} cannot be read: {_why(error)}") from error
     except json.JSONDecodeError as error:
         raise ArtifactError(f"{file} is damaged: {error}") from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
+    if not isinstance(record, dict) or record.get("format") not in READABLE_FORMATS:
         found = record.get("format") if isinstance(record, dict) else None
-        raise ArtifactError(f"{file} has format {found!r}; kfconvert {__version__} reads format {FORMAT}")
+        raise ArtifactError(f"{file} has format {found!r}; kfconvert {__version__} reads formats up to {FORMAT}")
     return record
 
 
@@ -165,6 +166,7 @@ def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
         "dtype": str(sample.dtype).removeprefix("torch.") if sample is not None else None,
         "recipe": source,
         "calls": _calls(model),
+        "parts": _parts(model),
         "statistics": json_ready(
             {key: value for key, value in model.kfconvert_info().items() if key != "guard"}
         ),
@@ -174,10 +176,25 @@ def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
 def _calls(model: nn.Module) -> list[Any]:
     """The keyword arguments of each call form that was converted; none where nothing was fused."""
     guarded = guarded_forward(model)
-    try:
-        return [input_spec.describe(v.region.call.arguments) for v in guarded.variants] if guarded else []
-    except input_spec.InputSpecError as error:
-        raise ArtifactError(str(error)) from error
+    return [_example(variant.region, "the model") for variant in guarded.variants] if guarded else []
+
+
+def _parts(model: nn.Module) -> list[dict[str, Any]]:
+    """The submodules that were captured on their own: by one graph each, with its free sizes."""
+    parts: dict[int, dict[str, Any]] = {}
+    for path, module in model.named_modules():
+        guarded = guarded_forward(module) if path else None
+        for variant in guarded.variants if guarded else ():
+            region = variant.region
+            new = {"modules": [], "call": _example(region, path), "free": region.guard.free}
+            parts.setdefault(id(region), new)["modules"].append(path)
+    return list(parts.values())
+
+
+def _example(region: Region, owner: str) -> Any:
+    if region.example is None:
+        raise ArtifactError(f"the example inputs of {owner} hold something that cannot be described in JSON")
+    return region.example
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
@@ -250,14 +267,14 @@ def _convert_again(model: nn.Module, record: dict[str, Any], device: torch.devic
     """Converts ``model`` in place: by the recorded decisions on the kind of device that they were made for,
     by measurement on another."""
     try:
-        calls = [ExampleCall(kwargs=input_spec.build(spec, device)) for spec in record["calls"]]
-        statistics = record["statistics"]
-        if not calls:
-            model.kfconvert_info = partial(dict, statistics, guard={"hits": 0, "misses": {}})
+        calls, parts, statistics = list(record["calls"]), record.get("parts", []), record["statistics"]
+        if not calls and not parts:
+            model.kfconvert_info = partial(dict, statistics, guard={"hits": 0, "misses": {}}, parts={})
         elif device.type == torch.device(record["device"]).type:
-            Replay(calls, statistics).convert(model, device)
+            Replay(calls, parts, statistics).convert(model, device)
         else:
-            ModelConverter().convert_model(model, device=device, example_inputs=calls[0].kwargs, inplace=True)
+            inputs = input_spec.build(calls[0] if calls else statistics["example"], device)
+            ModelConverter().convert_model(model, device=device, example_inputs=inputs, inplace=True)
         return model
     except (ConversionError, input_spec.InputSpecError) as error:
         raise ArtifactError(f"{folder}: {error}") from error

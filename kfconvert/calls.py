@@ -32,9 +32,9 @@ class CallForm:
         if len(args) > len(self.positional):
             raise ValueError("forward was called with more positional arguments than it names")
         self.names: tuple[str, ...] = ()
-        self.arguments = self._named(args, kwargs)
-        self.names = tuple(self.arguments)
-        leaves, self.spec = pytree.tree_flatten(list(self.arguments.values()))
+        arguments = self._named(args, kwargs)
+        self.names = tuple(arguments)
+        leaves, self.spec = pytree.tree_flatten(list(arguments.values()))
         self.flat = len(leaves) == len(self.names)
 
     def leaves(self, args: tuple, kwargs: dict[str, Any]) -> list[Any] | None:

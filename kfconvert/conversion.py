@@ -8,53 +8,32 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from .canonical import canonicalise
+from .capture import Capture, capture
 from .inputs import ExampleCall, InputError, example_call, is_token_model, token_calls
-from .matcher import Match, NearMiss, Replacement, find, mark_weights
-from .patterns import REGISTRY
-from .probing import admit_sizes_of_one
+from .matcher import Match, Replacement
+from .parts import Part, Parts, parents
 from .profiling import Comparison, compare_timings
 from .program import Program
-from .rewriter import LiveTensors, Site, rewrite
-from .runtime import Variant, install, uninstall
-from .selector import Selector
+from .rewriter import LiveTensors, Site
+from .runtime import Variant, install, originals, uninstall
+from .selector import Decision, Selector
 from .stats import conversion_stats
-from .tracer import CaptureError, Region, trace
+from .tracer import CaptureError, free_places
 from .validator import ValidationResult, compare, model_outputs, reference_outputs
 
 Progress = Callable[[str, int, int], None]
+Blamed = TypeVar("Blamed")
 
 
 class ConversionError(ValueError):
     """The model, inputs, device or dtype cannot be converted as asked; the message is one clear line."""
-
-
-@dataclass
-class Capture:
-    """One captured call form on its way through the job."""
-
-    call: ExampleCall
-    region: Region
-    live: LiveTensors
-    leaves: list[Any]
-    sites: list[Site] = field(default_factory=list)
-    near_misses: list[NearMiss] = field(default_factory=list)
-    channels_last: bool = False
-
-    @property
-    def applied(self) -> list[Site]:
-        return [site for site in self.sites if site.status == "applied"]
-
-    def variant(self, sites: Sequence[Site]) -> Variant:
-        return Variant(self.region, rewrite(self.region, sites, self.live, self.channels_last))
 
 
 class Conversion:
@@ -64,12 +43,15 @@ class Conversion:
         self.validate_accuracy, self.accuracy_threshold = validate_accuracy, accuracy_threshold
         self.timed = select == "measured"
         self.progress = progress
+        self.call = ExampleCall()
         self.captures: list[Capture] = []
+        self.parts: list[Part] = []
         self.regions: list[dict[str, Any]] = []
         self.seconds: dict[str, float] = {}
         self.accuracy: ValidationResult | None = None
         self.timings: Comparison | None = None
         self.modules: dict[Any, Replacement] = {}
+        self.decided: dict[int, Site] = {}
         self.reverted: str | None = None
 
     def prepare(
@@ -107,43 +89,59 @@ class Conversion:
             raise ConversionError(f"{name} does not accept {self.call.summary()}: {_first_line(error)}") from error
 
     def trace(self) -> None:
-        """The call as given, and the other forms in which people call a token model."""
+        """The call as given, the other forms in which people call a token model, and the parts of the model."""
         calls = [self.call]
         if is_token_model(self.model):
             calls += token_calls(self.model, self.call)
-        with self._stage("trace", len(calls)) as advance:
+        with self._stage("trace", len(calls) + 1) as advance:
             for call in calls:
                 self._capture(call)
                 advance()
+            parts = Parts(self.model, self.call, whole=bool(self.captures))
+            self._take_parts(parts.found)
+            if not self.captures:
+                for refused in parts.refused:
+                    self._region(refused.path, refused.path, refused.error)
+            advance()
 
     def _capture(self, call: ExampleCall) -> None:
-        name, reason = call.summary(), None
-        for free in (("batch", "sequence"), ("batch",), ()):
-            try:
-                region = trace(self.model, call, free)
-                mark_weights(region.graph, (*region.slots, *region.constants))
-                canonicalise(region.graph)
-            except CaptureError as error:
-                reason = reason or str(error)
-                continue
-            live = LiveTensors(self.model, region)
-            leaves = pytree.tree_leaves(list(region.call.arguments.values()))
-            capture = Capture(call, region, live, leaves)
-            admit_sizes_of_one(self.model, region, capture.variant(()).run, leaves)
-            if region.guard.refusal(leaves) is None:
-                self.captures.append(capture)
-                self.regions.append({"name": name, "captured": True, "reason": None})
-                return
-            reason = reason or region.guard.refusal(leaves)
-        self.regions.append({"name": name, "captured": False, "reason": reason})
+        try:
+            choices = [free_places(self.model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
+            self.captures.append(capture(self.model, "", call, choices))
+            self._region(call.summary(), "")
+        except CaptureError as error:
+            self._region(call.summary(), "", error)
+
+    def _take_parts(self, parts: list[Part]) -> None:
+        self.parts = parts
+        for part in parts:
+            for captured in part.captures:
+                self._region(captured.path, captured.path)
+
+    def _region(self, name: str, module: str, error: CaptureError | None = None) -> None:
+        reason = None if error is None else str(error)
+        self.regions.append({"name": name, "module": module, "captured": error is None, "reason": reason})
+
+    def every_capture(self) -> Iterator[Capture]:
+        """The captures of the whole model, then those of its parts."""
+        yield from self.captures
+        for part in self.parts:
+            yield from part.captures
+
+    def outermost(self) -> list[Capture]:
+        """The captures that serve the example call: that of the model, or the parts that lie in no other."""
+        if self.captures:
+            return self.captures[:1]
+        paths = {captured.path for captured in self.every_capture()}
+        return [c for c in self.every_capture() if paths.isdisjoint(parents(c.path))]
 
     def match(self) -> None:
         """Sites of every capture; those that share weights and function share their fused module."""
-        with self._stage("match", len(self.captures)) as advance:
-            for capture in self.captures:
-                findings = find(capture.region.graph, REGISTRY)
-                capture.sites = [self._site(match, capture.live) for match in findings.matches]
-                capture.near_misses = findings.near_misses
+        captures = list(self.every_capture())
+        with self._stage("match", len(captures)) as advance:
+            for captured in captures:
+                sites = [self._site(match, captured.live) for match in captured.findings.matches]
+                captured.sites = [replace(site, region=captured.path) for site in sites]
                 advance()
 
     def _site(self, match: Match, live: LiveTensors) -> Site:
@@ -160,23 +158,38 @@ class Conversion:
     def select(self) -> None:
         """Every site is applied or rejected, and every capture has its memory format."""
         self.selector = Selector(self.device, self.accuracy_threshold, self.timed)
-        total = sum(len(capture.sites) for capture in self.captures)
-        with self._stage("select", total) as advance:
-            for capture in self.captures:
-                self._select_layout(capture)
-                for _ in capture.sites:
+        measured = [*self.captures, *(part.captures[0] for part in self.parts)]
+        with self._stage("select", sum(len(captured.sites) for captured in measured)) as advance:
+            for captured in measured:
+                self._select_layout(captured)
+                self.decided |= {id(site.replacement.module): site for site in captured.sites}
+                for _ in captured.sites:
                     advance()
+        for part in self.parts:
+            for captured in part.captures[1:]:
+                self._decide_like(captured, part.captures[0])
 
     def _select_layout(self, capture: Capture) -> None:
-        if capture is not self.captures[0]:
-            self._lay_out(capture, self.captures[0].channels_last)
+        modules = [site.replacement.module for site in capture.sites if _has_layout(site)]
+        laid_out = [module.channels_last for module in modules if id(module) in self.decided]
+        if laid_out or (self.captures and capture is not self.captures[0]):
+            self._lay_out(capture, laid_out[0] if laid_out else self.captures[0].channels_last)
             return
         programs = {}
-        if any(hasattr(site.replacement.module, "channels_last") for site in capture.sites):
+        if any(_has_layout(site) for site in capture.sites):
             programs[True] = self._laid_out_program(capture, channels_last=True)
         programs[False] = self._laid_out_program(capture, channels_last=False)
         if self.selector.faster_layout(programs, capture.leaves):
             self._lay_out(capture, channels_last=True)
+
+    def _decide_like(self, captured: Capture, first: Capture) -> None:
+        """Decide the sites of ``captured`` as those of ``first``, whose graph it shares; nothing is measured."""
+        captured.channels_last = first.channels_last
+        for site, model in zip(captured.sites, first.sites):
+            known = self.decided.setdefault(id(site.replacement.module), model)
+            Decision.of(known).apply_to(site)
+            if _has_layout(site) and known is model:
+                site.replacement.module.channels_last = model.replacement.module.channels_last
 
     def _laid_out_program(self, capture: Capture, channels_last: bool) -> Program:
         """The program for one memory format, run once: its plans are made while the modules are set for it."""
@@ -189,61 +202,120 @@ class Conversion:
     def _lay_out(self, capture: Capture, channels_last: bool) -> None:
         """Decide the sites of ``capture`` for one memory format of images."""
         capture.channels_last = channels_last
-        self.selector.select(capture.region, capture.sites, capture.live, capture.leaves, channels_last)
+        undecided = []
+        for site in capture.sites:
+            # A module that serves several captures can have one strategy only: the first capture decides.
+            known = self.decided.get(id(site.replacement.module))
+            if known is None:
+                undecided.append(site)
+            else:
+                Decision.of(known).apply_to(site)
+        self.selector.select(capture.region, undecided, capture.live, capture.leaves, channels_last)
         limit = int(os.environ.get("KFCONVERT_MAX_REWRITES", len(capture.sites)))
         for site in capture.applied[limit:]:
             site.reject(f"KFCONVERT_MAX_REWRITES is {limit}")
 
     def replace(self) -> None:
-        with self._stage("replace", len(self.captures)) as advance:
-            self.variants = []
-            for capture in self.captures:
-                self.variants.append(capture.variant(capture.applied))
+        """The programs: of every call form of the whole model, and of every part in which a site was applied."""
+        captures = list(self.every_capture())
+        with self._stage("replace", len(captures)) as advance:
+            self.variants: dict[str, list[Variant]] = {}
+            for captured in captures:
+                if captured.path == "" or captured.applied:
+                    self.variants.setdefault(captured.path, []).append(captured.variant(captured.applied))
                 advance()
 
     def validate(self) -> None:
-        """Judge the first variant against float64; drop the sites that make it fail; install what remains."""
-        with self._stage("validate", 1) as advance:
-            if self.validate_accuracy and self.captures:
-                self._validate(self.captures[0])
+        """Judge the programs against float64; drop the sites that make them fail; install what remains."""
+        with self._stage("validate", 2) as advance:
+            if self.validate_accuracy and self.variants:
+                self.reference = reference_outputs(self.model, self.call.args, self.call.kwargs)
+                self.original = model_outputs(self.model, self.call.args, self.call.kwargs)
+                if self.captures:
+                    self._validate(self.captures[0])
+                advance()
+                if any(self.variants.keys() - {""}):
+                    self._validate_parts()
+                del self.reference, self.original
             advance()
-        self.guarded = install(self.model, self.variants, {})
+        self.ledger = install(self.model, self.variants, {})
 
     def _validate(self, capture: Capture) -> None:
-        args, kwargs = self.call.args, self.call.kwargs
-        reference = reference_outputs(self.model, args, kwargs)
-        original = model_outputs(self.model, args, kwargs)
-
         def judge(sites: Sequence[Site]) -> ValidationResult:
             with torch.no_grad():
                 outputs = capture.variant(sites).run(capture.leaves)
-            return compare(reference, original, outputs, self.accuracy_threshold)
+            return compare(self.reference, self.original, outputs, self.accuracy_threshold)
 
         self.accuracy = judge(capture.applied)
         if not self.accuracy.passed and capture.channels_last:
             # Library convolutions sum in another order for each layout, at times with twice the error.
+            self.decided.clear()
             for each in self.captures:
                 self._lay_out(each, channels_last=False)
+            self.decided |= {id(site.replacement.module): site for site in capture.sites}
+            for each in (captured for part in self.parts for captured in part.captures):
+                self._decide_like(each, each)
+                each.channels_last = False
             self.accuracy = judge(capture.applied)
         while not self.accuracy.passed and capture.applied:
             blamed = _blame(capture.applied, lambda sites: judge(sites).passed)
-            for site in (site for each in self.captures for site in each.sites):
-                if site.replacement.module is blamed.replacement.module:
-                    site.reject(f"dropped after validation: {self.accuracy.reason}")
+            self._drop([blamed], f"dropped after validation: {self.accuracy.reason}")
             self.accuracy = judge(capture.applied)
-        self.variants = [each.variant(each.applied) for each in self.captures]
+        self.replace()
         if not self.accuracy.passed:
             self._revert(f"the captured graph itself differs from the model: {self.accuracy.reason}")
 
+    def _validate_parts(self) -> None:
+        """Judge the model with its parts converted and its own forward."""
+        by_kind: dict[Any, list[Site]] = {}
+        for part in self.parts:
+            for captured in part.captures:
+                for index, site in enumerate(captured.sites):
+                    if site.status == "applied":
+                        by_kind.setdefault((part.captures[0].path, index), []).append(site)
+
+        def judge(kinds: Sequence[list[Site]]) -> ValidationResult:
+            wanted = {id(site) for kind in kinds for site in kind}
+            captures = [captured for part in self.parts for captured in part.captures]
+            chosen = {c.path: [site for site in c.applied if id(site) in wanted] for c in captures}
+            install(self.model, {c.path: [c.variant(chosen[c.path])] for c in captures if chosen[c.path]}, {})
+            try:
+                outputs = model_outputs(self.model, self.call.args, self.call.kwargs)
+            finally:
+                uninstall(self.model)
+            return compare(self.reference, self.original, outputs, self.accuracy_threshold)
+
+        kinds = list(by_kind.values())
+        accuracy = judge(kinds)
+        while not accuracy.passed and kinds:
+            blamed = _blame(kinds, lambda some: judge(some).passed)
+            self._drop(blamed, f"dropped after validation: {accuracy.reason}")
+            kinds.remove(blamed)
+            accuracy = judge(kinds)
+        self.accuracy = self.accuracy or accuracy
+        self.replace()
+        if not accuracy.passed:
+            self._revert(f"a captured part differs from the model: {accuracy.reason}")
+
+    def _drop(self, sites: Sequence[Site], reason: str) -> None:
+        """Reject ``sites`` and all others that share their modules."""
+        modules = {id(site.replacement.module) for site in sites}
+        for captured in self.every_capture():
+            for site in captured.sites:
+                if id(site.replacement.module) in modules:
+                    site.reject(reason)
+
     def time(self) -> None:
         """Original against converted; a model that got slower is given back unconverted."""
-        if not any(capture.applied for capture in self.captures):
+        if not any(captured.applied for captured in self.outermost()):
             return
         args, kwargs = self.call.args, self.call.kwargs
-        candidates = {
-            "original": lambda: self.guarded.original(*args, **kwargs),
-            "converted": lambda: self.model(*args, **kwargs),
-        }
+
+        def original() -> Any:
+            with originals():
+                return self.model(*args, **kwargs)
+
+        candidates = {"original": original, "converted": lambda: self.model(*args, **kwargs)}
         with self._stage("time", 1) as advance:
             self.timings = compare_timings(candidates, self.device, budget_s=2.0)
             advance()
@@ -253,18 +325,18 @@ class Conversion:
 
     def _revert(self, reason: str) -> None:
         self.reverted = reason
-        for capture in self.captures:
-            for site in capture.applied:
+        for captured in self.every_capture():
+            for site in captured.applied:
                 site.reject(reason)
         self.variants.clear()
 
     def report(self) -> dict[str, Any]:
         """The statistics, which the converted model carries as well; warns where nothing was fused."""
-        stats = self.guarded.stats = conversion_stats(self)
-        self.guarded.reset_counters()
+        stats = self.ledger.stats = conversion_stats(self)
+        self.ledger.reset_counters()
         if not self.variants:
             uninstall(self.model)
-            self.model.__dict__["kfconvert_info"] = partial(dict, stats, guard={"hits": 0, "misses": {}})
+            self.model.__dict__["kfconvert_info"] = partial(dict, stats, guard={"hits": 0, "misses": {}}, parts={})
         if stats["total_replaced"] == 0:
             warnings.warn(f"kfconvert fused nothing in {stats['model']}: {stats['nothing_fused']}", stacklevel=3)
         return stats
@@ -288,8 +360,12 @@ def _holders(replacement: Any) -> list[nn.Module]:
     return list(dict.fromkeys(owner for owner, _, _ in replacement.bindings))
 
 
-def _blame(sites: list[Site], passes: Callable[[Sequence[Site]], bool]) -> Site:
-    """The site at which the growing list of sites first fails, by bisection."""
+def _has_layout(site: Site) -> bool:
+    return hasattr(site.replacement.module, "channels_last")
+
+
+def _blame(sites: list[Blamed], passes: Callable[[Sequence[Blamed]], bool]) -> Blamed:
+    """The item at which the growing list of sites first fails, by bisection."""
     good, bad = 0, len(sites)
     while bad - good > 1:
         middle = (good + bad) // 2

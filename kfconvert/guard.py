@@ -9,6 +9,9 @@ import sympy
 import torch
 from torch import Tensor
 
+# Where a free size stands among flat arguments: (index of the argument, dimension).
+Places = list[tuple[int, int]]
+
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter)
 
 
@@ -43,7 +46,7 @@ class Guard:
     ranges: dict[sympy.Symbol, tuple[int, int | None]]
     # The places of each free size: "batch" and "sequence" -> (argument index, dimension). They are equal in the
     # traced call and must be in any other, even where the graph itself would not notice.
-    free: dict[str, list[tuple[int, int]]]
+    free: dict[str, Places]
     # Tracing assumes that a free size is at least 2; sizes of 1 are admitted for the symbols in here, once
     # a run of the region with that size has been compared with the original.
     one_is_safe: set[sympy.Symbol] = field(default_factory=set)
@@ -112,7 +115,7 @@ class Guard:
         return None
 
 
-def guard_from_placeholders(values: list[Any], free: dict[str, list[tuple[int, int]]]) -> Guard:
+def guard_from_placeholders(values: list[Any], free: dict[str, Places]) -> Guard:
     """The guard for user inputs whose traced values (fake tensors or constants) are ``values``.
 
     ``free``: the places of the sizes that were left free, by name. Those that the trace fixed after all are dropped.

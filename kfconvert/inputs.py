@@ -100,6 +100,53 @@ def token_calls(model: nn.Module, call: ExampleCall) -> list[ExampleCall]:
     ]
 
 
+def widened(call: ExampleCall) -> ExampleCall:
+    """``call`` with at least two examples and two tokens: a size of 1 looks like one that is broadcast."""
+    for name, index in (("batch", 0), ("sequence", 1)):
+        if any(tensor.dim() > index and tensor.shape[index] == 1 for tensor in call.tensors()):
+            call = variations(call).get(name, call)
+    return call
+
+
+def variations(call: ExampleCall) -> dict[str, ExampleCall]:
+    """``call`` with one size changed: one more example, one more token, larger images; those that it has."""
+    tensors = call.tensors()
+    found = {}
+    if images := [value for value in (*call.args, *call.kwargs.values()) if _is_image_list(value)]:
+        longer = {id(value): [*value, value[-1]] for value in images}
+        found["batch"] = ExampleCall(
+            tuple(longer.get(id(value), value) for value in call.args),
+            {name: longer.get(id(value), value) for name, value in call.kwargs.items()},
+        )
+    elif len({tensor.shape[0] for tensor in tensors if tensor.dim() > 0}) == 1:
+        found["batch"] = call.map_tensors(lambda tensor: _longer(tensor, 0) if tensor.dim() > 0 else tensor)
+    if len({tensor.shape[1] for tensor in tensors if _is_sequence(tensor)}) == 1:
+        found["sequence"] = call.map_tensors(lambda tensor: _longer(tensor, 1) if _is_sequence(tensor) else tensor)
+    if any(_is_image(tensor, bool(images)) for tensor in tensors):
+        # By different amounts: height and width must not look like one size.
+        found["image"] = call.map_tensors(
+            lambda tensor: nn.functional.pad(tensor, (0, 64, 0, 32)) if _is_image(tensor, bool(images)) else tensor
+        )
+    return found
+
+
+def _longer(tensor: Tensor, dimension: int) -> Tensor:
+    return torch.cat([tensor, tensor.narrow(dimension, -1, 1)], dimension)
+
+
+def _is_image_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(v, Tensor) and v.dim() == 3 for v in value)
+
+
+def _is_sequence(tensor: Tensor) -> bool:
+    """Token ids and masks, embeddings, audio."""
+    return tensor.dim() in (2, 3) and not (tensor.dim() == 3 and not tensor.is_floating_point())
+
+
+def _is_image(tensor: Tensor, listed: bool) -> bool:
+    return tensor.is_floating_point() and tensor.dim() == (3 if listed else 4)
+
+
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     try:
         sizes = tuple(int(size) for size in shape)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .guard import Places
 from .tracer import Region
 
 # The same operators run on both sides; only their choice of algorithm may differ. A wrong branch differs grossly.
@@ -29,7 +30,7 @@ def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any
             region.guard.admit_one(name)
 
 
-def _cut(leaves: list[Any], places: list[tuple[int, int]]) -> list[Any]:
+def _cut(leaves: list[Any], places: Places) -> list[Any]:
     cut = list(leaves)
     for index, dimension in places:
         cut[index] = cut[index].narrow(dimension, 0, 1)

@@ -8,52 +8,74 @@ from typing import Any
 import torch
 from torch import nn
 
+from .capture import capture
 from .conversion import Conversion
+from .input_spec import build
 from .inputs import ExampleCall
+from .parts import Part
+from .runtime import uninstall
 from .selector import Decision
 
 # What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
-_MEASURED = ("accuracy", "timings", "speedup_achieved")
+_MEASURED = ("accuracy", "timings", "speedup_achieved", "inputs", "example")
 
 
 class Replay(Conversion):
     """The steps of a conversion with the decisions of ``statistics``, an earlier ``conversion_stats``.
 
     Args:
-        calls: one example call for each captured call form, the main one first.
+        calls: the arguments of each captured call form, the main one first, as ``input_spec.describe`` gives them.
+        parts: the submodules captured on their own: {"modules": paths, "call": arguments, "free": places of sizes}.
     """
 
-    def __init__(self, calls: list[ExampleCall], statistics: dict[str, Any]):
+    def __init__(self, calls: list[Any], parts: list[dict[str, Any]], statistics: dict[str, Any]):
         super().__init__(False, 0.0, "all", lambda stage, done, total: None)
-        self.calls, self.statistics = calls, statistics
+        self.calls, self.recorded_parts, self.statistics = calls, parts, statistics
 
     def convert(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Converts ``model`` in place and returns it."""
-        self.prepare(model, None, self.calls[0].kwargs, device, None, inplace=True)
+        uninstall(model)
+        self.model, self.device = model.to(device).eval(), device
         self.trace()
         self.match()
         self.select()
         self.replace()
         self.validate()
         self.report()
-        self.guarded.stats |= {key: self.statistics.get(key) for key in _MEASURED}
+        self.ledger.stats |= {key: self.statistics.get(key) for key in _MEASURED}
         return self.model
 
     def trace(self) -> None:
-        with self._stage("trace", len(self.calls)) as advance:
-            for call in self.calls:
-                self._capture(call)
+        with self._stage("trace", len(self.calls) + len(self.recorded_parts)) as advance:
+            for spec in self.calls:
+                self._capture(self._call(spec))
                 advance()
+            parts = []
+            for recorded in self.recorded_parts:
+                parts.append(self._part(recorded))
+                advance()
+            self._take_parts(parts)
+
+    def _call(self, spec: Any) -> ExampleCall:
+        return ExampleCall(kwargs=build(spec, self.device))
+
+    def _part(self, recorded: dict[str, Any]) -> Part:
+        first, *others = [(path, self.model.get_submodule(path)) for path in recorded["modules"]]
+        free = {name: [tuple(place) for place in places] for name, places in recorded["free"].items()}
+        captured = capture(first[1], first[0], self._call(recorded["call"]), [free])
+        return Part([captured, *(captured.alike(path, module) for path, module in others)])
 
     def select(self) -> None:
-        for capture in self.captures:
+        decisions = defaultdict(list)
+        # Where the model itself was captured its sites are in no part.
+        listed = [site for site in self.statistics.get("sites", []) if not site.get("region")]
+        for decided in (*listed, *self.statistics.get("part_sites", [])):
+            decisions[decided.get("region", ""), decided["pattern"], decided["module"]].append(decided)
+        for capture in self.every_capture():
             capture.channels_last = self.statistics.get("layout") == "channels_last"
-            decisions = defaultdict(list)
-            for decided in self.statistics.get("sites", []):
-                decisions[decided["pattern"], decided["module"]].append(decided)
             for site in capture.sites:
                 # Several sites may lie in one module: they come in the order of the graph, then and now.
-                recorded = decisions[site.match.pattern.name, site.match.site]
+                recorded = decisions[site.region, site.match.pattern.name, site.module_path]
                 _decision(recorded.pop(0) if recorded else None).apply_to(site)
                 if hasattr(site.replacement.module, "channels_last"):
                     site.replacement.module.channels_last = capture.channels_last

@@ -27,16 +27,24 @@ class Site:
     status: str = "found"  # "applied" or "rejected" once decided
     reason: str | None = None
     strategy: str | None = None
+    # Dotted path of the captured module that the site lies in; "" is the model itself.
+    region: str = ""
     original_us: float | None = None
     fused_us: float | None = None
 
     def reject(self, reason: str) -> None:
         self.status, self.reason = "rejected", reason
 
+    @property
+    def module_path(self) -> str:
+        """Dotted path, in the model, of the module that the site belongs to."""
+        return ".".join(filter(None, (self.region, self.match.site)))
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "pattern": self.match.pattern.name,
-            "module": self.match.site,
+            "module": self.module_path,
+            "region": self.region,
             "status": self.status,
             "reason": self.reason,
             "strategy": self.strategy,
@@ -53,12 +61,13 @@ class LiveTensors:
         self._model, self._region = model, region
 
     def store(self, node: fx.Node) -> Place:
-        """The dict (``_parameters`` or ``_buffers`` of the owner) and key where the tensor lives now and later."""
+        """The dict of the owner (parameters, buffers or attributes) and key where the tensor lives now and later."""
         if node.name in self._region.constants:
             return self._region.constants, node.name
         path, name = self._region.slots[node.name]
         owner = self._model.get_submodule(path)
-        return (owner._parameters if name in owner._parameters else owner._buffers), name
+        stores = (owner._parameters, owner._buffers, vars(owner))
+        return next(store for store in stores if name in store), name
 
     def tensor(self, node: fx.Node) -> Tensor:
         store, name = self.store(node)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
+import threading
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +57,7 @@ class ModelState:
         self.childless = [m._modules for m in modules if not m._modules]
         self.inner = [m for m in modules if m is not model]
         self.forwards = [m.__dict__.get("forward") for m in self.inner]
-        self.hooked = _hooked(model)
+        self.hooked = inner_hook(model)
         self.hooks_seen = RemovableHandle.next_id
         self.config = getattr(model, "config", None)
         self.config_values = dict(vars(self.config)) if hasattr(self.config, "__dict__") else None
@@ -90,7 +93,7 @@ class ModelState:
             return "model.config was changed after the conversion"
         if self.hooks_seen != RemovableHandle.next_id or self.hooked:
             self.hooks_seen = RemovableHandle.next_id
-            self.hooked = _hooked(self.root)
+            self.hooked = inner_hook(self.root)
             return self.hooked
         return None
 
@@ -115,7 +118,8 @@ def _tied_places(model: nn.Module) -> list[list[Place]]:
     return [places for places in groups.values() if len(places) > 1]
 
 
-def _hooked(model: nn.Module) -> str | None:
+def inner_hook(model: nn.Module) -> str | None:
+    """Why a program of ``model`` would leave out hooks of its submodules; None where there are none."""
     for name, module in model.named_modules():
         kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
         hooks = [hook for kind in kinds for hook in kind.values()]
@@ -126,19 +130,78 @@ def _hooked(model: nn.Module) -> str | None:
     return None
 
 
-class GuardedForward:
-    """Stands as ``forward`` in the instance dict of a converted model.
+class Ledger:
+    """What the guarded forwards of one converted model share: its statistics, and that misses are warned about once.
 
-    A call whose arguments and model state pass the guard of one of ``variants`` runs its program; any other runs
-    the original forward, is counted by reason, and warned about once.
+    ``guarded``: the guarded forward of each captured module by its path; "" is the model itself.
     """
 
-    def __init__(self, model: nn.Module, variants: list[Variant], stats: dict[str, Any]):
+    def __init__(self, model: nn.Module, stats: dict[str, Any]):
+        self.model, self.stats = model, stats
+        self.guarded: dict[str, GuardedForward] = {}
+        self.warned = False
+
+    def info(self) -> dict[str, Any]:
+        """The conversion statistics and, under "guard", hits and misses by reason; under "parts" those of each
+        submodule that was captured on its own."""
+        counts = {path: {"hits": g.hits, "misses": dict(g.misses)} for path, g in self.guarded.items()}
+        return {**self.stats, "guard": counts.pop("", {"hits": 0, "misses": {}}), "parts": counts}
+
+    def refresh(self) -> None:
+        """Prepare everything derived from weights anew at the next call.
+
+        Needed only after writes that leave no trace in a tensor, such as ``parameter.data.mul_(...)``; it happens by
+        itself after every call in train mode.
+        """
+        for guarded in self.guarded.values():
+            guarded.refresh()
+
+    def reset_counters(self) -> None:
+        self.warned = False
+        for guarded in self.guarded.values():
+            guarded.reset_counters()
+
+    def warn(self, reason: str, stacklevel: int) -> None:
+        if not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"kfconvert: {type(self.model).__name__} runs its original forward for this call: {reason}. "
+                "Further misses are counted in model.kfconvert_info().",
+                RuntimeWarning,
+                stacklevel=stacklevel + 1,
+            )
+
+
+class _Originals(threading.local):
+    wanted = 0
+
+
+_originals = _Originals()
+
+
+@contextmanager
+def originals() -> Iterator[None]:
+    """Within the block, converted models and their parts run their original forwards in this thread, uncounted."""
+    _originals.wanted += 1
+    try:
+        yield
+    finally:
+        _originals.wanted -= 1
+
+
+class GuardedForward:
+    """Stands as ``forward`` in the instance dict of a converted model, or of a part that was captured on its own.
+
+    A call whose arguments and model state pass the guard of one of ``variants`` runs its program; any other runs
+    the original forward, is counted by reason, and warned about once a model.
+    """
+
+    def __init__(self, model: nn.Module, variants: list[Variant], ledger: Ledger):
         self.model = model
         # A forward that somebody has put on the instance before, if any, stays the original one.
         self.own_forward = None if guarded_forward(model) else model.__dict__.get("forward")
         self.variants = variants
-        self.stats = stats
+        self.ledger = ledger
         # While it is being unpickled, the model is still empty; without variants its state does not matter.
         self.state = ModelState(model) if variants else None
         self.parameter_places = _parameter_places(model) if variants else []
@@ -148,7 +211,7 @@ class GuardedForward:
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or _transformed():
+        if torch.compiler.is_compiling() or _originals.wanted or _transformed():
             return self.original(*args, **kwargs)
         reason = self.state.refusal() if self.variants else self._other_form()
         if self.model.training:
@@ -167,6 +230,9 @@ class GuardedForward:
         return self._missed(reason or self._other_form(), args, kwargs)
 
     def _run(self, variant: Variant, leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        if not torch.is_grad_enabled():
+            self.hits += 1
+            return variant.run(leaves)
         parameters = [store[key] for store, key in self.parameter_places if store[key] is not None]
         if not needs_gradient(parameters, leaves):
             self.hits += 1
@@ -181,7 +247,8 @@ class GuardedForward:
         self.hits += 1
 
         def original(flat: list[Any]) -> Any:
-            return self.original(**variant.region.call.keywords(flat))
+            with originals():
+                return self.original(**variant.region.call.keywords(flat))
 
         return variant.structured(run_recorded(variant.program.run, original, parameters, leaves))
 
@@ -197,11 +264,6 @@ class GuardedForward:
         return type(self.model).forward.__code__
 
     def refresh(self) -> None:
-        """Prepare everything derived from weights anew at the next call.
-
-        Needed only after writes that leave no trace in a tensor, such as ``parameter.data.mul_(...)``; it happens by
-        itself after every call in train mode.
-        """
         for variant in self.variants:
             variant.program.clear()
         self.stale = False
@@ -210,10 +272,6 @@ class GuardedForward:
         self.hits = 0
         self.misses: Counter[str] = Counter()
 
-    def info(self) -> dict[str, Any]:
-        """The conversion statistics and, under "guard", hits and misses by reason."""
-        return {**self.stats, "guard": {"hits": self.hits, "misses": dict(self.misses)}}
-
     def _other_form(self) -> str:
         if not self.variants:
             return "it was pickled, which does not keep fused programs; convert it again or use kfconvert.save"
@@ -221,22 +279,17 @@ class GuardedForward:
         return f"the call has other arguments than {forms}"
 
     def _missed(self, reason: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if not self.misses and not self.model.training:
-            warnings.warn(
-                f"kfconvert: {type(self.model).__name__} runs its original forward for this call: {reason}. "
-                "Further misses are counted in model.kfconvert_info().",
-                RuntimeWarning,
-                stacklevel=5,
-            )
+        if not self.model.training:
+            self.ledger.warn(reason, stacklevel=5)
         self.misses[reason] += 1
         return self.original(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         # Programs are built from traced graphs, which do not pickle; the weights and the class of the model do.
-        return {"model": self.model, "stats": self.stats, "own_forward": self.own_forward}
+        return {"model": self.model, "ledger": self.ledger, "own_forward": self.own_forward}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["model"], [], state["stats"])
+        self.__init__(state["model"], [], state["ledger"])
         self.own_forward = state["own_forward"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuardedForward:
@@ -245,24 +298,30 @@ class GuardedForward:
         return duplicate
 
 
-def install(model: nn.Module, variants: list[Variant], stats: dict[str, Any]) -> GuardedForward:
-    """Give ``model`` the guarded forward, ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays."""
-    guarded = GuardedForward(model, variants, stats)
-    model.__dict__["forward"] = guarded
-    model.__dict__["kfconvert_info"] = guarded.info
-    model.__dict__["kfconvert_refresh"] = guarded.refresh
-    return guarded
+def install(model: nn.Module, variants: dict[str, list[Variant]], stats: dict[str, Any]) -> Ledger:
+    """Give the submodules of ``model`` named in ``variants`` their guarded forwards ("" is the model itself), and the
+    model ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays."""
+    ledger = Ledger(model, stats)
+    # From the inside out: what watches a module expects the forwards of those within it.
+    for path in sorted(variants, key=lambda path: path.count(".") + bool(path), reverse=True):
+        module = model.get_submodule(path)
+        guarded = ledger.guarded[path] = GuardedForward(module, variants[path], ledger)
+        module.__dict__["forward"] = guarded
+    model.__dict__["kfconvert_info"] = ledger.info
+    model.__dict__["kfconvert_refresh"] = ledger.refresh
+    return ledger
 
 
 def uninstall(model: nn.Module) -> None:
-    """Give ``model`` its own forward back; a model that was not converted stays as it is."""
-    guarded = guarded_forward(model)
-    if guarded is not None:
-        del model.__dict__["forward"]
-        if guarded.own_forward is not None:
-            model.__dict__["forward"] = guarded.own_forward
-    for name in ("kfconvert_info", "kfconvert_refresh"):
-        model.__dict__.pop(name, None)
+    """Give ``model`` and its submodules their own forwards back; a model that was not converted stays as it is."""
+    for module in model.modules():
+        guarded = guarded_forward(module)
+        if guarded is not None:
+            del module.__dict__["forward"]
+            if guarded.own_forward is not None:
+                module.__dict__["forward"] = guarded.own_forward
+        for name in ("kfconvert_info", "kfconvert_refresh"):
+            module.__dict__.pop(name, None)
 
 
 def guarded_forward(model: nn.Module) -> GuardedForward | None:

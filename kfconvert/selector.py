@@ -43,6 +43,11 @@ class Decision:
     original_us: float | None = None
     fused_us: float | None = None
 
+    @classmethod
+    def of(cls, site: Site) -> Decision:
+        """What was decided about ``site``."""
+        return cls(site.strategy, site.reason, site.original_us, site.fused_us)
+
     def apply_to(self, site: Site) -> None:
         site.original_us, site.fused_us = self.original_us, self.fused_us
         site.strategy = site.replacement.module.strategy = self.strategy

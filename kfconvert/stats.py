@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .extension import EXTENSION_LOADED
+from .input_spec import InputSpecError, describe
 from .matcher import NearMiss
 from .patterns import REGISTRY
 from .version import __version__
@@ -18,15 +19,19 @@ if TYPE_CHECKING:
 
 
 def conversion_stats(job: Conversion) -> dict[str, Any]:
-    """The statistics of a finished conversion. Counts and sites are those of the first call form.
+    """The statistics of a finished conversion.
+
+    Counts and sites are those of the first call form, or of the outermost parts where the model as a whole could not
+    be captured. ``part_sites`` are those of all parts, which also serve calls that the model's own guard refuses.
 
     Keys: ``<pattern>_found`` and ``<pattern>_replaced`` for every registered pattern, ``total_found``,
     ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed),
     ``sites``, ``near_misses``, ``regions``, ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``seconds`` a
     stage, ``environment``, ``model``, ``inputs``, ``layout``, ``reverted`` and ``nothing_fused`` (None or why).
     """
-    main = job.captures[0] if job.captures else None
-    sites = main.sites if main else []
+    main = job.outermost()
+    sites = [site for captured in main for site in captured.sites]
+    inner = [site for captured in job.every_capture() if captured.path for site in captured.sites]
     found = Counter(site.match.pattern.name for site in sites)
     applied = Counter(site.match.pattern.name for site in sites if site.status == "applied")
     counts = {}
@@ -40,23 +45,34 @@ def conversion_stats(job: Conversion) -> dict[str, Any]:
         "total_replaced": applied.total(),
         "speedup_achieved": job.timings.speedup("converted").ratio if timed else None,
         "sites": [site.as_dict() for site in sites],
-        "near_misses": [_near_miss(miss) for miss in main.near_misses] if main else [],
+        "part_sites": [site.as_dict() for site in inner],
+        "near_misses": [_near_miss(miss, captured.path) for captured in main for miss in captured.findings.near_misses],
         "regions": job.regions,
-        "dynamic": main.region.dynamic() if main else [],
+        "dynamic": job.captures[0].region.dynamic() if job.captures else [],
         "accuracy": job.accuracy.as_dict() if job.accuracy else None,
         "timings": job.timings.as_dict() if timed else None,
         "seconds": {stage: round(seconds, 3) for stage, seconds in job.seconds.items()},
         "environment": _environment(job),
         "model": type(job.model).__name__,
         "inputs": job.call.summary(),
-        "layout": "channels_last" if main and main.channels_last else "contiguous",
+        "example": _example(job),
+        "layout": "channels_last" if any(captured.channels_last for captured in main) else "contiguous",
         "reverted": job.reverted,
         "nothing_fused": None if applied.total() else _why_nothing(job),
     }
 
 
-def _near_miss(miss: NearMiss) -> dict[str, str]:
-    return {"pattern": miss.pattern, "module": miss.site, "reason": miss.reason}
+def _near_miss(miss: NearMiss, region: str) -> dict[str, str]:
+    module = ".".join(filter(None, (region, miss.site)))
+    return {"pattern": miss.pattern, "module": module, "reason": miss.reason}
+
+
+def _example(job: Conversion) -> Any:
+    """The example inputs as ``input_spec`` describes them, None where they hold what it cannot describe."""
+    try:
+        return describe(job.call.kwargs or job.call.args)
+    except InputSpecError:
+        return None
 
 
 def _environment(job: Conversion) -> dict[str, Any]:
@@ -74,15 +90,17 @@ def _environment(job: Conversion) -> dict[str, Any]:
 
 
 def _why_nothing(job: Conversion) -> str:
-    if not job.captures:
-        return f"it could not be captured: {job.regions[0]['reason']}"
     if job.reverted:
         return job.reverted
-    main = job.captures[0]
-    if main.sites:
-        reason, count = Counter(site.reason for site in main.sites).most_common(1)[0]
-        return f"{len(main.sites)} sites were found, none was applied; of {count}: {reason}"
-    if main.near_misses:
-        miss = main.near_misses[0]
+    main = job.outermost()
+    if not main:
+        return f"it could not be captured: {job.regions[0]['reason']}"
+    sites = [site for captured in main for site in captured.sites]
+    if sites:
+        reason, count = Counter(site.reason for site in sites).most_common(1)[0]
+        return f"{len(sites)} sites were found, none was applied; of {count}: {reason}"
+    misses = [miss for captured in main for miss in captured.findings.near_misses]
+    if misses:
+        miss = misses[0]
         return f"no site was found; nearest: {miss.pattern} at {miss.site or 'the root'}: {miss.reason}"
     return "it has no linear, convolution or layer norm call"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from .calls import CallForm
-from .guard import Guard, guard_from_placeholders
+from .guard import Guard, Places, guard_from_placeholders
+from .input_spec import InputSpecError, describe
 from .inputs import ExampleCall
 
 
@@ -33,7 +34,8 @@ class Region:
     ``graph`` has a placeholder for every parameter, buffer, constant and user input, calls ATen operators, and
     returns a flat tuple; ``root`` holds the subgraphs that it calls. ``slots`` tells where the tensor of a
     placeholder lives in the model: (module path, attribute name). ``inputs`` names the placeholders of the user
-    inputs in the order of ``call``'s leaves.
+    inputs in the order of ``call``'s leaves. ``example`` describes the keyword arguments that it was traced with (see
+    ``input_spec.describe``), None where that cannot be.
     """
 
     graph: fx.Graph
@@ -44,6 +46,7 @@ class Region:
     slots: dict[str, tuple[str, str]]
     constants: dict[str, Tensor]
     out_spec: pytree.TreeSpec
+    example: Any = None
 
     @cached_property
     def is_random(self) -> bool:
@@ -63,25 +66,21 @@ def _draws(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def trace(model: nn.Module, call: ExampleCall, free: Collection[str] = ("batch", "sequence")) -> Region:
+def trace(model: nn.Module, call: ExampleCall, places: Mapping[str, Places] | None = None) -> Region:
     """Capture ``model`` as called in ``call``.
 
     Args:
-        free: the sizes that may vary afterwards: "batch" is dimension 0 of every tensor argument, "sequence"
-            dimension 1 of integer tensors (token ids, masks). Image sizes stay fixed: letting them vary makes
-            capture take minutes on windowed attention.
+        places: the sizes that may vary afterwards, see ``free_places``, which names them by default.
 
     Raises:
         CaptureError: ``torch.export`` refuses the module, or the graph has effects that a region may not have
             (it writes to a buffer, a parameter or an argument).
     """
-    try:
-        form = CallForm(model.forward, call.args, call.kwargs)
-    except ValueError as error:
-        raise CaptureError(str(error)) from None
-    traced = ExampleCall((), form.arguments)
-    leaves, structure = pytree.tree_flatten(traced.kwargs)
-    places = _free_places(leaves, free)
+    form = _call_form(model, call)
+    leaves = form.leaves(call.args, call.kwargs)
+    structure = pytree.tree_structure(form.keywords(leaves))
+    if places is None:
+        places = free_places(model, call)
     widened = list(leaves)
     dynamic: list[dict[int, Any] | None] = [None] * len(leaves)
     for index, dimension in (place for group in places.values() for place in group):
@@ -91,11 +90,21 @@ def trace(model: nn.Module, call: ExampleCall, free: Collection[str] = ("batch",
         dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
     shapes = pytree.tree_unflatten(dynamic, structure)
     program = _export(model, pytree.tree_unflatten(widened, structure), shapes)
-    return _region(program, form, places)
+    return _region(model, program, form, places, _described(form.keywords(leaves)))
 
 
-def _free_places(leaves: list[Any], free: Collection[str]) -> dict[str, list[tuple[int, int]]]:
-    """Where each free size stands: (leaf index, dimension). A size that the arguments disagree on is not free."""
+def free_places(
+    model: nn.Module, call: ExampleCall, free: Collection[str] = ("batch", "sequence")
+) -> dict[str, Places]:
+    """Where the sizes ``free`` stand among the flat arguments of ``call``; one that they disagree on is not free.
+
+    "batch" is dimension 0 of every tensor argument, "sequence" dimension 1 of integer tensors (token ids, masks).
+    Image sizes stay fixed: letting them vary makes capture take minutes on windowed attention.
+
+    Raises:
+        CaptureError: the signature of ``model`` does not name all arguments of ``call``.
+    """
+    leaves = _call_form(model, call).leaves(call.args, call.kwargs)
     tensors = [(index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     candidates = {
         "batch": [(index, 0) for index, tensor in tensors if tensor.dim() > 0],
@@ -106,6 +115,28 @@ def _free_places(leaves: list[Any], free: Collection[str]) -> dict[str, list[tup
         for name, places in candidates.items()
         if name in free and len({leaves[index].shape[dimension] for index, dimension in places}) == 1
     }
+
+
+def _call_form(model: nn.Module, call: ExampleCall) -> CallForm:
+    try:
+        return CallForm(model.forward, call.args, call.kwargs)
+    except ValueError as error:
+        raise CaptureError(str(error)) from None
+
+
+def _described(arguments: dict[str, Any]) -> Any:
+    try:
+        return describe(arguments)
+    except InputSpecError:
+        return None
+
+
+def _is_attribute(model: nn.Module, path: str, name: str) -> bool:
+    """Whether a constant is a plain attribute of a module: such a one may be assigned anew, and is read anew."""
+    try:
+        return isinstance(vars(model.get_submodule(path)).get(name), Tensor)
+    except AttributeError:
+        return False
 
 
 def _holds_tokens(tensor: Tensor) -> bool:
@@ -145,7 +176,9 @@ def _export_reason(error: Exception) -> str:
     return f"torch.export: {type(error).__name__}: {line[:200]}"
 
 
-def _region(program: ExportedProgram, form: CallForm, free: dict[str, list[tuple[int, int]]]) -> Region:
+def _region(
+    model: nn.Module, program: ExportedProgram, form: CallForm, free: Mapping[str, Places], example: Any
+) -> Region:
     signature = program.graph_signature
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     slots, constants, inputs, values = {}, {}, [], []
@@ -155,7 +188,11 @@ def _region(program: ExportedProgram, form: CallForm, free: dict[str, list[tuple
             path, _, attribute = spec.target.rpartition(".")
             slots[name] = (path, attribute)
         elif spec.kind is InputKind.CONSTANT_TENSOR:
-            constants[name] = program.constants[spec.target]
+            path, _, attribute = spec.target.rpartition(".")
+            if _is_attribute(model, path, attribute):
+                slots[name] = (path, attribute)
+            else:
+                constants[name] = program.constants[spec.target]
         elif spec.kind is InputKind.USER_INPUT:
             inputs.append(name)
             values.append(placeholders[name].meta.get("val", getattr(spec.arg, "value", None)))
@@ -169,4 +206,4 @@ def _region(program: ExportedProgram, form: CallForm, free: dict[str, list[tuple
     except ValueError as error:
         raise CaptureError(str(error)) from None
     out_spec = program.call_spec.out_spec
-    return Region(program.graph, program.graph_module, form, guard, inputs, slots, constants, out_spec)
+    return Region(program.graph, program.graph_module, form, guard, inputs, slots, constants, out_spec, example)

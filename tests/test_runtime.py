@@ -395,8 +395,10 @@ def test_recording_hooks_of_transformers_do_not_end_the_fused_calls():
 def test_a_cache_in_the_output_is_told_in_one_clear_line():
     config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50, bos_token_id=1, eos_token_id=1)
     model, converter = transformers.GPT2LMHeadModel(config), ModelConverter(select="all")
-    with pytest.warns(UserWarning, match="use_cache = False"):
-        converter.convert_model(model, input_shape=(1, 8))
+    converter.convert_model(model, input_shape=(1, 8))
+    whole = converter.conversion_stats["regions"][0]
+    assert not whole["captured"] and "use_cache = False" in whole["reason"]
     model.config.use_cache = False
     converter.convert_model(model, input_shape=(1, 8))
+    assert converter.conversion_stats["regions"][0]["captured"]
     assert converter.conversion_stats["linear_gelu_tanh_replaced"] == 1

@@ -1,0 +1,121 @@
+"""Which modules of a model have the same structure, so that one captured graph serves them all."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (bool, float, str, bytes, type(None), torch.dtype, torch.device)
+_OWN = frozenset(vars(nn.Module())) - {"training"}
+
+
+def groups(modules: Iterable[nn.Module]) -> list[list[nn.Module]]:
+    """``modules`` in groups of equal structure, in order.
+
+    Equal are: the classes and names of all submodules, shapes, dtypes and ties of their tensors, their training
+    flags, hooks, and all other attributes but for integers, which often number the layers (see ``unread``).
+    Attributes that are no plain values must be the same objects.
+    """
+    found: dict[Hashable, list[nn.Module]] = defaultdict(list)
+    for module in modules:
+        found[_structure(module)].append(module)
+    return list(found.values())
+
+
+def by_integers(group: Iterable[nn.Module]) -> list[list[nn.Module]]:
+    """The modules of one group, divided into those that have equal integer attributes as well."""
+    found: dict[Hashable, list[nn.Module]] = defaultdict(list)
+    for module in group:
+        found[tuple(_integers(module).items())].append(module)
+    return list(found.values())
+
+
+@contextmanager
+def unread(module: nn.Module, others: Iterable[nn.Module]) -> Iterator[None]:
+    """Within the block, using an integer attribute of ``module`` in which one of ``others`` differs is an error."""
+    own, replaced = _integers(module), []
+    differing = {key for other in others for key, value in _integers(other).items() if own.get(key) != value}
+    try:
+        for path, name in differing:
+            holder = vars(module.get_submodule(path))
+            replaced.append((holder, name, holder[name]))
+            holder[name] = _Unread(name)
+        yield
+    finally:
+        for holder, name, value in replaced:
+            holder[name] = value
+
+
+class _Unread:
+    """Stands for a number; raises as soon as anything is done with it but passing it on."""
+
+    def __init__(self, name: str):
+        self.__dict__["name"] = name
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise RuntimeError(f"the forward uses {self.__dict__['name']}, in which modules of one structure differ")
+
+
+def _integers(module: nn.Module) -> dict[tuple[str, str], int]:
+    return {
+        (path, name): value
+        for path, inner in module.named_modules()
+        for name, value in vars(inner).items()
+        if type(value) is int and name not in _OWN
+    }
+
+
+def _structure(module: nn.Module) -> Hashable:
+    places: dict[int, int] = {}
+    parts = []
+    for path, inner in module.named_modules(remove_duplicate=False):
+        place = places.setdefault(id(inner), len(places))
+        own = sorted(((name, v) for name, v in vars(inner).items() if name not in _OWN), key=lambda item: item[0])
+        attributes = tuple((name, _value(value)) for name, value in own if type(value) is not int)
+        integers = tuple(name for name, value in own if type(value) is int)
+        tensors = tuple(
+            (name, None if tensor is None else _tensor(tensor, places))
+            for store in (inner._parameters, inner._buffers)
+            for name, tensor in store.items()
+        )
+        hooks = tuple(id(hook) for kind in _hook_dicts(inner) for hook in kind.values())
+        parts.append((path, place, type(inner), attributes, integers, tensors, hooks))
+    return tuple(parts)
+
+
+def _hook_dicts(module: nn.Module) -> tuple[dict, ...]:
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+
+
+def _tensor(tensor: Tensor, places: dict[int, int]) -> Hashable:
+    place = places.setdefault(id(tensor), len(places))
+    return place, type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+
+
+def _value(value: Any) -> Hashable:
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, (tuple, list)):
+        return type(value), tuple(_element(item) for item in value)
+    return id(value)
+
+
+def _element(item: Any) -> Hashable:
+    return (int, item) if type(item) is int else _value(item)
+
+
+def _refuse_everything() -> None:
+    names = (
+        "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg pos abs eq ne lt le "
+        "gt ge bool int float index hash str repr format getattr getitem contains len iter and or xor lshift rshift"
+    )
+    for name in names.split():
+        setattr(_Unread, f"__{name}__", _Unread._refuse)
+
+
+_refuse_everything()

@@ -1,0 +1,90 @@
+"""One captured call form of one module: traced, brought to canonical form, and checked against its own inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from .canonical import canonicalise
+from .guard import Places
+from .inputs import ExampleCall
+from .matcher import Findings, find, mark_weights
+from .patterns import REGISTRY
+from .probing import admit_sizes_of_one
+from .rewriter import LiveTensors, Site, rewrite
+from .runtime import Variant, inner_hook
+from .tracer import CaptureError, Region, trace
+
+
+@dataclass
+class Capture:
+    """A module of the model (``path`` is "" for the model itself) on its way through the job.
+
+    ``leaves`` are the flat inputs of an example call of the module, ``findings`` what the patterns found in it.
+    """
+
+    path: str
+    module: nn.Module
+    region: Region
+    live: LiveTensors
+    leaves: list[Any]
+    findings: Findings
+    sites: list[Site] = field(default_factory=list)
+    channels_last: bool = False
+
+    @property
+    def applied(self) -> list[Site]:
+        return [site for site in self.sites if site.status == "applied"]
+
+    def variant(self, sites: Sequence[Site]) -> Variant:
+        return Variant(self.region, rewrite(self.region, sites, self.live, self.channels_last))
+
+    def alike(self, path: str, module: nn.Module) -> Capture:
+        """The capture of another module of the same structure: the same graph over that module's tensors."""
+        live = LiveTensors(module, self.region)
+        return replace(self, path=path, module=module, live=live, sites=[])
+
+
+def capture(
+    module: nn.Module,
+    path: str,
+    call: ExampleCall,
+    choices: Iterable[Mapping[str, Places]],
+    example: ExampleCall | None = None,
+) -> Capture:
+    """Capture ``module`` as called in ``call``, with the first of the ``choices`` of free sizes that works.
+
+    Args:
+        example: the call whose inputs the capture keeps; it must pass the guard. ``call`` by default.
+
+    Raises:
+        CaptureError: none works; the reason is that of the first.
+    """
+    hook = inner_hook(module)
+    if hook is not None:
+        raise CaptureError(hook)
+    reason = None
+    for places in choices:
+        try:
+            region = trace(module, call, places)
+            mark_weights(region.graph, region.slots.keys() | region.constants.keys())
+            canonicalise(region.graph)
+        except CaptureError as error:
+            reason = reason or error
+            continue
+        given = region.call.leaves(call.args, call.kwargs)
+        leaves = given if example is None else region.call.leaves(example.args, example.kwargs)
+        if leaves is None:
+            reason = reason or CaptureError("its example call has another form than the traced one")
+            continue
+        findings = find(region.graph, REGISTRY)
+        captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
+        admit_sizes_of_one(module, region, captured.variant(()).run, given)
+        refusal = region.guard.refusal(leaves)
+        if refusal is None:
+            return captured
+        reason = reason or CaptureError(refusal)
+    raise reason

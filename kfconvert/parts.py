@@ -1,0 +1,191 @@
+"""The submodules of a model that are captured on their own: which they are, and which of their sizes are free.
+
+They serve where the model as a whole cannot be captured (a key-value cache, lists of images, control flow on data),
+and where it was, but a call does not pass its guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from .alike import by_integers, groups, unread
+from .calls import CallForm
+from .capture import Capture, capture
+from .guard import Places
+from .inputs import ExampleCall, variations, widened
+from .recording import opaque_argument, record, sizes
+from .tracer import CaptureError
+
+
+@dataclass
+class Part:
+    """Submodules of one structure, captured by one graph: that of the traced module first, then the others."""
+
+    captures: list[Capture]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A submodule that could not be captured, and why."""
+
+    path: str
+    error: CaptureError
+
+
+class Parts:
+    """The search for parts, from the largest submodules down.
+
+    Args:
+        whole: the model itself was captured. Then only blocks that occur more than once are looked for, and
+            no submodule that is most of the model: such a one would miss whenever the model does.
+    """
+
+    def __init__(self, model: nn.Module, call: ExampleCall, whole: bool):
+        self.found: list[Part] = []
+        self.refused: list[Refused] = []
+        self._paths = {module: path for path, module in model.named_modules() if path}
+        base, outlines = _base(model, call, self._paths)
+        self._varied = _varied(model, base, self._paths)
+        self._groups = {module: group for group in groups(outlines) for module in group}
+        firsts = [group[0] for group in groups(outlines) if not whole or _is_block(group, model)]
+        wanted = [first for first in firsts if self._is_plain(first, outlines[first])]
+        self._calls = record(model, base, wanted, values=True)
+        # What the example call itself hands them, where the traced call is a wider one.
+        self._examples = self._calls if base is call else record(model, call, wanted, values=True)
+        self._captured: dict[nn.Module, Part | None] = {}
+        self._visit(model, inside=whole)
+        self._leave_out_singles()
+
+    def _is_plain(self, module: nn.Module, call: ExampleCall) -> bool:
+        kind = opaque_argument(call)
+        if kind is not None:
+            self.refused.append(Refused(self._paths[module], CaptureError(f"it receives a {kind.__name__}")))
+        return kind is None
+
+    def _visit(self, module: nn.Module, inside: bool) -> None:
+        """Look at the children of ``module``; ``inside``: it is captured itself."""
+        for child in module.children():
+            group = self._groups.get(child)
+            if group is None or group[0] not in self._calls or (inside and _is_single(child)):
+                self._visit(child, inside)
+                continue
+            if child not in self._captured:
+                self._capture(group)
+            part = self._captured[child]
+            if part is None:
+                self._visit(child, inside)
+            elif part.captures[0].module is child and part in self.found:
+                self._visit(child, inside=True)
+
+    def _leave_out_singles(self) -> None:
+        """Drop single operators within other parts; they came along with operators of one structure elsewhere."""
+        paths = {captured.path for part in self.found for captured in part.captures}
+        for part in self.found:
+            if _is_single(part.captures[0].module):
+                part.captures = [c for c in part.captures if paths.isdisjoint(parents(c.path))]
+        self.found = [part for part in self.found if part.captures]
+
+    def _capture(self, group: list[nn.Module]) -> None:
+        try:
+            with unread(group[0], group):
+                self._capture_alike(group, group[0])
+            return
+        except CaptureError as error:
+            reason = error
+        subgroups = by_integers(group)
+        for subgroup in subgroups:
+            try:
+                if len(subgroups) > 1:
+                    self._capture_alike(subgroup, group[0])
+                    continue
+            except CaptureError as error:
+                reason = error
+            self.refused.append(Refused(self._paths[subgroup[0]], reason))
+            self._captured.update(dict.fromkeys(subgroup))
+
+    def _capture_alike(self, group: list[nn.Module], recorded: nn.Module) -> None:
+        """Capture the first of ``group`` with the call that ``recorded``, of the same structure, received."""
+        first, call = group[0], self._calls[recorded]
+        choices = _choices(first, call, {name: calls.get(recorded) for name, calls in self._varied.items()})
+        captured = capture(first, self._paths[first], call, choices, self._examples[recorded])
+        others = [captured.alike(self._paths[module], module) for module in group[1:]]
+        part = Part([captured, *others])
+        self._captured.update(dict.fromkeys(group, part))
+        if captured.findings.matches:
+            self.found.append(part)
+
+
+def _base(
+    model: nn.Module, call: ExampleCall, modules: Iterable[nn.Module]
+) -> tuple[ExampleCall, dict[nn.Module, ExampleCall]]:
+    """The call to trace with, whose free sizes are at least 2 where the model takes that, and what it hands on."""
+    wide = widened(call)
+    if wide is not call:
+        try:
+            return wide, record(model, wide, modules, values=False)
+        except Exception:  # the model takes no other batch or sequence: the call as it is remains
+            pass
+    return call, record(model, call, modules, values=False)
+
+
+def _varied(
+    model: nn.Module, base: ExampleCall, modules: Iterable[nn.Module]
+) -> dict[str, dict[nn.Module, ExampleCall]]:
+    """What the modules receive when one size of the input is another, for each size that the model lets vary."""
+    found = {}
+    for name, call in variations(base).items():
+        try:
+            found[name] = record(model, call, modules, values=False)
+        except Exception:  # this size is fixed
+            continue
+    return found
+
+
+def _choices(module: nn.Module, call: ExampleCall, varied: dict[str, ExampleCall | None]) -> list[dict[str, Places]]:
+    """Free sizes to trace with: all that varied, those that varied with the batch, none."""
+    try:
+        form = CallForm(module.forward, call.args, call.kwargs)
+    except ValueError as error:
+        raise CaptureError(str(error)) from None
+    histories: dict[tuple[tuple[str, int], ...], Places] = {}
+    known = sizes(form.leaves(call.args, call.kwargs))
+    others = {name: other and form.leaves(other.args, other.kwargs) for name, other in varied.items()}
+    others = {name: sizes(leaves) for name, leaves in others.items() if leaves is not None}
+    for index, shape in enumerate(known):
+        for dimension, size in enumerate(shape or ()):
+            history = [(name, _size_at(shapes[index], dimension)) for name, shapes in others.items()]
+            changes = tuple((name, other) for name, other in history if other not in (None, size))
+            if changes:
+                histories.setdefault((("", size), *changes), []).append((index, dimension))
+    named: dict[str, Places] = {}
+    for (_, (name, _), *_), places in histories.items():
+        count = sum(known == name or known.startswith(f"{name} ") for known in named)
+        named[f"{name} {count + 1}" if count else name] = places
+    batch = {name: places for name, places in named.items() if name.split()[0] == "batch"}
+    return [choice for choice in (named, batch) if choice] + [{}]
+
+
+def _size_at(shape: tuple[int, ...] | None, dimension: int) -> int | None:
+    return shape[dimension] if shape is not None and dimension < len(shape) else None
+
+
+def parents(path: str) -> list[str]:
+    """The dotted paths of all modules around the one at ``path``, but for the model itself."""
+    pieces = path.split(".")
+    return [".".join(pieces[:count]) for count in range(1, len(pieces))]
+
+
+def _is_block(group: list[nn.Module], model: nn.Module) -> bool:
+    return len(group) > 1 and 2 * _count(group[0]) <= _count(model) and not _is_single(group[0])
+
+
+def _is_single(module: nn.Module) -> bool:
+    """Whether ``module`` is one operator of PyTorch, which as a part gains nothing that its surroundings miss."""
+    return type(module).__module__.startswith("torch.nn.modules.") and not any(True for _ in module.children())
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,261 @@
+"""Submodules that are captured on their own: where the model cannot be, and where a call misses its guard."""
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from kfconvert import ModelConverter, load, save
+from kfconvert.alike import groups
+from kfconvert.inputs import ExampleCall, variations, widened
+from kfconvert.runtime import guarded_forward, originals
+
+
+class MLP(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+
+class Branching(nn.Module):
+    """Control flow on data: the whole cannot be captured, the layers can."""
+
+    def __init__(self, layers=3):
+        super().__init__()
+        self.layers = nn.ModuleList(MLP() for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+            if x.sum() > 1e9:
+                break
+        return x
+
+
+def convert(model, **options):
+    converter = ModelConverter(select="all")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return converter.convert_model(model.eval(), **options), converter.conversion_stats
+
+
+def hits(fused):
+    return {path: part["hits"] for path, part in fused.kfconvert_info()["parts"].items()}
+
+
+def llama(**options):
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64, **options
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def test_children_are_fused_where_the_whole_depends_on_data():
+    model = Branching()
+    fused, stats = convert(model, input_shape=(2, 5, 16))
+    assert not stats["regions"][0]["captured"] and stats["accuracy"]["passed"]
+    assert stats["linear_relu_replaced"] == 3 and stats["total_replaced"] == 6
+    assert [site["module"] for site in stats["sites"]][:2] == ["layers.0.up", "layers.0.down"]
+    with torch.no_grad():
+        for shape in ((2, 5, 16), (1, 5, 16), (7, 1, 16), (3, 4, 16)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(fused(x), model(x))
+    assert hits(fused) == {f"layers.{i}": 4 for i in range(3)}
+    assert all(part["misses"] == {} for part in fused.kfconvert_info()["parts"].values())
+
+
+def test_layers_of_one_structure_share_one_graph_and_keep_their_weights():
+    fused, _ = convert(Branching(), input_shape=(2, 5, 16))
+    regions = {id(guarded_forward(layer).variants[0].region) for layer in fused.layers}
+    assert len(regions) == 1
+    with torch.no_grad():
+        fused.layers[1].down.weight.zero_()
+        fused.layers[1].down.bias.fill_(3.0)
+        assert fused.layers[1](torch.randn(2, 5, 16)).eq(3).all()
+        assert not fused.layers[0](torch.randn(2, 5, 16)).eq(3).any()
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_generation_gives_the_same_tokens(use_cache):
+    model, ids = llama(), torch.randint(2, 64, (2, 5))
+    fused, stats = convert(model, example_inputs={"input_ids": ids})
+    assert stats["accuracy"]["passed"] and stats["total_replaced"] > 0
+    options = {"max_new_tokens": 6, "do_sample": False, "use_cache": use_cache}
+    assert torch.equal(fused.generate(ids, **options), model.generate(ids, **options))
+    assert min(hits(fused).values()) > 0
+
+
+def test_a_call_that_misses_the_guard_of_the_whole_keeps_the_blocks_fused():
+    model, ids = llama(), torch.randint(2, 64, (2, 5))
+    fused, stats = convert(model, example_inputs={"input_ids": ids, "use_cache": False})
+    assert stats["regions"][0]["captured"]
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="other arguments"):
+        ours = fused(ids, use_cache=False, output_hidden_states=True)
+    with torch.no_grad():
+        theirs = model(ids, use_cache=False, output_hidden_states=True)
+    torch.testing.assert_close(ours.hidden_states, theirs.hidden_states)
+    assert sum(hits(fused).values()) > 0
+    assert torch.equal(fused.generate(ids, max_new_tokens=4), model.generate(ids, max_new_tokens=4))
+
+
+def test_the_whole_and_its_parts_share_fused_modules():
+    fused, _ = convert(llama(), example_inputs={"input_ids": torch.randint(2, 64, (2, 5)), "use_cache": False})
+
+    def modules(path):
+        program = guarded_forward(fused.get_submodule(path)).variants[0].program
+        return {id(getattr(program.module, name)) for name in program.fused}
+
+    assert modules("model.layers.0.mlp") <= modules("")
+
+
+def test_what_is_called_without_its_argument_cache_is_told():
+    _, stats = convert(llama(), example_inputs={"input_ids": torch.randint(2, 64, (2, 5))})
+    reasons = {region["name"]: region["reason"] for region in stats["regions"] if not region["captured"]}
+    assert "DynamicCache" in reasons["model.layers.0.self_attn"]
+
+
+def test_lists_of_images_of_any_size():
+    class Detector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+            self.head = MLP(8)
+
+        def forward(self, images):
+            found = [self.backbone(image[None]) for image in images]
+            return [self.head(f.mean((2, 3))) for f in found if f.max() > 0]
+
+    model = Detector()
+    fused, stats = convert(model, example_inputs=([torch.randn(3, 32, 40), torch.randn(3, 24, 56)],))
+    assert stats["conv_bn_relu_replaced"] == 1 and stats["linear_relu_replaced"] == 1
+    images = [torch.randn(3, 48, 33), torch.randn(3, 17, 64)]
+    with torch.no_grad():
+        torch.testing.assert_close(fused(images), model(images))
+    assert hits(fused) == {"backbone": 2, "head": 2}
+
+
+def test_hooks_inside_are_called_and_what_has_none_is_fused():
+    model, seen = Branching(), []
+    model.layers[1].up.register_forward_hook(lambda module, inputs, output: seen.append(1))
+    fused, stats = convert(model, input_shape=(2, 5, 16))
+    seen.clear()
+    with torch.no_grad():
+        fused(torch.randn(2, 5, 16))
+    assert seen == [1]
+    assert {"layers.0", "layers.2"} <= hits(fused).keys() and "layers.1" not in hits(fused)
+
+
+def test_a_number_that_the_forward_reads_divides_the_layers():
+    class Numbered(MLP):
+        def __init__(self, number):
+            super().__init__()
+            self.number = number
+
+        def forward(self, x):
+            return super().forward(x) * self.number
+
+    model = Branching()
+    model.layers = nn.ModuleList(Numbered(number) for number in (1, 2, 1))
+    assert len(groups(model.layers)) == 1
+    fused, stats = convert(model, input_shape=(2, 5, 16))
+    assert stats["linear_relu_replaced"] == 3
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+    regions = [guarded_forward(layer).variants[0].region for layer in fused.layers]
+    assert regions[0] is regions[2] and regions[0] is not regions[1]
+
+
+def test_a_tensor_that_is_a_plain_attribute_is_read_anew():
+    class Scaled(MLP):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.ones(16)
+
+        def forward(self, x):
+            return super().forward(x) * self.scale
+
+    model = Scaled()
+    fused, _ = convert(model, input_shape=(2, 16))
+    x = torch.randn(2, 16)
+    fused.scale = model.scale = torch.full((16,), 2.0)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+
+
+def test_copies_and_pickles():
+    model = Branching()
+    fused, _ = convert(model, input_shape=(2, 5, 16))
+    x = torch.randn(2, 5, 16)
+    twin = copy.deepcopy(fused)
+    with torch.no_grad():
+        twin.layers[0].down.weight.zero_()
+        assert not torch.allclose(twin(x), fused(x))
+        torch.testing.assert_close(fused(x), model(x))
+    assert guarded_forward(twin.layers[0]).model is twin.layers[0] and min(hits(twin).values()) == 1
+    stored = io.BytesIO()
+    torch.save(fused, stored)
+    stored.seek(0)
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="pickled"):
+        torch.testing.assert_close(torch.load(stored, weights_only=False)(x), model(x))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_artifact_keeps_the_parts(tmp_path, whole):
+    model, ids = llama(), torch.randint(2, 64, (2, 5))
+    inputs = {"input_ids": ids, "use_cache": False} if whole else {"input_ids": ids}
+    fused, stats = convert(model, example_inputs=inputs)
+    save(fused, tmp_path / "llama")
+    loaded = load(tmp_path / "llama", model=llama())
+    assert hits(loaded).keys() == hits(fused).keys()
+    info = loaded.kfconvert_info()
+    assert info["part_sites"] == stats["part_sites"] and info["total_replaced"] == stats["total_replaced"]
+    assert torch.equal(loaded.generate(ids, max_new_tokens=4), model.generate(ids, max_new_tokens=4))
+    assert max(hits(loaded).values()) > 0
+
+
+def test_converting_again_starts_from_the_original():
+    fused, _ = convert(Branching(), input_shape=(2, 5, 16))
+    again, stats = convert(fused, input_shape=(2, 5, 16))
+    assert stats["linear_relu_replaced"] == 3
+    assert all(guarded_forward(layer).own_forward is None for layer in again.layers)
+
+
+def test_gradients_reach_the_weights_of_parts():
+    model = Branching()
+    fused, _ = convert(model, input_shape=(2, 5, 16))
+    x = torch.randn(2, 5, 16)
+    fused(x).square().mean().backward()
+    model(x).square().mean().backward()
+    for ours, theirs in zip(fused.parameters(), model.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_the_originals_can_be_had():
+    model = Branching()
+    fused, _ = convert(model, input_shape=(2, 5, 16))
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad(), originals():
+        assert torch.equal(fused(x), model(x))
+    assert set(hits(fused).values()) == {0}
+
+
+def test_variations_change_one_size_each():
+    call = ExampleCall((torch.randn(1, 3, 8, 8),), {"ids": torch.ones(1, 5, dtype=torch.long)})
+    shapes = {name: [tuple(t.shape) for t in other.tensors()] for name, other in variations(call).items()}
+    assert shapes == {
+        "batch": [(2, 3, 8, 8), (2, 5)],
+        "sequence": [(1, 3, 8, 8), (1, 6)],
+        "image": [(1, 3, 40, 72), (1, 5)],
+    }
+    assert [tuple(t.shape) for t in widened(call).tensors()] == [(2, 3, 8, 8), (2, 5)]
+    listed = variations(ExampleCall(([torch.randn(3, 8, 8)],)))
+    assert len(listed["batch"].args[0]) == 2 and listed["image"].args[0][0].shape == (3, 40, 72)
