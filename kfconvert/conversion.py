@@ -224,6 +224,7 @@ class Conversion:
                 if captured.path == "" or captured.applied:
                     self.variants.setdefault(captured.path, []).append(captured.variant(captured.applied))
                 advance()
+        self.outdated = False
 
     def validate(self) -> None:
         """Judge the programs against float64; drop the sites that make them fail; install what remains."""
@@ -238,6 +239,8 @@ class Conversion:
                     self._validate_parts()
                 del self.reference, self.original
             advance()
+        if self.outdated and self.variants:
+            self.replace()
         self.ledger = install(self.model, self.variants, {})
 
     def _validate(self, capture: Capture) -> None:
@@ -250,6 +253,7 @@ class Conversion:
         if not self.accuracy.passed and capture.channels_last:
             # Library convolutions sum in another order for each layout, at times with twice the error.
             self.decided.clear()
+            self.outdated = True
             for each in self.captures:
                 self._lay_out(each, channels_last=False)
             self.decided |= {id(site.replacement.module): site for site in capture.sites}
@@ -261,7 +265,6 @@ class Conversion:
             blamed = _blame(capture.applied, lambda sites: judge(sites).passed)
             self._drop([blamed], f"dropped after validation: {self.accuracy.reason}")
             self.accuracy = judge(capture.applied)
-        self.replace()
         if not self.accuracy.passed:
             self._revert(f"the captured graph itself differs from the model: {self.accuracy.reason}")
 
@@ -278,7 +281,8 @@ class Conversion:
             wanted = {id(site) for kind in kinds for site in kind}
             captures = [captured for part in self.parts for captured in part.captures]
             chosen = {c.path: [site for site in c.applied if id(site) in wanted] for c in captures}
-            install(self.model, {c.path: [c.variant(chosen[c.path])] for c in captures if chosen[c.path]}, {})
+            variants = {c.path: [c.variant(chosen[c.path])] for c in captures if chosen[c.path]}
+            install(self.model, variants, {})
             try:
                 outputs = model_outputs(self.model, self.call.args, self.call.kwargs)
             finally:
@@ -293,12 +297,12 @@ class Conversion:
             kinds.remove(blamed)
             accuracy = judge(kinds)
         self.accuracy = self.accuracy or accuracy
-        self.replace()
         if not accuracy.passed:
             self._revert(f"a captured part differs from the model: {accuracy.reason}")
 
     def _drop(self, sites: Sequence[Site], reason: str) -> None:
         """Reject ``sites`` and all others that share their modules."""
+        self.outdated = True
         modules = {id(site.replacement.module) for site in sites}
         for captured in self.every_capture():
             for site in captured.sites:

@@ -95,6 +95,9 @@ def render(
     facts.add_row("speed", Text(speed_line(stats), style=_speed_style(stats)))
     if weights:
         facts.add_row("weights", Text(weights, style="bold yellow" if weights == "random" else ""))
+    captured = _captured(stats)
+    if captured:
+        facts.add_row("captured", Text(captured))
     for line in _not_captured(stats):
         facts.add_row("not captured", Text(line))
     if stats.get("seconds"):
@@ -159,6 +162,18 @@ def _nothing_fused(stats: dict[str, Any]) -> Text:
     if len(misses) > MAX_NEAR_MISSES:
         text.append(f"\n  and {len(misses) - MAX_NEAR_MISSES} more (--json lists all)")
     return text
+
+
+def _captured(stats: dict[str, Any]) -> str | None:
+    """How many submodules were captured on their own, and what for; None where none was."""
+    regions = [region for region in stats.get("regions", []) if region["captured"]]
+    parts = [region["module"] for region in regions if region.get("module")]
+    if not parts:
+        return None
+    if len(parts) < len(regions):
+        return f"the whole model; {len(parts)} of its modules also alone, for calls that the whole does not take"
+    shown = ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
+    return f"{len(parts)} modules alone ({shown})"
 
 
 def _not_captured(stats: dict[str, Any]) -> list[str]:
