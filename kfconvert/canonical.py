@@ -41,8 +41,15 @@ def drop_identities(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+_DROPOUTS = {
+    getattr(aten, f"{name}{suffix}").default
+    for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+    for suffix in ("", "_")
+}
+
+
 def _is_identity(node: fx.Node) -> bool:
-    if node.target in (aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default):
+    if node.target in _DROPOUTS:
         return not node.args[2]
     if node.target is aten.slice.Tensor:
         _, _, start, end, step = arguments(node)

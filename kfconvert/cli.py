@@ -6,12 +6,14 @@ torch is imported only once there is work to do, so that ``--help`` and mistakes
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from .version import __version__
 
@@ -42,6 +44,35 @@ class _Command(click.Group):
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             raise click.UsageError(f"no command {args[0]!r}; models are named with --models {args[0]}")
         return super().resolve_command(ctx, args)
+
+
+class _Device(click.ParamType):
+    name = "device"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", value):
+            self.fail(f"no such device, or not supported: {value!r} (try auto, cpu, cuda or cuda:0)", param, ctx)
+        return value
+
+
+class _Shape(click.ParamType):
+    name = "shape"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", value):
+            self.fail(f"{value!r} is no shape; positive sizes, batch first, such as 1,3,224,224", param, ctx)
+        return tuple(int(size) for size in value.split(","))
+
+
+_DEVICE = click.option(
+    "--device",
+    type=_Device(),
+    default="auto",
+    show_default=True,
+    metavar="auto|cpu|cuda[:N]",
+    help="Where to convert and measure.",
+)
+_DTYPE = click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 
 
 def spread_models(args: list[str]) -> list[str]:
@@ -82,14 +113,8 @@ def spread_models(args: list[str]) -> list[str]:
     metavar="DIR",
     help="Write each converted model to DIR/<model>/.",
 )
-@click.option(
-    "--device",
-    default="auto",
-    show_default=True,
-    metavar="auto|cpu|cuda[:N]",
-    help="Where to convert and measure.",
-)
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
+@_DEVICE
+@_DTYPE
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option(
     "--seq-len",
@@ -125,9 +150,14 @@ def command(
     \b
     kfconvert --models resnet50 bert-base-uncased --save-path out/
     kfconvert --models timm:resnet50 ./my-bert --dtype float16 --json
+    kfconvert explain resnet50
     kfconvert doctor
     """
     if ctx.invoked_subcommand is not None:
+        given = [each for each in ctx.params if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE]
+        if given:
+            option = next(each for each in ctx.command.params if each.name == given[0]).opts[-1]
+            raise click.UsageError(f"{option} has no effect before {ctx.invoked_subcommand}: options come after it")
         return
     if version:
         click.echo(_version())
@@ -146,6 +176,26 @@ def command(
         ctx.exit(EXIT_ERROR if any(result["error"] for result in results) else 0)
     else:
         raise click.UsageError("nothing to convert: name models with --models, or see --help")
+
+
+@command.command()
+@click.argument("model")
+@click.option(
+    "--input-shape",
+    type=_Shape(),
+    metavar="N,N,...",
+    help="Sizes of the single input, batch first.  [default: inputs that suit the model]",
+)
+@_DEVICE
+@_DTYPE
+def explain(model: str, input_shape: tuple[int, ...] | None, device: str, dtype: str) -> None:
+    """Tell, module by module, what can be fused in MODEL, and for what not, what stands in the way and where.
+
+    No site is timed and the weights are random, so what is shown is what fits, not what is faster on this device.
+    """
+    from .jobs import Jobs
+
+    _show()(Jobs(None, device, dtype, "random", {}).explain(model, input_shape))
 
 
 @command.command()

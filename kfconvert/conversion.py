@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,8 @@ from .program import Program
 from .rewriter import LiveTensors, Site
 from .runtime import Variant, install, originals, uninstall
 from .selector import Decision, Selector
+from .settings import SettingError, max_rewrites
+from .sources import blame, definition
 from .stats import conversion_stats
 from .tracer import CaptureError, free_places
 from .validator import ValidationResult, compare, model_outputs, reference_outputs
@@ -66,6 +67,10 @@ class Conversion:
         """Own copy of the model on the device, in eval mode and unconverted, and an example call that it accepts."""
         if not isinstance(model, nn.Module):
             raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
+        try:
+            max_rewrites(0)
+        except SettingError as error:
+            raise ConversionError(str(error)) from None
         if dtype is not None and not dtype.is_floating_point:
             raise ConversionError(f"dtype must be a floating-point dtype, not {dtype}")
         if not inplace:
@@ -119,8 +124,11 @@ class Conversion:
                 self._region(captured.path, captured.path)
 
     def _region(self, name: str, module: str, error: CaptureError | None = None) -> None:
-        reason = None if error is None else str(error)
-        self.regions.append({"name": name, "module": module, "captured": error is None, "reason": reason})
+        region = {"name": name, "module": module, "captured": error is None, "reason": None, "location": None}
+        if error is not None:
+            region["reason"] = str(error)
+            region["location"] = blame(error) or definition(self.model.get_submodule(module))
+        self.regions.append(region)
 
     def every_capture(self) -> Iterator[Capture]:
         """The captures of the whole model, then those of its parts."""
@@ -211,7 +219,7 @@ class Conversion:
             else:
                 Decision.of(known).apply_to(site)
         self.selector.select(capture.region, undecided, capture.live, capture.leaves, channels_last)
-        limit = int(os.environ.get("KFCONVERT_MAX_REWRITES", len(capture.sites)))
+        limit = max_rewrites(len(capture.sites))
         for site in capture.applied[limit:]:
             site.reject(f"KFCONVERT_MAX_REWRITES is {limit}")
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from .conversion import Conversion, ConversionError, Progress, resolve_device
+from .explain import Explanation, module_classes
 
 __all__ = ["ConversionError", "ModelConverter", "auto_convert_model"]
 
@@ -32,6 +33,7 @@ class ModelConverter:
         self.accuracy_threshold = accuracy_threshold
         self.select = select
         self.conversion_stats: dict[str, Any] = {}
+        self._classes: dict[str, str] = {}
 
     def convert_model(
         self,
@@ -68,7 +70,19 @@ class ModelConverter:
         job.validate()
         job.time()
         self.conversion_stats = job.report()
+        self._classes = module_classes(job.model)
         return job.model
+
+    def explain(self) -> Explanation:
+        """The last conversion as a tree of the model's modules: what was fused in each, and for what was not, the
+        nearest pattern and the call that stood in the way, with file and line. ``print`` it.
+
+        Raises:
+            ConversionError: no model has been converted yet.
+        """
+        if not self.conversion_stats:
+            raise ConversionError("there is nothing to explain yet: call convert_model first")
+        return Explanation(self.conversion_stats, self._classes)
 
 
 def auto_convert_model(

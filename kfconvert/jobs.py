@@ -1,4 +1,7 @@
-"""The work of the command line: models by name are loaded, converted, reported and saved."""
+"""The work of the command line: models by name are loaded, converted, reported and saved.
+
+What takes seconds to import is imported where it is used: mistakes in names and options are told before that.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,21 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import torch
-from rich.console import RenderableType
 
-from . import artifact, terminal, zoo
-from .converter import ModelConverter
+from . import terminal, zoo
 from .folders import check_writable, none_left_empty
 from .json_values import json_ready
-from .report import render
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import RenderableType
+
+    from .explain import Explanation
 
 
 class Jobs:
@@ -53,16 +58,19 @@ class Jobs:
         Raises:
             click.ClickException: nothing can be done: no such device, or the save path is of no use.
         """
+        mistakes = [_mistake(name) for name in names]
+        if all(mistakes):
+            for mistake in mistakes:
+                say_error(mistake)
+            return [_result(name, mistake) for name, mistake in zip(names, mistakes)]
         targets = self._targets(names)
         results = []
-        # Libraries print where they like; stdout is for the result.
         with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-            stack.enter_context(terminal.warnings_as_lines())
             if self.save_path is not None:  # a second Ctrl-C may have cut short what a save cleans up
                 stack.enter_context(none_left_empty(self.save_path))
-            self.device, self.dtype = device_and_dtype(self.device_name, self.dtype_name)
-            terminal.quieten_libraries()
+            stack.enter_context(self._ready())
+            from .report import render
+
             for name in names:
                 result = self._one(name, targets[name])
                 if show and result["statistics"]:
@@ -71,6 +79,36 @@ class Jobs:
                     say_error(result["error"])
                 results.append(result)
         return results
+
+    def explain(self, name: str, input_shape: tuple[int, ...] | None) -> Explanation:
+        """Converts one model without timing its sites, and tells what became of each of its modules.
+
+        Args:
+            input_shape: as of ``ModelConverter.convert_model``; the inputs that come with the model if None.
+
+        Raises:
+            click.ClickException: the model cannot be loaded or converted, or there is no such device.
+        """
+        mistake = _mistake(name)
+        if mistake:
+            raise click.ClickException(mistake)
+        with self._ready(), self._failing_in_one_line(name), terminal.progress_bar(name) as progress:
+            from .converter import ModelConverter
+
+            progress("load", 0, 1)
+            entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
+            inputs = {"input_shape": input_shape} if input_shape else {"example_inputs": entry.example_inputs}
+            converter = ModelConverter(select="all")
+            converter.convert_model(entry.model, **inputs, device=self.device, progress=progress)
+            return converter.explain()
+
+    @contextlib.contextmanager
+    def _ready(self) -> Iterator[None]:
+        """The device and dtype are found, and only what concerns the user is printed: stdout is for the result."""
+        with contextlib.redirect_stdout(sys.stderr), terminal.warnings_as_lines():
+            self.device, self.dtype = device_and_dtype(self.device_name, self.dtype_name)
+            terminal.quieten_libraries()
+            yield
 
     def _targets(self, names: list[str]) -> dict[str, Path | None]:
         """The folder of each model, all of them checked before the long work begins."""
@@ -88,6 +126,8 @@ class Jobs:
             what = "write to" if os.path.exists(self.save_path.expanduser()) else "create the save path"
             why = error.strerror or error
             raise click.ClickException(f"cannot {what} {self.save_path}: {why}") from error
+        from . import artifact
+
         try:
             for target in targets.values():
                 artifact.check_target(target)
@@ -96,16 +136,25 @@ class Jobs:
         return targets
 
     def _one(self, name: str, target: Path | None) -> dict[str, Any]:
-        result = dict.fromkeys(("name", "error", "saved", "weights", "statistics"))
-        result["name"] = name
+        result = _result(name)
         try:
-            with terminal.progress_bar(name) as progress:
+            with self._failing_in_one_line(name), terminal.progress_bar(name) as progress:
                 self._convert(name, target, progress, result)
-        except (torch.OutOfMemoryError, MemoryError):
-            result["error"] = f"{name}: out of memory on {self.device}"
-        except (Exception, SystemExit) as error:  # one model's failure, foreseen or not, loses no others
-            result["error"] = _one_line(name, error)
+        except click.ClickException as error:  # one model's failure loses no others
+            result["error"] = error.message
         return result
+
+    @contextlib.contextmanager
+    def _failing_in_one_line(self, name: str) -> Iterator[None]:
+        """Turns whatever goes wrong with a model, foreseen or not, into a click.ClickException of one line."""
+        import torch
+
+        try:
+            yield
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise click.ClickException(f"{name}: out of memory on {self.device}") from error
+        except (Exception, SystemExit) as error:
+            raise click.ClickException(_one_line(name, error)) from error
 
     def _convert(
         self,
@@ -114,6 +163,9 @@ class Jobs:
         progress: Callable[[str, int, int], None],
         result: dict[str, Any],
     ) -> None:
+        from . import artifact
+        from .converter import ModelConverter
+
         progress("load", 0, 1)
         entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
         result["weights"] = entry.recipe["weights"]
@@ -135,17 +187,16 @@ def folder_name(name: str) -> str:
 
 
 def device_and_dtype(device_name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
-    """Raises click.ClickException where PyTorch has no such device, or it cannot compute in that dtype."""
+    """The names in PyTorch's terms. ``device_name`` is "auto", "cpu" or "cuda", the latter two with an index or not.
+
+    Raises:
+        click.ClickException: PyTorch has no such device, or it cannot compute in that dtype.
+    """
+    import torch
+
     if device_name == "auto":
         device_name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device, dtype = torch.device(device_name), getattr(torch, dtype_name)
-    except RuntimeError:
-        raise click.ClickException(
-            f"no such device: {device_name!r} (try auto, cpu, cuda or cuda:0)"
-        ) from None
-    if device.type not in ("cpu", "cuda"):
-        raise click.ClickException(f"device {device_name!r} is not supported: kfconvert runs on cpu and cuda")
+    device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise click.ClickException(
             f"no such device: {device_name!r}, PyTorch sees {torch.cuda.device_count()} "
@@ -158,6 +209,19 @@ def device_and_dtype(device_name: str, dtype_name: str) -> tuple[torch.device, t
         reason = str(error).splitlines()[0]
         raise click.ClickException(f"{device} cannot compute in {dtype_name}: {reason}") from error
     return device, dtype
+
+
+def _result(name: str, error: str | None = None) -> dict[str, Any]:
+    return {"name": name, "error": error, "saved": None, "weights": None, "statistics": None}
+
+
+def _mistake(name: str) -> str | None:
+    """What is wrong with the name of a model, as far as that can be told at once."""
+    try:
+        zoo.check(name)
+    except zoo.ZooError as error:
+        return _one_line(name, error)
+    return None
 
 
 def _one_line(name: str, error: BaseException) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
 from .aliases import Aliases
 from .dataflow import Op, Tree, unify
+from .sources import location
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,24 @@ class Match:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A site where a pattern almost applied, and what stood in the way."""
+    """A site where a pattern almost applied, and what stood in the way.
+
+    ``location`` is ``file:line`` of the call that stood in the way, or of the anchor where there is no such call;
+    None where the graph does not know it.
+    """
 
     pattern: str
     site: str
     reason: str
+    location: str | None = None
+
+
+class _Refused(NamedTuple):
+    """A match that may not be fused, the reason, and the call that stands in the way (None: the match itself)."""
+
+    match: Match
+    reason: str
+    blocker: fx.Node | None
 
 
 @dataclass
@@ -141,46 +155,52 @@ def find(graph: fx.Graph, patterns: Iterable[Pattern]) -> Findings:
     findings = Findings(sorted(chosen, key=lambda match: order[match.root]))
     fused_sites = {match.site for match in chosen}
     reported = set()
-    for match, reason in misses:
+    for match, reason, blocker in misses:
         anchor = match.captures[match.pattern.anchor]
         if len(match.nodes) > covered.get(anchor, 0) and anchor not in reported:
             reported.add(anchor)
-            findings.near_misses.append(NearMiss(match.pattern.name, match.site, reason))
+            findings.near_misses.append(NearMiss(match.pattern.name, match.site, reason, _place(blocker, anchor)))
     anchors = _anchor_targets(patterns)
     for node in graph.nodes:
         if node.target in anchors and node not in covered and node not in reported:
             if module_path(node) not in fused_sites:
-                findings.near_misses.append(NearMiss(anchors[node.target], module_path(node), _users_of(node)))
+                place = _place(next(iter(node.users), None), node)
+                findings.near_misses.append(
+                    NearMiss(anchors[node.target], module_path(node), _users_of(node), place)
+                )
     return findings
 
 
-def _match_at(
-    pattern: Pattern, node: fx.Node, aliases: Aliases
-) -> tuple[Match | None, tuple[Match, str] | None]:
+def _place(blocker: fx.Node | None, anchor: fx.Node) -> str | None:
+    return (location(blocker) if blocker is not None else None) or location(anchor)
+
+
+def _match_at(pattern: Pattern, node: fx.Node, aliases: Aliases) -> tuple[Match | None, _Refused | None]:
     refused = None
     for binding in unify(pattern.tree, node):
         match = Match(pattern, binding.nodes, binding.captures)
-        reason = _never_allowed(match, aliases) or pattern.refusal(match)
+        reason, blocker = _never_allowed(match, aliases) or (pattern.refusal(match), None)
         if reason is None:
             return match, None
-        refused = refused or (match, reason)
+        refused = refused or _Refused(match, reason, blocker)
     return None, refused
 
 
-def _never_allowed(match: Match, aliases: Aliases) -> str | None:
+def _never_allowed(match: Match, aliases: Aliases) -> tuple[str, fx.Node] | None:
+    """Why no pattern may fuse this, and the node that is the reason."""
     kept = {match.captures[name] for name in match.pattern.kept}
     for node in match.nodes[1:]:
         others = [user for user in node.users if user not in match.nodes]
         if others and node not in kept:
-            return f"the value of {node.target} is also used by {_describe(others[0])}"
+            return f"the value of {node.target} is also used by {_describe(others[0])}", others[0]
     tensors = [value for value in match.captures.values() if isinstance(value, fx.Node)]
     calls = _named_calls(match.pattern.tree)
     for name, value in match.captures.items():
         if name not in calls and isinstance(value, fx.Node) and value in match.nodes:
-            return f"the value of {value.target} is used twice in the match"
+            return f"the value of {value.target} is used twice in the match", value
     for node in (*match.nodes, *tensors):
         if aliases.is_written(node):
-            return f"the storage of {node.name} is written in place in this graph"
+            return f"the storage of {node.name} is written in place in this graph", node
     return None
 
 

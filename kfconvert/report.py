@@ -12,6 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from .sources import at
+
 MAX_REASONS = 3
 MAX_NEAR_MISSES = 5
 
@@ -158,7 +160,8 @@ def _nothing_fused(stats: dict[str, Any]) -> Text:
     if misses:
         text.append("\nWhat came closest, and what stood in the way:")
     for miss in misses[:MAX_NEAR_MISSES]:
-        text.append(f"\n  {miss['pattern']} at {miss['module'] or 'the root'}: {miss['reason']}", style="")
+        why = f"{miss['reason']}{at(miss.get('location'))}"
+        text.append(f"\n  {miss['pattern']} at {miss['module'] or 'the root'}: {why}", style="")
     if len(misses) > MAX_NEAR_MISSES:
         text.append(f"\n  and {len(misses) - MAX_NEAR_MISSES} more (--json lists all)")
     return text

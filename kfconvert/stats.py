@@ -12,6 +12,7 @@ from .extension import EXTENSION_LOADED
 from .input_spec import InputSpecError, describe
 from .matcher import NearMiss
 from .patterns import REGISTRY
+from .sources import at
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ def conversion_stats(job: Conversion) -> dict[str, Any]:
     }
 
 
-def _near_miss(miss: NearMiss, region: str) -> dict[str, str]:
+def _near_miss(miss: NearMiss, region: str) -> dict[str, str | None]:
     module = ".".join(filter(None, (region, miss.site)))
-    return {"pattern": miss.pattern, "module": module, "reason": miss.reason}
+    return {"pattern": miss.pattern, "module": module, "reason": miss.reason, "location": miss.location}
 
 
 def _example(job: Conversion) -> Any:
@@ -94,13 +95,14 @@ def _why_nothing(job: Conversion) -> str:
         return job.reverted
     main = job.outermost()
     if not main:
-        return f"it could not be captured: {job.regions[0]['reason']}"
+        region = job.regions[0]
+        return f"it could not be captured: {region['reason']}{at(region.get('location'))}"
     sites = [site for captured in main for site in captured.sites]
     if sites:
         reason, count = Counter(site.reason for site in sites).most_common(1)[0]
         return f"{len(sites)} sites were found, none was applied; of {count}: {reason}"
-    misses = [miss for captured in main for miss in captured.findings.near_misses]
+    misses = [_near_miss(miss, captured.path) for captured in main for miss in captured.findings.near_misses]
     if misses:
-        miss = misses[0]
-        return f"no site was found; nearest: {miss.pattern} at {miss.site or 'the root'}: {miss.reason}"
+        nearest = "{pattern} at {module}: {reason}".format(**misses[0] | {"module": misses[0]["module"] or "the root"})
+        return f"no site was found; nearest: {nearest}{at(misses[0]['location'])}"
     return "it has no linear, convolution or layer norm call"

@@ -11,13 +11,14 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers.utils import logging as transformers_logging
 
 from .zoo import WeightsWarning
 
 
 def quieten_libraries() -> None:
     """Leaves stderr to the progress bar and to what concerns the user."""
+    from transformers.utils import logging as transformers_logging  # takes a second
+
     for library in ("huggingface_hub", "timm", "torch.export", "torch.fx"):
         logging.getLogger(library).setLevel(logging.ERROR)
     transformers_logging.set_verbosity_error()

@@ -169,6 +169,15 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
             ["no pretrained weights", "cannot be reached"],
         ),
         (["--models", "./nowhere"], ["no such folder"]),
+        (["--models", "timm:resnet5O"], ["timm has no model 'resnet5O'", "resnet50"]),
+        (["--models", "Bottleneck"], ["unknown model 'Bottleneck'", "cannot be reached"]),
+        (["--dtype", "float16", "explain", "resnet18"], ["--dtype has no effect before explain"]),
+        (["explain"], ["MODEL"]),
+        (["explain", "resnet5O"], ["unknown model 'resnet5O'", "resnet50"]),
+        (["explain", "resnet18", "--device", "tpu9"], ["no such device", "tpu9"]),
+        (["explain", "resnet18", "--input-shape", "1,3,many"], ["--input-shape", "1,3,many"]),
+        (["explain", "resnet18", "--input-shape", "0,3,8,8"], ["--input-shape", "positive"]),
+        (["explain", "cli_models:picky"], ["cli_models:picky: Net does not accept float32[2, 5, 8, 8]"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -373,8 +382,29 @@ def test_help_and_mistakes_do_not_wait_for_torch():
     code = (
         "import sys\nfrom kfconvert import cli\n"
         "assert cli.main(['--help']) == 0 and cli.main(['--batch-size', '0']) == 2\n"
+        "assert cli.main(['--models', 'resnet5O', './nowhere']) == 2 and cli.main(['explain', 'timm:resnet5O']) == 2\n"
+        "assert cli.main(['--models', 'resnet18', '--device', 'tpu9']) == 2\n"
         "sys.exit('torch' in sys.modules)\n"
     )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
     assert finished.returncode == 0, finished.stderr
-    assert "--models" in finished.stdout
+    assert "--models" in finished.stdout and finished.stderr.count("kfconvert: error: ") == 5
+
+
+def test_explain(capsys, workplace):
+    assert cli.main(["explain", "cli_models:net", "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    first, *tree = out.splitlines()
+    assert first == "Net  float32[2, 3, 8, 8]  2 of 2 sites fused"
+    assert any("conv  Conv2d  conv_bn_relu: fused" in line for line in tree)
+    assert any("head  Linear  linear_relu: fused" in line for line in tree)
+    assert all(line == line.rstrip() for line in tree) and "error" not in err and "like" not in out
+    assert cli.main(["explain", "cli_models:net", "--device", "cpu", "--input-shape", "4,3,9,9"]) == 0
+    assert "float32[4, 3, 9, 9]  2 of 2 sites fused" in capsys.readouterr().out
+    assert leftovers(workplace) == []

@@ -116,10 +116,13 @@ def test_the_whole_and_its_parts_share_fused_modules():
     assert modules("model.layers.0.mlp") <= modules("")
 
 
-def test_what_is_called_without_its_argument_cache_is_told():
+def test_what_was_not_captured_is_told_with_file_and_line():
     _, stats = convert(llama(), example_inputs={"input_ids": torch.randint(2, 64, (2, 5))})
-    reasons = {region["name"]: region["reason"] for region in stats["regions"] if not region["captured"]}
-    assert "DynamicCache" in reasons["model.layers.0.self_attn"]
+    attention = next(region for region in stats["regions"] if region["name"] == "model.layers.0.self_attn")
+    assert not attention["captured"] and "DynamicCache" in attention["reason"]
+    assert attention["location"].startswith("transformers/models/llama/modeling_llama.py:")
+    _, stats = convert(Branching(), input_shape=(2, 5, 16))
+    assert "test_parts.py:" in stats["regions"][0]["location"]
 
 
 def test_lists_of_images_of_any_size():

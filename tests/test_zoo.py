@@ -6,11 +6,12 @@ import warnings
 
 import pytest
 import torch
+import torchvision
 import transformers
 from torch import nn
 
 from kfconvert import zoo
-from kfconvert.zoo import hub, huggingface, torchvision_models
+from kfconvert.zoo import hub, huggingface, known, torchvision_models
 from kfconvert.zoo.architectures import ALIASES, ARCHITECTURES
 from kfconvert.zoo.common import Request
 from kfconvert.zoo.huggingface_inputs import example_inputs, max_positions
@@ -451,6 +452,37 @@ def test_rebuild_takes_only_model_classes_of_transformers(tiny_bert_named):
         zoo.rebuild({"kind": "pickle"})
     with pytest.raises(zoo.ZooError, match="lacks 'name'"):
         zoo.rebuild({"kind": "torchvision"})
+
+
+def test_names_read_from_the_sources_are_those_of_the_libraries():
+    timm = pytest.importorskip("timm")
+    read = known.names()
+    listed = zoo.list_models()
+    assert set(listed["torchvision"]) | set(listed["timm"]) | set(listed["transformers"]) <= read
+    assert read <= set(torchvision.models.list_models()) | set(timm.list_models()) | {*ARCHITECTURES, *ALIASES}
+    assert all(known.may_have("torchvision", name) for name in torchvision.models.list_models())
+    renamed = ("vit_tiny_patch16_224_in21k", "resnet50.a1_in1k")  # an old name, and one with a tag
+    assert all(timm.is_model(name) and known.may_have("timm", name) for name in renamed)
+    assert not known.may_have("timm", "resnet5O") and not known.may_have("timm", "")
+    assert not known.may_have("no_such_library", "resnet50") and not known.installed("no_such_library")
+
+
+def test_a_word_of_a_library_that_is_no_model_is_unknown_all_the_same():
+    with pytest.raises(zoo.ZooError, match="unknown model 'Bottleneck'"):
+        zoo.resolve("Bottleneck")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "timm:resnet10t", "transformers:gpt2", "gpt2", "pkg.mod:make"])
+def test_check_passes_what_may_be_a_model(name):
+    zoo.check(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "./nowhere", "torchvision:resnet10t", "timm:no_such_net", "transformers:some/thing"]
+)
+def test_check_refuses_what_is_none(name):
+    with pytest.raises(zoo.ZooError):
+        zoo.check(name)
 
 
 def test_list_models():

@@ -16,29 +16,32 @@ So ``resnet50``, which torchvision and timm both have, is torchvision's.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-from torch.utils import _pytree as pytree
-
+from . import hub, known
+from .architectures import ALIASES, ARCHITECTURES
 from .common import Request, WeightsWarning, ZooError, ZooModel, nearest
 
-__all__ = ["WeightsWarning", "ZooError", "ZooModel", "list_models", "rebuild", "resolve"]
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["WeightsWarning", "ZooError", "ZooModel", "check", "list_models", "rebuild", "resolve"]
 
 WEIGHTS = ("auto", "pretrained", "random")
-_PREFIXES = ("torchvision", "transformers", "timm")
+_LIBRARIES = ("torchvision", "timm")
+_PREFIXES = (*_LIBRARIES, "transformers")
 
 
 def resolve(
     name: str,
     weights: str = "auto",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     batch_size: int = 1,
     seq_len: int | None = None,
 ) -> ZooModel:
-    """The model called ``name`` in eval mode, with inputs for it, both in ``dtype`` on ``device``.
+    """The model called ``name`` in eval mode, with inputs for it, both in ``dtype`` (float32) on ``device``.
 
     Args:
         weights: ``"pretrained"`` demands trained weights; ``"random"`` takes random ones from a fixed seed;
@@ -57,6 +60,11 @@ def resolve(
     for what, size in (("batch size", batch_size), ("sequence length", seq_len)):
         if size is not None and size < 1:
             raise ZooError(f"{what} must be at least 1, not {size}")
+    check(name)
+    import torch
+    from torch.utils import _pytree as pytree
+
+    dtype = torch.float32 if dtype is None else dtype
     model, inputs, recipe = _build(name, Request(weights, batch_size, seq_len))
     model = model.eval().to(device=device, dtype=dtype)
 
@@ -94,6 +102,22 @@ def rebuild(recipe: dict[str, Any], trust_source: bool = False) -> nn.Module:
         raise ZooError(f"its recipe lacks {error}") from error
 
 
+def check(name: str) -> None:
+    """Raises ZooError where ``name`` is certainly none of a model, see ``resolve``.
+
+    Neither torch nor a library of models is imported for that: a misspelt name is told at once.
+    """
+    prefix, _, rest = name.partition(":")
+    if rest and prefix in _LIBRARIES:
+        if known.installed(prefix) and not known.may_have(prefix, rest):
+            raise ZooError(f"{prefix} has no model {rest!r}{nearest(rest, known.names())}")
+        return
+    on_hub = rest if rest and prefix in _PREFIXES else name
+    if on_hub == name and (rest or _folder(name) or any(known.may_have(each, name) for each in _LIBRARIES)):
+        return
+    _check_hub(on_hub)
+
+
 def list_models() -> dict[str, list[str]]:
     """The names known without a network, by source: ``torchvision``, ``transformers``, ``timm``."""
     from . import huggingface, timm_models, torchvision_models
@@ -114,12 +138,10 @@ def _build(name: str, request: Request) -> ZooModel:
             return torchvision_models.build(rest, request)
         if prefix == "timm":
             return timm_models.build(rest, request)
-        return _from_hub(rest, request)
-    folder = Path(name).expanduser()
-    if name and folder.is_dir():
-        return _from_folder(folder, request)
-    if name.startswith((".", "/", "~")):
-        raise ZooError(f"{name} is a file, not a folder" if folder.exists() else f"no such folder: {name}")
+        return huggingface.build(rest, request)
+    folder = _folder(name)
+    if folder:
+        return huggingface.build_folder(folder, request)
     if rest:
         from . import callables
 
@@ -128,26 +150,27 @@ def _build(name: str, request: Request) -> ZooModel:
         return torchvision_models.build(name, request)
     if not huggingface.knows(name) and timm_models.knows(name):
         return timm_models.build(name, request)
-    return _from_hub(name, request)
+    _check_hub(name)
+    return huggingface.build(name, request)
 
 
-def _from_folder(folder: Path, request: Request) -> ZooModel:
-    from . import huggingface
+def _check_hub(name: str) -> None:
+    reason = None if ALIASES.get(name, name) in ARCHITECTURES else hub.unknown(name)
+    if reason:
+        raise ZooError(f"unknown model {name!r}{nearest(name, known.names())}: {reason}")
 
+
+def _folder(name: str) -> Path | None:
+    """The local Hugging Face folder that ``name`` is the path of; None where it is no path."""
+    folder = Path(name).expanduser()
+    if not name or not folder.is_dir():
+        if name.startswith((".", "/", "~")):
+            raise ZooError(f"{name} is a file, not a folder" if folder.exists() else f"no such folder: {name}")
+        return None
     if (folder / "kfconvert.json").exists():
         raise ZooError(
             f"{folder} is a converted model already: kfconvert.load({str(folder)!r}) gives it back"
         )
     if not (folder / "config.json").exists():
         raise ZooError(f"{folder} is no Hugging Face model folder: it has no config.json")
-    return huggingface.build_folder(folder, request)
-
-
-def _from_hub(name: str, request: Request) -> ZooModel:
-    from . import huggingface
-
-    try:
-        return huggingface.build(name, request)
-    except huggingface.UnknownOnHub as error:
-        known = [known for names in list_models().values() for known in names]
-        raise ZooError(f"unknown model {name!r}{nearest(name, known)}: {error}") from error
+    return folder

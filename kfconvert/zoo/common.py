@@ -1,4 +1,7 @@
-"""What every source of models shares: the request, the answer, the errors and the fixed seed."""
+"""What every source of models shares: the request, the answer, the errors and the fixed seed.
+
+torch is imported where it is used: a misspelt name is told without it (``zoo.check``).
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 SEED = 0
 HUB_TIMEOUT_S = 5.0
@@ -53,17 +57,23 @@ class Request:
 
     def images(self, channels: int, *size: int) -> torch.Tensor:
         """Standard normal images (or clips), float32 of shape (batch, channels, *size)."""
+        import torch
+
         return torch.randn(self.batch_size, channels, *size, generator=generator())
 
 
 def generator() -> torch.Generator:
     """A CPU generator with the fixed seed: the same name always gives the same inputs."""
+    import torch
+
     return torch.Generator().manual_seed(SEED)
 
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
     """Fixes the seed of the global CPU generator inside and gives the caller's state back afterwards."""
+    import torch
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         yield
@@ -86,12 +96,14 @@ def enliven(model: nn.Module) -> None:
     Fresh models have zero biases and identity norms: a conversion that dropped a bias or folded a BatchNorm
     wrongly would go unseen, and deep networks without trained statistics fade to outputs around 1e-10.
     """
+    import torch
+
     noise = generator()
     for parameter in model.parameters():
         if parameter.dim() == 1:
             parameter.data += 0.02 * torch.randn(parameter.shape, generator=noise)
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
             module.running_mean.copy_(0.1 * torch.randn(module.running_mean.shape, generator=noise))
             module.running_var.copy_(0.5 + torch.rand(module.running_var.shape, generator=noise))
 

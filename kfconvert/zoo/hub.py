@@ -50,6 +50,16 @@ def exists(name: str, filename: str) -> bool:
     return True
 
 
+def unknown(name: str) -> str | None:
+    """Why the repository ``name`` is no model that can be had from the hub or its cache; None if it is one."""
+    try:
+        if cached(name, "config.json") or exists(name, "config.json"):
+            return None
+    except HubUnreachable as error:
+        return f"the Hugging Face hub cannot be reached ({error}) and it is not among the built-in architectures"
+    return f"the Hugging Face hub has no model {name!r} that you may read"
+
+
 def _say_if_unreachable() -> None:
     reason = _unreachable()
     if reason:

@@ -24,10 +24,6 @@ _WEIGHT_FILES = (
 )
 
 
-class UnknownOnHub(ZooError):
-    """Neither the hub nor the built-in architectures know the name, or the hub could not be asked."""
-
-
 def names() -> list[str]:
     """The names of the built-in architectures; others work where the hub can be reached."""
     return sorted(ARCHITECTURES)
@@ -42,7 +38,6 @@ def build(name: str, request: Request) -> ZooModel:
     """The base model (``AutoModel``) that the hub has under ``name``, its example inputs and its recipe.
 
     Raises:
-        UnknownOnHub: see there.
         ZooError: pretrained weights were demanded and cannot be had, or the checkpoint cannot be read.
     """
     model, weights = with_weights(name, request, lambda: _pretrained(name), lambda: _random(_config_of(name)))
@@ -105,17 +100,12 @@ def _config_of(name: str) -> PreTrainedConfig:
     if knows(name):
         config_class, values = ARCHITECTURES[ALIASES.get(name, name)]
         return getattr(transformers, config_class)(**values)
-    try:
-        return _read_config(name, in_cache=hub.cached(name, "config.json"))
-    except hub.HubUnreachable as error:
-        raise UnknownOnHub(
-            f"the Hugging Face hub cannot be reached ({error}) and it is not among the built-in architectures"
-        ) from error
+    return _read_config(name, in_cache=hub.cached(name, "config.json"))
 
 
 def _read_config(name: str, in_cache: bool) -> PreTrainedConfig:
     if not in_cache and not hub.exists(name, "config.json"):
-        raise UnknownOnHub(f"the Hugging Face hub has no model {name!r} that you may read")
+        raise ZooError(f"the Hugging Face hub has no model {name!r} that you may read")
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=False, local_files_only=in_cache)
     except Exception as error:  # as in build_folder

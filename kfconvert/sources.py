@@ -1,0 +1,90 @@
+"""Where in a model's source something came from: the line behind a node of a graph, or behind an error of the
+exporter."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import fx, nn
+
+_FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
+_PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+# They run a model, and models are made of their modules, without being what its author wrote.
+_TORCH, _KFCONVERT = (os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__, __file__))
+
+
+def location(node: fx.Node) -> str | None:
+    """``file:line`` of the innermost frame of the model's own code that made ``node``.
+
+    Frames of torch, of the standard library and of kfconvert are passed over: ``self.conv1(x)`` is told, not the line
+    in ``torch/nn/modules/conv.py``. A file of an installed package is told from the package on
+    (``transformers/models/llama/modeling_llama.py:123``). None where the graph does not know.
+    """
+    return _innermost(_frames_in(node.meta.get("stack_trace") or ""))
+
+
+def blame(error: BaseException) -> str | None:
+    """``file:line``, as of ``location``, of the model's own code that the exporter stumbled over; None if unknown.
+
+    The tracebacks of ``error`` and of the errors behind it are asked first, then their texts: for what the exporter
+    finds after the model has run (such as a branch on a value) it prints the frames in the message.
+    """
+    errors = list(_with_causes(error))
+    for each in errors:
+        found = _innermost(_frames_of(each))
+        if found:
+            return found
+    return next(filter(None, (_innermost(_frames_in(str(each))) for each in errors)), None)
+
+
+def definition(module: nn.Module) -> str | None:
+    """``file:line`` of the forward of ``module``, None where its source is not to be had."""
+    forward = inspect.unwrap(type(module).forward)
+    try:
+        return f"{_PACKAGES.sub('', inspect.getsourcefile(forward) or '')}:{forward.__code__.co_firstlineno}"
+    except (AttributeError, TypeError):
+        return None
+
+
+def at(place: str | None) -> str:
+    """``" (file:line)"`` to end a reason with, or nothing where the place is not known."""
+    return f" ({place})" if place else ""
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _frames_of(error: BaseException) -> list[tuple[str, int | None]]:
+    """The frames of its traceback, but for those of kfconvert's callers."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    entry = next((index for index, (file, _) in enumerate(frames) if file.startswith(_KFCONVERT)), 0)
+    return frames[entry:]
+
+
+def _frames_in(text: str) -> list[tuple[str, int]]:
+    return [(file, int(line)) for file, line in _FRAME.findall(text)]
+
+
+def _innermost(frames: Iterable[tuple[str, int | None]]) -> str | None:
+    own = [(file, line) for file, line in frames if _is_own(file)]
+    return f"{_PACKAGES.sub('', own[-1][0])}:{own[-1][1]}" if own else None
+
+
+def _is_own(file: str) -> bool:
+    if file.startswith("<"):  # generated code, but for what was typed into an interpreter or a notebook
+        return file.startswith(("<stdin", "<ipython-input"))
+    if file.startswith(_STANDARD_LIBRARY) and not _PACKAGES.match(file):
+        return False
+    return not file.startswith((_TORCH, _KFCONVERT))
