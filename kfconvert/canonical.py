@@ -33,6 +33,16 @@ def drop_trace_checks(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def one_cast(graph: fx.Graph) -> None:
+    """``x.type_as(y)`` and ``x.to(y)`` are ``x.to(dtype)`` on the same device: the guard has checked those of y."""
+    for node in graph.nodes:
+        if node.target not in (aten.type_as.default, aten.to.device) or _is_forced_copy(node):
+            continue
+        before, after = node.args[0].meta["val"], node.meta["val"]
+        if before.device == after.device:
+            node.target, node.args, node.kwargs = aten.to.dtype, (node.args[0], after.dtype), {}
+
+
 def drop_identities(graph: fx.Graph) -> None:
     """Dropout in eval mode, slices of everything, conversions to the dtype and device that a value has."""
     for node in list(graph.nodes):
@@ -54,13 +64,15 @@ def _is_identity(node: fx.Node) -> bool:
     if node.target is aten.slice.Tensor:
         _, _, start, end, step = arguments(node)
         return start in (0, None) and end == 2**63 - 1 and step == 1
-    if node.target in (aten.to.dtype_layout, aten.to.dtype, aten.to.device):
+    if node.target in (aten.to.dtype_layout, aten.to.dtype):
         before, after = node.args[0].meta["val"], node.meta["val"]
-        forced = node.kwargs.get("copy", False) or node.kwargs.get("memory_format") is not None or (
-            len(node.args) > 3
-        )
-        return not forced and before.dtype is after.dtype and before.device == after.device
+        return not _is_forced_copy(node) and before.dtype is after.dtype and before.device == after.device
     return False
+
+
+def _is_forced_copy(conversion: fx.Node) -> bool:
+    kwargs = conversion.kwargs
+    return kwargs.get("copy", False) or kwargs.get("memory_format") is not None or len(conversion.args) > 3
 
 
 def make_functional(graph: fx.Graph) -> None:
@@ -194,6 +206,7 @@ def spell_activations(graph: fx.Graph) -> None:
 
 PASSES: tuple[Callable[[fx.Graph], None], ...] = (
     drop_trace_checks,
+    one_cast,
     drop_identities,
     make_functional,
     views_to_reshapes,

@@ -33,7 +33,7 @@ class Number:
 class Op:
     """Matches a call of ``target``. ``args`` follow the operator's schema; those left out must have their default.
 
-    ``name``, if given, captures the result of the call.
+    ``name``, if given, captures the result of the call; the same name must stand for the same call everywhere.
     """
 
     target: Any
@@ -61,7 +61,7 @@ Tree = Union[Var, Number, Op, Either, Any]
 
 @dataclass(frozen=True)
 class Binding:
-    """One way in which a tree matched: captured values by name, and the calls it covers, root first."""
+    """One way in which a tree matched: captured values by name, and the calls it covers, each once, root first."""
 
     captures: dict[str, Any]
     nodes: tuple[fx.Node, ...]
@@ -102,8 +102,10 @@ def unify(tree: Tree, value: Any, binding: Binding = Binding({}, ())) -> Iterato
 
 
 def _unify_call(tree: Op, node: fx.Node, binding: Binding) -> Iterator[Binding]:
+    if tree.name is not None and binding.captures.get(tree.name, node) is not node:
+        return
     captures = binding.captures if tree.name is None else {**binding.captures, tree.name: node}
-    start = Binding(captures, (*binding.nodes, node))
+    start = Binding(captures, binding.nodes if node in binding.nodes else (*binding.nodes, node))
     actual = arguments(node)
     defaults = tuple(argument.default_value for argument in node.target._schema.arguments)
     expected = tree.args + defaults[len(tree.args) :]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .aliases import Aliases
-from .dataflow import Op, Tree, unify
+from .dataflow import Either, Op, Tree, unify
 from .sources import location
 
 
@@ -44,7 +44,7 @@ class Pattern:
 
     Attributes:
         name: key in ``conversion_stats`` (``<name>_found``, ``<name>_replaced``).
-        tree: the dataflow to find.
+        tree: the dataflow to find: a call, or one of several.
         anchor: capture name of the call that identifies a site (its module is the site's module).
         numerics: "exact", "reassociated" (same formula, other rounding) or "approximate" (opt-in).
         refusal: None where the match may be fused, else the reason why not.
@@ -54,7 +54,7 @@ class Pattern:
     """
 
     name: str
-    tree: Op
+    tree: Op | Either
     anchor: str
     numerics: str
     refusal: Callable[[Match], str | None]
@@ -139,7 +139,8 @@ def find(graph: fx.Graph, patterns: Iterable[Pattern]) -> Findings:
     patterns = list(patterns)
     by_root: dict[Any, list[Pattern]] = {}
     for pattern in patterns:
-        by_root.setdefault(pattern.tree.target, []).append(pattern)
+        for target in dict.fromkeys(root.target for root in _roots(pattern.tree)):
+            by_root.setdefault(target, []).append(pattern)
     aliases = Aliases(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}
     matches, misses = [], []
@@ -160,15 +161,19 @@ def find(graph: fx.Graph, patterns: Iterable[Pattern]) -> Findings:
         if len(match.nodes) > covered.get(anchor, 0) and anchor not in reported:
             reported.add(anchor)
             findings.near_misses.append(NearMiss(match.pattern.name, match.site, reason, _place(blocker, anchor)))
-    anchors = _anchor_targets(patterns)
+    anchors = _anchors(patterns)
     for node in graph.nodes:
-        if node.target in anchors and node not in covered and node not in reported:
-            if module_path(node) not in fused_sites:
-                place = _place(next(iter(node.users), None), node)
-                findings.near_misses.append(
-                    NearMiss(anchors[node.target], module_path(node), _users_of(node), place)
-                )
+        if node in covered or node in reported or module_path(node) in fused_sites:
+            continue
+        name = next((name for tree, name in anchors.get(node.target, ()) if next(unify(tree, node), None)), None)
+        if name is not None:
+            place = _place(next(iter(node.users), None), node)
+            findings.near_misses.append(NearMiss(name, module_path(node), _users_of(node), place))
     return findings
+
+
+def _roots(tree: Op | Either) -> list[Op]:
+    return [tree] if isinstance(tree, Op) else [root for option in tree.options for root in _roots(option)]
 
 
 def _place(blocker: fx.Node | None, anchor: fx.Node) -> str | None:
@@ -214,31 +219,35 @@ def _without_overlaps(matches: list[Match], order: dict[fx.Node, int]) -> list[M
     return chosen
 
 
+def _calls(tree: Tree) -> list[Op]:
+    """The distinct calls in ``tree``, outer ones first. Options share subtrees: each is visited once."""
+    seen: set[int] = set()
+    calls, waiting = [], [tree]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen or not isinstance(part, (Op, Either)):
+            continue
+        seen.add(id(part))
+        waiting += reversed(part.args if isinstance(part, Op) else part.options)
+        calls += [part] if isinstance(part, Op) else []
+    return calls
+
+
 def _named_calls(tree: Tree) -> set[str]:
     """Capture names in ``tree`` that stand for calls, not for inputs."""
-    names = set().union(*(_named_calls(option) for option in getattr(tree, "options", ())))
-    if isinstance(tree, Op):
-        names |= set().union(*(_named_calls(argument) for argument in tree.args))
-        names |= {tree.name} - {None}
-    return names
+    return {call.name for call in _calls(tree)} - {None}
 
 
-def _anchor_targets(patterns: list[Pattern]) -> dict[Any, str]:
-    """The operators that identify sites, each with the simplest pattern that wants it."""
-    targets: dict[Any, str] = {}
-
-    def visit(tree: Tree, pattern: Pattern) -> None:
-        for option in getattr(tree, "options", ()):
-            visit(option, pattern)
-        if isinstance(tree, Op):
-            if tree.name == pattern.anchor:
-                targets.setdefault(tree.target, pattern.name)
-            for argument in tree.args:
-                visit(argument, pattern)
-
+def _anchors(patterns: list[Pattern]) -> dict[Any, list[tuple[Op, str]]]:
+    """By operator, the calls that identify sites, each with the simplest pattern that wants it."""
+    anchors: dict[Any, list[tuple[Op, str]]] = {}
     for pattern in patterns:
-        visit(pattern.tree, pattern)
-    return targets
+        for call in _calls(pattern.tree):
+            if call.name == pattern.anchor:
+                known = anchors.setdefault(call.target, [])
+                if all(call != other for other, _ in known):
+                    known.append((call, pattern.name))
+    return anchors
 
 
 def _users_of(node: fx.Node) -> str:

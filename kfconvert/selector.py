@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_aggregate
 
 from .dataflow import aten
 from .lowering import lower
@@ -103,7 +104,7 @@ class Selector:
     def _decide(self, site: Site, sample: _Sample) -> Decision:
         module, inputs = site.replacement.module, sample.inputs
         original = sample.original
-        exact = _flat(sample.original_in(torch.float64))
+        exact = _flat(sample.exact())
         own = _error(_flat(original()), exact)
         allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps)
         accurate, least = {}, math.inf
@@ -155,6 +156,7 @@ class _Sample:
 
     inputs: tuple[Tensor, ...]
     subgraph: Callable[..., Any]
+    exact_subgraph: Callable[..., Any]
     arguments: tuple[Tensor, ...]
 
     @property
@@ -164,8 +166,9 @@ class _Sample:
     def original(self) -> Any:
         return self.subgraph(*self.arguments)
 
-    def original_in(self, dtype: torch.dtype) -> Any:
-        return self.subgraph(*(a.to(dtype) if a.is_floating_point() else a for a in self.arguments))
+    def exact(self) -> Any:
+        """The original in float64 throughout, where the model itself casts as well."""
+        return self.exact_subgraph(*(a.double() if a.is_floating_point() else a for a in self.arguments))
 
 
 class _Recorder(fx.Interpreter):
@@ -208,7 +211,7 @@ class _Recorder(fx.Interpreter):
         if key in self.samples:
             return
         arguments = tuple(self._held[node] for node in outer)
-        self.samples[key] = _Sample(inputs, _subgraph(site, outer), arguments)
+        self.samples[key] = _Sample(inputs, _subgraph(site, outer), _subgraph(site, outer, _in_float64), arguments)
 
 
 def _sample_inputs(
@@ -242,12 +245,24 @@ def _outer_values(site: Site) -> list[fx.Node]:
     return list(dict.fromkeys(value for node in covered for value in node.all_input_nodes if value not in covered))
 
 
-def _subgraph(site: Site, outer: list[fx.Node]) -> Callable[..., Any]:
-    """The matched calls as a function of ``outer``, the values that they read."""
+def _unchanged(argument: Any) -> Any:
+    return argument
+
+
+def _in_float64(argument: Any) -> Any:
+    """float64 in place of a floating-point dtype that a call names."""
+    return torch.float64 if isinstance(argument, torch.dtype) and argument.is_floating_point else argument
+
+
+def _subgraph(
+    site: Site, outer: list[fx.Node], change: Callable[[Any], Any] = _unchanged
+) -> Callable[..., Any]:
+    """The matched calls as a function of ``outer``, the values that they read; ``change`` maps their constants."""
     graph = fx.Graph()
     copies = {node: graph.placeholder(f"value_{index}") for index, node in enumerate(outer)}
     for node in _covered(site):
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copied = copies[node] = graph.node_copy(node, copies.__getitem__)
+        copied.args, copied.kwargs = (map_aggregate(given, change) for given in (copied.args, copied.kwargs))
     graph.output(tuple(copies[node] for node in site.replacement.outputs))
     lower(graph)
     return fx.GraphModule(torch.nn.Module(), graph).forward

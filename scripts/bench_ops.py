@@ -52,6 +52,15 @@ def norm_cases(rows: int, columns: int, make: Callable[..., Tensor]) -> Iterator
     yield case("layer_norm+gelu", 2, lambda x, r, w, b: F.gelu(F.layer_norm(x, (columns,), w, b)), activation="gelu")
     yield case("add+layer_norm", 3, lambda x, r, w, b: F.layer_norm(x + r, (columns,), w, b))
 
+    def rms_case(name: str, passes: int, aten: Callable[..., Tensor]) -> Case:
+        def fused(x: Tensor, r: Tensor, w: Tensor, b: Tensor) -> Tensor:
+            return ops.rms_norm_act(x, (columns,), w, residual=r if "add" in name else None)
+
+        return Case(name, (rows, columns), passes, inputs, aten, fused)
+
+    yield rms_case("rms_norm", 2, lambda x, r, w, b: F.rms_norm(x, (columns,), w, 1e-6))
+    yield rms_case("add+rms_norm", 3, lambda x, r, w, b: F.rms_norm(x + r, (columns,), w, 1e-6))
+
 
 def elementwise_cases(rows: int, columns: int, make: Callable[..., Tensor]) -> Iterator[Case]:
     def inputs() -> tuple[Tensor, ...]:

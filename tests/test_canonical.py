@@ -169,3 +169,16 @@ def test_only_a_mask_that_is_true_everywhere_is_dropped(least, dropped):
     attention = next(n for n in region.graph.nodes if n.target is aten.scaled_dot_product_attention.default)
     assert (len(attention.args) == 3 and attention.kwargs["attn_mask"] is None) is dropped
     torch.testing.assert_close(run(model, region, x)[0], model(x), equal_nan=True)
+
+
+def test_casts_to_the_dtype_of_another_tensor():
+    def function(x):
+        wide = x.float().tanh()
+        return wide.type_as(x) + wide.to(x)
+
+    for dtype, casts in ((torch.bfloat16, 3), (torch.float32, 0)):
+        model, x = OneArgument(function), torch.randn(3, 4).to(dtype)
+        region = canonical_region(model, x)
+        assert targets(region) == [*[aten.to.dtype] * (casts > 0), aten.tanh.default, *[aten.to.dtype] * (casts - 1),
+                                   aten.add.Tensor]
+        assert torch.equal(run(model, region, x)[0], function(x))

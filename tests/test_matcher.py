@@ -60,6 +60,19 @@ def test_the_same_name_is_the_same_value():
     assert not list(unify(square, last_call(lambda x: x * x.sin())))
 
 
+def test_the_same_name_is_the_same_call():
+    tanh = Op(aten.tanh.default, Var("x"), name="tanh")
+    tree = Op(aten.add.Tensor, tanh, Op(aten.mul.Tensor, tanh, tanh))
+
+    def function(x):
+        hidden = torch.tanh(x)
+        return hidden + hidden * hidden
+
+    (found,) = list(unify(tree, last_call(function)))[:1]
+    assert [node.target for node in found.nodes] == [aten.add.Tensor, aten.tanh.default, aten.mul.Tensor]
+    assert not list(unify(tree, last_call(lambda x: torch.tanh(x) + torch.tanh(x) * torch.tanh(x))))
+
+
 def test_numbers_are_compared_closely_but_not_exactly():
     tree = Op(aten.mul.Tensor, Var("x"), Number(0.7978845608028654))
     assert list(unify(tree, last_call(lambda x: x * 0.79788456)))
@@ -69,6 +82,23 @@ def test_numbers_are_compared_closely_but_not_exactly():
 def test_either_takes_the_first_option_that_fits():
     tree = Either(Op(aten.sin.default, Var("x")), Op(aten.cos.default, Var("x")))
     assert list(unify(tree, last_call(torch.cos))) and not list(unify(tree, last_call(torch.tan)))
+
+
+def test_a_pattern_may_end_in_one_of_several_calls():
+    tanh = Op(aten.tanh.default, Var("x"), name="root")
+    either = pattern("either", Either(Op(aten.relu.default, tanh), Either(Op(aten.sin.default, tanh), tanh)))
+    for function in (torch.relu, torch.sin, torch.cos):
+        graph = region_of(Function(lambda x, f=function: f(torch.tanh(x))), torch.randn(2, 3)).graph
+        (match,) = find(graph, (either,)).matches
+        assert len(match.nodes) == (1 if function is torch.cos else 2)
+
+
+def test_a_site_is_near_only_where_its_anchor_fits():
+    square = Op(aten.pow.Tensor_Scalar, Var("x"), Number(2), name="root")
+    chain = pattern("chain", Op(aten.relu.default, square))
+    for exponent, near in ((2, ["chain"]), (3, [])):
+        graph = region_of(Function(lambda x, n=exponent: torch.tanh(x**n)), torch.randn(2, 3)).graph
+        assert [miss.pattern for miss in find(graph, (chain,)).near_misses] == near
 
 
 def test_the_larger_match_wins():

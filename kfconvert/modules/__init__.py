@@ -27,10 +27,12 @@ from .norm import (
     FusedLayerNormReLU,
     FusedLayerNormSiLU,
 )
+from .rms_norm import FusedAddRMSNorm, FusedRMSNorm
 
 __all__ = [
     "Derived",
     "FusedAddLayerNorm",
+    "FusedAddRMSNorm",
     "FusedConv1dBNReLU",
     "FusedConv2dBN",
     "FusedConv2dBNHardswish",
@@ -50,4 +52,5 @@ __all__ = [
     "FusedLinearSigmoid",
     "FusedLinearTanh",
     "FusedModule",
+    "FusedRMSNorm",
 ]

@@ -6,10 +6,11 @@ from torch import nn
 
 from kfconvert.ops import apply_activation, layer_norm_act
 
-from .base import FusedModule, Plan, gelu_name, held, require_float_tensor, require_plain
+from .base import gelu_name, held, require_plain
+from .norm_base import AddsResidual, FusedNorm
 
 
-class FusedLayerNorm(FusedModule):
+class FusedLayerNorm(FusedNorm):
     """``y = act(layer_norm(x))``, an ``nn.LayerNorm`` and the activation after it.
 
     layer_norm(x) = (x - mean) / sqrt(var + eps) * weight + bias, mean and (biased) variance over the last
@@ -19,26 +20,14 @@ class FusedLayerNorm(FusedModule):
     Strategies: "kernel" (``kfconvert.ops.layer_norm_act``), "composition".
     """
 
-    default_activation = "none"
-
     def __init__(self, normalized_shape, eps: float = 1e-5, elementwise_affine: bool = True,
                  bias: bool = True, activation: str | None = None, device=None, dtype=None):
-        super().__init__(activation or self.default_activation)
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        super().__init__(normalized_shape, eps, activation)
         options = {"device": device, "dtype": dtype}
         self._set_tensors(
-            shape, eps,
-            nn.Parameter(torch.ones(shape, **options)) if elementwise_affine else None,
-            nn.Parameter(torch.zeros(shape, **options)) if elementwise_affine and bias else None)
-
-    def _set_tensors(self, normalized_shape: tuple[int, ...], eps: float, weight, bias) -> None:
-        self.normalized_shape = normalized_shape
-        self.eps = eps
-        for name, tensor in (("weight", weight), ("bias", bias)):
-            if tensor is None or isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor)
+            weight=nn.Parameter(torch.ones(self.normalized_shape, **options)) if elementwise_affine else None,
+            bias=nn.Parameter(torch.zeros(self.normalized_shape, **options))
+            if elementwise_affine and bias else None)
 
     @classmethod
     def from_tensors(cls, normalized_shape, weight: torch.Tensor | None, bias: torch.Tensor | None,
@@ -48,20 +37,7 @@ class FusedLayerNorm(FusedModule):
         Parameters are registered as such, plain tensors as buffers. TypeError for tensors that are not plain
         floats, ValueError for shapes that do not fit. ``options``: ``return_sum`` where the class has it.
         """
-        module = cls.__new__(cls)
-        FusedModule.__init__(module, activation or cls.default_activation)
-        module._set_options(**options)
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        for name, tensor in (("weight", weight), ("bias", bias)):
-            if tensor is not None:
-                require_float_tensor(tensor, name)
-                if tuple(tensor.shape) != shape:
-                    raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-        module._set_tensors(shape, eps, weight, bias)
-        return module
-
-    def _set_options(self) -> None:
-        """What a subclass keeps beside the tensors."""
+        return cls._of_tensors(normalized_shape, eps, activation, options, weight=weight, bias=bias)
 
     @classmethod
     def from_layer_norm(cls, layer_norm: nn.LayerNorm, activation: str | None = None,
@@ -75,28 +51,17 @@ class FusedLayerNorm(FusedModule):
                                   layer_norm.eps, activation, **options)
         return module.train(layer_norm.training)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (..., *normalized_shape); returns the same shape and dtype."""
-        return self.reference(x) if self.strategy == "composition" else self._kernel(x)
-
     def _kernel(self, x: torch.Tensor) -> torch.Tensor:
         return layer_norm_act(x, self.normalized_shape, held(self, "weight"), held(self, "bias"), self.eps,
                               self.activation)
-
-    def plan(self, *inputs: torch.Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`."""
-        return self.reference if self.choose(*inputs) == "composition" else self._kernel
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """``act(layer_norm(x))`` in plain ATen calls."""
         y = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         return apply_activation(y, self.activation)
 
-    def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}, {self._activation_repr()}"
 
-
-class FusedAddLayerNorm(FusedLayerNorm):
+class FusedAddLayerNorm(AddsResidual, FusedLayerNorm):
     """``s = x + residual; y = act(layer_norm(s))``.
 
     x: (..., *normalized_shape); residual: x's dtype, and x's shape or one that repeats over it. Returns y, or
@@ -110,27 +75,9 @@ class FusedAddLayerNorm(FusedLayerNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, bias, activation, device, dtype)
         self._set_options(return_sum)
 
-    def _set_options(self, return_sum: bool = False) -> None:
-        self.return_sum = return_sum
-
-    def forward(self, x: torch.Tensor, residual: torch.Tensor):
-        """x, residual: (..., *normalized_shape); returns y, or (y, x + residual) with ``return_sum``."""
-        if self.strategy == "composition":
-            return self.reference(x, residual)
-        return self._kernel(x, residual)
-
     def _kernel(self, x: torch.Tensor, residual: torch.Tensor):
         return layer_norm_act(x, self.normalized_shape, held(self, "weight"), held(self, "bias"), self.eps,
                               self.activation, residual, self.return_sum)
-
-    def reference(self, x: torch.Tensor, residual: torch.Tensor):
-        """The definition in plain ATen calls."""
-        total = x + residual
-        y = super().reference(total)
-        return (y, total) if self.return_sum else y
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, return_sum={self.return_sum}"
 
 
 class FusedLayerNormReLU(FusedLayerNorm):

@@ -5,6 +5,7 @@ from .bias_act import bias_act
 from .conv_act import conv_act
 from .layer_norm_act import layer_norm_act
 from .linear_act import linear_act
+from .rms_norm_act import rms_norm_act
 
 __all__ = [
     "ACTIVATIONS",
@@ -14,4 +15,5 @@ __all__ = [
     "conv_act",
     "layer_norm_act",
     "linear_act",
+    "rms_norm_act",
 ]

@@ -10,17 +10,22 @@ import torch
 import torch.nn.functional as F
 
 from .activations import BY_CODE, CODES, apply_activation
+from .norms import (
+    accumulator,
+    as_shape,
+    autocast_norm,
+    check_norm,
+    grad_of_residual,
+    row_count,
+    wants_gradient,
+)
 from .registration import (
     LIBRARY,
     autocast,
-    cast_floats,
-    cast_to_widest,
     define,
     define_with_twin,
     differentiate_by_decomposition,
     has_kernels,
-    require,
-    require_same_options,
 )
 
 
@@ -37,8 +42,8 @@ def reference(
 ):
     """The definition of :func:`layer_norm_act` in plain ATen, differentiable."""
     s = x if residual is None else x + residual
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
-    y = apply_activation(F.layer_norm(s, shape, weight, bias, eps), activation, negative_slope)
+    y = F.layer_norm(s, as_shape(normalized_shape), weight, bias, eps)
+    y = apply_activation(y, activation, negative_slope)
     return (y, s) if return_sum else y
 
 
@@ -71,16 +76,11 @@ def layer_norm_act(
         ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
     """
     code = CODES[activation]
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+    shape = as_shape(normalized_shape)
     if not has_kernels(x):
-        _check(x, residual, shape, weight, bias)
+        check_norm("layer_norm_act", x, residual, shape, weight, bias)
         return reference(x, shape, weight, bias, eps, activation, residual, return_sum, negative_slope)
-    needs_grad = torch.is_grad_enabled() and (
-        x.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-        or (residual is not None and residual.requires_grad)
-    )
+    needs_grad = wants_gradient(x, weight, bias, residual)
     if return_sum and residual is not None:
         operator = _ADD_OPERATOR if needs_grad else _ADD_INFERENCE
         return operator(x, residual, shape, weight, bias, eps, code, negative_slope)
@@ -89,62 +89,12 @@ def layer_norm_act(
     return (y, x) if return_sum else y
 
 
-def _check(x, residual, shape, weight, bias):
-    require(
-        x.is_floating_point() and x.element_size() > 1,
-        "layer_norm_act",
-        "expected float64, float32, float16 or bfloat16",
-    )
-    require(
-        1 <= len(shape) <= x.dim() and tuple(x.shape[-len(shape) :]) == tuple(shape),
-        "layer_norm_act",
-        f"normalized_shape does not fit the last dimensions of x of shape {tuple(x.shape)}",
-    )
-    for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is None:
-            continue
-        if x.element_size() > 2 or tensor.dtype != torch.float32:
-            require_same_options("layer_norm_act", name, x, tensor)
-        require(
-            tuple(tensor.shape) == tuple(shape),
-            "layer_norm_act",
-            f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}",
-        )
-    require(
-        weight is None or bias is None or weight.dtype == bias.dtype,
-        "layer_norm_act",
-        "weight and bias have different dtypes",
-    )
-    if residual is not None:
-        require_same_options("layer_norm_act", "residual", x, residual)
-        require(
-            _repeats(tuple(residual.shape), tuple(x.shape), len(shape)),
-            "layer_norm_act",
-            f"residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)} or what repeats over its "
-            "leading dimensions",
-        )
-
-
-def _repeats(small, large, least):
-    """Whether ``small`` is some sizes of 1 and then the trailing sizes of ``large``, at least ``least`` of them."""
-    if not least <= len(small) <= len(large):
-        return False
-    large = large[len(large) - len(small) :]
-    while small[0] == 1 and len(small) > least:
-        small, large = small[1:], large[1:]
-    return small == large
-
-
-def _accumulator(dtype):
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def _compose(x, residual, shape, weight, bias, eps, code, negative_slope):
     return _compose_add(x, residual, shape, weight, bias, eps, code, negative_slope)[0]
 
 
 def _compose_add(x, residual, shape, weight, bias, eps, code, negative_slope):
-    _check(x, residual, shape, weight, bias)
+    check_norm("layer_norm_act", x, residual, shape, weight, bias)
     s = (x if residual is None else x + residual).contiguous()
     if weight is not None or bias is not None:
         affine = (weight if weight is not None else bias).dtype
@@ -156,7 +106,7 @@ def _compose_add(x, residual, shape, weight, bias, eps, code, negative_slope):
 
 
 def _fake(x, residual, shape, weight, bias, eps, code, negative_slope):
-    _check(x, residual, shape, weight, bias)
+    check_norm("layer_norm_act", x, residual, shape, weight, bias)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -164,16 +114,9 @@ def _fake_add(x, residual, shape, weight, bias, eps, code, negative_slope):
     return tuple(_fake(x, residual, shape, weight, bias, eps, code, negative_slope) for _ in range(2))
 
 
-def _rows(x, shape):
-    rows = 1
-    for size in x.shape[: x.dim() - len(shape)]:
-        rows = rows * size
-    return rows
-
-
 def _compose_training(x, residual, shape, weight, bias, eps, code, negative_slope):
     y, s = _compose_add(x, residual, shape, weight, bias, eps, code, negative_slope)
-    wide = s.to(_accumulator(s.dtype)).flatten(-len(shape))
+    wide = s.to(accumulator(s.dtype)).flatten(-len(shape))
     mean = wide.mean(-1)
     rstd = (wide.var(-1, correction=0) + eps).rsqrt()
     return y, s.new_empty(0) if residual is None else s, mean.flatten(), rstd.flatten()
@@ -181,12 +124,12 @@ def _compose_training(x, residual, shape, weight, bias, eps, code, negative_slop
 
 def _fake_training(x, residual, shape, weight, bias, eps, code, negative_slope):
     y = _fake(x, residual, shape, weight, bias, eps, code, negative_slope)
-    statistics = [x.new_empty(_rows(x, shape), dtype=_accumulator(x.dtype)) for _ in range(2)]
+    statistics = [x.new_empty(row_count(x, shape), dtype=accumulator(x.dtype)) for _ in range(2)]
     return y, x.new_empty(0) if residual is None else torch.empty_like(y), *statistics
 
 
 def _compose_backward(grad, grad_sum, s, mean, rstd, weight, bias, cols, code, negative_slope):
-    wide = _accumulator(s.dtype)
+    wide = accumulator(s.dtype)
     mean, rstd = mean.unsqueeze(-1), rstd.unsqueeze(-1)
     xhat = (s.reshape(-1, cols).to(wide) - mean) * rstd
     w = torch.ones(cols, dtype=wide, device=s.device) if weight is None else weight.reshape(-1).to(wide)
@@ -210,7 +153,7 @@ def _fake_backward(grad, grad_sum, s, mean, rstd, weight, bias, cols, code, nega
     sizes = (0 if weight is None else cols, 0 if bias is None else cols)
     return (
         torch.empty_like(s, memory_format=torch.contiguous_format),
-        *(s.new_empty(size, dtype=_accumulator(s.dtype)) for size in sizes),
+        *(s.new_empty(size, dtype=accumulator(s.dtype)) for size in sizes),
     )
 
 
@@ -218,11 +161,10 @@ def _save(ctx, inputs, output):
     x, residual, shape, weight, bias, _, ctx.code, ctx.negative_slope = inputs
     _, s, mean, rstd = output
     ctx.shape = tuple(shape)
-    ctx.has_residual = residual is not None
     ctx.residual_shape = None if residual is None else residual.shape
     ctx.mark_non_differentiable(mean, rstd)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(s if ctx.has_residual else x, mean, rstd, weight, bias)
+    ctx.save_for_backward(x if residual is None else s, mean, rstd, weight, bias)
 
 
 def _differentiate(ctx, grad, grad_sum, *_):
@@ -230,22 +172,16 @@ def _differentiate(ctx, grad, grad_sum, *_):
     cols = 1
     for size in ctx.shape:
         cols *= size
-    if not ctx.has_residual:
+    if ctx.residual_shape is None:
         grad_sum = None
     if grad is None:  # only the sum was used
-        return grad_sum, _grad_of_residual(ctx, grad_sum), *[None] * 6
+        return grad_sum, grad_of_residual(grad_sum, ctx.residual_shape), *[None] * 6
     grad_s, grad_weight, grad_bias = _BACKWARD(
         grad, grad_sum, s, mean, rstd, weight, bias, cols, ctx.code, ctx.negative_slope
     )
     grad_weight = None if weight is None else grad_weight.to(weight.dtype).reshape(ctx.shape)
     grad_bias = None if bias is None else grad_bias.to(bias.dtype).reshape(ctx.shape)
-    return grad_s, _grad_of_residual(ctx, grad_s), None, grad_weight, grad_bias, None, None, None
-
-
-def _grad_of_residual(ctx, grad_s):
-    if not ctx.has_residual or grad_s is None:
-        return None
-    return grad_s if grad_s.shape == ctx.residual_shape else grad_s.sum_to_size(ctx.residual_shape)
+    return grad_s, grad_of_residual(grad_s, ctx.residual_shape), None, grad_weight, grad_bias, *[None] * 3
 
 
 def _decompose(x, residual, shape, weight, bias, eps, code, negative_slope):
@@ -254,18 +190,6 @@ def _decompose(x, residual, shape, weight, bias, eps, code, negative_slope):
 
 def _decompose_add(x, residual, shape, weight, bias, eps, code, negative_slope):
     return _TRAINING(x, residual, shape, weight, bias, eps, code, negative_slope)[:2]
-
-
-def _autocast_rule(args, device_type):
-    """ATen's: float32 on CUDA; on the CPU the norm keeps the dtype of the sum, which is the widest."""
-    if device_type == "cuda":
-        return cast_floats(args, torch.float32, device_type)
-    x, residual, shape, weight, bias, *rest = args
-    if residual is not None:
-        x, residual = cast_to_widest((x, residual), device_type)
-    if x.dtype == torch.float32:
-        weight, bias = cast_floats((weight, bias), torch.float32, device_type)
-    return x, residual, shape, weight, bias, *rest
 
 
 _REST = (
@@ -294,4 +218,4 @@ torch.library.register_autograd(
 )
 differentiate_by_decomposition(_OPERATOR, _decompose)
 differentiate_by_decomposition(_ADD_OPERATOR, _decompose_add)
-autocast((_OPERATOR, _INFERENCE, _ADD_OPERATOR, _ADD_INFERENCE), _autocast_rule)
+autocast((_OPERATOR, _INFERENCE, _ADD_OPERATOR, _ADD_INFERENCE), autocast_norm)

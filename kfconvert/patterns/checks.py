@@ -34,6 +34,15 @@ def dtype_refusal(*nodes: fx.Node | None) -> str | None:
     return None if dtype in FLOATING else f"dtype {dtype} has no fused kernel"
 
 
+def residual_refusal(x: Any, residual: Any, total: fx.Node, normalized: int) -> str | None:
+    """None where ``total`` = x + residual is the sum before a norm over the last ``normalized`` dimensions."""
+    if not (isinstance(x, fx.Node) and isinstance(residual, fx.Node)):
+        return "a constant is added, not a residual"
+    if not same_shape(x, total) or not repeats_over(residual, x, normalized):
+        return "the residual is broadcast otherwise than over leading dimensions"
+    return None
+
+
 def same_shape(left: fx.Node, right: fx.Node) -> bool:
     """Whether two traced values have the same sizes for every value of the free sizes."""
     return _sizes(traced(left)) == _sizes(traced(right))

@@ -11,7 +11,7 @@ from ..dataflow import Op, Var, aten
 from ..matcher import Case, Match, Pattern, Replacement
 from ..modules import FusedAddLayerNorm, FusedLayerNorm
 from .activations import with_activation
-from .checks import dtype_refusal, repeats_over, same_shape, weights_refusal
+from .checks import dtype_refusal, residual_refusal, weights_refusal
 
 _REST = tuple(map(Var, ("normalized_shape", "weight", "bias", "eps", "cudnn_enabled")))
 _NORM = Op(aten.layer_norm.default, Var("x"), *_REST, name="norm")
@@ -22,13 +22,11 @@ _ADD_NORM = Op(aten.layer_norm.default, _SUM, *_REST, name="norm")
 def _refusal(match: Match) -> str | None:
     captures = match.captures
     x, residual = captures["x"], captures.get("residual")
+    reason = None
     if "residual" in captures:
-        if not (isinstance(x, fx.Node) and isinstance(residual, fx.Node)):
-            return "a constant is added, not a residual"
-        if not same_shape(x, captures["sum"]) or not repeats_over(residual, x, len(captures["normalized_shape"])):
-            return "the residual is broadcast otherwise than over leading dimensions"
+        reason = residual_refusal(x, residual, captures["sum"], len(captures["normalized_shape"]))
     weight, bias = captures["weight"], captures["bias"]
-    return weights_refusal(weight=weight, bias=bias) or dtype_refusal(x, residual, weight, bias)
+    return reason or weights_refusal(weight=weight, bias=bias) or dtype_refusal(x, residual, weight, bias)
 
 
 def _builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]:

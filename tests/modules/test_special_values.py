@@ -5,7 +5,14 @@ import torch
 from accuracy import exact
 from torch import nn
 
-from kfconvert.modules import FusedAddLayerNorm, FusedConvBN, FusedLayerNorm, FusedLinear
+from kfconvert.modules import (
+    FusedAddLayerNorm,
+    FusedAddRMSNorm,
+    FusedConvBN,
+    FusedLayerNorm,
+    FusedLinear,
+    FusedRMSNorm,
+)
 from kfconvert.ops import ACTIVATIONS
 
 SPECIAL = [float("nan"), float("inf"), -float("inf")]
@@ -106,11 +113,13 @@ def test_linear(activation, bias, device):
         check(module, x, expected=expected)
 
 
+@pytest.mark.parametrize(("norm", "add_norm"), [
+    (FusedLayerNorm, FusedAddLayerNorm), (FusedRMSNorm, FusedAddRMSNorm)])
 @pytest.mark.parametrize("shape", [96, 1000])
 @pytest.mark.parametrize("activation", NORM_ACTIVATIONS)
-def test_layer_norm(activation, shape, device):
+def test_norm(activation, shape, norm, add_norm, device):
     x, residual = torch.randn(2, 9, shape, device=device)
     x[[1, 3, 5], [3, 2, 8]] = torch.tensor(SPECIAL, device=device)
-    check(FusedLayerNorm(shape, activation=activation, device=device), x)
+    check(norm(shape, activation=activation, device=device), x)
     residual[[1, 5, 7], [3, 8, 4]] = torch.tensor(SPECIAL, device=device)
-    check(FusedAddLayerNorm(shape, activation=activation, device=device), x, residual)
+    check(add_norm(shape, activation=activation, device=device), x, residual)

@@ -25,7 +25,8 @@ struct BiasAct {
   double slope;
 };
 
-// s = x + residual; y = act((s - mean(s)) * rstd(s) * weight + bias), over rows of `cols` elements.
+// s = x + residual; y = act((s - mean) * rstd * (weight + offset) + bias), over rows of `cols` elements.
+// Layer norm (centred): mean = mean(s), rstd = 1 / sqrt(mean((s - mean)^2) + eps); RMS norm: the same with mean = 0.
 struct LayerNorm {
   void* y;               // (rows, cols)
   void* sum;             // (rows, cols) or null
@@ -39,15 +40,17 @@ struct LayerNorm {
   int64_t residual_rows;  // divides rows
   int64_t cols;
   double eps;
+  double offset;  // added to the weight, where there is one
+  bool centred;
   DType dtype;
   DType affine_dtype;  // that of weight and bias: dtype, or f32 beside a half type
   int activation;
   double slope;
 };
 
-// v = xhat * weight + bias; g = grad * act'(v) (from v, or from act(v): recomputed, never stored)
+// w = weight + offset; v = xhat * w + bias; g = grad * act'(v) (from v, or from act(v): recomputed, never stored)
 // grad_x = rstd * (g w - mean(g w) - xhat mean(g w xhat)) + grad_sum; grad_weight = sum g xhat; grad_bias =
-// sum g
+// sum g. In an RMS norm the mean of s, and with it mean(g w), is 0.
 struct LayerNormBackward {
   void* grad_x;          // (rows, cols)
   void* partial_weight;  // (partials, cols), accumulation type, or null; the caller adds up the partials
@@ -55,13 +58,14 @@ struct LayerNormBackward {
   const void* grad;      // (rows, cols)
   const void* grad_sum;  // (rows, cols) or null
   const void* s;         // (rows, cols)
-  const void* mean;      // (rows), accumulation type
+  const void* mean;      // (rows), accumulation type; null: an RMS norm
   const void* rstd;      // (rows), accumulation type
   const void* weight;    // (cols) or null
   const void* bias;      // (cols) or null
   int64_t rows;
   int64_t cols;
   int64_t partials;
+  double offset;
   DType dtype;
   DType affine_dtype;
   int activation;

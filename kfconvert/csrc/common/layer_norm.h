@@ -1,4 +1,5 @@
-// Host side of layer_norm_act, for any backend: s = x + residual; y = act(layer_norm(s)), and its backward.
+// Host side of layer_norm_act and rms_norm_act, for any backend: s = x + residual; y = act(norm(s)), and its
+// backward.
 #pragma once
 
 #include "host.h"
@@ -37,6 +38,16 @@ inline Options accumulator(const Options& o, DType dtype) {
           o.device_index};
 }
 
+// Which norm; `op` is its operator's name, for messages.
+struct NormKind {
+  const char* op;
+  bool centred;
+  double offset;
+};
+
+inline NormKind layer_norm_kind() { return {"layer_norm_act", true, 0}; }
+inline NormKind rms_norm_kind(double offset) { return {"rms_norm_act", false, offset}; }
+
 struct NormOutputs {
   Tensor y;
   OptionalTensor sum;  // what is not asked for is not there; without a residual the sum has no elements
@@ -45,11 +56,11 @@ struct NormOutputs {
 };
 
 template <class Backend>
-NormOutputs layer_norm_full(const Tensor& x_in, const OptionalTensor& residual_in,
-                            const std::vector<int64_t>& shape, const OptionalTensor& weight_in,
-                            const OptionalTensor& bias_in, double eps, int64_t activation, double slope,
-                            bool want_sum, bool want_statistics) {
-  const char* op = "layer_norm_act";
+NormOutputs norm_full(const NormKind& kind, const Tensor& x_in, const OptionalTensor& residual_in,
+                      const std::vector<int64_t>& shape, const OptionalTensor& weight_in,
+                      const OptionalTensor& bias_in, double eps, int64_t activation, double slope,
+                      bool want_sum, bool want_statistics) {
+  const char* op = kind.op;
   const Options options = options_of(x_in);
   LayerNorm a{};
   a.dtype = dtype_of(op, options);
@@ -57,6 +68,8 @@ NormOutputs layer_norm_full(const Tensor& x_in, const OptionalTensor& residual_i
   const int64_t numel = x_in.numel();
   a.rows = a.cols > 0 ? numel / a.cols : 0;
   a.eps = eps;
+  a.offset = kind.offset;
+  a.centred = kind.centred;
   a.activation = static_cast<int>(activation);
   a.slope = slope;
   std::optional<DType> affine_dtype;
@@ -84,9 +97,11 @@ NormOutputs layer_norm_full(const Tensor& x_in, const OptionalTensor& residual_i
     if (residual) a.sum = out.sum->mutable_data_ptr();
   }
   if (want_statistics) {
-    out.mean = empty(accumulator(options, a.dtype), {a.rows});
+    if (kind.centred) {
+      out.mean = empty(accumulator(options, a.dtype), {a.rows});
+      a.mean = out.mean->mutable_data_ptr();
+    }
     out.rstd = empty(accumulator(options, a.dtype), {a.rows});
-    a.mean = out.mean->mutable_data_ptr();
     a.rstd = out.rstd->mutable_data_ptr();
   }
   if (numel > 0) Backend::layer_norm(a, x);
@@ -97,7 +112,9 @@ template <class Backend>
 Tensor layer_norm_act(const Tensor& x, const OptionalTensor& residual, const std::vector<int64_t>& shape,
                       const OptionalTensor& weight, const OptionalTensor& bias, double eps,
                       int64_t activation, double slope) {
-  return layer_norm_full<Backend>(x, residual, shape, weight, bias, eps, activation, slope, false, false).y;
+  return norm_full<Backend>(layer_norm_kind(), x, residual, shape, weight, bias, eps, activation, slope, false,
+                            false)
+      .y;
 }
 
 template <class Backend>
@@ -105,8 +122,8 @@ std::tuple<Tensor, Tensor> add_layer_norm_act(const Tensor& x, const Tensor& res
                                               const std::vector<int64_t>& shape, const OptionalTensor& weight,
                                               const OptionalTensor& bias, double eps, int64_t activation,
                                               double slope) {
-  const NormOutputs out =
-      layer_norm_full<Backend>(x, residual, shape, weight, bias, eps, activation, slope, true, false);
+  const NormOutputs out = norm_full<Backend>(layer_norm_kind(), x, residual, shape, weight, bias, eps, activation,
+                                             slope, true, false);
   return {out.y, *out.sum};
 }
 
@@ -114,19 +131,46 @@ template <class Backend>
 std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_act_training(
     const Tensor& x, const OptionalTensor& residual, const std::vector<int64_t>& shape,
     const OptionalTensor& weight, const OptionalTensor& bias, double eps, int64_t activation, double slope) {
-  const NormOutputs out =
-      layer_norm_full<Backend>(x, residual, shape, weight, bias, eps, activation, slope, true, true);
+  const NormOutputs out = norm_full<Backend>(layer_norm_kind(), x, residual, shape, weight, bias, eps, activation,
+                                             slope, true, true);
   return {out.y, *out.sum, *out.mean, *out.rstd};
 }
 
-// grad of s (which is that of x and of residual), of weight and of bias. The last two are in the accumulation
-// type (float32 for the half types) and empty where there is no weight or bias.
 template <class Backend>
-std::tuple<Tensor, Tensor, Tensor> layer_norm_act_backward(
-    const Tensor& grad_in, const OptionalTensor& grad_sum_in, const Tensor& s_in, const Tensor& mean,
-    const Tensor& rstd, const OptionalTensor& weight_in, const OptionalTensor& bias_in, int64_t cols,
-    int64_t activation, double slope) {
-  const char* op = "layer_norm_act_backward";
+Tensor rms_norm_act(const Tensor& x, const OptionalTensor& residual, const std::vector<int64_t>& shape,
+                    const OptionalTensor& weight, double eps, int64_t activation, double slope, double offset) {
+  return norm_full<Backend>(rms_norm_kind(offset), x, residual, shape, weight, std::nullopt, eps, activation,
+                            slope, false, false)
+      .y;
+}
+
+template <class Backend>
+std::tuple<Tensor, Tensor> add_rms_norm_act(const Tensor& x, const Tensor& residual,
+                                            const std::vector<int64_t>& shape, const OptionalTensor& weight,
+                                            double eps, int64_t activation, double slope, double offset) {
+  const NormOutputs out = norm_full<Backend>(rms_norm_kind(offset), x, residual, shape, weight, std::nullopt, eps,
+                                             activation, slope, true, false);
+  return {out.y, *out.sum};
+}
+
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor> rms_norm_act_training(const Tensor& x, const OptionalTensor& residual,
+                                                         const std::vector<int64_t>& shape,
+                                                         const OptionalTensor& weight, double eps,
+                                                         int64_t activation, double slope, double offset) {
+  const NormOutputs out = norm_full<Backend>(rms_norm_kind(offset), x, residual, shape, weight, std::nullopt, eps,
+                                             activation, slope, true, true);
+  return {out.y, *out.sum, *out.rstd};
+}
+
+// grad of s (which is that of x and of residual), of weight and of bias. The last two are in the accumulation
+// type (float32 for the half types) and empty where there is no weight or bias. No mean: an RMS norm.
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor> norm_backward(const char* op, const Tensor& grad_in,
+                                                 const OptionalTensor& grad_sum_in, const Tensor& s_in,
+                                                 const OptionalTensor& mean, const Tensor& rstd,
+                                                 const OptionalTensor& weight_in, const OptionalTensor& bias_in,
+                                                 int64_t cols, int64_t activation, double slope, double offset) {
   const Options options = options_of(s_in);
   LayerNormBackward a{};
   a.dtype = dtype_of(op, options);
@@ -134,9 +178,10 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_act_backward(
   a.rows = cols > 0 ? s_in.numel() / cols : 0;
   a.activation = static_cast<int>(activation);
   a.slope = slope;
+  a.offset = offset;
   check_same_options(op, "grad", options, grad_in);
   check_same_shape(op, "grad", s_in, grad_in);
-  KFC_CHECK(mean.numel() == a.rows && rstd.numel() == a.rows, op,
+  KFC_CHECK((!mean || mean->numel() == a.rows) && rstd.numel() == a.rows, op,
             "mean and rstd must have one element a row");
   const Tensor grad = as_contiguous(grad_in);
   const Tensor s = as_contiguous(s_in);
@@ -153,7 +198,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_act_backward(
   a.grad = grad.const_data_ptr();
   a.grad_sum = data_or_null(grad_sum);
   a.s = s.const_data_ptr();
-  a.mean = mean.const_data_ptr();
+  a.mean = data_or_null(mean);
   a.rstd = rstd.const_data_ptr();
   a.weight = data_or_null(weight);
   a.bias = data_or_null(bias);
@@ -175,6 +220,23 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_act_backward(
   Backend::layer_norm_backward(a, weight ? grad_weight.mutable_data_ptr() : nullptr,
                                bias ? grad_bias.mutable_data_ptr() : nullptr, s);
   return {std::move(grad_x), std::move(grad_weight), std::move(grad_bias)};
+}
+
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor> layer_norm_act_backward(
+    const Tensor& grad, const OptionalTensor& grad_sum, const Tensor& s, const Tensor& mean, const Tensor& rstd,
+    const OptionalTensor& weight, const OptionalTensor& bias, int64_t cols, int64_t activation, double slope) {
+  return norm_backward<Backend>("layer_norm_act_backward", grad, grad_sum, s, mean, rstd, weight, bias, cols,
+                                activation, slope, 0);
+}
+
+template <class Backend>
+std::tuple<Tensor, Tensor> rms_norm_act_backward(const Tensor& grad, const OptionalTensor& grad_sum,
+                                                 const Tensor& s, const Tensor& rstd, const OptionalTensor& weight,
+                                                 int64_t cols, int64_t activation, double slope, double offset) {
+  auto gradients = norm_backward<Backend>("rms_norm_act_backward", grad, grad_sum, s, std::nullopt, rstd, weight,
+                                          std::nullopt, cols, activation, slope, offset);
+  return {std::move(std::get<0>(gradients)), std::move(std::get<1>(gradients))};
 }
 
 }  // namespace kfc

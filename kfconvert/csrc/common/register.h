@@ -23,6 +23,12 @@ void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("add_layer_norm_act_inference", TORCH_BOX(&add_layer_norm_act<Backend>));
   m.impl("layer_norm_act_training", TORCH_BOX(&layer_norm_act_training<Backend>));
   m.impl("layer_norm_act_backward", TORCH_BOX(&layer_norm_act_backward<Backend>));
+  m.impl("rms_norm_act", TORCH_BOX(&rms_norm_act<Backend>));
+  m.impl("rms_norm_act_inference", TORCH_BOX(&rms_norm_act<Backend>));
+  m.impl("add_rms_norm_act", TORCH_BOX(&add_rms_norm_act<Backend>));
+  m.impl("add_rms_norm_act_inference", TORCH_BOX(&add_rms_norm_act<Backend>));
+  m.impl("rms_norm_act_training", TORCH_BOX(&rms_norm_act_training<Backend>));
+  m.impl("rms_norm_act_backward", TORCH_BOX(&rms_norm_act_backward<Backend>));
 }
 
 }  // namespace kfc

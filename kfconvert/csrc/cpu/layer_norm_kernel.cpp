@@ -1,6 +1,6 @@
-// s = x + residual; y = act((s - mean) * rstd * weight + bias), and its backward (formulas:
-// common/arguments.h). Two-pass mean and variance on a row that stays in the cache; limited by memory
-// bandwidth. Built once for each instruction set (KFC_CAPABILITY).
+// s = x + residual; y = act((s - mean) * rstd * (weight + offset) + bias), with or without the mean, and its
+// backward (formulas: common/arguments.h). Two-pass mean and variance on a row that stays in the cache; limited by
+// memory bandwidth. Built once for each instruction set (KFC_CAPABILITY).
 #include <cstdlib>
 
 #include "convert.h"
@@ -35,6 +35,26 @@ KFC_FN const A* load_affine(const void* from, const Arguments& a, A* scratch) {
   return scratch;
 }
 
+// weight + offset, or null
+template <class T, class Arguments, class A>
+KFC_FN const A* load_weight(const Arguments& a, A* scratch) {
+  const A* weight = load_affine<T>(a.weight, a, scratch);
+  if (weight == nullptr || a.offset == 0) return weight;
+  const A offset = static_cast<A>(a.offset);
+#pragma omp simd
+  for (int64_t i = 0; i < a.cols; ++i) scratch[i] = weight[i] + offset;
+  return scratch;
+}
+
+// The sum of (v[i] - mean)^2
+template <class A>
+KFC_FN A sum_of_squares(const A* v, A mean, int64_t n) {
+  A squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t i = 0; i < n; ++i) squares += (v[i] - mean) * (v[i] - mean);
+  return squares;
+}
+
 // out[i] = (s[i] - mean) * rstd * weight[i] + bias[i]; weight and bias may be null
 template <class A>
 KFC_ROW void normalize_row(const A* s, A mean, A rstd, const A* weight, const A* bias, A* out, int64_t n) {
@@ -56,7 +76,7 @@ void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
   const int64_t cols = a.cols;
   const A slope = static_cast<A>(a.slope);
   const Scratch<A> scratch(4, cols);
-  const A* weight = load_affine<T>(a.weight, a, scratch.row(2));
+  const A* weight = load_weight<T>(a, scratch.row(2));
   const A* bias = load_affine<T>(a.bias, a, scratch.row(3));
   for (int64_t r = begin; r < end; ++r) {
     const A* s = as_accumulator(static_cast<const T*>(a.x) + r * cols, scratch.row(0), cols);
@@ -67,15 +87,16 @@ void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
       s = scratch.row(0);
       if (a.sum != nullptr) store_row(s, static_cast<T*>(a.sum) + r * cols, cols);
     }
-    A total = 0;
+    A mean = 0;
+    if (a.centred) {
+      A total = 0;
 #pragma omp simd reduction(+ : total)
-    for (int64_t i = 0; i < cols; ++i) total += s[i];
-    const A mean = total / static_cast<A>(cols);
-    A squares = 0;
-#pragma omp simd reduction(+ : squares)
-    for (int64_t i = 0; i < cols; ++i) squares += (s[i] - mean) * (s[i] - mean);
-    const A rstd =
-        A(1) / static_cast<A>(__builtin_sqrt(squares / static_cast<A>(cols) + static_cast<A>(a.eps)));
+      for (int64_t i = 0; i < cols; ++i) total += s[i];
+      mean = total / static_cast<A>(cols);
+    }
+    // In double, so that rstd, an error of the whole row, is rounded once.
+    const double variance = static_cast<double>(sum_of_squares(s, mean, cols)) / static_cast<double>(cols);
+    const A rstd = static_cast<A>(1.0 / __builtin_sqrt(variance + a.eps));
     T* y = static_cast<T*>(a.y) + r * cols;
     A* out = result_row(y, scratch.row(0));
     normalize_row(s, mean, rstd, weight, bias, out, cols);
@@ -95,13 +116,13 @@ void layer_norm_backward_range(const kfc::LayerNormBackward& a, int64_t begin, i
   A* __restrict xhat = scratch.row(0);
   A* __restrict g = scratch.row(1);
   A* __restrict v = scratch.row(2);
-  const A* weight = load_affine<T>(a.weight, a, scratch.row(3));
+  const A* weight = load_weight<T>(a, scratch.row(3));
   const A* bias = load_affine<T>(a.bias, a, scratch.row(4));
   A* partial_weight =
       a.partial_weight == nullptr ? nullptr : static_cast<A*>(a.partial_weight) + partial * cols;
   A* partial_bias = a.partial_bias == nullptr ? nullptr : static_cast<A*>(a.partial_bias) + partial * cols;
   for (int64_t r = begin; r < end; ++r) {
-    const A mean = static_cast<const A*>(a.mean)[r];
+    const A mean = a.mean == nullptr ? A(0) : static_cast<const A*>(a.mean)[r];
     const A rstd = static_cast<const A*>(a.rstd)[r];
     load_row(static_cast<const T*>(a.s) + r * cols, xhat, cols);
     for (int64_t i = 0; i < cols; ++i) xhat[i] = (xhat[i] - mean) * rstd;
@@ -125,7 +146,7 @@ void layer_norm_backward_range(const kfc::LayerNormBackward& a, int64_t begin, i
       total += g[i];
       product += g[i] * xhat[i];
     }
-    total /= static_cast<A>(cols);
+    total = a.mean == nullptr ? A(0) : total / static_cast<A>(cols);
     product /= static_cast<A>(cols);
     for (int64_t i = 0; i < cols; ++i) g[i] = rstd * (g[i] - total - xhat[i] * product);
     if (a.grad_sum != nullptr) {

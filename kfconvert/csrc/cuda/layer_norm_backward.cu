@@ -1,6 +1,6 @@
-// v = xhat weight + bias; g = grad act'(v); xhat = (s - mean) rstd
+// w = weight + offset; v = xhat w + bias; g = grad act'(v); xhat = (s - mean) rstd
 // grad_x = rstd (g w - mean(g w) - xhat mean(g w xhat)) + grad_sum; grad_weight = sum g xhat; grad_bias = sum
-// g
+// g. Without `mean` it is an RMS norm: mean and mean(g w) are 0.
 //   s, grad, grad_sum, grad_x: (rows, cols);  mean, rstd: (rows);  weight, bias: (cols);  partials:
 //   (partials, cols)
 //
@@ -18,6 +18,11 @@ constexpr int kMinBlock = 128;
 constexpr int kColumnThreads = 128;
 constexpr int64_t kMaxColumnPartials = 64;
 
+template <class A>
+__device__ __forceinline__ A mean_of_row(const LayerNormBackward& a, int64_t row) {
+  return a.mean == nullptr ? A(0) : static_cast<const A*>(a.mean)[row];
+}
+
 // g and xhat of one pack, in place of grad and s
 template <class T, int N, class A>
 __device__ __forceinline__ void gradient_of_norm(const LayerNormBackward& a, int64_t col, A mean, A rstd,
@@ -34,7 +39,7 @@ __device__ __forceinline__ void gradient_of_norm(const LayerNormBackward& a, int
     gradient.v[j] = g[j];
   }
   if (a.weight != nullptr) {
-    load_affine<N, T>(a.weight, a.affine_dtype == DType::f32, col, other);
+    load_weight<N, T>(a, col, other);
 #pragma unroll
     for (int j = 0; j < N; ++j) v.v[j] *= other[j];
   }
@@ -52,7 +57,7 @@ template <class T, int N, class A>
 __device__ __forceinline__ void multiply_by_weight(const LayerNormBackward& a, int64_t col, A (&g)[N]) {
   if (a.weight == nullptr) return;
   A weight[N];
-  load_affine<N, T>(a.weight, a.affine_dtype == DType::f32, col, weight);
+  load_weight<N, T>(a, col, weight);
 #pragma unroll
   for (int j = 0; j < N; ++j) g[j] *= weight[j];
 }
@@ -89,7 +94,7 @@ __global__ void __launch_bounds__(THREADS < kMinBlock ? kMinBlock : THREADS)
        first += static_cast<int64_t>(gridDim.x) * kRows) {
     const int64_t row = first + group;
     const bool active = row < a.rows;
-    const A mean = active ? static_cast<const A*>(a.mean)[row] : A(0);
+    const A mean = active ? mean_of_row<A>(a, row) : A(0);
     const A rstd = active ? static_cast<const A*>(a.rstd)[row] : A(0);
     A xhat[ITEMS][N];
     A g[ITEMS][N];
@@ -115,7 +120,7 @@ __global__ void __launch_bounds__(THREADS < kMinBlock ? kMinBlock : THREADS)
         }
       }
     }
-    const A mean_g = row_sum<THREADS>(total, shared) * inverse;
+    const A mean_g = a.mean == nullptr ? A(0) : row_sum<THREADS>(total, shared) * inverse;
     const A mean_gx = row_sum<THREADS>(product, shared) * inverse;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -166,7 +171,7 @@ __global__ void __launch_bounds__(THREADS) layer_norm_backward_long_kernel(Layer
   __shared__ A shared[32];
   const A inverse = A(1) / static_cast<A>(a.cols);
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const A mean = static_cast<const A*>(a.mean)[row];
+    const A mean = mean_of_row<A>(a, row);
     const A rstd = static_cast<const A*>(a.rstd)[row];
     const auto load_pack = [&](int64_t col, A(&xhat)[N], A(&g)[N]) {
       load<N>(static_cast<const T*>(a.s) + row * a.cols + col, xhat);
@@ -186,7 +191,7 @@ __global__ void __launch_bounds__(THREADS) layer_norm_backward_long_kernel(Layer
         product += g[j] * xhat[j];
       }
     }
-    const A mean_g = row_sum<THREADS>(total, shared) * inverse;
+    const A mean_g = a.mean == nullptr ? A(0) : row_sum<THREADS>(total, shared) * inverse;
     const A mean_gx = row_sum<THREADS>(product, shared) * inverse;
     for (int64_t col = static_cast<int64_t>(threadIdx.x) * N; col < a.cols; col += THREADS * N) {
       load_pack(col, xhat, g);
@@ -208,8 +213,7 @@ __global__ void __launch_bounds__(kColumnThreads) column_sums_kernel(LayerNormBa
     A g[1];
     load<1>(static_cast<const T*>(a.s) + row * a.cols + col, xhat);
     load<1>(static_cast<const T*>(a.grad) + row * a.cols + col, g);
-    gradient_of_norm<T>(a, col, static_cast<const A*>(a.mean)[row], static_cast<const A*>(a.rstd)[row], xhat,
-                        g);
+    gradient_of_norm<T>(a, col, mean_of_row<A>(a, row), static_cast<const A*>(a.rstd)[row], xhat, g);
     sum_weight += g[0] * xhat[0];
     sum_bias += g[0];
   }

@@ -1,10 +1,11 @@
-// s = x + residual; y = act((s - mean(s)) / sqrt(var(s) + eps) * weight + bias)
+// s = x + residual; y = act((s - mean) / sqrt(mean((s - mean)^2) + eps) * (weight + offset) + bias)
+// CENTRED: mean = mean(s), a layer norm; else mean = 0, an RMS norm.
 //   x, y, sum: (rows, cols);  residual: (residual_rows, cols), repeated;  weight, bias: (cols);  mean, rstd:
 //   (rows)
 //
 // Limited by memory bandwidth: a row is read once into registers, its mean and its centred variance are taken
 // there (two passes, as exact as the float sum), and it is written once. Rows that do not fit are read three
-// times, mostly from L2.
+// times (an RMS norm's twice), mostly from L2.
 #include "kernels.h"
 #include "vector.cuh"
 
@@ -33,18 +34,17 @@ __device__ __forceinline__ int64_t residual_row_of(const LayerNorm& a, int64_t r
 template <class T, int N, class A>
 __device__ __forceinline__ void write_pack(const LayerNorm& a, int64_t row, int64_t col, A mean, A rstd,
                                            const A (&s)[N]) {
-  const bool affine_is_float = a.affine_dtype == DType::f32;
   Pack<A, N> v;
   A other[N];
 #pragma unroll
   for (int j = 0; j < N; ++j) v.v[j] = (s[j] - mean) * rstd;
   if (a.weight != nullptr) {
-    load_affine<N, T>(a.weight, affine_is_float, col, other);
+    load_weight<N, T>(a, col, other);
 #pragma unroll
     for (int j = 0; j < N; ++j) v.v[j] *= other[j];
   }
   if (a.bias != nullptr) {
-    load_affine<N, T>(a.bias, affine_is_float, col, other);
+    load_affine<N, T>(a.bias, a.affine_dtype == DType::f32, col, other);
 #pragma unroll
     for (int j = 0; j < N; ++j) v.v[j] += other[j];
   }
@@ -58,8 +58,14 @@ __device__ __forceinline__ void write_statistics(const LayerNorm& a, int64_t row
   if (a.rstd != nullptr) static_cast<A*>(a.rstd)[row] = rstd;
 }
 
+// What the first pass adds up: for the mean, or the squares right away.
+template <bool CENTRED, class A>
+__device__ __forceinline__ A first_term(A s) {
+  return CENTRED ? s : s * s;
+}
+
 // THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
-template <class T, int N, int THREADS, int ITEMS>
+template <bool CENTRED, class T, int N, int THREADS, int ITEMS>
 __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS) layer_norm_kernel(LayerNorm a) {
   using A = typename Accumulate<T>::type;
   constexpr int kBlock = THREADS < 128 ? 128 : THREADS;
@@ -82,19 +88,24 @@ __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS) layer_norm_kern
         load_sum<T>(a, row, residual_row, col, s[i]);
         if (a.sum != nullptr) store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s[i]);
 #pragma unroll
-        for (int j = 0; j < N; ++j) total += s[i][j];
+        for (int j = 0; j < N; ++j) total += first_term<CENTRED>(s[i][j]);
       }
     }
-    const A mean = row_sum<THREADS>(total, shared) * inverse;
-    A squares = 0;
+    A mean = 0;
+    A variance = row_sum<THREADS>(total, shared) * inverse;
+    if constexpr (CENTRED) {
+      mean = variance;
+      A squares = 0;
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      if (active && (i * THREADS + lane) * N < a.cols) {
+      for (int i = 0; i < ITEMS; ++i) {
+        if (active && (i * THREADS + lane) * N < a.cols) {
 #pragma unroll
-        for (int j = 0; j < N; ++j) squares += (s[i][j] - mean) * (s[i][j] - mean);
+          for (int j = 0; j < N; ++j) squares += (s[i][j] - mean) * (s[i][j] - mean);
+        }
       }
+      variance = row_sum<THREADS>(squares, shared) * inverse;
     }
-    const A rstd = rsqrt(row_sum<THREADS>(squares, shared) * inverse + static_cast<A>(a.eps));
+    const A rstd = rsqrt(variance + static_cast<A>(a.eps));
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
@@ -105,7 +116,7 @@ __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS) layer_norm_kern
 }
 
 // A block a row, of any length.
-template <class T, int N, int THREADS>
+template <bool CENTRED, class T, int N, int THREADS>
 __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
   using A = typename Accumulate<T>::type;
   __shared__ A shared[32];
@@ -120,16 +131,21 @@ __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
       load_sum<T>(a, row, residual_row, col, s);
       if (a.sum != nullptr) store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s);
 #pragma unroll
-      for (int j = 0; j < N; ++j) total += s[j];
+      for (int j = 0; j < N; ++j) total += first_term<CENTRED>(s[j]);
     }
-    const A mean = row_sum<THREADS>(total, shared) * inverse;
-    A squares = 0;
-    for (int64_t col = start; col < a.cols; col += kStep) {
-      load_sum<T>(a, row, residual_row, col, s);
+    A mean = 0;
+    A variance = row_sum<THREADS>(total, shared) * inverse;
+    if constexpr (CENTRED) {
+      mean = variance;
+      A squares = 0;
+      for (int64_t col = start; col < a.cols; col += kStep) {
+        load_sum<T>(a, row, residual_row, col, s);
 #pragma unroll
-      for (int j = 0; j < N; ++j) squares += (s[j] - mean) * (s[j] - mean);
+        for (int j = 0; j < N; ++j) squares += (s[j] - mean) * (s[j] - mean);
+      }
+      variance = row_sum<THREADS>(squares, shared) * inverse;
     }
-    const A rstd = rsqrt(row_sum<THREADS>(squares, shared) * inverse + static_cast<A>(a.eps));
+    const A rstd = rsqrt(variance + static_cast<A>(a.eps));
     for (int64_t col = start; col < a.cols; col += kStep) {
       load_sum<T>(a, row, residual_row, col, s);
       write_pack<T>(a, row, col, mean, rstd, s);
@@ -148,12 +164,21 @@ template <class T, int N, int THREADS, int ITEMS>
 void launch_rows(const LayerNorm& a, cudaStream_t stream) {
   constexpr int kBlock = THREADS < 128 ? 128 : THREADS;
   const unsigned grid = blocks(a.rows, kBlock / THREADS, kBlock);
-  layer_norm_kernel<T, N, THREADS, ITEMS><<<grid, kBlock, 0, stream>>>(a);
+  if (a.centred) {
+    layer_norm_kernel<true, T, N, THREADS, ITEMS><<<grid, kBlock, 0, stream>>>(a);
+  } else {
+    layer_norm_kernel<false, T, N, THREADS, ITEMS><<<grid, kBlock, 0, stream>>>(a);
+  }
 }
 
 template <class T, int N, int THREADS>
 void launch_long(const LayerNorm& a, cudaStream_t stream) {
-  layer_norm_long_kernel<T, N, THREADS><<<blocks(a.rows, 1, THREADS), THREADS, 0, stream>>>(a);
+  const unsigned grid = blocks(a.rows, 1, THREADS);
+  if (a.centred) {
+    layer_norm_long_kernel<true, T, N, THREADS><<<grid, THREADS, 0, stream>>>(a);
+  } else {
+    layer_norm_long_kernel<false, T, N, THREADS><<<grid, THREADS, 0, stream>>>(a);
+  }
 }
 
 template <class T>

@@ -122,6 +122,15 @@ __device__ __forceinline__ void load_affine(const void* from, bool is_float, int
   }
 }
 
+// weight + offset of a norm; adding an offset of 0 would make 0 of a weight of -0.
+template <int N, class T, class Arguments, class A>
+__device__ __forceinline__ void load_weight(const Arguments& a, int64_t col, A (&to)[N]) {
+  load_affine<N, T>(a.weight, a.affine_dtype == DType::f32, col, to);
+  if (a.offset == 0) return;
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] += static_cast<A>(a.offset);
+}
+
 template <int N, class T, class A>
 __device__ __forceinline__ void store(T* to, const A (&from)[N]) {
   Pack<T, N> pack;

@@ -1,0 +1,79 @@
+"""What the fused norms share: the normalised shape, strategies, and the residual addition before the norm."""
+
+import torch
+from torch import nn
+
+from kfconvert.ops.norms import as_shape
+
+from .base import FusedModule, Plan, require_float_tensor
+
+
+class FusedNorm(FusedModule):
+    """Base of the fused norms; a subclass has ``_kernel`` and ``reference``, which take the norm's inputs."""
+
+    default_activation = "none"
+
+    def __init__(self, normalized_shape, eps: float, activation: str | None):
+        super().__init__(activation or self.default_activation)
+        self.normalized_shape = tuple(as_shape(normalized_shape))
+        self.eps = eps
+
+    @classmethod
+    def _of_tensors(cls, normalized_shape, eps: float, activation: str | None, options: dict,
+                    **tensors: torch.Tensor | None):
+        """A module that shares ``tensors``, each of normalized_shape or None."""
+        module = cls.__new__(cls)
+        FusedNorm.__init__(module, normalized_shape, eps, activation)
+        module._set_options(**options)
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                require_float_tensor(tensor, name)
+                if tuple(tensor.shape) != module.normalized_shape:
+                    raise ValueError(
+                        f"{name} must have shape {module.normalized_shape}, got {tuple(tensor.shape)}")
+        module._set_tensors(**tensors)
+        return module
+
+    def _set_tensors(self, **tensors: torch.Tensor | None) -> None:
+        for name, tensor in tensors.items():
+            if tensor is None or isinstance(tensor, nn.Parameter):
+                self.register_parameter(name, tensor)
+            else:
+                self.register_buffer(name, tensor)
+
+    def _set_options(self) -> None:
+        """What a subclass keeps beside the tensors."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (..., *normalized_shape); returns the same shape and dtype."""
+        return self.reference(x) if self.strategy == "composition" else self._kernel(x)
+
+    def plan(self, *inputs: torch.Tensor) -> Plan:
+        """See :meth:`FusedModule.plan`."""
+        return self.reference if self.choose(*inputs) == "composition" else self._kernel
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, {self._activation_repr()}"
+
+
+class AddsResidual:
+    """Before a FusedNorm among the bases: the norm of ``x + residual``, with ``return_sum`` also that sum."""
+
+    def _set_options(self, return_sum: bool = False, **options) -> None:
+        super()._set_options(**options)
+        self.return_sum = return_sum
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor):
+        """x, residual: (..., *normalized_shape); returns y, or (y, x + residual) with ``return_sum``."""
+        if self.strategy == "composition":
+            return self.reference(x, residual)
+        return self._kernel(x, residual)
+
+    def reference(self, x: torch.Tensor, residual: torch.Tensor):
+        """The definition in plain ATen calls."""
+        total = x + residual
+        y = super().reference(total)
+        return (y, total) if self.return_sum else y
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, return_sum={self.return_sum}"

@@ -1,0 +1,102 @@
+"""What layer_norm_act and rms_norm_act share: checks, shapes, gradients and the autocast rule."""
+
+import torch
+
+from .registration import cast_floats, cast_to_widest, require, require_same_options
+
+
+def as_shape(normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    """One number stands for the last dimension."""
+    return (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a norm of ``dtype`` is computed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def row_count(x: torch.Tensor, shape) -> int:
+    """How many times ``shape`` is normalised in x."""
+    rows = 1
+    for size in x.shape[: x.dim() - len(shape)]:
+        rows = rows * size
+    return rows
+
+
+def wants_gradient(x, weight, bias, residual) -> bool:
+    """Whether autograd records a call with these tensors."""
+    return torch.is_grad_enabled() and (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+        or (residual is not None and residual.requires_grad)
+    )
+
+
+def check_norm(operator, x, residual, shape, weight, bias=None) -> None:
+    """RuntimeError where shapes, dtypes or devices do not fit, as from the compiled kernels."""
+    require(
+        x.is_floating_point() and x.element_size() > 1,
+        operator,
+        "expected float64, float32, float16 or bfloat16",
+    )
+    require(
+        1 <= len(shape) <= x.dim() and tuple(x.shape[-len(shape) :]) == tuple(shape),
+        operator,
+        f"normalized_shape does not fit the last dimensions of x of shape {tuple(x.shape)}",
+    )
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is None:
+            continue
+        if x.element_size() > 2 or tensor.dtype != torch.float32:
+            require_same_options(operator, name, x, tensor)
+        require(
+            tuple(tensor.shape) == tuple(shape),
+            operator,
+            f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)}",
+        )
+    require(
+        weight is None or bias is None or weight.dtype == bias.dtype,
+        operator,
+        "weight and bias have different dtypes",
+    )
+    if residual is not None:
+        require_same_options(operator, "residual", x, residual)
+        require(
+            _repeats(tuple(residual.shape), tuple(x.shape), len(shape)),
+            operator,
+            f"residual has shape {tuple(residual.shape)}, expected {tuple(x.shape)} or what repeats over its "
+            "leading dimensions",
+        )
+
+
+def _repeats(small, large, least):
+    """Whether ``small`` is sizes of 1, then the trailing sizes of ``large``, at least ``least`` of them."""
+    if not least <= len(small) <= len(large):
+        return False
+    large = large[len(large) - len(small) :]
+    while small[0] == 1 and len(small) > least:
+        small, large = small[1:], large[1:]
+    return small == large
+
+
+def grad_of_residual(grad_s: torch.Tensor | None, shape) -> torch.Tensor | None:
+    """The gradient of the sum, added up where the residual was repeated; ``shape`` is None without one."""
+    if shape is None or grad_s is None:
+        return None
+    return grad_s if grad_s.shape == shape else grad_s.sum_to_size(shape)
+
+
+def autocast_norm(args, device_type):
+    """ATen's rule: float32 on CUDA; on the CPU the norm keeps the dtype of the sum, which is the widest.
+
+    args: x, residual, normalized_shape and then, in any order, weight, bias and numbers.
+    """
+    if device_type == "cuda":
+        return cast_floats(args, torch.float32, device_type)
+    x, residual, *rest = args
+    if residual is not None:
+        x, residual = cast_to_widest((x, residual), device_type)
+    if x.dtype == torch.float32:
+        rest = cast_floats(rest, torch.float32, device_type)
+    return x, residual, *rest

@@ -1,0 +1,244 @@
+"""RMS norm in its spellings, with the residual add before it: ``x / sqrt(mean(x^2) + eps) * (offset + weight)``.
+
+Hugging Face models write it out, with casts between float32 and a half type in different places; torch.nn.RMSNorm
+and timm call it. The fused module computes in float32 and rounds once, at the end, which is at least as accurate
+as any of those placements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ..dataflow import Either, Number, Op, Tree, Var, aten
+from ..matcher import Case, Match, Pattern, Replacement
+from ..modules import FusedAddRMSNorm, FusedRMSNorm
+from .checks import dtype_refusal, residual_refusal, traced, weights_refusal
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _cast(tree: Tree, name: str) -> Either:
+    """``tree``, or its conversion to the dtype that is captured under ``name``."""
+    return Either(Op(aten.to.dtype, tree, Var(name)), tree)
+
+
+def _tree(value: Tree) -> Either:
+    """The RMS norm of ``value``; the call that makes 1 / sqrt(mean(x^2) + eps), or the root, is the anchor."""
+    wide = _cast(value, "wide")
+    square = Either(
+        Op(aten.pow.Tensor_Scalar, wide, Number(2)), Op(aten.mul.Tensor, wide, wide), Op(aten.square.default, wide)
+    )
+    total = Op(aten.add.Tensor, Op(aten.mean.dim, square, Var("dimensions"), True), Var("eps"))
+    root = Either(
+        Op(aten.sqrt.default, total, name="norm"), Op(aten.pow.Tensor_Scalar, total, Number(0.5), name="norm")
+    )
+    inverse = Op(aten.reciprocal.default, root)
+    scale = Either(
+        Op(aten.rsqrt.default, total, name="norm"),
+        Op(aten.pow.Tensor_Scalar, total, Number(-0.5), name="norm"),
+        inverse,
+        Op(aten.mul.Tensor, inverse, Number(1)),  # what 1 / sqrt(...) is exported as
+    )
+    normalised = Either(
+        Op(aten.mul.Tensor, wide, _cast(scale, "scale_dtype")), Op(aten.div.Tensor, wide, _cast(root, "scale_dtype"))
+    )
+    weight = _cast(Var("weight"), "weight_dtype")
+    weight = Either(Op(aten.add.Tensor, weight, Var("offset")), weight)
+    call = Op(aten.rms_norm.default, wide, Var("normalized_shape"), weight, Var("eps"), name="norm")
+    affine = Op(aten.mul.Tensor, _cast(normalised, "normalised_dtype"), weight)
+    return Either(*(_cast(option, "result_dtype") for option in (affine, normalised, call)))
+
+
+def _value(captures: dict[str, Any]) -> fx.Node:
+    """What is normalised."""
+    return captures.get("sum", captures["x"])
+
+
+def _normalized_shape(captures: dict[str, Any]) -> tuple[Any, ...]:
+    if "normalized_shape" in captures:
+        return tuple(captures["normalized_shape"])
+    return (traced(_value(captures)).shape[-1],)
+
+
+def _eps(captures: dict[str, Any]) -> float:
+    """The number given; where the call has none ATen takes that of the dtype in which it computes."""
+    if captures["eps"] is not None:
+        return float(captures["eps"])
+    dtype = traced(_value(captures)).dtype
+    return torch.finfo(torch.float32 if dtype in _HALF else dtype).eps
+
+
+def _refusal(match: Match) -> str | None:
+    captures = match.captures
+    value, weight = _value(captures), captures.get("weight")
+    rank, shape = traced(value).dim(), _normalized_shape(captures)
+    if "dimensions" in captures and list(captures["dimensions"]) not in ([-1], [rank - 1]):
+        return f"the mean is over dimensions {list(captures['dimensions'])}, not over the last one"
+    if not all(isinstance(size, int) for size in shape):
+        return "the size of the normalised dimension is free"
+    for name in ("eps", "offset"):
+        if isinstance(captures.get(name), fx.Node):
+            return f"the {name} is a tensor, not a number"
+    reason = None
+    if "sum" in captures:
+        reason = residual_refusal(captures["x"], captures["residual"], value, len(shape))
+    reason = reason or weights_refusal(weight=weight) or dtype_refusal(value, captures.get("residual"))
+    return reason or _weight_refusal(weight, value, shape) or _cast_refusal(match, value)
+
+
+def _weight_refusal(weight: fx.Node | None, value: fx.Node, shape: tuple[int, ...]) -> str | None:
+    if weight is None:
+        return None
+    own, dtype = traced(weight), traced(value).dtype
+    if tuple(own.shape) != shape:
+        return f"the weight has shape {tuple(own.shape)}, what is normalised {shape}"
+    if own.dtype is not dtype and not (dtype in _HALF and own.dtype is torch.float32):
+        return f"mixed dtypes {dtype}, {own.dtype}"
+    return None
+
+
+def _cast_refusal(match: Match, value: fx.Node) -> str | None:
+    """A half type may go to float32 and back; a wider cast keeps what the fused norm would lose."""
+    dtype, result = traced(value).dtype, traced(match.root).dtype
+    allowed = (dtype, torch.float32) if dtype in _HALF else (dtype,)
+    for node in match.nodes:
+        if node.target is aten.to.dtype and traced(node).dtype not in allowed:
+            return f"a cast to {traced(node).dtype} in a norm of {dtype}"
+    return None if result is dtype else f"the norm of {dtype} returns {result}"
+
+
+def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
+    captures = match.captures
+    weight = captures.get("weight")
+    fixed = (_normalized_shape(captures), None if weight is None else tensor(weight), _eps(captures))
+    offset = float(captures.get("offset", 0.0))
+    inputs, outputs = (captures["x"],), (match.root,)
+    if "sum" in captures:
+        keeps_sum = match.is_kept("sum")
+        module = FusedAddRMSNorm.from_tensors(*fixed, offset=offset, return_sum=keeps_sum)
+        inputs = (captures["x"], captures["residual"])
+        outputs = (match.root, captures["sum"]) if keeps_sum else outputs
+    else:
+        module = FusedRMSNorm.from_tensors(*fixed, offset=offset)
+    bindings = () if weight is None else ((module, "weight", weight),)
+    return Replacement(module, inputs, bindings, outputs)
+
+
+_Formula = Callable[[Tensor, Tensor], Tensor]
+
+
+class _Norm(nn.Module):
+    def __init__(self, formula: _Formula, shape: tuple[int, ...] = (16,)):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(shape) + 0.5)
+        self.formula = formula
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(x, self.weight)
+
+
+class _AddNorm(_Norm):
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.formula(x + residual, self.weight)
+
+
+class _PreNorm(_Norm):
+    """The sum goes on as the residual stream."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        stream = x + residual
+        return self.formula(stream, self.weight), stream
+
+
+def _square_mean(x: Tensor) -> Tensor:
+    return x.pow(2).mean(-1, keepdim=True)
+
+
+def _llama(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.to(torch.float32)
+    return weight * (wide * torch.rsqrt(_square_mean(wide) + 1e-6)).to(x.dtype)
+
+
+def _t5(x: Tensor, weight: Tensor) -> Tensor:
+    return weight * (x * torch.rsqrt(_square_mean(x.to(torch.float32)) + 1e-6)).to(weight.dtype)
+
+
+def _gemma(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(_square_mean(wide) + 1e-6) * (1.0 + weight.float())).type_as(x)
+
+
+def _call(x: Tensor, weight: Tensor) -> Tensor:
+    return nn.functional.rms_norm(x, (16,), weight)
+
+
+_FORMULAS: tuple[_Formula, ...] = (
+    _llama,
+    _t5,
+    _gemma,
+    _call,
+    lambda x, w: x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * w,
+    lambda x, w: x * (1 / torch.sqrt(torch.square(x).mean(-1, keepdim=True) + 1e-5)),
+    lambda x, w: w * (x * (_square_mean(x) + 1e-6) ** -0.5),
+    lambda x, w: nn.functional.rms_norm(x.float(), (16,), w.float(), 1e-6).to(x.dtype),
+)
+_NEAR_MISSES: tuple[tuple[_Formula, str], ...] = (
+    (lambda x, w: x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6) * w, "not over the last one"),
+    (lambda x, w: x * torch.rsqrt(_square_mean(x) + w) * w, "the eps is a tensor"),
+    (lambda x, w: x * (scale := torch.rsqrt(_square_mean(x) + 1e-6)) * w + scale, "also used by"),
+    (lambda x, w: x * torch.rsqrt(_square_mean(x.double()) + 1e-6).float() * w, "a cast to torch.float64"),
+)
+
+
+def _rows(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: tuple(torch.randn(shape).to(dtype) for shape in shapes)
+
+
+_ONE, _TWO = _rows((2, 5, 16)), _rows((2, 5, 16), (2, 5, 16))
+_ONE_BF16, _TWO_BF16 = _rows((2, 5, 16), dtype=torch.bfloat16), _rows((2, 5, 16), (2, 5, 16), dtype=torch.bfloat16)
+
+
+def _case(kind: type[_Norm], formula: _Formula, inputs: Callable[[], tuple[Tensor, ...]], *expected: Any) -> Case:
+    dtype = inputs()[0].dtype
+    return Case(lambda: kind(formula).to(dtype), inputs, *expected)
+
+
+PATTERNS = (
+    Pattern(
+        name="rms_norm",
+        tree=_tree(Var("x")),
+        anchor="norm",
+        numerics="reassociated",
+        refusal=_refusal,
+        build=_build,
+        cases=(
+            *(_case(_Norm, formula, inputs) for formula in _FORMULAS for inputs in (_ONE, _ONE_BF16)),
+            *(_case(_Norm, formula, _ONE, 0, reason) for formula, reason in _NEAR_MISSES),
+            # The norm without its weight is fused even where the weight cannot be.
+            _case(_Norm, lambda x, w: _llama(x, w * 2), _ONE, 1, "computed in the forward"),
+            Case(lambda: _Norm(_llama, (5, 16)), _ONE, 1, "the weight has shape (5, 16)"),
+            _case(_Norm, lambda x, w: _llama(x, w.float()), _ONE_BF16, 1, "returns torch.float32"),
+            Case(lambda: _Norm(_t5), _ONE_BF16, 0, "returns torch.float32"),
+        ),
+    ),
+    Pattern(
+        name="add_rms_norm",
+        tree=_tree(Op(aten.add.Tensor, Var("x"), Var("residual"), name="sum")),
+        anchor="norm",
+        numerics="reassociated",
+        refusal=_refusal,
+        build=_build,
+        kept=frozenset({"sum"}),
+        cases=(
+            *(_case(kind, formula, _TWO) for kind in (_AddNorm, _PreNorm) for formula in (_llama, _gemma, _call)),
+            *(_case(_PreNorm, formula, _TWO_BF16) for formula in (_llama, _t5, _gemma, _call)),
+            _case(_AddNorm, _llama, _rows((2, 5, 16), (1, 5, 16))),
+            _case(_AddNorm, _llama, _rows((5, 16), (2, 5, 16))),
+            _case(_AddNorm, _llama, _rows((2, 5, 16), (2, 5, 1)), 0, "broadcast"),
+        ),
+    ),
+)
