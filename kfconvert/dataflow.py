@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Union
@@ -68,10 +69,14 @@ class Binding:
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:
-    """The arguments of an ATen call in schema order, defaults filled in, keyword-only ones last."""
-    schema = node.target._schema
+    """The arguments of an ATen call in schema order, defaults filled in, keyword-only ones last.
+
+    ``operator.getitem``, which takes one of the tensors that a call returns, has its two.
+    """
+    if node.target is operator.getitem:
+        return node.args
     values = []
-    for index, argument in enumerate(schema.arguments):
+    for index, argument in enumerate(node.target._schema.arguments):
         if index < len(node.args):
             values.append(node.args[index])
         elif argument.name in node.kwargs:
@@ -102,16 +107,23 @@ def unify(tree: Tree, value: Any, binding: Binding = Binding({}, ())) -> Iterato
 
 
 def _unify_call(tree: Op, node: fx.Node, binding: Binding) -> Iterator[Binding]:
-    if tree.name is not None and binding.captures.get(tree.name, node) is not node:
+    if tree.name in binding.captures:
+        if binding.captures[tree.name] is node:
+            yield binding
         return
     captures = binding.captures if tree.name is None else {**binding.captures, tree.name: node}
     start = Binding(captures, binding.nodes if node in binding.nodes else (*binding.nodes, node))
     actual = arguments(node)
-    defaults = tuple(argument.default_value for argument in node.target._schema.arguments)
-    expected = tree.args + defaults[len(tree.args) :]
+    expected = tree.args + _defaults(node)[len(tree.args) :]
     yield from _unify_all(expected, actual, start)
     if node.target in _COMMUTATIVE and len(tree.args) == 2:
         yield from _unify_all((expected[1], expected[0], *expected[2:]), actual, start)
+
+
+def _defaults(node: fx.Node) -> tuple[Any, ...]:
+    if node.target is operator.getitem:
+        return ()
+    return tuple(argument.default_value for argument in node.target._schema.arguments)
 
 
 def _unify_all(trees: tuple[Tree, ...], values: tuple[Any, ...], binding: Binding) -> Iterator[Binding]:

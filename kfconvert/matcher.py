@@ -50,6 +50,9 @@ class Pattern:
         refusal: None where the match may be fused, else the reason why not.
         build: makes the fused module; ``tensor`` gives the live tensor behind a placeholder.
         kept: capture names of inner values that may have other users, because the fused module returns them too.
+        siblings: name of a capture, or None. Where it is given a match is not one occurrence of the tree but all
+            those, two or more, that capture the same value under this name; each is in ``Match.members``. Only
+            occurrences that no other match of several calls covers take part.
         cases: modules that must match and near misses that must not.
     """
 
@@ -60,16 +63,21 @@ class Pattern:
     refusal: Callable[[Match], str | None]
     build: Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]
     kept: frozenset[str] = frozenset()
+    siblings: str | None = None
     cases: tuple[Case, ...] = ()
 
 
 @dataclass(frozen=True)
 class Match:
-    """A place where a pattern applies. ``nodes`` are the calls it covers, root first."""
+    """A place where a pattern applies. ``nodes`` are the calls it covers, root first.
+
+    A match of siblings has the captures of the first of its ``members``, which stand in graph order.
+    """
 
     pattern: Pattern
     nodes: tuple[fx.Node, ...]
     captures: dict[str, Any]
+    members: tuple[Match, ...] = ()
 
     @property
     def root(self) -> fx.Node:
@@ -99,11 +107,11 @@ class NearMiss:
     location: str | None = None
 
 
-class _Refused(NamedTuple):
-    """A match that may not be fused, the reason, and the call that stands in the way (None: the match itself)."""
+class _Judged(NamedTuple):
+    """A match; where it may not be fused the reason, and the call that stands in the way (None: the match itself)."""
 
     match: Match
-    reason: str
+    reason: str | None
     blocker: fx.Node | None
 
 
@@ -143,24 +151,38 @@ def find(graph: fx.Graph, patterns: Iterable[Pattern]) -> Findings:
             by_root.setdefault(target, []).append(pattern)
     aliases = Aliases(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}
-    matches, misses = [], []
+    single: list[_Judged] = []
+    occurrences: dict[str, list[_Judged]] = {}
     for node in graph.nodes:
         for pattern in by_root.get(node.target, ()) if node.op == "call_function" else ():
-            match, refused = _match_at(pattern, node, aliases)
-            if match is not None:
-                matches.append(match)
-            elif refused is not None:
-                misses.append(refused)
+            judged = _match_at(pattern, node, aliases)
+            if judged is not None:
+                (single if pattern.siblings is None else occurrences.setdefault(pattern.name, [])).append(judged)
+    matches, misses = _allowed(single), [judged for judged in single if judged.reason is not None]
+    several = {node for match in _without_overlaps(matches, order) if len(match.nodes) > 1 for node in match.nodes}
+    for found in occurrences.values():
+        for group in _siblings([judged for judged in found if several.isdisjoint(judged.match.nodes)]):
+            whole = _merged([judged.match for judged in group])
+            misses += [judged._replace(match=whole) for judged in group if judged.reason is not None]
+            if len(_allowed(group)) > 1:
+                matches.append(_merged(_allowed(group)))
     chosen = _without_overlaps(matches, order)
+    ordered = sorted(chosen, key=lambda match: order[match.root])
+    return Findings(ordered, _near_misses(graph, patterns, chosen, misses))
+
+
+def _near_misses(
+    graph: fx.Graph, patterns: list[Pattern], chosen: list[Match], misses: list[_Judged]
+) -> list[NearMiss]:
+    """Matches that were refused and cover more than the chosen one, then anchors that nothing covers."""
     covered = {node: len(match.nodes) for match in chosen for node in match.nodes}
-    findings = Findings(sorted(chosen, key=lambda match: order[match.root]))
     fused_sites = {match.site for match in chosen}
-    reported = set()
+    found, reported = [], set()
     for match, reason, blocker in misses:
         anchor = match.captures[match.pattern.anchor]
         if len(match.nodes) > covered.get(anchor, 0) and anchor not in reported:
             reported.add(anchor)
-            findings.near_misses.append(NearMiss(match.pattern.name, match.site, reason, _place(blocker, anchor)))
+            found.append(NearMiss(match.pattern.name, match.site, reason, _place(blocker, anchor)))
     anchors = _anchors(patterns)
     for node in graph.nodes:
         if node in covered or node in reported or module_path(node) in fused_sites:
@@ -168,8 +190,8 @@ def find(graph: fx.Graph, patterns: Iterable[Pattern]) -> Findings:
         name = next((name for tree, name in anchors.get(node.target, ()) if next(unify(tree, node), None)), None)
         if name is not None:
             place = _place(next(iter(node.users), None), node)
-            findings.near_misses.append(NearMiss(name, module_path(node), _users_of(node), place))
-    return findings
+            found.append(NearMiss(name, module_path(node), _users_of(node), place))
+    return found
 
 
 def _roots(tree: Op | Either) -> list[Op]:
@@ -180,15 +202,33 @@ def _place(blocker: fx.Node | None, anchor: fx.Node) -> str | None:
     return (location(blocker) if blocker is not None else None) or location(anchor)
 
 
-def _match_at(pattern: Pattern, node: fx.Node, aliases: Aliases) -> tuple[Match | None, _Refused | None]:
+def _match_at(pattern: Pattern, node: fx.Node, aliases: Aliases) -> _Judged | None:
+    """The first occurrence with this root that may be fused, else the first one; None where there is none."""
     refused = None
     for binding in unify(pattern.tree, node):
         match = Match(pattern, binding.nodes, binding.captures)
-        reason, blocker = _never_allowed(match, aliases) or (pattern.refusal(match), None)
-        if reason is None:
-            return match, None
-        refused = refused or _Refused(match, reason, blocker)
-    return None, refused
+        judged = _Judged(match, *(_never_allowed(match, aliases) or (pattern.refusal(match), None)))
+        if judged.reason is None:
+            return judged
+        refused = refused or judged
+    return refused
+
+
+def _allowed(found: list[_Judged]) -> list[Match]:
+    return [judged.match for judged in found if judged.reason is None]
+
+
+def _siblings(found: list[_Judged]) -> list[list[_Judged]]:
+    """Occurrences of one pattern in groups of two or more that share the value they read."""
+    groups: dict[fx.Node, list[_Judged]] = {}
+    for judged in found:
+        groups.setdefault(judged.match.captures[judged.match.pattern.siblings], []).append(judged)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _merged(members: list[Match]) -> Match:
+    nodes = tuple(node for match in members for node in match.nodes)
+    return Match(members[0].pattern, nodes, members[0].captures, tuple(members))
 
 
 def _never_allowed(match: Match, aliases: Aliases) -> tuple[str, fx.Node] | None:

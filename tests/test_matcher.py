@@ -1,5 +1,7 @@
 """What the matcher does for every pattern: trees, overlaps, and the cases in which nothing may ever be fused."""
 
+import operator
+
 import torch
 from torch import nn
 
@@ -73,6 +75,12 @@ def test_the_same_name_is_the_same_call():
     assert not list(unify(tree, last_call(lambda x: torch.tanh(x) + torch.tanh(x) * torch.tanh(x))))
 
 
+def test_items_of_what_a_call_returns():
+    half = Op(operator.getitem, Op(aten.chunk.default, Var("x"), 2, -1), 1)
+    assert list(unify(half, last_call(lambda x: torch.cat([x, x], -1).chunk(2, -1)[1])))
+    assert not list(unify(half, last_call(lambda x: torch.cat([x, x], -1).chunk(2, -1)[0])))
+
+
 def test_numbers_are_compared_closely_but_not_exactly():
     tree = Op(aten.mul.Tensor, Var("x"), Number(0.7978845608028654))
     assert list(unify(tree, last_call(lambda x: x * 0.79788456)))
@@ -117,6 +125,43 @@ def test_a_smaller_match_remains_where_the_larger_is_refused():
     )
     graph = region_of(Function(lambda x: torch.relu(torch.tanh(x))), torch.randn(2, 3)).graph
     assert names(find(graph, (inner, outer))) == ["inner"]
+
+
+SINES = pattern("sines", Op(aten.sin.default, Var("x"), name="root"), siblings="x")
+
+
+def test_siblings_that_read_one_value_are_one_match():
+    def function(x):
+        y = x * 2
+        return x.sin() + x.sin() + y.sin() + y.sin().cos() + y.sin() + (x + y).sin()
+
+    (first, second) = find(region_of(Function(function), torch.randn(2, 3)).graph, (SINES,)).matches
+    assert [len(match.members) for match in (first, second)] == [2, 3]
+    assert first.nodes == tuple(member.root for member in first.members) and first.root is first.nodes[0]
+
+
+def test_siblings_leave_out_what_other_matches_cover():
+    outer = pattern("outer", Op(aten.relu.default, Op(aten.sin.default, Var("x"), name="root")))
+    single = pattern("single", Op(aten.sin.default, Var("x"), name="root"))
+
+    def function(x):
+        return torch.relu(x.sin()) + x.sin() + x.sin()
+
+    graph = region_of(Function(function), torch.randn(2, 3)).graph
+    assert names(find(graph, (single, SINES, outer))) == ["outer", "sines"]
+    graph = region_of(Function(lambda x: torch.relu(x.sin()) + x.sin()), torch.randn(2, 3)).graph
+    assert names(find(graph, (single, SINES, outer))) == ["outer", "single"]
+
+
+def test_refused_siblings_are_near_misses():
+    def refusal(match):
+        return "not into a cosine" if any(user.target is aten.cos.default for user in match.root.users) else None
+
+    refusing = pattern("sines", Op(aten.sin.default, Var("x"), name="root"), siblings="x", refusal=refusal)
+    findings = find(region_of(Function(lambda x: x.sin() + x.sin().cos()), torch.randn(2, 3)).graph, (refusing,))
+    assert not findings.matches and findings.near_misses[0].reason == "not into a cosine"
+    findings = find(region_of(Function(lambda x: x.sin().cos()), torch.randn(2, 3)).graph, (refusing,))
+    assert "not into a cosine" not in [miss.reason for miss in findings.near_misses]
 
 
 CHAIN = pattern("chain", Op(aten.relu.default, Op(aten.tanh.default, Var("x"), name="root")))

@@ -12,6 +12,7 @@ from .conv import (
     FusedConvBN,
 )
 from .derived import Derived
+from .gated import FusedGatedLinear
 from .linear import (
     FusedLinear,
     FusedLinearGELU,
@@ -20,6 +21,7 @@ from .linear import (
     FusedLinearSiLU,
     FusedLinearTanh,
 )
+from .merged import FusedMergedLinear
 from .norm import (
     FusedAddLayerNorm,
     FusedLayerNorm,
@@ -41,6 +43,7 @@ __all__ = [
     "FusedConv2dBNSiLU",
     "FusedConv3dBNReLU",
     "FusedConvBN",
+    "FusedGatedLinear",
     "FusedLayerNorm",
     "FusedLayerNormGELU",
     "FusedLayerNormReLU",
@@ -51,6 +54,7 @@ __all__ = [
     "FusedLinearSiLU",
     "FusedLinearSigmoid",
     "FusedLinearTanh",
+    "FusedMergedLinear",
     "FusedModule",
     "FusedRMSNorm",
 ]

@@ -60,9 +60,18 @@ class FusedModule(nn.Module):
         """
         raise TypeError(f"{type(self).__name__} has no plan of its own")
 
+    def _planned(self, sources: Sequence[torch.Tensor], *inputs) -> Plan:
+        """The last :meth:`plan`, while the strategy stays the same and none of ``sources`` changes."""
+        values, strategy = self._derived.values(sources), self.choose(*inputs)
+        if values.get("strategy") != strategy:
+            values.update(strategy=strategy, plan=self.plan(*inputs))
+        return values["plan"]
+
     def clear_derived(self) -> None:
         """Forget folded and packed weights; needed only after writes that :class:`Derived` cannot see."""
-        self._derived.clear()
+        for module in self.modules():
+            if isinstance(module, FusedModule):
+                module._derived.clear()
 
     def places(self) -> list[tuple[dict, str]]:
         """(dict, key) of every parameter and buffer whose content went into a plan; the tensor there may be None."""

@@ -103,12 +103,13 @@ class FusedLinear(FusedModule):
 
     def reset_parameters(self) -> None:
         """Draw weight and bias as ``nn.Linear`` does: uniform in +-1/sqrt(in_features)."""
-        nn.init.kaiming_uniform_(self._oriented(self.weight), a=math.sqrt(5))
+        nn.init.kaiming_uniform_(self.oriented(self.weight), a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0
             nn.init.uniform_(self.bias, -bound, bound)
 
-    def _oriented(self, weight: torch.Tensor) -> torch.Tensor:
+    def oriented(self, weight: torch.Tensor) -> torch.Tensor:
+        """``weight``, which is laid out as the module's, as (out_features, in_features)."""
         return weight.t() if self.transposed else weight
 
     def strategies(self, x: torch.Tensor) -> list[str]:
@@ -146,11 +147,11 @@ class FusedLinear(FusedModule):
         return self._plan(strategy, held(self, "weight"), held(self, "bias"))
 
     def _kernel(self, x: torch.Tensor) -> torch.Tensor:
-        return linear_act(x, self._oriented(held(self, "weight")), held(self, "bias"), self.activation,
+        return linear_act(x, self.oriented(held(self, "weight")), held(self, "bias"), self.activation,
                           self.negative_slope)
 
     def _plan(self, strategy: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Plan:
-        weight = self._oriented(weight)
+        weight = self.oriented(weight)
         if strategy == "mkl":
             return _MKLLinear(weight, bias, self.activation, self.negative_slope)
         if strategy == "onednn":
@@ -164,7 +165,7 @@ class FusedLinear(FusedModule):
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """``act(linear(x, W, b))`` in plain ATen calls."""
-        y = F.linear(x, self._oriented(self.weight), self.bias)
+        y = F.linear(x, self.oriented(self.weight), self.bias)
         return apply_activation(y, self.activation, self.negative_slope)
 
     def extra_repr(self) -> str:

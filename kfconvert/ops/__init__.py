@@ -1,5 +1,6 @@
 """Functional operators: each works on any device, with or without the compiled library."""
 
+from .act_mul import act_mul
 from .activations import ACTIVATIONS, Activation, apply_activation
 from .bias_act import bias_act
 from .conv_act import conv_act
@@ -10,6 +11,7 @@ from .rms_norm_act import rms_norm_act
 __all__ = [
     "ACTIVATIONS",
     "Activation",
+    "act_mul",
     "apply_activation",
     "bias_act",
     "conv_act",

@@ -79,6 +79,13 @@ ACTIVATIONS: dict[str, Activation] = {
             lambda x, slope: F.leaky_relu(x, slope),
             lambda g, x, slope: _aten.leaky_relu_backward(g, x, slope, False),
         ),
+        # quick_gelu(x) is silu(1.702 x) / 1.702; x sigmoid(1.702 x) is how models write it.
+        Activation(
+            "quick_gelu",
+            10,
+            lambda x, _: x * torch.sigmoid(1.702 * x),
+            lambda g, x, _: _aten.silu_backward(g, 1.702 * x),
+        ),
     )
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..dataflow import Op, Tree, Var, aten
+from ..dataflow import Number, Op, Tree, Var, aten
 
 # Activation name of kfconvert.ops -> the call that applies it to a value.
 ACTIVATION_TREES: dict[str, Callable[[Tree], Op]] = {
@@ -17,6 +17,10 @@ ACTIVATION_TREES: dict[str, Callable[[Tree], Op]] = {
     "sigmoid": lambda x: Op(aten.sigmoid.default, x),
     "relu6": lambda x: Op(aten.relu6.default, x),
     "hardswish": lambda x: Op(aten.hardswish.default, x),
+    # No ATen operator stands for this one: the value that it is applied to needs a name, since it occurs twice.
+    "quick_gelu": lambda x: Op(
+        aten.mul.Tensor, x, Op(aten.sigmoid.default, Op(aten.mul.Tensor, x, Number(1.702)))
+    ),
     "leaky_relu": lambda x: Op(aten.leaky_relu.default, x, Var("negative_slope")),
 }
 

@@ -63,6 +63,31 @@ class _ComputedWeight(nn.Module):
         return torch.relu(nn.functional.linear(x, self.weight * 2))
 
 
+class _QuickGELU(nn.Module):
+    def __init__(self, slope: float, swapped: bool = False):
+        super().__init__()
+        self.slope, self.swapped = slope, swapped
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.slope * x)
+        return gate * x if self.swapped else x * gate
+
+
+class _GateOfAnother(nn.Module):
+    """Two layers where quick GELU has one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) * torch.sigmoid(1.702 * self.second(x))
+
+
+def _clipped() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.Hardtanh(0, 5))
+
+
 def _batch() -> tuple[Tensor, ...]:
     return (torch.randn(4, 8),)
 
@@ -86,6 +111,15 @@ _CASES: dict[str, tuple[Case, ...]] = {
     "silu": (_pair(nn.SiLU),),
     "tanh": (_pair(nn.Tanh),),
     "sigmoid": (_pair(nn.Sigmoid),),
+    "relu6": (_pair(nn.ReLU6), _pair(lambda: nn.Hardtanh(0, 6)), Case(_clipped, _batch, 0)),
+    "hardswish": (_pair(nn.Hardswish),),
+    "leaky_relu": (_pair(lambda: nn.LeakyReLU(0.2)),),
+    "quick_gelu": (
+        _pair(lambda: _QuickGELU(1.702)),
+        _pair(lambda: _QuickGELU(1.702, swapped=True)),
+        Case(lambda: nn.Sequential(nn.Linear(8, 16), _QuickGELU(1.5)), _batch, 0),
+        Case(_GateOfAnother, _batch, 0),
+    ),
     "none": (Case(lambda: nn.Linear(8, 16), _batch, 1),),
 }
 

@@ -11,7 +11,7 @@ from kfconvert import extension, ops
 
 # What a row of floats may be off by, in units of the last place of the exact result; measured, not wished
 # for.
-ULPS = {"tanh": 2.0, "sigmoid": 2.5, "silu": 2.5, "gelu_tanh": 6.0}
+ULPS = {"tanh": 2.0, "sigmoid": 2.5, "silu": 2.5, "gelu_tanh": 6.0, "quick_gelu": 3.0}
 
 
 def all_magnitudes():
@@ -32,9 +32,8 @@ def test_units_in_the_last_place(device, name):
     normal = exact.abs() > 1e-30
     ulp = torch.exp2(torch.floor(torch.log2(exact.abs()[normal])) - 23)
     # In the far tail of the exponential the rounding of its argument alone is worth many units.
-    near = (
-        x[normal] > -1 if name in ("silu", "sigmoid", "gelu_tanh") else torch.ones_like(ulp, dtype=torch.bool)
-    )
+    gated = name in ("silu", "sigmoid", "gelu_tanh", "quick_gelu")
+    near = x[normal] > -1 if gated else torch.ones_like(ulp, dtype=torch.bool)
     assert ((got[normal] - exact[normal]).abs() / ulp)[near].max() <= ULPS[name]
 
 
@@ -68,12 +67,17 @@ for dtype, tolerance in tolerances.items():
         got = [ops.bias_act(x, b, r, name), *ops.layer_norm_act(x, 133, w, b, 1e-5, name, r, True)]
         leaf = x.clone().requires_grad_()
         got += torch.autograd.grad(ops.layer_norm_act(leaf, 133, w, b, activation=name).sum(), leaf)
+        leaf = x.clone().requires_grad_()
+        got += [ops.act_mul(x, r, name), *torch.autograd.grad(ops.act_mul(leaf, r, name).sum(), leaf)]
         x, r, w, b = wide
         want = [ops.apply_activation(x + b + r, name), ops.apply_activation(
             torch.nn.functional.layer_norm(x + r, (133,), w, b), name), x + r]
         leaf = x.clone().requires_grad_()
         y = ops.apply_activation(torch.nn.functional.layer_norm(leaf, (133,), w, b), name)
         want += torch.autograd.grad(y.sum(), leaf)
+        leaf = x.clone().requires_grad_()
+        want += [ops.apply_activation(x, name) * r]
+        want += torch.autograd.grad((ops.apply_activation(leaf, name) * r).sum(), leaf)
         x, r, w, b = (t.to(dtype) for t in wide)
         for mine, truth in zip(got, want, strict=True):
             error = ((mine.double() - truth).abs() / (1 + truth.abs())).max().item()

@@ -28,6 +28,7 @@ enum Act : int {
   kRelu6 = 7,
   kHardswish = 8,
   kLeakyRelu = 9,
+  kQuickGelu = 10,
 };
 
 template <class A>
@@ -36,6 +37,7 @@ struct Constants {
   static constexpr A inv_sqrt_two_pi = A(0.39894228040143267794);      // 1 / sqrt(2 pi)
   static constexpr A two_sqrt_two_over_pi = A(1.5957691216057307117);  // 2 sqrt(2 / pi)
   static constexpr A gelu_cubic = A(0.044715);
+  static constexpr A quick_gelu_slope = A(1.702);
 };
 
 // tanh-GELU is 0.5 v (1 + tanh(w/2)) = v / (1 + exp(-w)), which keeps its relative accuracy where 1 + tanh
@@ -62,6 +64,7 @@ KFC_FN A activate(A v, A slope) {
   if constexpr (act == kGelu) return A(0.5) * v * M::one_plus_erf(v * Constants<A>::sqrt_half);
   if constexpr (act == kGeluTanh) return v / (A(1) + M::exp(-gelu_tanh_argument(v)));
   if constexpr (act == kSilu) return v / (A(1) + M::exp(-v));
+  if constexpr (act == kQuickGelu) return v / (A(1) + M::exp(-Constants<A>::quick_gelu_slope * v));
   if constexpr (act == kTanh) return M::tanh(v);
   if constexpr (act == kSigmoid) return A(1) / (A(1) + M::exp(-v));
   if constexpr (act == kRelu6) return v <= A(0) ? A(0) : (v >= A(6) ? A(6) : v);
@@ -86,6 +89,10 @@ KFC_FN A activate_backward(A g, A v, A slope) {
     return gated_backward<M>(g, v, gelu_tanh_argument(v), slope_of_argument);
   }
   if constexpr (act == kSilu) return gated_backward<M>(g, v, v, A(1));
+  if constexpr (act == kQuickGelu) {
+    constexpr A slope_of_argument = Constants<A>::quick_gelu_slope;
+    return gated_backward<M>(g, v, slope_of_argument * v, slope_of_argument);
+  }
   if constexpr (act == kTanh) return g * (A(1) - v * v);
   if constexpr (act == kSigmoid) return g * (A(1) - v) * v;
   if constexpr (act == kRelu6) return v <= A(0) || v >= A(6) ? A(0) : g;
@@ -121,6 +128,7 @@ KFC_FN A activate_backward_from_input(A g, A v, A slope) {
     KFC_CASE(kRelu6, __VA_ARGS__)          \
     KFC_CASE(kHardswish, __VA_ARGS__)      \
     KFC_CASE(kLeakyRelu, __VA_ARGS__)      \
+    KFC_CASE(kQuickGelu, __VA_ARGS__)      \
     default:                               \
       KFC_CASE_NONE(__VA_ARGS__)           \
   }

@@ -25,6 +25,22 @@ struct BiasAct {
   double slope;
 };
 
+// y = act(gate) * up, or with `grad`: y = grad * up * act'(gate) and grad_up = grad * act(gate).
+struct ActMul {
+  void* y;           // (rows, cols)
+  void* grad_up;     // (rows, cols), or null without grad
+  const void* gate;  // (rows, cols), rows gate_stride elements apart
+  const void* up;    // (rows, cols), rows up_stride elements apart
+  const void* grad;  // (rows, cols) or null
+  int64_t rows;
+  int64_t cols;
+  int64_t gate_stride;
+  int64_t up_stride;
+  DType dtype;
+  int activation;
+  double slope;
+};
+
 // s = x + residual; y = act((s - mean) * rstd * (weight + offset) + bias), over rows of `cols` elements.
 // Layer norm (centred): mean = mean(s), rstd = 1 / sqrt(mean((s - mean)^2) + eps); RMS norm: the same with mean = 0.
 struct LayerNorm {

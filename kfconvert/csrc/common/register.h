@@ -1,6 +1,7 @@
 // The list of operators, once for every backend; their schemas are beside their references in kfconvert/ops.
 #pragma once
 
+#include "act_mul.h"
 #include "layer_norm.h"
 #include "library_ops.h"
 
@@ -13,6 +14,9 @@ void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("bias_act_inference", TORCH_BOX(&bias_act<Backend>));
   m.impl("bias_act_", TORCH_BOX(&bias_act_<Backend>));
   m.impl("bias_act_backward", TORCH_BOX(&bias_act_backward<Backend>));
+  m.impl("act_mul", TORCH_BOX(&act_mul<Backend>));
+  m.impl("act_mul_inference", TORCH_BOX(&act_mul<Backend>));
+  m.impl("act_mul_backward", TORCH_BOX(&act_mul_backward<Backend>));
   m.impl("linear_act", TORCH_BOX(&linear_act<Backend>));
   m.impl("linear_act_inference", TORCH_BOX(&linear_act<Backend>));
   m.impl("conv_act", TORCH_BOX(&conv_act<Backend>));

@@ -184,6 +184,13 @@ KFC_FN A* result_row(T* to, A* scratch) {
   }
 }
 
+// out[i] = a[i] * b[i]
+template <class A>
+KFC_FN void multiply_rows(const A* a, const A* b, A* out, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] = a[i] * b[i];
+}
+
 // out[i] = a[i] + b[i]
 template <class A>
 KFC_FN void add_rows(const A* a, const A* b, A* out, int64_t n) {

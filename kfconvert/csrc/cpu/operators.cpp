@@ -26,6 +26,14 @@ struct Cpu {
                                 [&](int64_t begin, int64_t end) { kernels.bias_act(a, begin, end); });
   }
 
+  static void act_mul(const ActMul& a, const Tensor&) {
+    const CpuKernels& kernels = cpu_kernels();
+    const int64_t numel = a.rows * a.cols;
+    if (numel <= kElementsPerThread) return kernels.act_mul(a, 0, numel);
+    torch::stable::parallel_for(0, numel, kElementsPerThread,
+                                [&](int64_t begin, int64_t end) { kernels.act_mul(a, begin, end); });
+  }
+
   static int64_t rows_per_thread(int64_t cols) { return kElementsPerThread / cols + 1; }
 
   static void layer_norm(const LayerNorm& a, const Tensor&) {

@@ -6,35 +6,11 @@
 // channel costs one multiplication a pack (a division by a constant is turned into it beforehand). In a
 // forward pass the data were just written by a matrix product and mostly lie in the L2 cache, so that no
 // streaming hints are given.
+#include "elementwise.cuh"
 #include "kernels.h"
-#include "vector.cuh"
 
 namespace kfc {
 namespace {
-
-constexpr int kThreads = 256;
-// 8 blocks fill a multiprocessor (2048 threads). Up to 64 times that every thread has one pack: where some have two and
-// others one, the last turn leaves the device half empty (67 M floats on an H100: 179 us, 188 with 32 blocks each).
-constexpr int64_t kBlocksPerMultiprocessor = 512;
-
-// n / divisor for n < 2^31 as (mulhi(n, multiplier) + n) >> shift, with 2^shift >= divisor.
-struct Divider32 {
-  uint32_t divisor, multiplier, shift;
-  explicit Divider32(int64_t d) : divisor(static_cast<uint32_t>(d)), shift(0) {
-    while ((uint64_t{1} << shift) < divisor) ++shift;
-    multiplier =
-        static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - divisor)) / divisor + 1);
-  }
-  __device__ uint32_t divide(uint32_t n) const { return (__umulhi(n, multiplier) + n) >> shift; }
-  __device__ uint32_t remainder(uint32_t n) const { return n - divide(n) * divisor; }
-};
-
-struct Divider64 {
-  uint64_t divisor;
-  explicit Divider64(int64_t d) : divisor(static_cast<uint64_t>(d)) {}
-  __device__ uint64_t divide(uint64_t n) const { return n / divisor; }
-  __device__ uint64_t remainder(uint64_t n) const { return n % divisor; }
-};
 
 // How the bias of a pack is found.
 enum class Bias {
@@ -91,11 +67,8 @@ __global__ void __launch_bounds__(kThreads) bias_act_kernel(BiasAct a, Divider i
 
 template <class T, int N, class Index, class Divider, Bias bias_kind>
 void launch_kernel(const BiasAct& a, cudaStream_t stream) {
-  const int64_t wanted = (a.numel / N + kThreads - 1) / kThreads;
-  const int64_t most = kBlocksPerMultiprocessor * multiprocessors();
-  const dim3 grid(static_cast<unsigned>(wanted < most ? wanted : most));
   bias_act_kernel<T, N, Index, Divider, bias_kind>
-      <<<grid, kThreads, 0, stream>>>(a, Divider(a.inner), Divider(a.channels));
+      <<<elementwise_grid(a.numel / N), kThreads, 0, stream>>>(a, Divider(a.inner), Divider(a.channels));
 }
 
 // Any sizes and alignment, an element a thread.
@@ -115,10 +88,6 @@ void launch_packed(const BiasAct& a, cudaStream_t stream) {
     return launch_kernel<T, N, uint32_t, Divider32, Bias::shared>(a, stream);
   launch_kernel<T, N, uint32_t, Divider32, Bias::lanes>(a, stream);
 }
-
-// 32-bit indices hold while numel and one step of the whole grid beyond it fit; divisions in 64 bits cost ten
-// times more.
-constexpr int64_t kMostElements = int64_t{1} << 30;
 
 template <class T>
 const T* advance(const void* pointer, int64_t elements) {

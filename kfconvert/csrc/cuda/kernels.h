@@ -7,6 +7,7 @@
 namespace kfc {
 
 int launch_bias_act(const BiasAct& a, void* stream);
+int launch_act_mul(const ActMul& a, void* stream);
 int launch_layer_norm(const LayerNorm& a, void* stream);
 
 // How many rows partial_weight and partial_bias need; the same for the same sizes on the same device.

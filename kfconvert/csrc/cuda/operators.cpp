@@ -30,6 +30,11 @@ class Cuda {
     check_cuda(launch_bias_act(a, here.stream()), "bias_act");
   }
 
+  static void act_mul(const ActMul& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_act_mul(a, here.stream()), "act_mul");
+  }
+
   static void layer_norm(const LayerNorm& a, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_layer_norm(a, here.stream()), "layer_norm");

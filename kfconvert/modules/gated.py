@@ -1,0 +1,101 @@
+"""The first half of gated MLPs: ``act(x Wg^T + bg) * (x Wu^T + bu)``; Shazeer, arXiv:2002.05202."""
+
+import torch
+from torch import nn
+
+from kfconvert.ops import act_mul, apply_activation
+from kfconvert.ops.registration import has_kernels
+
+from .base import FusedModule, Plan, held, takes_plain_path
+from .merged import FusedMergedLinear, plain_linear
+
+
+class FusedGatedLinear(FusedModule):
+    """``act(gate(x)) * up(x)`` of two linear layers, or of the halves of one packed layer.
+
+    x: (..., in_features); y: (..., hidden_features), contiguous. All of one dtype and device.
+
+    ``gate``, ``up``: ``nn.Linear`` or Hugging Face ``Conv1D``, whose parameters are shared, or
+    ``FusedLinear`` without an activation, kept as they are. ``activation``: one of
+    ``kfconvert.ops.ACTIVATIONS``. ValueError where their sizes, dtypes or devices differ, and for an unknown
+    activation.
+    Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "merged" (two layers: one product with a
+    derived concatenated weight), "kernel" (the live weights), each of them followed by
+    ``kfconvert.ops.act_mul``, and "composition". Where a gradient is needed, under autocast and under
+    ``torch.compile`` the differentiable operators run.
+    """
+
+    def __init__(self, gate: nn.Module, up: nn.Module, activation: str = "silu",
+                 negative_slope: float = 0.01):
+        super().__init__(activation, negative_slope)
+        self.projection = FusedMergedLinear(gate, up)
+        sizes = [linear.out_features for linear in self.projection.linears]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"gate and up have {sizes[0]} and {sizes[1]} features, expected the same")
+        self.gate_first = True
+
+    @classmethod
+    def from_packed(cls, linear: nn.Module, activation: str = "silu", gate_first: bool = True,
+                    negative_slope: float = 0.01) -> "FusedGatedLinear":
+        """``act(a) * b`` with ``a, b = linear(x).chunk(2, -1)``, or ``a * act(b)`` unless ``gate_first``.
+
+        ValueError where the layer has an odd number of features.
+        """
+        module = cls.__new__(cls)
+        FusedModule.__init__(module, activation, negative_slope)
+        module.projection = plain_linear(linear)
+        if module.projection.out_features % 2:
+            raise ValueError(f"a packed layer has an even number of features, got {linear.out_features}")
+        module.gate_first = gate_first
+        return module
+
+    @property
+    def packed(self) -> bool:
+        return not isinstance(self.projection, FusedMergedLinear)
+
+    def strategies(self, x: torch.Tensor) -> list[str]:
+        """Those that apply to ``x`` (..., in_features), best guess first."""
+        names = self.projection.strategies(x)[:-1]
+        if not self.packed and has_kernels(x):
+            names.append("kernel")
+        return [*names, "composition"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (..., in_features); returns (..., hidden_features)."""
+        sources = self._sources()
+        if takes_plain_path(x, sources):
+            project = self.projection if self.packed else self.projection.differentiable
+            return self._gated(project(x))
+        return self._planned(sources, x)(x)
+
+    def _sources(self) -> list[torch.Tensor]:
+        if not self.packed:
+            return self.projection.sources()
+        tensors = [held(self.projection, name) for name in ("weight", "bias")]
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def plan(self, x: torch.Tensor) -> Plan:
+        """See :meth:`FusedModule.plan`."""
+        strategy = self.choose(x)
+        if strategy == "composition":
+            return self.reference
+        live = strategy == "kernel" and not self.packed
+        self.projection.strategy = "composition" if live else strategy
+        project = self.projection.plan(x)
+        return lambda x: self._gated(project(x))
+
+    def _halves(self, projected) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = projected.chunk(2, -1) if self.packed else projected
+        return (first, second) if self.gate_first else (second, first)
+
+    def _gated(self, projected) -> torch.Tensor:
+        return act_mul(*self._halves(projected), self.activation, self.negative_slope)
+
+    def reference(self, x: torch.Tensor) -> torch.Tensor:
+        """``act(gate) * up`` in plain ATen calls."""
+        gate, up = self._halves(self.projection.reference(x))
+        return apply_activation(gate, self.activation, self.negative_slope) * up
+
+    def extra_repr(self) -> str:
+        order = "" if self.gate_first else ", gate_first=False"
+        return self._activation_repr() + order

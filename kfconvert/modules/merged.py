@@ -1,0 +1,117 @@
+"""Linear layers that read the same input, such as q, k and v of attention, as one matrix product."""
+
+import weakref
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kfconvert.ops import linear_act
+
+from .base import FusedModule, Plan, held, takes_plain_path
+from .linear import FusedLinear
+
+
+class FusedMergedLinear(FusedModule):
+    """``(x W1^T + b1, x W2^T + b2, ...)``.
+
+    x: (..., in_features); the results: (..., out_features) of each linear, a tuple in their order. With
+    "merged" they are views of one tensor, rows apart. All of one dtype and device.
+
+    ``linears``: two or more ``nn.Linear`` or Hugging Face ``Conv1D``, whose parameters are shared, or
+    ``FusedLinear`` without an activation, kept as they are. ValueError for fewer, for an activation, and for
+    input sizes, dtypes or devices that differ.
+    Strategies: "mkl" (CPU, float32: each weight packed on its own), "merged" (one product with the weights
+    concatenated, a copy that follows the parameters), "composition" (one product each). Where a gradient is
+    needed, under autocast and under ``torch.compile`` there is one product each.
+    """
+
+    live_strategies = ("composition",)
+
+    def __init__(self, *linears: nn.Module):
+        super().__init__()
+        if len(linears) < 2:
+            raise ValueError(f"expected two linear layers or more, got {len(linears)}")
+        self.linears = nn.ModuleList(map(plain_linear, linears))
+        kinds = {(m.in_features, m.weight.dtype, m.weight.device) for m in self.linears}
+        if len(kinds) > 1:
+            raise ValueError("the linear layers differ in input size, dtype or device")
+
+    def sources(self) -> list[torch.Tensor]:
+        """All weights and biases."""
+        tensors = [held(linear, name) for linear in self.linears for name in ("weight", "bias")]
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def strategies(self, x: torch.Tensor) -> list[str]:
+        """Those that apply to ``x`` (..., in_features), best guess first."""
+        packed = all("mkl" in linear.strategies(x) for linear in self.linears)
+        return [*(["mkl"] if packed else []), "merged", "composition"]
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """x: (..., in_features); returns a tuple of (..., out_features)."""
+        sources = self.sources()
+        if takes_plain_path(x, sources):
+            return self.differentiable(x)
+        return self._planned(sources, x)(x)
+
+    def differentiable(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """One product each, in differentiable operators."""
+        return tuple(
+            linear_act(x, linear.oriented(held(linear, "weight")), held(linear, "bias"))
+            for linear in self.linears)
+
+    def plan(self, x: torch.Tensor) -> Plan:
+        """See :meth:`FusedModule.plan`."""
+        strategy = self.choose(x)
+        if strategy == "merged":
+            return self._merged()
+        if strategy == "composition":
+            return self.reference
+        for linear in self.linears:
+            linear.strategy = strategy
+        plans = [linear.plan(x) for linear in self.linears]
+        return lambda x: tuple([plan(x) for plan in plans])
+
+    def _merged(self) -> "_MergedProduct":
+        """One for all plans: the concatenated weight lives as long as a plan that reads it."""
+        values = self._derived.values(self.sources())
+        known = values.get("merged")
+        product = known and known()
+        if product is None:
+            product = _MergedProduct(self.linears)
+            values["merged"] = weakref.ref(product)
+        return product
+
+    def reference(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """``linear(x, W, b)`` of each in plain ATen calls."""
+        return tuple([linear.reference(x) for linear in self.linears])
+
+    def extra_repr(self) -> str:
+        return "" if self.strategy is None else f"strategy={self.strategy!r}"
+
+
+class _MergedProduct:
+    """All weights below each other; a linear without a bias gets zeros where others have one."""
+
+    @torch.no_grad()
+    def __init__(self, linears):
+        weights = [linear.oriented(linear.weight) for linear in linears]
+        biases = [linear.bias for linear in linears]
+        self.sizes = [weight.shape[0] for weight in weights]
+        self.weight, self.bias = torch.cat(weights), None
+        if any(bias is not None for bias in biases):
+            self.bias = torch.cat([
+                weight.new_zeros(weight.shape[0]) if bias is None else bias
+                for weight, bias in zip(weights, biases)])
+
+    def __call__(self, x):
+        return torch.split_with_sizes(F.linear(x, self.weight, self.bias), self.sizes, -1)
+
+
+def plain_linear(linear: nn.Module) -> FusedLinear:
+    """``linear`` as a FusedLinear that shares its parameters; ValueError where it has an activation."""
+    if not isinstance(linear, FusedLinear):
+        return FusedLinear.from_linear(linear)
+    if linear.activation != "none":
+        raise ValueError(f"the linear layer ends in {linear.activation!r}: expected none")
+    return linear

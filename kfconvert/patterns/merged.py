@@ -1,0 +1,125 @@
+"""Linear layers that read the same input, such as q, k and v of attention: one product with all weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, fx, nn
+
+from ..dataflow import Op, Var, aten
+from ..matcher import Case, Match, Pattern, Replacement
+from ..modules import FusedLinear, FusedMergedLinear
+from .checks import dtype_refusal, weights_refusal
+
+_LINEAR = Op(aten.linear.default, Var("x"), Var("weight"), Var("bias"), name="linear")
+
+
+def _refusal(match: Match) -> str | None:
+    x, weight, bias, linear = (match.captures[name] for name in ("x", "weight", "bias", "linear"))
+    if _is_returned(linear):
+        # A view of the merged product has other strides, and would keep the whole product alive.
+        return "its value, or a view of it, is returned by the model"
+    return weights_refusal(weight=weight, bias=bias) or dtype_refusal(x, weight, bias)
+
+
+def _is_returned(node: fx.Node) -> bool:
+    return any(user.op == "output" or (_is_view(user) and _is_returned(user)) for user in node.users)
+
+
+def _is_view(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True  # an item of what a call returns
+    # A reshape is a view where it can be, which its schema does not say.
+    returns = node.target._schema.returns
+    return node.target is aten.reshape.default or any(result.alias_info is not None for result in returns)
+
+
+def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
+    linears, bindings = [], []
+    for member in match.members:
+        held = {name: member.captures[name] for name in ("weight", "bias") if member.captures[name] is not None}
+        live = {name: tensor(node) for name, node in held.items()}
+        linears.append(FusedLinear.from_tensors(live["weight"], live.get("bias")))
+        bindings += [(linears[-1], name, node) for name, node in held.items()]
+    module = FusedMergedLinear(*linears)
+    return Replacement(module, (match.captures["x"],), tuple(bindings), match.nodes)
+
+
+class _Attention(nn.Module):
+    """Three projections, of which one may lack a bias, be smaller, or read something else."""
+
+    def __init__(self, key_bias: bool = True, key_features: int = 16, separate: bool = False):
+        super().__init__()
+        self.query, self.value = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.key = nn.Linear(16, key_features, bias=key_bias)
+        self.separate = separate
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, value = self.query(x), self.value(x)
+        key = self.key(x.sin() if self.separate else x)
+        heads = [t.view(*x.shape[:-1], -1, 8).transpose(1, 2) for t in (query, key, value)]
+        mixed = nn.functional.scaled_dot_product_attention(*heads, enable_gqa=True)
+        return mixed.transpose(1, 2).reshape(x.shape)
+
+
+class _Branches(nn.Module):
+    """``forward`` is a function of x and two layers."""
+
+    def __init__(self, function: Callable[[Tensor, nn.Module, nn.Module], Tensor], tied: bool = False):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.function = function
+        if tied:
+            self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.first, self.second)
+
+
+def _branches(function: Callable[[Tensor, nn.Module, nn.Module], Tensor], tied: bool = False):
+    return lambda: _Branches(function, tied)
+
+
+def _scaled(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
+    return first(x).sin() + nn.functional.linear(x, second.weight * 2)
+
+
+def _parallel(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
+    return torch.relu(first(x)) + second(x)
+
+
+def _chained(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
+    """The second layer is applied twice: both products read x, one of them again."""
+    return second(first(x)) + second(x)
+
+
+def _tokens() -> tuple[Tensor, ...]:
+    return (torch.randn(2, 5, 16),)
+
+
+PATTERNS = (
+    Pattern(
+        name="merged_linear",
+        tree=_LINEAR,
+        anchor="linear",
+        numerics="reassociated",
+        refusal=_refusal,
+        build=_build,
+        siblings="x",
+        cases=(
+            Case(_Attention, _tokens),
+            Case(lambda: _Attention(key_bias=False), _tokens),
+            Case(lambda: _Attention(key_features=8), _tokens),
+            Case(lambda: _Attention(separate=True), _tokens),
+            Case(_branches(lambda x, f, s: f(x).sin() + s(x).cos()), lambda: (torch.randn(16),)),
+            Case(_branches(lambda x, f, s: f(x).sin() + s(x).cos(), tied=True), _tokens),
+            Case(_branches(_chained), _tokens),
+            Case(_branches(lambda x, f, s: f(x) + s(x.sin())), _tokens, 0),
+            Case(_branches(_parallel), _tokens, 0),
+            Case(_branches(_scaled), _tokens, 0, "computed in the forward"),
+            Case(_branches(lambda x, f, s: (f(x).sin(), s(x))), _tokens, 0, "returned by the model"),
+            Case(_branches(lambda x, f, s: (f(x).sin(), s(x).view(2, 5, 2, 8)[0])), _tokens, 0, "returned by"),
+        ),
+    ),
+)

@@ -1,0 +1,137 @@
+"""Gated MLPs, quick GELU and merged projections in the modules that Hugging Face and timm models are made of."""
+
+import importlib
+
+import pytest
+import torch
+from torch import nn
+
+from kfconvert import ModelConverter
+
+HIDDEN, INNER = 32, 48
+
+
+def hugging_face(family, module, config, *extra, **options):
+    """The module of a transformers family, of random weights; skipped in a transformers without that family."""
+
+    def make():
+        pytest.importorskip("transformers")
+        modeling = pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
+        configuration = importlib.import_module(f"transformers.models.{family}.configuration_{family}")
+        sizes = {"hidden_size": HIDDEN, "intermediate_size": INNER, **options}
+        return getattr(modeling, module)(getattr(configuration, config)(**sizes), *extra)
+
+    return make
+
+
+def timm(name, **options):
+    return lambda: getattr(pytest.importorskip("timm.layers"), name)(HIDDEN, INNER, **options)
+
+
+T5 = {"d_model": HIDDEN, "d_ff": INNER, "feed_forward_proj": "gated-gelu"}
+FAMILIES = {
+    "t5": (hugging_face("t5", "T5DenseGatedActDense", "T5Config", **T5), "gated_linear_gelu_tanh"),
+    "llama": (hugging_face("llama", "LlamaMLP", "LlamaConfig"), "gated_linear_silu"),
+    "llama_bias": (hugging_face("llama", "LlamaMLP", "LlamaConfig", mlp_bias=True), "gated_linear_silu"),
+    "mistral": (hugging_face("mistral", "MistralMLP", "MistralConfig"), "gated_linear_silu"),
+    "qwen2": (hugging_face("qwen2", "Qwen2MLP", "Qwen2Config"), "gated_linear_silu"),
+    "gemma2": (hugging_face("gemma2", "Gemma2MLP", "Gemma2Config"), "gated_linear_gelu_tanh"),
+    "phi3": (hugging_face("phi3", "Phi3MLP", "Phi3Config", pad_token_id=0), "packed_gated_linear_silu"),
+    "modernbert": (hugging_face("modernbert", "ModernBertMLP", "ModernBertConfig"), "packed_gated_linear_gelu"),
+    "clip": (hugging_face("clip", "CLIPMLP", "CLIPTextConfig"), "linear_quick_gelu"),
+    "GluMlp": (timm("GluMlp"), "packed_gated_linear_sigmoid"),
+    "GluMlp_gelu": (timm("GluMlp", act_layer=nn.GELU, gate_last=False), "packed_gated_linear_gelu"),
+    "SwiGLUPacked": (timm("SwiGLUPacked"), "packed_gated_linear_silu"),
+    "SwiGLU": (timm("SwiGLU"), "gated_linear_silu"),
+    "SwiGLU_norm": (timm("SwiGLU", norm_layer=nn.LayerNorm), "gated_linear_silu"),
+}
+
+
+def converted(model, *inputs):
+    converter = ModelConverter(select="all")
+    fused = converter.convert_model(model.eval(), example_inputs=inputs)
+    assert converter.conversion_stats["accuracy"]["passed"], converter.conversion_stats["accuracy"]
+    return fused, converter.conversion_stats
+
+
+def assert_follows(fused, model, inputs, dtype):
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    with torch.no_grad():
+        got, want = fused(*inputs), model(*inputs)
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    assert fused.kfconvert_info()["guard"]["misses"] == {}
+
+
+@pytest.mark.parametrize("dtype, rows", [(torch.float32, 40), (torch.bfloat16, 5)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mlp(family, dtype, rows):
+    make, pattern = FAMILIES[family]
+    model, x = make().to(dtype), torch.randn(2, rows, HIDDEN).to(dtype)
+    fused, stats = converted(model, x)
+    assert stats[f"{pattern}_found"] == stats[f"{pattern}_replaced"] == 1
+    assert_follows(fused, model, (torch.randn(3, rows, HIDDEN).to(dtype),), dtype)
+    weights = {name: torch.randn_like(tensor) / 8 for name, tensor in model.state_dict().items()}
+    model.load_state_dict(weights), fused.load_state_dict(weights)
+    assert_follows(fused, model, (x,), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_of_bert(dtype):
+    make = hugging_face("bert", "BertModel", "BertConfig", num_hidden_layers=2, num_attention_heads=4, vocab_size=99)
+    model, ids = make().eval().to(dtype), torch.randint(99, (2, 9))
+    fused, stats = converted(model, ids)
+    assert stats["merged_linear_replaced"] == 2 and stats["linear_gelu_replaced"] == 2
+    with torch.no_grad():
+        got, want = fused(ids).last_hidden_state, model(ids).last_hidden_state
+        torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-4 if dtype is torch.float32 else 6e-2)
+        for each in (model, fused):
+            query = each.encoder.layer[1].attention.self.query
+            query.weight.mul_(2), query.bias.add_(0.5)
+        changed = fused(ids).last_hidden_state
+        torch.testing.assert_close(changed, model(ids).last_hidden_state, rtol=1e-2, atol=6e-2)
+        assert not torch.equal(changed, got)
+
+
+def test_whisper_projects_keys_without_a_bias():
+    transformers = pytest.importorskip("transformers")
+    modeling = pytest.importorskip("transformers.models.whisper.modeling_whisper")
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            config = transformers.WhisperConfig(d_model=HIDDEN)
+            config._attn_implementation = "sdpa"
+            self.attention = modeling.WhisperAttention(HIDDEN, 4, config=config)
+
+        def forward(self, x):
+            return self.attention(x)[0]
+
+    model, x = Attention(), torch.randn(2, 7, HIDDEN)
+    fused, stats = converted(model, x)
+    assert stats["merged_linear_replaced"] == 1
+    assert_follows(fused, model, (x,), torch.float32)
+
+
+def test_decoder_with_grouped_queries():
+    make = hugging_face(
+        "llama", "LlamaModel", "LlamaConfig", num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=99, use_cache=False,
+    )
+    model, ids = make().eval(), torch.randint(99, (2, 9))
+    fused, stats = converted(model, ids)
+    assert stats["merged_linear_replaced"] == 2 and stats["gated_linear_silu_replaced"] == 2
+    with torch.no_grad():
+        torch.testing.assert_close(fused(ids).last_hidden_state, model(ids).last_hidden_state, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mlp_on_cuda(family, dtype):
+    make, pattern = FAMILIES[family]
+    model, x = make().to("cuda", dtype), torch.randn(2, 40, HIDDEN, device="cuda", dtype=dtype)
+    fused, stats = converted(model, x)
+    assert stats[f"{pattern}_replaced"] == 1
+    with torch.no_grad():
+        tolerance = 1e-5 if dtype is torch.float32 else 3e-2
+        torch.testing.assert_close(fused(x), model(x), rtol=tolerance, atol=tolerance)
