@@ -68,6 +68,13 @@ class Binding:
     nodes: tuple[fx.Node, ...]
 
 
+def roots(tree: Tree) -> tuple[Any, ...]:
+    """The operators of which one is the outermost call wherever ``tree`` matches."""
+    if isinstance(tree, Either):
+        return tuple(dict.fromkeys(target for option in tree.options for target in roots(option)))
+    return (tree.target,) if isinstance(tree, Op) else ()
+
+
 def arguments(node: fx.Node) -> tuple[Any, ...]:
     """The arguments of an ATen call in schema order, defaults filled in, keyword-only ones last.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .aliases import Aliases
-from .dataflow import Either, Op, Tree, unify
+from .dataflow import Either, Op, Tree, roots, unify
 from .sources import location
 
 
@@ -147,7 +147,7 @@ def find(graph: fx.Graph, patterns: Iterable[Pattern]) -> Findings:
     patterns = list(patterns)
     by_root: dict[Any, list[Pattern]] = {}
     for pattern in patterns:
-        for target in dict.fromkeys(root.target for root in _roots(pattern.tree)):
+        for target in roots(pattern.tree):
             by_root.setdefault(target, []).append(pattern)
     aliases = Aliases(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}
@@ -192,10 +192,6 @@ def _near_misses(
             place = _place(next(iter(node.users), None), node)
             found.append(NearMiss(name, module_path(node), _users_of(node), place))
     return found
-
-
-def _roots(tree: Op | Either) -> list[Op]:
-    return [tree] if isinstance(tree, Op) else [root for option in tree.options for root in _roots(option)]
 
 
 def _place(blocker: fx.Node | None, anchor: fx.Node) -> str | None:

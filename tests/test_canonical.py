@@ -151,6 +151,8 @@ def test_conv1d_of_gpt2_is_a_linear():
 def test_dropout_and_other_identities_vanish():
     model = nn.Sequential(nn.Dropout(0.5), OneArgument(lambda x: x[:].to(torch.float32) + 1), nn.Dropout2d())
     assert targets(canonical_region(model, torch.randn(3, 5, 2, 2))) == [aten.add.Tensor]
+    in_place = nn.Sequential(nn.ReLU(), nn.Dropout(inplace=True), nn.Dropout2d(inplace=True), nn.AlphaDropout())
+    assert targets(canonical_region(in_place, torch.randn(3, 5, 2, 2))) == [aten.relu.default]
 
 
 def masked_attention(least):

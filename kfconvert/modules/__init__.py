@@ -1,6 +1,7 @@
 """Fused modules: built from the original modules or tensors, sharing their parameters; see each class."""
 
 from .base import FusedModule
+from .batch_norm import FusedBatchNormAct
 from .conv import (
     FusedConv1dBNReLU,
     FusedConv2dBN,
@@ -13,6 +14,7 @@ from .conv import (
 )
 from .derived import Derived
 from .gated import FusedGatedLinear
+from .group_norm import FusedGroupNorm
 from .linear import (
     FusedLinear,
     FusedLinearGELU,
@@ -22,6 +24,7 @@ from .linear import (
     FusedLinearTanh,
 )
 from .merged import FusedMergedLinear
+from .linear_scale import FusedLinearScale
 from .norm import (
     FusedAddLayerNorm,
     FusedLayerNorm,
@@ -30,11 +33,13 @@ from .norm import (
     FusedLayerNormSiLU,
 )
 from .rms_norm import FusedAddRMSNorm, FusedRMSNorm
+from .squeeze_excite import FusedSqueezeExcite
 
 __all__ = [
     "Derived",
     "FusedAddLayerNorm",
     "FusedAddRMSNorm",
+    "FusedBatchNormAct",
     "FusedConv1dBNReLU",
     "FusedConv2dBN",
     "FusedConv2dBNHardswish",
@@ -44,6 +49,7 @@ __all__ = [
     "FusedConv3dBNReLU",
     "FusedConvBN",
     "FusedGatedLinear",
+    "FusedGroupNorm",
     "FusedLayerNorm",
     "FusedLayerNormGELU",
     "FusedLayerNormReLU",
@@ -51,10 +57,12 @@ __all__ = [
     "FusedLinear",
     "FusedLinearGELU",
     "FusedLinearReLU",
+    "FusedLinearScale",
     "FusedLinearSiLU",
     "FusedLinearSigmoid",
     "FusedLinearTanh",
     "FusedMergedLinear",
     "FusedModule",
     "FusedRMSNorm",
+    "FusedSqueezeExcite",
 ]

@@ -31,6 +31,7 @@ _IN_PLACE = {
     "relu6": lambda y: F.hardtanh_(y, 0.0, 6.0),
     "hardswish": lambda y: F.hardswish(y, inplace=True),
     "quick_gelu": lambda y: y.mul_(torch.sigmoid(1.702 * y)),
+    "hardsigmoid": lambda y: F.hardsigmoid(y, inplace=True),
 }
 
 

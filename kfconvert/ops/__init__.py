@@ -4,9 +4,11 @@ from .act_mul import act_mul
 from .activations import ACTIVATIONS, Activation, apply_activation
 from .bias_act import bias_act
 from .conv_act import conv_act
+from .group_norm_act import group_norm_act
 from .layer_norm_act import layer_norm_act
 from .linear_act import linear_act
 from .rms_norm_act import rms_norm_act
+from .scale_shift_act import scale_shift_act
 
 __all__ = [
     "ACTIVATIONS",
@@ -15,7 +17,9 @@ __all__ = [
     "apply_activation",
     "bias_act",
     "conv_act",
+    "group_norm_act",
     "layer_norm_act",
     "linear_act",
     "rms_norm_act",
+    "scale_shift_act",
 ]

@@ -86,6 +86,12 @@ ACTIVATIONS: dict[str, Activation] = {
             lambda x, _: x * torch.sigmoid(1.702 * x),
             lambda g, x, _: _aten.silu_backward(g, 1.702 * x),
         ),
+        Activation(
+            "hardsigmoid",
+            11,
+            lambda x, _: F.hardsigmoid(x),
+            lambda g, x, _: _aten.hardsigmoid_backward(g, x),
+        ),
     )
 }
 

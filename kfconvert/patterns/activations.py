@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..dataflow import Number, Op, Tree, Var, aten
+from ..dataflow import Either, Number, Op, Tree, Var, aten
 
 # Activation name of kfconvert.ops -> the call that applies it to a value.
 ACTIVATION_TREES: dict[str, Callable[[Tree], Op]] = {
@@ -21,11 +21,12 @@ ACTIVATION_TREES: dict[str, Callable[[Tree], Op]] = {
     "quick_gelu": lambda x: Op(
         aten.mul.Tensor, x, Op(aten.sigmoid.default, Op(aten.mul.Tensor, x, Number(1.702)))
     ),
+    "hardsigmoid": lambda x: Op(aten.hardsigmoid.default, x),
     "leaky_relu": lambda x: Op(aten.leaky_relu.default, x, Var("negative_slope")),
 }
 
 
-def with_activation(name: str, tree: Op) -> Op:
+def with_activation(name: str, tree: Op | Either) -> Op | Either:
     """``tree`` followed by the activation ``name``; "none" is ``tree`` itself."""
     return tree if name == "none" else ACTIVATION_TREES[name](tree)
 

@@ -12,95 +12,52 @@ from ..dataflow import Either, Op, Var, aten
 from ..matcher import Case, Match, Pattern, Replacement
 from ..modules import FusedConvBN
 from .activations import negative_slope, with_activation
-from .checks import dtype_refusal, same_shape, weights_refusal
+from .checks import dtype_refusal, same_shape, traced, weights_refusal
+from .shells import NORM_ARGUMENTS, NORM_TENSORS, conv_shell, norm_shell
 
-_CONV_MODULES = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
-_NORM_MODULES = {3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 _ARGUMENTS = tuple(map(Var, ("x", "weight", "bias", "stride", "padding", "dilation", "groups")))
-_CONV = Either(
+CONV = Either(
     *(
         Op(getattr(packet, overload), *_ARGUMENTS, name="conv")
         for packet, overload in product((aten.conv1d, aten.conv2d, aten.conv3d), ("default", "padding"))
     )
 )
-_NORM = Op(
-    aten.batch_norm.default,
-    _CONV,
-    *map(Var, ("scale", "shift", "mean", "variance", "training", "momentum", "eps", "cudnn_enabled")),
-    name="norm",
-)
+_NORM = Op(aten.batch_norm.default, CONV, *NORM_ARGUMENTS, name="norm")
 _ADD = Op(aten.add.Tensor, _NORM, Var("residual"))
 
 
-def _refusal(match: Match) -> str | None:
+def conv_refusal(match: Match) -> str | None:
+    """The refusal of all patterns with a convolution; "norm" and "residual" may be among the captures, or not."""
     captures = match.captures
-    if captures["training"]:
+    if captures.get("training"):
         return "the batch norm uses the statistics of the batch"
+    result = captures.get("norm", captures["conv"])
     residual = captures.get("residual")
     if residual is not None:
         if not isinstance(residual, fx.Node):
             return "a constant is added, not a residual"
-        if not same_shape(residual, captures["norm"]):
+        if not same_shape(residual, result):
             return "the residual is broadcast"
-    names = ("weight", "bias", "scale", "shift", "mean", "variance")
-    return weights_refusal(**{name: captures[name] for name in names}) or dtype_refusal(
-        captures["x"], captures["weight"], captures["norm"], residual
-    )
+    names = ("weight", "bias", *NORM_TENSORS)
+    refused = weights_refusal(**{name: captures.get(name) for name in names})
+    if refused is None and traced(captures["x"]).dim() != traced(captures["weight"]).dim():
+        return "the input has no batch dimension"
+    return refused or dtype_refusal(captures["x"], captures["weight"], captures["bias"], result, residual)
 
 
-def _shell(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
-    """``module`` (made on the meta device) holding the live tensors themselves, not copies."""
-    for name, tensor in tensors.items():
-        store = module._buffers if name in module._buffers else module._parameters
-        store[name] = tensor
-    return module
+def conv_builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]:
+    """The ``build`` of the pattern that ends in ``activation``, with or without "norm" and "residual"."""
 
-
-def _builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]:
     def build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
         captures = match.captures
-
-        def live(name: str) -> Tensor | None:
-            return None if captures[name] is None else tensor(captures[name])
-
-        weight = live("weight")
-        channels, rank = weight.shape[0], weight.dim()
-        padding = captures["padding"]
-        conv = _CONV_MODULES[rank](
-            weight.shape[1] * captures["groups"],
-            channels,
-            tuple(weight.shape[2:]),
-            tuple(captures["stride"]),
-            padding if isinstance(padding, str) else tuple(padding),
-            tuple(captures["dilation"]),
-            captures["groups"],
-            bias=captures["bias"] is not None,
-            device="meta",
-        )
-        norm = _NORM_MODULES[rank](
-            channels, captures["eps"], captures["momentum"], affine=captures["scale"] is not None, device="meta"
-        )
-        _shell(conv, weight=weight, bias=live("bias"))
-        _shell(
-            norm,
-            weight=live("scale"),
-            bias=live("shift"),
-            running_mean=live("mean"),
-            running_var=live("variance"),
-            num_batches_tracked=None,
-        )
+        conv, bindings = conv_shell(captures, tensor)
+        norm = None
+        if "norm" in captures:
+            norm, of_norm = norm_shell(captures, tensor)
+            bindings += of_norm
         module = FusedConvBN(conv, norm, activation, negative_slope(captures)).eval()
-        held = (
-            (conv, "weight", "weight"),
-            (conv, "bias", "bias"),
-            (norm, "weight", "scale"),
-            (norm, "bias", "shift"),
-            (norm, "running_mean", "mean"),
-            (norm, "running_var", "variance"),
-        )
-        bindings = tuple((owner, name, captures[key]) for owner, name, key in held if captures[key] is not None)
         inputs = (captures["x"], captures["residual"]) if "residual" in captures else (captures["x"],)
-        return Replacement(module, inputs, bindings, (match.root,))
+        return Replacement(module, inputs, tuple(bindings), (match.root,))
 
     return build
 
@@ -173,8 +130,8 @@ def _pattern(activation: str, added: bool) -> Pattern:
         tree=with_activation(activation, _ADD if added else _NORM),
         anchor="conv",
         numerics="reassociated",
-        refusal=_refusal,
-        build=_builder(activation),
+        refusal=conv_refusal,
+        build=conv_builder(activation),
         cases=residual if added else plain,
     )
 

@@ -14,23 +14,24 @@ from .activations import negative_slope, with_activation
 from .checks import dtype_refusal, weights_refusal
 
 _WEIGHT = Either(Op(aten.t.default, Var("transposed_weight")), Var("weight"))
-_LINEAR = Op(aten.linear.default, Var("x"), _WEIGHT, Var("bias"), name="linear")
+LINEAR = Op(aten.linear.default, Var("x"), _WEIGHT, Var("bias"), name="linear")
 
 
-def _weight(match: Match) -> fx.Node:
+def linear_weight(match: Match) -> fx.Node:
+    """The parameter behind the weight of a matched ``LINEAR``."""
     return match.captures.get("transposed_weight") or match.captures["weight"]
 
 
 def _refusal(match: Match) -> str | None:
     bias = match.captures["bias"]
-    return weights_refusal(weight=_weight(match), bias=bias) or dtype_refusal(
-        match.captures["x"], _weight(match), bias
+    return weights_refusal(weight=linear_weight(match), bias=bias) or dtype_refusal(
+        match.captures["x"], linear_weight(match), bias
     )
 
 
 def _builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]:
     def build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
-        weight, bias = _weight(match), match.captures["bias"]
+        weight, bias = linear_weight(match), match.captures["bias"]
         module = FusedLinear.from_tensors(
             tensor(weight),
             None if bias is None else tensor(bias),
@@ -126,7 +127,7 @@ _CASES: dict[str, tuple[Case, ...]] = {
 PATTERNS = tuple(
     Pattern(
         name="linear" if activation == "none" else f"linear_{activation}",
-        tree=with_activation(activation, _LINEAR),
+        tree=with_activation(activation, LINEAR),
         anchor="linear",
         numerics="exact" if activation == "none" else "reassociated",
         refusal=_refusal,

@@ -29,6 +29,7 @@ enum Act : int {
   kHardswish = 8,
   kLeakyRelu = 9,
   kQuickGelu = 10,
+  kHardsigmoid = 11,
 };
 
 template <class A>
@@ -73,6 +74,10 @@ KFC_FN A activate(A v, A slope) {
     return v * (gate <= A(0) ? A(0) : (gate >= A(6) ? A(6) : gate)) / A(6);
   }
   if constexpr (act == kLeakyRelu) return v > A(0) ? v : v * slope;
+  if constexpr (act == kHardsigmoid) {
+    const A gate = v + A(3);
+    return (gate <= A(0) ? A(0) : (gate >= A(6) ? A(6) : gate)) / A(6);
+  }
   return v;
 }
 
@@ -98,6 +103,7 @@ KFC_FN A activate_backward(A g, A v, A slope) {
   if constexpr (act == kRelu6) return v <= A(0) || v >= A(6) ? A(0) : g;
   if constexpr (act == kHardswish) return v <= A(-3) ? A(0) : (v < A(3) ? g * (v / A(3) + A(0.5)) : g);
   if constexpr (act == kLeakyRelu) return v > A(0) ? g : g * slope;
+  if constexpr (act == kHardsigmoid) return v > A(-3) && v < A(3) ? g / A(6) : A(0);
   return g;
 }
 
@@ -129,6 +135,7 @@ KFC_FN A activate_backward_from_input(A g, A v, A slope) {
     KFC_CASE(kHardswish, __VA_ARGS__)      \
     KFC_CASE(kLeakyRelu, __VA_ARGS__)      \
     KFC_CASE(kQuickGelu, __VA_ARGS__)      \
+    KFC_CASE(kHardsigmoid, __VA_ARGS__)    \
     default:                               \
       KFC_CASE_NONE(__VA_ARGS__)           \
   }

@@ -8,13 +8,14 @@ namespace kfc {
 
 enum class DType : int { f32, f64, f16, bf16 };
 
-// y = act(x + bias + residual), or with `grad`: y = grad * act'(x + bias + residual).
-// Every tensor lies in memory as x does (any dense layout); the channel of element i is (i / inner) %
-// channels.
+// y = act(x + bias + residual), or with `grad`: y = grad * act'(x + bias + residual); with `scale` x * scale
+// stands for x. Every tensor lies in memory as x does (any dense layout); the channel of element i is
+// (i / inner) % channels.
 struct BiasAct {
   void* y;               // (numel)
   const void* x;         // (numel); may be y
-  const void* bias;      // (channels) or null
+  const void* bias;      // (channels) or null; with scale in the accumulation type, and not null
+  const void* scale;     // (channels), accumulation type, or null
   const void* residual;  // (numel) or null
   const void* grad;      // (numel) or null
   int64_t numel;
@@ -36,6 +37,24 @@ struct ActMul {
   int64_t cols;
   int64_t gate_stride;
   int64_t up_stride;
+  DType dtype;
+  int activation;
+  double slope;
+};
+
+// y = act((x - mean(x)) * rstd(x) * weight + bias), statistics over rows of channels * inner elements: the
+// `channels` channels of one of `groups` groups of an image. Channel c of row r has weight (r % groups) *
+// channels + c.
+struct GroupNorm {
+  void* y;             // (rows, channels, inner)
+  const void* x;       // (rows, channels, inner)
+  const void* weight;  // (groups, channels) or null
+  const void* bias;    // (groups, channels) or null
+  int64_t rows;        // images * groups
+  int64_t groups;
+  int64_t channels;
+  int64_t inner;
+  double eps;
   DType dtype;
   int activation;
   double slope;

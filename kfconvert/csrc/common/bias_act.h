@@ -1,10 +1,15 @@
-// Host side of bias_act, for any backend: y = act(x + bias + residual) and its backward, in x's memory
-// layout.
+// Host side of bias_act, for any backend: y = act(x + bias + residual) and its backward, and of
+// scale_shift_act: y = act(x * scale + shift). Results are in x's memory layout.
 #pragma once
 
 #include "host.h"
 
 namespace kfc {
+
+inline void set_channels(BiasAct& a, const Tensor& x, int64_t dim) {
+  a.channels = x.size(dim);
+  a.inner = a.channels > 1 ? x.stride(dim) : 1;
+}
 
 // The arguments of a dense x, whose channels lie along `dim`. `keep` holds the copies that the pointers need.
 inline BiasAct bias_act_arguments(const char* op, const Tensor& x, const OptionalTensor& bias,
@@ -28,8 +33,7 @@ inline BiasAct bias_act_arguments(const char* op, const Tensor& x, const Optiona
               ", but x has ", x.size(dim), " channels in dim ", dim);
     keep.push_back(as_contiguous(*bias));
     a.bias = keep.back().const_data_ptr();
-    a.channels = x.size(dim);
-    a.inner = a.channels > 1 ? x.stride(dim) : 1;
+    set_channels(a, x, dim);
   }
   if (residual) {
     check_same_options(op, "residual", options, *residual);
@@ -99,6 +103,42 @@ Tensor bias_act_backward(const Tensor& grad, const Tensor& x, const OptionalTens
   a.y = out.mutable_data_ptr();
   if (a.numel > 0) Backend::bias_act(a, dense);
   return out;
+}
+
+// act(x * scale + shift) along dimension 1. scale and shift: in the accumulation type of x.
+template <class Backend>
+Tensor scale_shift_act(const Tensor& x, const Tensor& scale, const Tensor& shift, int64_t activation,
+                       double slope) {
+  const char* op = "scale_shift_act";
+  const Options options = options_of(x);
+  KFC_CHECK(x.dim() >= 2, op, "x has shape ", shape_text(x), ", expected (N, C, ...)");
+  const bool is_double = dtype_of(op, options) == DType::f64;
+  const int32_t wide = is_double ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
+  const auto check = [&](const char* name, const Tensor& t) {
+    const Options other = options_of(t);
+    check_same_device(op, name, options, other);
+    KFC_CHECK(other.dtype == wide, op, name, " must be ", is_double ? "float64" : "float32");
+    KFC_CHECK(t.dim() == 1 && t.size(0) == x.size(1), op, name, " has shape ", shape_text(t), ", but x has ",
+              x.size(1), " channels in dim 1");
+  };
+  check("scale", scale);
+  check("shift", shift);
+  if (!is_dense(x)) {
+    const Tensor copy = torch::stable::empty_like(x);
+    copy_into(copy, x);
+    return scale_shift_act<Backend>(copy, scale, shift, activation, slope);
+  }
+  std::vector<Tensor> keep;
+  BiasAct a = bias_act_arguments(op, x, std::nullopt, std::nullopt, activation, slope, 1, keep);
+  const Tensor scale_here = as_contiguous(scale);
+  const Tensor shift_here = as_contiguous(shift);
+  a.scale = scale_here.const_data_ptr();
+  a.bias = shift_here.const_data_ptr();
+  set_channels(a, x, 1);
+  const Tensor y = empty_with_layout_of(x);
+  a.y = y.mutable_data_ptr();
+  if (a.numel > 0) Backend::bias_act(a, x);
+  return y;
 }
 
 }  // namespace kfc

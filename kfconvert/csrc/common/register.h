@@ -2,6 +2,7 @@
 #pragma once
 
 #include "act_mul.h"
+#include "group_norm.h"
 #include "layer_norm.h"
 #include "library_ops.h"
 
@@ -17,10 +18,14 @@ void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("act_mul", TORCH_BOX(&act_mul<Backend>));
   m.impl("act_mul_inference", TORCH_BOX(&act_mul<Backend>));
   m.impl("act_mul_backward", TORCH_BOX(&act_mul_backward<Backend>));
+  m.impl("scale_shift_act", TORCH_BOX(&scale_shift_act<Backend>));
+  m.impl("scale_shift_act_inference", TORCH_BOX(&scale_shift_act<Backend>));
   m.impl("linear_act", TORCH_BOX(&linear_act<Backend>));
   m.impl("linear_act_inference", TORCH_BOX(&linear_act<Backend>));
   m.impl("conv_act", TORCH_BOX(&conv_act<Backend>));
   m.impl("conv_act_inference", TORCH_BOX(&conv_act<Backend>));
+  m.impl("group_norm_act", TORCH_BOX(&group_norm_act<Backend>));
+  m.impl("group_norm_act_inference", TORCH_BOX(&group_norm_act<Backend>));
   m.impl("layer_norm_act", TORCH_BOX(&layer_norm_act<Backend>));
   m.impl("layer_norm_act_inference", TORCH_BOX(&layer_norm_act<Backend>));
   m.impl("add_layer_norm_act", TORCH_BOX(&add_layer_norm_act<Backend>));

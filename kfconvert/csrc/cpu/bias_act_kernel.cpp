@@ -1,4 +1,5 @@
-// y = act(x + bias + residual), and grad * act'(x + bias + residual): one pass over memory.
+// y = act(x + bias + residual), act(x * scale + bias), and grad * act'(x + bias + residual): one pass over
+// memory.
 // Limited by memory bandwidth for relu and the like; by arithmetic for erf and tanh when the data lie in the
 // cache. Built once for each instruction set (KFC_CAPABILITY).
 #include "convert.h"
@@ -9,19 +10,53 @@ namespace {
 // A block lives in the first-level cache: 4 kB of float or 8 kB of double.
 constexpr int64_t kBlock = 1024;
 
-// v[i] = x[i] + the bias of element begin + i
-template <class T, class A>
-KFC_ROW void add_bias(const kfc::BiasAct& a, int64_t begin, const A* x, A* v, int64_t n) {
-  const T* bias = static_cast<const T*>(a.bias);
+// What a channel does to its elements: v = x + bias, or v = x * scale + bias. B is the type of the bias in
+// memory. `row`: consecutive channels, an element each; `run`: one channel, many elements.
+template <class B, class A>
+struct AddBias {
+  const B* bias;
+  explicit AddBias(const kfc::BiasAct& a) : bias(static_cast<const B*>(a.bias)) {}
+  void row(int64_t channel, const A* x, A* v, A* scratch, int64_t n) const {
+    add_rows(x, as_accumulator(bias + channel, scratch, n), v, n);
+  }
+  void run(int64_t channel, const A* x, A* v, int64_t n) const {
+    A scratch;
+    const A value = *as_accumulator(bias + channel, &scratch, 1);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) v[i] = x[i] + value;
+  }
+};
+
+template <class A>
+struct ScaleShift {
+  const A* scale;
+  const A* shift;
+  explicit ScaleShift(const kfc::BiasAct& a)
+      : scale(static_cast<const A*>(a.scale)), shift(static_cast<const A*>(a.bias)) {}
+  void row(int64_t channel, const A* x, A* v, A*, int64_t n) const {
+    const A* s = scale + channel;
+    const A* b = shift + channel;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) v[i] = x[i] * s[i] + b[i];
+  }
+  void run(int64_t channel, const A* x, A* v, int64_t n) const {
+    const A s = scale[channel];
+    const A b = shift[channel];
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) v[i] = x[i] * s + b;
+  }
+};
+
+// v[i] = x[i] after its channel, that of element begin + i
+template <class Channels, class A>
+KFC_ROW void apply_channels(const kfc::BiasAct& a, int64_t begin, const A* x, A* v, int64_t n) {
+  const Channels channels(a);
   if (a.inner > 1) {
     for (int64_t i = 0; i < n;) {
       const int64_t element = begin + i;
       const int64_t left = a.inner - element % a.inner;
       const int64_t stop = left < n - i ? i + left : n;
-      A scratch;
-      const A value = *as_accumulator(bias + (element / a.inner) % a.channels, &scratch, 1);
-#pragma omp simd
-      for (int64_t j = i; j < stop; ++j) v[j] = x[j] + value;
+      channels.run((element / a.inner) % a.channels, x + i, v + i, stop - i);
       i = stop;
     }
     return;
@@ -31,7 +66,7 @@ KFC_ROW void add_bias(const kfc::BiasAct& a, int64_t begin, const A* x, A* v, in
     const int64_t channel = (begin + i) % a.channels;
     const int64_t left = a.channels - channel;
     const int64_t length = left < n - i ? left : n - i;
-    add_rows(x + i, as_accumulator(bias + channel, scratch, length), v + i, length);
+    channels.row(channel, x + i, v + i, scratch, length);
     i += length;
   }
 }
@@ -49,8 +84,11 @@ void bias_act_range(const kfc::BiasAct& a, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += kBlock) {
     const int64_t n = end - i < kBlock ? end - i : kBlock;
     const A* v = as_accumulator(x + i, scratch, n);
-    if (a.bias != nullptr) {
-      add_bias<T>(a, i, v, scratch, n);
+    if (a.scale != nullptr) {
+      apply_channels<ScaleShift<A>>(a, i, v, scratch, n);
+      v = scratch;
+    } else if (a.bias != nullptr) {
+      apply_channels<AddBias<T, A>>(a, i, v, scratch, n);
       v = scratch;
     }
     if (residual != nullptr) {

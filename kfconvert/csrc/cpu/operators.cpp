@@ -36,6 +36,14 @@ struct Cpu {
 
   static int64_t rows_per_thread(int64_t cols) { return kElementsPerThread / cols + 1; }
 
+  static void group_norm(const GroupNorm& a, const Tensor&) {
+    const CpuKernels& kernels = cpu_kernels();
+    const int64_t grain = rows_per_thread(a.channels * a.inner);
+    if (a.rows <= grain) return kernels.group_norm(a, 0, a.rows);
+    torch::stable::parallel_for(0, a.rows, grain,
+                                [&](int64_t begin, int64_t end) { kernels.group_norm(a, begin, end); });
+  }
+
   static void layer_norm(const LayerNorm& a, const Tensor&) {
     const CpuKernels& kernels = cpu_kernels();
     const int64_t grain = rows_per_thread(a.cols);

@@ -1,0 +1,93 @@
+// y = act((x - mean) * rstd * weight + bias), mean and variance over the channels of a group (formulas:
+// common/arguments.h). Two-pass statistics on a row that mostly stays in the cache; limited by memory
+// bandwidth. Built once for each instruction set (KFC_CAPABILITY).
+#include "convert.h"
+#include "kernels.h"
+
+namespace {
+
+// A block lives in the first-level cache. Its sum is taken in the accumulation type, the sum of the blocks in
+// double: a row may have a million elements.
+constexpr int64_t kBlock = 1024;
+
+template <class A>
+KFC_ROW double sum_block(const A* x, int64_t n) {
+  A total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t i = 0; i < n; ++i) total += x[i];
+  return total;
+}
+
+template <class A>
+KFC_ROW double sum_squares(const A* x, A mean, int64_t n) {
+  A total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t i = 0; i < n; ++i) total += (x[i] - mean) * (x[i] - mean);
+  return total;
+}
+
+template <class A>
+KFC_ROW void normalize_block(const A* x, A mean, A scale, A shift, A* out, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] = (x[i] - mean) * scale + shift;
+}
+
+template <class T>
+void group_norm_range(const kfc::GroupNorm& a, int64_t begin, int64_t end) {
+  using A = typename Accumulate<T>::type;
+  const int64_t cols = a.channels * a.inner;
+  const A slope = static_cast<A>(a.slope);
+  alignas(64) A scratch[kBlock];
+  A value;
+  for (int64_t r = begin; r < end; ++r) {
+    const T* x = static_cast<const T*>(a.x) + r * cols;
+    T* y = static_cast<T*>(a.y) + r * cols;
+    double total = 0;
+    for (int64_t i = 0; i < cols; i += kBlock) {
+      const int64_t n = cols - i < kBlock ? cols - i : kBlock;
+      total += sum_block(as_accumulator(x + i, scratch, n), n);
+    }
+    const A mean = static_cast<A>(total / static_cast<double>(cols));
+    double squares = 0;
+    for (int64_t i = 0; i < cols; i += kBlock) {
+      const int64_t n = cols - i < kBlock ? cols - i : kBlock;
+      squares += sum_squares(as_accumulator(x + i, scratch, n), mean, n);
+    }
+    const double rstd = 1 / __builtin_sqrt(squares / static_cast<double>(cols) + a.eps);
+    for (int64_t c = 0; c < a.channels; ++c) {
+      const int64_t channel = r % a.groups * a.channels + c;
+      const auto affine = [&](const void* from) -> A {
+        return *as_accumulator(static_cast<const T*>(from) + channel, &value, 1);
+      };
+      const A scale = static_cast<A>(a.weight == nullptr ? rstd : rstd * affine(a.weight));
+      const A shift = a.bias == nullptr ? A(0) : affine(a.bias);
+      for (int64_t i = c * a.inner; i < (c + 1) * a.inner; i += kBlock) {
+        const int64_t left = (c + 1) * a.inner - i;
+        const int64_t n = left < kBlock ? left : kBlock;
+        A* out = result_row(y + i, scratch);
+        normalize_block(as_accumulator(x + i, scratch, n), mean, scale, shift, out, n);
+        activate_row(a.activation, static_cast<const A*>(out), out, n, slope);
+        if constexpr (!__is_same(T, A)) store_row(out, y + i, n);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+namespace kfc {
+
+void KFC_FOR_CAPABILITY(group_norm)(const GroupNorm& a, int64_t begin, int64_t end) {
+  switch (a.dtype) {
+    case DType::f32:
+      return group_norm_range<float>(a, begin, end);
+    case DType::f64:
+      return group_norm_range<double>(a, begin, end);
+    case DType::f16:
+      return group_norm_range<Float16>(a, begin, end);
+    case DType::bf16:
+      return group_norm_range<BFloat16>(a, begin, end);
+  }
+}
+
+}  // namespace kfc

@@ -1,0 +1,56 @@
+"""Group normalisation and the activation after it."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kfconvert.ops import apply_activation, group_norm_act
+
+from .base import FusedModule, Plan, held, require_plain, takes_plain_path
+
+
+class FusedGroupNorm(FusedModule):
+    """``y = act(group_norm(x))``, an ``nn.GroupNorm`` and the activation after it.
+
+    x: (N, C, ...); y as x. float64, float32, float16, bfloat16. The norm is kept as submodule ``norm``,
+    shared and not copied; its hooks are not run.
+    Strategies: "kernel" (``kfconvert.ops.group_norm_act``; contiguous x), "composition".
+    TypeError: not an nn.GroupNorm. ValueError: parametrised, unknown activation.
+    """
+
+    live_strategies = ("kernel", "composition")
+
+    def __init__(self, norm: nn.Module, activation: str = "none", negative_slope: float = 0.01):
+        super().__init__(activation, negative_slope)
+        require_plain(norm, (nn.GroupNorm,), "an nn.GroupNorm")
+        self.norm = norm
+        self.training = norm.training
+
+    def strategies(self, x: torch.Tensor) -> list[str]:
+        """Those that apply to ``x`` (N, C, ...), best guess first."""
+        weight = held(self.norm, "weight")
+        fits = x.is_contiguous() and (weight is None or weight.dtype == x.dtype)
+        return super().strategies(x) if fits else ["composition"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (N, C, ...); returns the same shape and dtype."""
+        sources = [t for name in ("weight", "bias") if (t := held(self.norm, name)) is not None]
+        return self.reference(x) if takes_plain_path(x, sources) else self.plan(x)(x)
+
+    def plan(self, x: torch.Tensor) -> Plan:
+        """See :meth:`FusedModule.plan`."""
+        return self._kernel if self.choose(x) == "kernel" else self.reference
+
+    def _kernel(self, x: torch.Tensor) -> torch.Tensor:
+        norm = self.norm
+        return group_norm_act(x, norm.num_groups, held(norm, "weight"), held(norm, "bias"), norm.eps,
+                              self.activation, self.negative_slope)
+
+    def reference(self, x: torch.Tensor) -> torch.Tensor:
+        """``act(group_norm(x))`` in plain ATen calls."""
+        norm = self.norm
+        y = F.group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+        return apply_activation(y, self.activation, self.negative_slope)
+
+    def extra_repr(self) -> str:
+        return self._activation_repr()

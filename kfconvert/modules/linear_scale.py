@@ -1,0 +1,88 @@
+"""A linear layer and the layer scale after it: ``y = (x W^T + b) * gamma``."""
+
+import torch
+import torch.nn.functional as F
+
+from .base import Plan, held, require_float_tensor, takes_plain_path
+from .linear import FusedLinear
+
+
+class FusedLinearScale(FusedLinear):
+    """``y = (x W^T + b) * gamma``, by output feature: the last layer of a branch with layer scale (Touvron et
+    al., arXiv:2103.17239).
+
+    x: (..., in_features); weight, bias: as in :class:`FusedLinear`; gamma: out_features elements in any shape
+    whose other sizes are 1; y: (..., out_features), with its dimensions in the order ``permutation`` where
+    that is given, as a view.
+
+    In inference gamma is folded into the layer, W' = gamma W and b' = gamma b in float64, then cast once to
+    the dtype of W, from the live tensors and again whenever they change. Where a gradient is needed, under
+    autocast and under ``torch.compile`` it is applied afterwards.
+    Strategies: those of :class:`FusedLinear`, on the folded weights ("folded" in place of "kernel").
+    """
+
+    @classmethod
+    def from_tensors(cls, weight: torch.Tensor, bias: torch.Tensor | None, gamma: torch.Tensor,
+                     transposed: bool = False,
+                     permutation: tuple[int, ...] | None = None) -> "FusedLinearScale":
+        """A module that shares ``weight`` (out, in), or (in, out) when ``transposed``, ``bias`` (out,) or
+        None, and ``gamma`` (out,), or with sizes of 1 beside it.
+
+        Parameters are registered as such, plain tensors as buffers. TypeError for tensors that are not plain
+        floats, ValueError for shapes that do not fit.
+        """
+        module = super().from_tensors(weight, bias, "none", transposed=transposed)
+        require_float_tensor(gamma, "gamma")
+        if max(gamma.shape, default=1) != gamma.numel() or gamma.numel() != module.out_features:
+            raise ValueError(f"gamma must have {module.out_features} elements in one dimension, "
+                             f"got shape {tuple(gamma.shape)}")
+        if isinstance(gamma, torch.nn.Parameter):
+            module.gamma = gamma
+        else:
+            module.register_buffer("gamma", gamma)
+        module.permutation = permutation
+        return module
+
+    def strategies(self, x: torch.Tensor) -> list[str]:
+        """Those that apply to ``x`` (..., in_features), best guess first."""
+        names = ["folded" if name == "kernel" else name for name in super().strategies(x)]
+        return names if "folded" in names else [*names[:-1], "folded", names[-1]]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (..., in_features); returns (..., out_features), permuted."""
+        if takes_plain_path(x, self._sources()):
+            return self.reference(x)
+        return self.plan(x)(x)
+
+    def plan(self, x: torch.Tensor) -> Plan:
+        """See :meth:`FusedModule.plan`."""
+        strategy = self.choose(x)
+        if strategy == "composition":
+            return self.reference
+        plans = self._derived.values(self._sources())
+        if strategy not in plans:
+            plans[strategy] = self._folded_plan(strategy)
+        return plans[strategy]
+
+    def _sources(self) -> list[torch.Tensor]:
+        return [t for name in ("weight", "bias", "gamma") if (t := held(self, name)) is not None]
+
+    def _folded_plan(self, strategy: str) -> Plan:
+        with torch.inference_mode(False), torch.no_grad():
+            gamma = self.gamma.double().flatten()
+            factors = gamma if self.transposed else gamma[:, None]
+            weight = (self.weight.double() * factors).to(self.weight.dtype)
+            bias = None if self.bias is None else (self.bias.double() * gamma).to(self.bias.dtype)
+            folded = FusedLinear.from_tensors(weight, bias, transposed=self.transposed)
+            plan = folded._kernel if strategy == "folded" else folded._plan(strategy, weight, bias)
+        if self.permutation is None:
+            return plan
+        return lambda x: plan(x).permute(self.permutation)
+
+    def reference(self, x: torch.Tensor) -> torch.Tensor:
+        """``linear(x, W, b) * gamma`` in plain ATen calls."""
+        y = F.linear(x, self._oriented(self.weight), self.bias) * self.gamma.flatten()
+        return y if self.permutation is None else y.permute(self.permutation)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, permutation={self.permutation}"

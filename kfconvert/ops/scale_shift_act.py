@@ -1,0 +1,90 @@
+"""scale_shift_act: ``y = act(x * scale + shift)`` by channel, one pass over memory in place of two.
+
+It is what remains of a batch norm in eval mode. Where a gradient is needed it runs as plain ATen calls, whose
+formulas apply.
+"""
+
+import torch
+
+from .activations import BY_CODE, CODES, apply_activation
+from .registration import define_with_twin, differentiate_by_decomposition, has_kernels, require
+
+
+def reference(x, scale, shift, activation="none", negative_slope=0.01):
+    """The definition of :func:`scale_shift_act` in plain ATen, differentiable."""
+    return apply_activation(_scaled(x, scale, shift), activation, negative_slope)
+
+
+def scale_shift_act(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    activation: str = "none",
+    negative_slope: float = 0.01,
+) -> torch.Tensor:
+    """``act(x * scale[c] + shift[c])`` with c along dimension 1, in x's dtype, shape and memory format.
+
+    Args:
+        x: (N, C, ...), any strides; contiguous and channels-last are both read without a copy; float64,
+        float32, float16 or bfloat16 (the half types are computed in float32).
+        scale, shift: (C,), on x's device; float64 beside a float64 x, float32 beside any other: in a half
+        type their rounding would be as large as that of the result.
+        activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
+        negative_slope: of leaky_relu.
+
+    Raises:
+        ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
+    """
+    code = CODES[activation]
+    if not has_kernels(x):
+        _check(x, scale, shift)
+        return reference(x, scale, shift, activation, negative_slope)
+    if torch.is_grad_enabled() and (x.requires_grad or scale.requires_grad or shift.requires_grad):
+        return _OPERATOR(x, scale, shift, code, negative_slope)
+    return _INFERENCE(x, scale, shift, code, negative_slope)
+
+
+def _scaled(x, scale, shift):
+    shape = (-1, *[1] * (x.dim() - 2))
+    return (x.to(scale.dtype) * scale.reshape(shape) + shift.reshape(shape)).to(x.dtype)
+
+
+def _check(x, scale, shift):
+    operator = "scale_shift_act"
+    require(
+        x.is_floating_point() and x.element_size() > 1,
+        operator,
+        "expected float64, float32, float16 or bfloat16",
+    )
+    require(x.dim() >= 2, operator, f"x has shape {tuple(x.shape)}, expected (N, C, ...)")
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    for name, tensor in (("scale", scale), ("shift", shift)):
+        require(tensor.device == x.device, operator, f"{name} is on another device than x")
+        require(tensor.dtype == wide, operator, f"{name} must be {str(wide).removeprefix('torch.')}")
+        require(
+            tensor.dim() == 1 and tensor.shape[0] == x.shape[1],
+            operator,
+            f"{name} has shape {tuple(tensor.shape)}, but x has {x.shape[1]} channels in dim 1",
+        )
+
+
+def _compose(x, scale, shift, code, negative_slope):
+    _check(x, scale, shift)
+    return _decompose(x, scale, shift, code, negative_slope)
+
+
+def _fake(x, scale, shift, code, negative_slope):
+    _check(x, scale, shift)
+    return torch.empty_like(x)
+
+
+def _decompose(x, scale, shift, code, negative_slope):
+    return BY_CODE[code].reference(_scaled(x, scale, shift), negative_slope)
+
+
+_OPERATOR, _INFERENCE = define_with_twin(
+    "scale_shift_act(Tensor x, Tensor scale, Tensor shift, int activation, float negative_slope) -> Tensor",
+    _compose,
+    _fake,
+)
+differentiate_by_decomposition(_OPERATOR, _decompose)

@@ -1,0 +1,62 @@
+"""Modules made around the live tensors of a match, for the constructors that take modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from ..dataflow import Var
+from .checks import traced
+
+_CONV_MODULES = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
+_NORM_MODULES = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+
+# What aten.batch_norm takes beside its input.
+NORM_ARGUMENTS = tuple(
+    map(Var, ("scale", "shift", "mean", "variance", "training", "momentum", "eps", "cudnn_enabled"))
+)
+NORM_TENSORS = ("scale", "shift", "mean", "variance")
+
+Live = Callable[[fx.Node], Tensor]
+Bindings = list[tuple[nn.Module, str, fx.Node]]
+
+
+def conv_shell(captures: dict[str, Any], tensor: Live) -> tuple[nn.Module, Bindings]:
+    """The convolution of the captures "weight", "bias", "stride", "padding", "dilation" and "groups"."""
+    weight, padding = tensor(captures["weight"]), captures["padding"]
+    conv = _CONV_MODULES[weight.dim()](
+        weight.shape[1] * captures["groups"],
+        weight.shape[0],
+        tuple(weight.shape[2:]),
+        tuple(captures["stride"]),
+        padding if isinstance(padding, str) else tuple(padding),
+        tuple(captures["dilation"]),
+        captures["groups"],
+        bias=captures["bias"] is not None,
+        device="meta",
+    )
+    return conv, hold(conv, {"weight": captures["weight"], "bias": captures["bias"]}, tensor)
+
+
+def norm_shell(captures: dict[str, Any], tensor: Live) -> tuple[nn.Module, Bindings]:
+    """The batch norm of the captures ``NORM_ARGUMENTS`` and "norm", its call."""
+    norm = _NORM_MODULES[traced(captures["norm"]).dim()](
+        traced(captures["mean"]).shape[0],
+        captures["eps"],
+        captures["momentum"],
+        affine=captures["scale"] is not None,
+        device="meta",
+    )
+    norm.num_batches_tracked = None
+    names = dict(zip(("weight", "bias", "running_mean", "running_var"), NORM_TENSORS))
+    return norm, hold(norm, {name: captures[key] for name, key in names.items()}, tensor)
+
+
+def hold(module: nn.Module, nodes: dict[str, fx.Node | None], tensor: Live) -> Bindings:
+    """Put the live tensors themselves, not copies, in the place of those on the meta device."""
+    for name, node in nodes.items():
+        store = module._buffers if name in module._buffers else module._parameters
+        store[name] = None if node is None else tensor(node)
+    return [(module, name, node) for name, node in nodes.items() if node is not None]

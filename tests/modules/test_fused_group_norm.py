@@ -1,0 +1,53 @@
+import pytest
+import torch
+from accuracy import check_strategies
+from torch import nn
+
+from kfconvert.modules import FusedGroupNorm
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def build(activation="silu", device=None, dtype=None, affine=True):
+    norm = nn.GroupNorm(4, 16, eps=1e-6, affine=affine, device=device, dtype=dtype)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    return FusedGroupNorm(norm, activation, 0.2).eval()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ["none", "relu", "silu", "gelu", "leaky_relu"])
+def test_every_strategy_is_as_accurate_as_the_composition(activation, dtype, device):
+    x = torch.randn(2, 16, 9, 8, device=device, dtype=dtype)
+    assert "kernel" in check_strategies(build(activation, device, dtype), x)
+    check_strategies(build(activation, device, dtype, affine=False), x)
+
+
+def test_channels_last_keeps_its_format(device):
+    module = build(device=device)
+    x = torch.randn(2, 16, 9, 8, device=device).contiguous(memory_format=torch.channels_last)
+    assert check_strategies(module, x) == ["composition"]
+    assert module(x).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_follows_its_weights(device):
+    module, x = build(device=device), torch.randn(2, 16, 9, 8, device=device)
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.add_(1)
+            torch.testing.assert_close(module(x), module.reference(x))
+
+
+def test_gradcheck(device):
+    module = build(device=device, dtype=torch.float64)
+    x = torch.randn(1, 16, 3, device=device, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(module, (x,))
+    module(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+def test_what_is_refused():
+    with pytest.raises(TypeError, match="expected an nn.GroupNorm"):
+        FusedGroupNorm(nn.BatchNorm2d(4))
+    with pytest.raises(ValueError, match="unknown activation"):
+        FusedGroupNorm(nn.GroupNorm(2, 4), "swish")

@@ -1,0 +1,72 @@
+import pytest
+import torch
+from accuracy import check_strategies
+from torch import nn
+
+from kfconvert.modules import FusedLinearScale
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def build(device=None, dtype=None, bias=True, transposed=False, permutation=None, shape=(32,), spread=1.0):
+    linear = nn.Linear(48, 32, bias, device=device, dtype=dtype)
+    weight = nn.Parameter(linear.weight.detach().t().contiguous()) if transposed else linear.weight
+    gamma = nn.Parameter((torch.rand(shape, device=device) * spread + 0.01).to(dtype or torch.float32))
+    return FusedLinearScale.from_tensors(weight, linear.bias, gamma, transposed, permutation)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("options", [
+    dict(), dict(bias=False), dict(transposed=True), dict(shape=(32, 1, 1), permutation=(0, 2, 1))], ids=str)
+@pytest.mark.parametrize("rows", [3, 40])
+def test_every_strategy_is_as_accurate_as_the_composition(dtype, options, rows, device):
+    module = build(device, dtype, **options)
+    names = check_strategies(module, torch.randn(2, rows, 48, device=device, dtype=dtype))
+    assert "folded" in names
+
+
+def test_is_the_product_with_gamma(device):
+    module = build(device, shape=(32, 1, 1), permutation=(0, 3, 1, 2))
+    x = torch.randn(2, 5, 7, 48, device=device)
+    want = nn.functional.linear(x, module.weight, module.bias).permute(0, 3, 1, 2) * module.gamma
+    with torch.no_grad():
+        for module.strategy in module.strategies(x):
+            torch.testing.assert_close(module(x), want)
+            assert module(x).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_nan_and_infinities(device):
+    module, x = build(device), torch.randn(40, 48, device=device)
+    x[[1, 3], [3, 2]] = torch.tensor([float("nan"), float("inf")], device=device)
+    with torch.no_grad():
+        want = module.reference(x)
+        for module.strategy in module.strategies(x):
+            torch.testing.assert_close(module(x).nan_to_num(0, 1, -1).isinf(), want.nan_to_num(0, 1, -1).isinf())
+            assert torch.equal(module(x).isfinite(), want.isfinite())
+
+
+def test_follows_its_tensors(device):
+    module, x = build(device), torch.randn(40, 48, device=device)
+    with torch.no_grad():
+        for tensor in module.parameters():
+            before = module(x)
+            tensor.add_(1)
+            assert not torch.equal(module(x), before)
+            torch.testing.assert_close(module(x), module.reference(x))
+
+
+def test_gradcheck(device):
+    module = build(device, torch.float64, permutation=(1, 0))
+    x = torch.randn(3, 48, device=device, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(module, (x,))
+    module(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+def test_what_is_refused():
+    linear = nn.Linear(8, 6)
+    for shape in ((8,), (2, 3), (1,)):
+        with pytest.raises(ValueError, match="gamma must have 6 elements"):
+            FusedLinearScale.from_tensors(linear.weight, linear.bias, torch.ones(shape))
+    with pytest.raises(TypeError, match="gamma has dtype"):
+        FusedLinearScale.from_tensors(linear.weight, linear.bias, torch.ones(6, dtype=torch.int64))

@@ -1,0 +1,72 @@
+import pytest
+import torch
+from accuracy import check_strategies
+from torch import nn
+
+from kfconvert.modules import FusedSqueezeExcite
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def build(activation="relu", gate="sigmoid", device=None, dtype=None, bias=True):
+    options = dict(bias=bias, device=device, dtype=dtype)
+    convs = nn.Conv2d(24, 6, 1, **options), nn.Conv2d(6, 24, 1, **options)
+    return FusedSqueezeExcite(*convs, activation, gate).eval()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("activation", "gate"), [
+    ("relu", "sigmoid"), ("relu", "hardsigmoid"), ("silu", "sigmoid"), ("hardswish", "hardsigmoid")])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_every_strategy_is_as_accurate_as_the_composition(activation, gate, dtype, memory_format, device):
+    x = torch.randn(3, 24, 7, 9, device=device, dtype=dtype).contiguous(memory_format=memory_format)
+    module = build(activation, gate, device, dtype)
+    assert "kernel" in check_strategies(module, x)
+    check_strategies(build(activation, gate, device, dtype, bias=False), x)
+    with torch.no_grad():
+        assert module(x).is_contiguous(memory_format=memory_format)
+
+
+def test_nan_and_infinities_stay_in_their_image(device):
+    x = torch.randn(4, 24, 5, 5, device=device)
+    x[0, 1, 2, 2], x[1, 3, 0, 0] = float("nan"), float("inf")
+    for gate in ("sigmoid", "hardsigmoid"):
+        module = build("relu", gate, device)
+        with torch.no_grad():
+            want = module.reference(x)
+            for module.strategy in module.strategies(x):
+                y = module(x)
+                assert torch.equal(y.isnan(), want.isnan()) and torch.equal(y.isinf(), want.isinf())
+                assert y[2:].isfinite().all()
+
+
+def test_follows_its_weights(device):
+    module, x = build(device=device), torch.randn(2, 24, 5, 5, device=device)
+    with torch.no_grad():
+        for tensor in module.parameters():
+            before = module(x)
+            tensor.mul_(3)
+            assert not torch.equal(module(x), before)
+            torch.testing.assert_close(module(x), module.reference(x))
+
+
+def test_gradcheck(device):
+    module = build("silu", device=device, dtype=torch.float64)
+    x = torch.randn(2, 24, 2, 2, device=device, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(module, (x,))
+    module(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+def test_what_is_refused():
+    squeeze, excite = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
+    for convs in ((nn.Conv2d(8, 4, 3), excite), (nn.Conv2d(8, 4, 1, padding=1), excite),
+                  (nn.Conv2d(8, 4, 1, groups=2), excite)):
+        with pytest.raises(ValueError, match="expected a 1x1 convolution"):
+            FusedSqueezeExcite(*convs)
+    with pytest.raises(ValueError, match="do not lead back"):
+        FusedSqueezeExcite(squeeze, nn.Conv2d(4, 6, 1))
+    with pytest.raises(TypeError, match="expected an nn.Conv2d"):
+        FusedSqueezeExcite(nn.Linear(8, 4), excite)
+    with pytest.raises(ValueError, match="unknown activation"):
+        FusedSqueezeExcite(squeeze, excite, gate="swish")
