@@ -1,5 +1,6 @@
 # make demo    convert ResNet-50 and BERT-base and print what was fused, how accurate it is and how much faster
 # make test    run the test suite
+# make fuzz    convert 2000 random models, others each time; FUZZ=10000 for more
 # make build   only make .venv with the pinned versions and the kernels
 # make clean   remove what the others made
 #
@@ -8,13 +9,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+FUZZ ?= 2000
 DEMO ?= --models resnet50 bert-base-uncased --weights auto --save-path out
 
 PACKAGES := torch torchvision transformers timm safetensors rich click numpy \
 	setuptools wheel ninja pybind11 pytest hypothesis expecttest scikit-learn
 SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
 
-.PHONY: demo test build clean
+.PHONY: demo test fuzz build clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -22,6 +24,9 @@ demo: build
 
 test: build
 	$(BIN)/python -m pytest -q tests
+
+fuzz: build
+	KFCONVERT_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q tests/test_random_models.py tests/test_counterexamples.py
 
 build: $(VENV)/.kernels
 

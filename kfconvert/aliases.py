@@ -7,6 +7,8 @@ from collections import defaultdict
 import torch
 from torch import fx
 
+from .dataflow import Binding
+
 
 def _schema(node: fx.Node) -> torch.FunctionSchema | None:
     return node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
@@ -45,15 +47,25 @@ def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
     return aliased
 
 
+def _storage(node: fx.Node) -> int | None:
+    """The storage of the value that was traced: some operators return their argument and their schema is silent."""
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
 class Aliases:
     """The storage classes of a graph: ``root(node)`` is the same node for all values that may share storage."""
 
     def __init__(self, graph: fx.Graph):
         self._parent: dict[fx.Node, fx.Node] = {}
         self._members: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+        firsts: dict[int, fx.Node] = {}
         for node in graph.nodes:
             for argument in _aliased_arguments(node):
-                self._parent[self.root(node)] = self.root(argument)
+                self._join(node, argument)
+            storage = _storage(node)
+            if storage is not None:
+                self._join(node, firsts.setdefault(storage, node))
         written = []
         for node in graph.nodes:
             self._members[self.root(node)].append(node)
@@ -65,6 +77,10 @@ class Aliases:
             node = self._parent[node]
         return node
 
+    def _join(self, node: fx.Node, other: fx.Node) -> None:
+        if self.root(node) is not self.root(other):
+            self._parent[self.root(node)] = self.root(other)
+
     def members(self, node: fx.Node) -> list[fx.Node]:
         """All values that may share storage with ``node``, itself included, in graph order."""
         return self._members[self.root(node)]
@@ -72,3 +88,8 @@ class Aliases:
     def is_written(self, node: fx.Node) -> bool:
         """Whether any value that shares storage with ``node`` is written in place somewhere in the graph."""
         return self.root(node) in self._written
+
+    def reads_written(self, binding: Binding) -> bool:
+        """Whether ``binding`` reads, outside or between its calls, what is written in place in the graph."""
+        outer = [value for value in binding.captures.values() if isinstance(value, fx.Node)]
+        return any(self.is_written(node) for node in (*binding.nodes, *outer))

@@ -136,8 +136,11 @@ def addmm_to_linear(graph: fx.Graph) -> None:
     flat = Op(aten.reshape.default, Var("x"), Var("flat"), name="flattened")
     product = Op(aten.addmm.default, Var("bias"), flat, Var("weight"), name="product")
     tree = Op(aten.reshape.default, product, Var("shape"))
+    aliases = Aliases(graph)
     for node in list(graph.nodes):
         for found in unify(tree, node):
+            if aliases.reads_written(found):
+                continue
             x, weight, bias = (found.captures[name] for name in ("x", "weight", "bias"))
             before, after = x.meta["val"], node.meta["val"]
             if not (is_weight(weight) and is_weight(bias) and len(found.captures["product"].users) == 1):
@@ -161,10 +164,11 @@ def _same_sizes(left: torch.Size, right: torch.Size) -> bool:
 
 def drop_true_masks(graph: fx.Graph) -> None:
     """Attention with a mask that is true everywhere, as the tracing of an unmasked call writes it, has no mask."""
+    aliases = Aliases(graph)
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
             mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
-            if isinstance(mask, fx.Node) and _is_true(mask):
+            if isinstance(mask, fx.Node) and _is_true(mask, aliases):
                 query, key, value = node.args[:3]
                 rest = [None, *arguments(node)[4:]]
                 names = [a.name for a in node.target._schema.arguments[3:]]
@@ -175,23 +179,27 @@ def drop_true_masks(graph: fx.Graph) -> None:
 _SHAPE_ONLY = {aten.expand.default, aten.unsqueeze.default, aten.slice.Tensor, aten.reshape.default, aten.view.default}
 
 
-def _is_true(node: fx.Node) -> bool:
+def _is_true(node: fx.Node, aliases: Aliases) -> bool:
+    if aliases.is_written(node):
+        return False
     if node.target in _SHAPE_ONLY:
-        return _is_true(node.args[0])
+        return _is_true(node.args[0], aliases)
     if node.target is aten.ge.Scalar:
-        least = _least(node.args[0])
+        least = _least(node.args[0], aliases)
         return least is not None and least >= node.args[1]
     return False
 
 
-def _least(node: fx.Node) -> float | None:
+def _least(node: fx.Node, aliases: Aliases) -> float | None:
     """A lower bound of all elements, where one is plain to see."""
+    if aliases.is_written(node):
+        return None
     if node.target in _SHAPE_ONLY:
-        return _least(node.args[0])
+        return _least(node.args[0], aliases)
     if node.target is aten.arange.default:
         return 0
     if node.target is aten.add.Tensor and isinstance(node.args[1], (int, float)) and not node.kwargs:
-        least = _least(node.args[0])
+        least = _least(node.args[0], aliases)
         return None if least is None else least + node.args[1]
     return None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from .aliases import written_arguments
 from .dataflow import aten
 from .lowering import lower
 from .matcher import Match, Replacement, is_weight
@@ -78,8 +79,10 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     """The program of ``region`` with the module of every site in ``sites`` in place of what it matched.
 
     ``channels_last``: the sites' modules may return channels-last images; outputs of the region are then brought
-    back to the layout that the original returns.
+    back to the layout that the original returns. Where the graph writes in place, so is the value of each site: a
+    reshape that is a view of a contiguous image copies a channels-last one, and a write would miss the image.
     """
+    writes = any(written_arguments(node) for node in region.graph.nodes)
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     returned = graph.graph_copy(region.graph, copies)
@@ -92,7 +95,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
         name = f"fused_{index}"
         fused.append(name)
         root[name] = site.replacement.module
-        _call_fused(graph, name, site, copies)
+        _call_fused(graph, name, site, copies, restored=channels_last and writes)
         synced += _share(site.replacement, live)
     if channels_last:
         _restore_layout(graph, output, region)
@@ -103,7 +106,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     return Program(fx.GraphModule(root, graph).eval(), fused, weights, synced)
 
 
-def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx.Node]) -> None:
+def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx.Node], restored: bool) -> None:
     inputs = tuple(copies[node] for node in site.replacement.inputs)
     # Right after its last input: outputs other than the root may be used before the place of the root.
     with graph.inserting_after(_last(graph, inputs)):
@@ -114,6 +117,9 @@ def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx
         with graph.inserting_after(call):
             results = [graph.call_function(operator.getitem, (call, index)) for index in range(len(outputs))]
     for original, result in zip(outputs, results):
+        if restored and _is_contiguous_image(original):
+            with graph.inserting_after(result):
+                result = graph.call_function(aten.contiguous.default, (result,))
         result.meta = dict(original.meta)
         copies[original].replace_all_uses_with(result)
         copies[original] = result
@@ -157,11 +163,15 @@ def _restore_layout(graph: fx.Graph, output: fx.Node, region: Region) -> None:
     returned = next(node for node in region.graph.nodes if node.op == "output").args[0]
     values = list(output.args[0])
     for index, original in enumerate(returned):
-        value = original.meta["val"] if isinstance(original, fx.Node) else None
-        if isinstance(value, Tensor) and value.dim() >= 4 and value.is_contiguous():
+        if isinstance(original, fx.Node) and _is_contiguous_image(original):
             with graph.inserting_before(output):
                 values[index] = graph.call_function(aten.contiguous.default, (values[index],))
     output.args = (tuple(values),)
+
+
+def _is_contiguous_image(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, Tensor) and value.dim() >= 4 and value.is_contiguous()
 
 
 def _drop_unused_weights(graph: fx.Graph, copies: dict[fx.Node, fx.Node], live: LiveTensors) -> list[Place]:

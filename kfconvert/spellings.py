@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from .aliases import Aliases
 from .dataflow import Either, Number, Op, Tree, Var, aten, unify
 
 _X = Var("x")
@@ -56,10 +57,13 @@ SPELLINGS: tuple[tuple[Tree, Any, tuple[Any, ...]], ...] = (
 
 def rewrite_spellings(graph: fx.Graph) -> None:
     """Replace each written-out activation by its call. Inner values with other users keep their own calls."""
+    aliases = Aliases(graph)
     for node in list(graph.nodes):
         for tree, target, extra in SPELLINGS:
             found = next(unify(tree, node), None)
-            x = found.captures["x"] if found else None
+            if found is None or aliases.reads_written(found):
+                continue
+            x = found.captures["x"]
             if not isinstance(x, fx.Node) or not x.meta["val"].is_floating_point():
                 continue
             with graph.inserting_before(node):

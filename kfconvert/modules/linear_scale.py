@@ -81,7 +81,7 @@ class FusedLinearScale(FusedLinear):
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """``linear(x, W, b) * gamma`` in plain ATen calls."""
-        y = F.linear(x, self._oriented(self.weight), self.bias) * self.gamma.flatten()
+        y = F.linear(x, self.oriented(self.weight), self.bias) * self.gamma.flatten()
         return y if self.permutation is None else y.permute(self.permutation)
 
     def extra_repr(self) -> str:

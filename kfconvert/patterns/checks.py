@@ -60,3 +60,17 @@ def repeats_over(small: fx.Node, large: fx.Node, least: int) -> bool:
 def _sizes(value: Tensor) -> list[str]:
     """Sizes as text: comparing symbolic sizes as numbers would add guards to the trace."""
     return [str(size) for size in value.shape]
+
+
+def linear_refusal(x: fx.Node, weight: fx.Node, bias: fx.Node | None, transposed: bool = False) -> str | None:
+    """Why a linear layer of ``x`` may not be fused: the refusal of all patterns with one."""
+    unfit = weights_refusal(weight=weight, bias=bias) or dtype_refusal(x, weight, bias)
+    if unfit is not None:
+        return unfit
+    sizes = traced(weight).shape
+    if len(sizes) != 2:
+        return f"the weight has {len(sizes)} dimensions, not 2"
+    features = sizes[1 if transposed else 0]
+    if bias is not None and traced(bias).shape != (features,):
+        return f"the bias of shape {tuple(traced(bias).shape)} is broadcast over {features} features"
+    return None

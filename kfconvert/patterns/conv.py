@@ -31,6 +31,8 @@ def conv_refusal(match: Match) -> str | None:
     captures = match.captures
     if captures.get("training"):
         return "the batch norm uses the statistics of the batch"
+    if traced(captures["x"]).dim() != traced(captures["weight"]).dim():
+        return "the input of the convolution has no batch dimension"
     result = captures.get("norm", captures["conv"])
     residual = captures.get("residual")
     if residual is not None:
@@ -79,6 +81,18 @@ class _SharedConv(_Residual):
         return torch.relu(self.bn(hidden)) + hidden
 
 
+class _Unbatched(nn.Module):
+    """The batch norm takes the rows of one image for channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(8, 9, 1)
+        self.bn = nn.BatchNorm1d(9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.bn(self.conv(x)))
+
+
 def _images() -> tuple[Tensor, ...]:
     return (torch.randn(2, 8, 9, 9),)
 
@@ -109,6 +123,7 @@ _SPECIAL_CASES = {
             lambda: (torch.randn(2, 8, 5, 5, 5),),
         ),
         Case(lambda: _SharedConv(torch.relu), _images, 0, "also used by"),
+        Case(_Unbatched, lambda: (torch.randn(8, 9, 9),), 0, "no batch dimension"),
         Case(
             lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU()),
             _images,

@@ -12,7 +12,7 @@ from ..dataflow import Either, Op, Tree, Var, aten
 from ..matcher import Case, Match, Pattern, Replacement
 from ..modules import FusedGatedLinear, FusedLinear
 from .activations import with_activation
-from .checks import dtype_refusal, same_shape, traced, weights_refusal
+from .checks import linear_refusal, same_shape, traced
 
 Build = Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]
 
@@ -50,8 +50,8 @@ def _two_refusal(match: Match) -> str | None:
     c = match.captures
     if not same_shape(c["gate"], c["up"]):
         return "gate and up differ in size: one of them is broadcast"
-    weights = {name: c[name] for name in ("gate_weight", "gate_bias", "up_weight", "up_bias")}
-    return weights_refusal(**weights) or dtype_refusal(c["x"], *weights.values())
+    gate = linear_refusal(c["x"], c["gate_weight"], c["gate_bias"])
+    return gate or linear_refusal(c["x"], c["up_weight"], c["up_bias"])
 
 
 def _packed_refusal(match: Match) -> str | None:
@@ -64,8 +64,7 @@ def _packed_refusal(match: Match) -> str | None:
         starts = {_start(match, name) for name in ("gate", "up")}
         if any(traced(c[name]).shape[-1] != half for name in ("gate", "up")) or starts != {0, half}:
             return "gate and up are not the two halves of the packed layer"
-    weights = {name: c[name] for name in ("packed_weight", "packed_bias")}
-    return weights_refusal(**weights) or dtype_refusal(c["x"], *weights.values())
+    return linear_refusal(c["x"], c["packed_weight"], c["packed_bias"])
 
 
 def _start(match: Match, name: str) -> int:

@@ -11,7 +11,7 @@ from ..dataflow import Either, Op, Var, aten
 from ..matcher import Case, Match, Pattern, Replacement
 from ..modules import FusedLinear
 from .activations import negative_slope, with_activation
-from .checks import dtype_refusal, weights_refusal
+from .checks import linear_refusal
 
 _WEIGHT = Either(Op(aten.t.default, Var("transposed_weight")), Var("weight"))
 LINEAR = Op(aten.linear.default, Var("x"), _WEIGHT, Var("bias"), name="linear")
@@ -23,10 +23,8 @@ def linear_weight(match: Match) -> fx.Node:
 
 
 def _refusal(match: Match) -> str | None:
-    bias = match.captures["bias"]
-    return weights_refusal(weight=linear_weight(match), bias=bias) or dtype_refusal(
-        match.captures["x"], linear_weight(match), bias
-    )
+    weight, bias = linear_weight(match), match.captures["bias"]
+    return linear_refusal(match.captures["x"], weight, bias, "transposed_weight" in match.captures)
 
 
 def _builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]:
@@ -89,6 +87,16 @@ def _clipped() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.Hardtanh(0, 5))
 
 
+class _ParametersOfShape(nn.Module):
+    def __init__(self, weight: tuple[int, ...], bias: tuple[int, ...] | None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(weight))
+        self.bias = None if bias is None else nn.Parameter(torch.randn(bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(nn.functional.linear(x, self.weight, self.bias))
+
+
 def _batch() -> tuple[Tensor, ...]:
     return (torch.randn(4, 8),)
 
@@ -106,6 +114,9 @@ _CASES: dict[str, tuple[Case, ...]] = {
         _pair(lambda: nn.ReLU(inplace=True)),
         Case(_UsedTwice, _batch, 0, "also used by"),
         Case(_ComputedWeight, _batch, 0, "computed in the forward"),
+        Case(lambda: _ParametersOfShape((16, 8), (1, 16)), _batch, 0, "is broadcast"),
+        Case(lambda: _ParametersOfShape((16, 8), (1,)), _batch, 0, "is broadcast"),
+        Case(lambda: _ParametersOfShape((8,), None), _batch, 0, "1 dimensions"),
     ),
     "gelu": (_pair(nn.GELU),),
     "gelu_tanh": (_pair(lambda: nn.GELU(approximate="tanh")),),

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from ..dataflow import Either, Op, Var, aten
 from ..matcher import Case, Match, Pattern, Replacement
 from ..modules import FusedLinearScale
-from .checks import dtype_refusal, traced, weights_refusal
+from .checks import dtype_refusal, linear_refusal, traced, weights_refusal
 from .linear import LINEAR, linear_weight
 
 _GAMMA = Either(Op(aten.reshape.default, Var("gamma"), Var("gamma_shape"), name="reshaped"), Var("gamma"))
@@ -23,7 +23,9 @@ def _refusal(match: Match) -> str | None:
     weight, bias, gamma = linear_weight(match), captures["bias"], captures["gamma"]
     if not isinstance(gamma, fx.Node):
         return "the result is multiplied by a constant, not by a layer scale"
-    refused = weights_refusal(weight=weight, bias=bias, **{"layer scale": gamma})
+    refused = weights_refusal(**{"layer scale": gamma}) or linear_refusal(
+        captures["x"], weight, bias, "transposed_weight" in captures
+    )
     if refused is not None:
         return refused
     result = traced(captures["linear"])
@@ -35,7 +37,7 @@ def _refusal(match: Match) -> str | None:
         return "the factor is no layer scale: it does not lie along the output features"
     if len(sizes) > result.dim() or sizes[-1 - along] != result.shape[-1]:
         return "the factor is no layer scale: it is broadcast"
-    return dtype_refusal(captures["x"], weight, bias, gamma)
+    return dtype_refusal(captures["x"], gamma)
 
 
 def _positive(permutation: list[int] | None, dimensions: int) -> tuple[int, ...] | None:

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from ..dataflow import Op, Var, aten
 from ..matcher import Case, Match, Pattern, Replacement
 from ..modules import FusedLinear, FusedMergedLinear
-from .checks import dtype_refusal, weights_refusal
+from .checks import linear_refusal
 
 _LINEAR = Op(aten.linear.default, Var("x"), Var("weight"), Var("bias"), name="linear")
 
@@ -20,7 +20,7 @@ def _refusal(match: Match) -> str | None:
     if _is_returned(linear):
         # A view of the merged product has other strides, and would keep the whole product alive.
         return "its value, or a view of it, is returned by the model"
-    return weights_refusal(weight=weight, bias=bias) or dtype_refusal(x, weight, bias)
+    return linear_refusal(x, weight, bias)
 
 
 def _is_returned(node: fx.Node) -> bool:

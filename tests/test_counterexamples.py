@@ -1,0 +1,111 @@
+"""Models that a conversion once got wrong, found by tests/test_random_models.py; one line says what went wrong."""
+
+import pytest
+import torch
+from model_equivalence import assert_converts
+from random_models import Description, Input, Step
+from torch import Tensor, nn
+
+from kfconvert import ModelConverter
+
+FOUND: dict[str, Description] = {}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name):
+    assert_converts(FOUND[name])
+
+
+class _Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+
+class SigmoidBeforeWrite(_Linear):
+    """x * sigmoid(x) was taken for silu although x is written, through a view, between the two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        column = x[:, 0]
+        gate = torch.sigmoid(x)
+        column.add_(1.0)
+        return x * gate
+
+
+class AddmmBeforeWrite(_Linear):
+    """view, addmm, view was taken for a linear at the place of the last view, after a write to its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        rows = x.view(-1, 6)
+        column = rows[:, 0]
+        product = torch.addmm(self.linear.bias, rows, self.linear.weight)
+        column.add_(1.0)
+        return product.view(x.shape) + x
+
+
+class WriteThroughTypeAs(_Linear):
+    """type_as returns its argument, which its schema does not tell: the write to the model's input was lost."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        same = x.type_as(x)
+        same.add_(1.0)
+        return self.linear(same)
+
+
+class WriteThroughEinsum(_Linear):
+    """einsum of one operand is a view, which its schema does not tell."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = torch.einsum("ab->ba", x)
+        turned.mul_(2.0)
+        return torch.relu(self.linear(x))
+
+
+class MaskWritten(_Linear):
+    """A mask that is true everywhere when it is made was dropped although it is written afterwards."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.arange(6) >= 0
+        mask[2:] = False
+        x = self.linear(x).unsqueeze(1)
+        x = x.transpose(-1, -2)
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask.expand(6, 6))
+
+
+class WriteThroughFlattenedImage(nn.Module):
+    """With the convolution in channels-last the flattened image is a copy, and the write to it was lost."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = torch.relu(self.bn(self.conv(x))) + 1
+        image.view(image.shape[0], -1).mul_(2.0)
+        return image
+
+
+WRITES = {
+    SigmoidBeforeWrite: (3, 6),
+    AddmmBeforeWrite: (3, 6),
+    WriteThroughTypeAs: (3, 6),
+    WriteThroughEinsum: (3, 6),
+    MaskWritten: (3, 6),
+    WriteThroughFlattenedImage: (2, 4, 6, 6),
+}
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize("kind", WRITES)
+def test_a_write_in_place_is_seen_where_the_original_sees_it(kind):
+    model = kind().eval()
+    # The validation on the example would hide most of these.
+    converter = ModelConverter(validate_accuracy=False, select="all")
+    converted = converter.convert_model(model, input_shape=WRITES[kind])
+    for batch in (1, 2, 5):
+        ours, theirs = (torch.randn(batch, *WRITES[kind][1:], generator=torch.Generator().manual_seed(1)) for _ in "ab")
+        with torch.no_grad():
+            torch.testing.assert_close(converted(theirs), model(ours))
+        assert torch.equal(theirs, ours)
