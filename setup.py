@@ -2,7 +2,7 @@
 
     kfconvert/_ops_cpu.so    CPU kernels, LibTorch stable ABI: one file for every Python and torch >= 2.11
     kfconvert/_ops_cuda.so   CUDA kernels, the same; built where nvcc and a CUDA build of torch are found
-    kfconvert/_C.*.so        build facts (pybind11)
+    kfconvert/_C.*.so        build facts, and the checks of every call (pybind11)
 
 Environment: CXX, CUDA_HOME, KFCONVERT_CUDA_ARCHS (default "8.0 9.0"), KFCONVERT_NO_CUDA=1, MAX_JOBS (default
 2). Where a tool is missing altogether the package is installed without the part, and one line says so; a
@@ -189,7 +189,7 @@ class Plan:
             suffix = sysconfig.get_config_var("EXT_SUFFIX")
             outputs[f"_C{suffix}"] = self.facts_module(ninja, folder, nvcc, folder / f"_C{suffix}")
         else:
-            warn("no pybind11 at build time: kfconvert._C (build facts) is left out")
+            warn("no pybind11 at build time: kfconvert._C is left out, calls of converted models are checked in Python")
         (folder / "build.ninja").write_text("\n".join(["ninja_required_version = 1.5", *ninja.lines, ""]))
         return outputs
 

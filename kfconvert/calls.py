@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-_PLAIN = (bool, int, float, str, type(None), torch.Tensor, torch.dtype, torch.device)
+# Values of these very types are leaves for pytree, without asking it.
+_LEAVES = frozenset(
+    (bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device)
+)
+# So many ways to spell a call are remembered; where forward takes any keyword, names may come from data.
+_MAX_ORDERS = 100
+
+# How to bring the values of a call, positional ones first, to the traced order: the index of each, and (index, default)
+# of those that are left out where they equal their default.
+Order = tuple[list[int], list[tuple[int, Any]]]
 
 
 class CallForm:
@@ -31,26 +40,35 @@ class CallForm:
             raise ValueError("forward has positional-only parameters")
         if len(args) > len(self.positional):
             raise ValueError("forward was called with more positional arguments than it names")
-        self.names: tuple[str, ...] = ()
-        arguments = self._named(args, kwargs)
+        given = dict(zip((*self.positional[: len(args)], *kwargs), (*args, *kwargs.values())))
+        arguments = {
+            name: value
+            for name, value in given.items()
+            if name not in self.defaults or not _equals(value, self.defaults[name])
+        }
         self.names = tuple(arguments)
         leaves, self.spec = pytree.tree_flatten(list(arguments.values()))
         self.flat = len(leaves) == len(self.names)
+        self._orders: dict[tuple, Order | None] = {}
 
     def leaves(self, args: tuple, kwargs: dict[str, Any]) -> list[Any] | None:
         """The flat argument values of a call in the traced order, or None where the call has another form."""
-        if not args and tuple(kwargs) == self.names:
-            values = list(kwargs.values())
-        elif not kwargs and len(args) == len(self.names) and tuple(self.positional[: len(args)]) == self.names:
-            values = list(args)
-        elif len(args) > len(self.positional):
+        spelling = (len(args), *kwargs)
+        try:
+            order = self._orders[spelling]
+        except KeyError:
+            if len(self._orders) >= _MAX_ORDERS:
+                self._orders.clear()
+            order = self._orders[spelling] = self._order(len(args), list(kwargs))
+        if order is None:
             return None
-        else:
-            named = self._named(args, kwargs)
-            if named is None or len(named) != len(self.names) or any(n not in named for n in self.names):
+        taken, left_out = order
+        values = [*args, *kwargs.values()]
+        for index, default in left_out:
+            if not _equals(values[index], default):
                 return None
-            values = [named[name] for name in self.names]
-        if self.flat and all(isinstance(value, _PLAIN) for value in values):
+        values = [values[index] for index in taken]
+        if self.flat and _LEAVES.issuperset(map(type, values)):
             return values
         leaves, spec = pytree.tree_flatten(values)
         return leaves if spec == self.spec else None
@@ -59,15 +77,17 @@ class CallForm:
         """The keyword arguments whose flat values are ``leaves``."""
         return dict(zip(self.names, pytree.tree_unflatten(leaves, self.spec)))
 
-    def _named(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
-        named = dict(zip(self.positional, args))
-        if any(name in named for name in kwargs):
+    def _order(self, count: int, keywords: list[str]) -> Order | None:
+        """That of calls with ``count`` positional arguments and these keywords; None where none has this form."""
+        if count > len(self.positional):
             return None
-        named.update(kwargs)
-        return {n: v for n, v in named.items() if n in self.names or not self._is_default(n, v)}
+        given = self.positional[:count] + keywords
+        places = {name: index for index, name in enumerate(given)}
+        others = [name for name in given if name not in self.names]
+        if len(places) < len(given) or not places.keys() >= set(self.names) or not self.defaults.keys() >= set(others):
+            return None
+        return [places[name] for name in self.names], [(places[name], self.defaults[name]) for name in others]
 
-    def _is_default(self, name: str, value: Any) -> bool:
-        if name not in self.defaults:
-            return False
-        default = self.defaults[name]
-        return value is default or (isinstance(value, (bool, int, float, str)) and value == default)
+
+def _equals(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(value, (bool, int, float, str)) and value == default)

@@ -174,10 +174,11 @@ def doctor() -> list[Check]:
     missing = info["build"].get("missing")
     checks.append(
         Check(
-            "build facts",
+            "compiled guard",
             missing is None,
             missing or f"built by {info['build']['compiler']}",
-            "nothing depends on it; install pybind11 and reinstall to have it",
+            "results do not depend on it, but each call of a converted model is checked in Python, which takes "
+            "longer; install pybind11 and reinstall",
         )
     )
     return checks

@@ -24,13 +24,13 @@ class TensorGuard:
     device: torch.device
     sizes: tuple[int | sympy.Expr, ...]
 
-    def refusal(self, value: Any) -> str | None:
-        if type(value) not in _TENSOR_TYPES:
-            return f"argument {self.index} is {type(value).__name__}, not a plain tensor"
+    def refusal(self, value: Tensor) -> str | None:
         if value.dtype is not self.dtype:
             return f"argument {self.index} has dtype {value.dtype}, was traced with {self.dtype}"
         if value.device != self.device:
             return f"argument {self.index} is on {value.device}, was traced on {self.device}"
+        if value.layout is not torch.strided:
+            return f"argument {self.index} has the layout {value.layout}"
         if value.dim() != len(self.sizes):
             return f"argument {self.index} has {value.dim()} dimensions, was traced with {len(self.sizes)}"
         return None
@@ -38,7 +38,7 @@ class TensorGuard:
 
 @dataclass
 class Guard:
-    """The conditions on the arguments of a region, cheap to check: sizes seen before are looked up, not solved."""
+    """The conditions on the arguments of a region, cheap to check: what was judged before is looked up."""
 
     tensors: list[TensorGuard]
     constants: list[tuple[int, Any]]
@@ -54,22 +54,21 @@ class Guard:
 
     def refusal(self, leaves: list[Any]) -> str | None:
         """None where the region may run on these flat arguments, else the reason why not."""
-        shapes = []
+        seen: list[Any] = []
         for guard in self.tensors:
             value = leaves[guard.index]
-            reason = guard.refusal(value)
-            if reason is not None:
-                return reason
-            shapes.append(value.shape)
+            if type(value) not in _TENSOR_TYPES:
+                return f"argument {guard.index} is {type(value).__name__}, not a plain tensor"
+            seen += value.dtype, value.device, value.layout, value.shape
         for index, expected in self.constants:
             value = leaves[index]
             if type(value) is not type(expected) or value != expected:
                 return f"argument {index} is {value!r}, was traced as {expected!r}"
-        key = tuple(shapes)
+        key = tuple(seen)
         try:
             return self._verdicts[key]
         except KeyError:
-            self._verdicts[key] = verdict = self._judge(shapes)
+            self._verdicts[key] = verdict = self._judge([leaves[guard.index] for guard in self.tensors])
             return verdict
 
     def admit_one(self, name: str) -> None:
@@ -82,7 +81,14 @@ class Guard:
         index, dimension = place
         return next(guard.sizes[dimension] for guard in self.tensors if guard.index == index)
 
-    def _judge(self, shapes: list[torch.Size]) -> str | None:
+    def _judge(self, tensors: list[Tensor]) -> str | None:
+        for guard, tensor in zip(self.tensors, tensors):
+            reason = guard.refusal(tensor)
+            if reason is not None:
+                return reason
+        return self._judge_sizes([tensor.shape for tensor in tensors])
+
+    def _judge_sizes(self, shapes: list[torch.Size]) -> str | None:
         values: dict[sympy.Symbol, int] = {}
         for guard, shape in zip(self.tensors, shapes):
             for size, actual in zip(guard.sizes, shape):

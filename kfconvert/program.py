@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from .modules.derived import Derived
+from .watch import flat_places, gather
 
 # (dict that holds a tensor of the model, key in it)
 Place = tuple[dict[str, Any], str]
@@ -33,20 +34,23 @@ class Program:
     def __init__(
         self, module: fx.GraphModule, fused: list[str], weights: list[Place], synced: list[tuple[Place, Place]]
     ):
-        self.module, self.fused, self.weights, self.synced = module, fused, weights, synced
-        self._sources = [place for name in fused for place in getattr(module, name).places()]
+        self.module, self.fused, self.synced = module, fused, synced
+        places = [place for name in fused for place in getattr(module, name).places()]
+        # Modules that share a tensor, and sites that share a module, name its place more than once.
+        distinct = {(id(store), key): (store, key) for store, key in places}
+        self._sources, self._weights = flat_places(distinct.values()), flat_places(weights)
         self._derived = Derived()
 
     def run(self, leaves: list[Any]) -> tuple[Any, ...]:
         for (source, key), (store, attribute) in self.synced:
             store[attribute] = source[key]
-        derived = self._derived.values([t for store, key in self._sources if (t := store[key]) is not None])
+        derived = self._derived.values(gather(self._sources))
         layout = tuple([leaf.is_contiguous() for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() >= 4])
         plans = derived.get(layout)
         if plans is None:
             plans = derived[layout] = self._unplanned()
         code = type(self.module).forward
-        return code(plans, *[store[key] for store, key in self.weights], *leaves)
+        return code(plans, *gather(self._weights), *leaves)
 
     def clear(self) -> None:
         """Forget all plans and what the fused modules derived from their weights."""

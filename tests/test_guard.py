@@ -48,6 +48,18 @@ def test_other_arguments_are_another_form(args, kwargs):
     assert CallForm(forward, (IDS,), {"mask": MASK}).leaves(args, kwargs) is None
 
 
+def test_spellings_seen_before_are_judged_by_their_values_again():
+    form = CallForm(forward, (IDS,), {"mask": MASK})
+    for _ in range(2):
+        assert form.leaves((IDS, MASK, 1.0), {}) == [IDS, MASK]
+        assert form.leaves((IDS, MASK, 2.0), {}) is None
+        assert form.leaves((IDS,), {"other": 1}) is None
+        assert form.leaves((IDS, (MASK, MASK)), {}) is None
+    for number in range(1000):
+        assert form.leaves((IDS,), {"mask": MASK, f"other{number}": 1}) is None
+    assert len(form._orders) <= 100 and form.leaves((), {"mask": MASK, "ids": IDS}) == [IDS, MASK]
+
+
 def test_nested_arguments_are_flattened():
     form = CallForm(forward, ((IDS, MASK),), {})
     assert form.leaves(((IDS, MASK),), {})[1] is MASK
@@ -95,12 +107,15 @@ def region_of(model, *inputs, **kwargs):
         (torch.zeros(1, 6), "below the traced minimum"),
         ([1.0], "not a plain tensor"),
         (torch.zeros(5, 6, device="meta"), "on meta"),
+        (torch.zeros(5, 6).to_sparse(), "sparse"),
     ],
     ids=str,
 )
 def test_tensor_guard(value, reason):
-    refusal = region_of(Flattens(), torch.randn(4, 6)).guard.refusal([value])
-    assert refusal is None if reason is None else reason in refusal
+    guard = region_of(Flattens(), torch.randn(4, 6)).guard
+    for _ in range(2):  # the second time it is looked up
+        refusal = guard.refusal([value])
+        assert refusal is None if reason is None else reason in refusal
 
 
 def test_constant_arguments_are_part_of_the_trace():

@@ -1,11 +1,12 @@
-// kfconvert._C: how the compiled libraries were built. Facts about this machine are in
-// kfconvert/extension.py.
+// kfconvert._C: how the compiled libraries were built, and the checks of every call of a converted model.
+// Facts about this machine are in kfconvert/extension.py.
 #include <pybind11/pybind11.h>
 
 #include "build_facts.h"
+#include "watch.h"
 
 PYBIND11_MODULE(_C, m) {
-  m.doc() = "How the compiled libraries of kfconvert were built.";
+  m.doc() = "How the compiled libraries of kfconvert were built, and the checks of every call.";
   m.def("build_info", [] {
     pybind11::dict facts;
     facts["compiler"] = KFC_COMPILER;
@@ -15,4 +16,5 @@ PYBIND11_MODULE(_C, m) {
     facts["torch_target"] = KFC_TORCH_TARGET;  // the oldest torch that the libraries load into
     return facts;
   });
+  if (kfconvert::watch::add_to(m.ptr()) != 0) throw pybind11::error_already_set();
 }

@@ -74,7 +74,10 @@ class FusedModule(nn.Module):
                 module._derived.clear()
 
     def places(self) -> list[tuple[dict, str]]:
-        """(dict, key) of every parameter and buffer whose content went into a plan; the tensor there may be None."""
+        """(dict, key) of each parameter and buffer that a plan holds on to, as it is or folded or packed.
+
+        Not of those that a plan looks up at each call. The tensor there may be None.
+        """
         if self.strategy in self.live_strategies:
             return []
         stores = [store for module in self.modules() for store in (module._parameters, module._buffers)]

@@ -135,7 +135,7 @@ class FusedLinear(FusedModule):
         planned = values.get("plan")
         if planned is None or planned[0] != signature:
             strategy = self.choose(x)
-            plan = planned[2] if planned and planned[1] == strategy else self._plan(strategy, weight, bias)
+            plan = planned[2] if planned and planned[1] == strategy else self._plan(strategy, weight)
             planned = values["plan"] = (signature, strategy, plan)
         return planned[2](x)
 
@@ -144,23 +144,28 @@ class FusedLinear(FusedModule):
         strategy = self.choose(x)
         if strategy == "kernel":
             return self._kernel
-        return self._plan(strategy, held(self, "weight"), held(self, "bias"))
+        return self._plan(strategy, held(self, "weight"))
+
+    def places(self) -> list[tuple[dict, str]]:
+        """See :meth:`FusedModule.places`: the weight is packed, the bias is looked up at each call."""
+        return [(store, key) for store, key in super().places() if key == "weight"]
 
     def _kernel(self, x: torch.Tensor) -> torch.Tensor:
         return linear_act(x, self.oriented(held(self, "weight")), held(self, "bias"), self.activation,
                           self.negative_slope)
 
-    def _plan(self, strategy: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Plan:
+    def _plan(self, strategy: str, weight: torch.Tensor) -> Plan:
         weight = self.oriented(weight)
+        holder = self._parameters if "bias" in self._parameters else self._buffers
         if strategy == "mkl":
-            return _MKLLinear(weight, bias, self.activation, self.negative_slope)
+            return _MKLLinear(weight, holder, self.activation, self.negative_slope)
         if strategy == "onednn":
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
             arguments, finish = pointwise(self.activation, self.negative_slope)
             linear = torch.ops.mkldnn._linear_pointwise.default
             if finish is None:
-                return lambda x: linear(x, packed, bias, *arguments)
-            return lambda x: finish(linear(x, packed, bias, *arguments))
+                return lambda x: linear(x, packed, holder["bias"], *arguments)
+            return lambda x: finish(linear(x, packed, holder["bias"], *arguments))
         return self._kernel if strategy == "kernel" else self.reference
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
@@ -179,14 +184,14 @@ class _MKLLinear:
     A pack serves that number only; for any other the call computes with the plain weight. So a new number of
     rows gets its pack when it comes twice in a row, and inputs whose length varies with each call do not pack
     again and again.
+
+    ``holder``: the dict that has the bias, a tensor or None, under "bias".
     """
 
-    def __init__(self, weight, bias, activation, negative_slope):
-        self.weight, self.bias = weight.contiguous(), bias
+    def __init__(self, weight, holder, activation, negative_slope):
+        self.weight, self.holder = weight.contiguous(), holder
         self.activation, self.negative_slope = activation, negative_slope
         self.code = ACTIVATIONS[activation].code
-        # The compiled epilogue adds the bias and applies the activation in one pass, in place.
-        self.in_place = EXTENSION_LOADED and (bias is not None or activation != "none")
         self.packed = (None, 0)
         self.last_rows = 0
 
@@ -197,11 +202,13 @@ class _MKLLinear:
         if rows != packed_rows and (packed is None or rows == self.last_rows):
             packed, packed_rows = self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows), rows
         self.last_rows = rows
-        if self.in_place:
+        bias = self.holder["bias"]
+        if EXTENSION_LOADED and (bias is not None or self.activation != "none"):
+            # The compiled epilogue adds the bias and applies the activation in one pass, in place.
             y = torch.ops.mkl._mkl_linear.default(x, packed, weight, None, packed_rows)
-            torch.ops.kfconvert.bias_act_.default(y, self.bias, None, self.code, self.negative_slope, -1)
+            torch.ops.kfconvert.bias_act_.default(y, bias, None, self.code, self.negative_slope, -1)
             return y
-        y = torch.ops.mkl._mkl_linear.default(x, packed, weight, self.bias, packed_rows)
+        y = torch.ops.mkl._mkl_linear.default(x, packed, weight, bias, packed_rows)
         return apply_activation(y, self.activation, self.negative_slope)
 
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .base import Plan, held, require_float_tensor, takes_plain_path
+from .base import FusedModule, Plan, held, require_float_tensor, takes_plain_path
 from .linear import FusedLinear
 
 
@@ -64,6 +64,10 @@ class FusedLinearScale(FusedLinear):
             plans[strategy] = self._folded_plan(strategy)
         return plans[strategy]
 
+    def places(self) -> list[tuple[dict, str]]:
+        """See :meth:`FusedModule.places`: bias and gamma are folded too."""
+        return FusedModule.places(self)
+
     def _sources(self) -> list[torch.Tensor]:
         return [t for name in ("weight", "bias", "gamma") if (t := held(self, name)) is not None]
 
@@ -74,7 +78,7 @@ class FusedLinearScale(FusedLinear):
             weight = (self.weight.double() * factors).to(self.weight.dtype)
             bias = None if self.bias is None else (self.bias.double() * gamma).to(self.bias.dtype)
             folded = FusedLinear.from_tensors(weight, bias, transposed=self.transposed)
-            plan = folded._kernel if strategy == "folded" else folded._plan(strategy, weight, bias)
+            plan = folded._kernel if strategy == "folded" else folded._plan(strategy, weight)
         if self.permutation is None:
             return plan
         return lambda x: plan(x).permute(self.permutation)

@@ -5,7 +5,17 @@ import pytest
 import torch
 from torch import nn
 
-from kfconvert.modules import Derived
+from kfconvert.modules import Derived, derived as implementation
+from kfconvert.watch import COMPILED
+
+
+@pytest.fixture(params=["compiled", "python"], autouse=True)
+def compiled_or_python(request, monkeypatch):
+    if request.param == "python":
+        monkeypatch.setattr(implementation, "_tensor_state", implementation.tensor_state_in_python)
+        monkeypatch.setattr(implementation, "_has_state", implementation.has_state_in_python)
+    elif not COMPILED:
+        pytest.skip("kfconvert._C was not built for this Python")
 
 
 def swap(parameters):
@@ -30,7 +40,25 @@ def drop(parameters):
     parameters.pop()
 
 
-@pytest.mark.parametrize("change", [swap, swap_data, write, convert_and_back, drop])
+def append(parameters):
+    parameters.append(parameters[0])
+
+
+def reorder(parameters):
+    parameters.reverse()
+
+
+def remove(parameters):
+    parameters[1] = None
+
+
+def swap_contents(parameters):
+    torch.utils.swap_tensors(*parameters)
+
+
+@pytest.mark.parametrize(
+    "change", [swap, swap_data, write, convert_and_back, drop, append, reorder, remove, swap_contents]
+)
 def test_forgets_when_a_source_changes(change):
     derived, parameters = Derived(), [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))]
     values = derived.values(parameters)
@@ -38,6 +66,57 @@ def test_forgets_when_a_source_changes(change):
     assert derived.values(tuple(parameters)) is values
     change(parameters)
     assert derived.values(parameters) == {}
+
+
+def test_absent_sources():
+    derived, weight = Derived(), torch.ones(3)
+    values = derived.values([None, weight])
+    assert derived.values((None, weight)) is values
+    assert derived.values([torch.ones(3), weight]) is not values
+
+
+def test_a_buffer_whose_last_user_is_gone_keeps_its_address():
+    derived, sources = Derived(), [torch.ones(1000)]
+    for number in range(20):
+        values = derived.values(sources)
+        assert values == {}
+        values["number"] = number
+        sources[0] = torch.ones(1000)
+
+
+def test_errors_of_a_source_come_through():
+    with pytest.raises((TypeError, AttributeError)):
+        Derived().values([3])
+    derived, source = Derived(), torch.ones(3)
+    derived.values([source])
+    if implementation._has_state is not implementation.has_state_in_python:
+        with pytest.raises(TypeError):
+            implementation._has_state({}, b"")
+        with pytest.raises(TypeError):
+            implementation._tensor_state([source])
+
+
+class ListChanger(torch.Tensor):
+    """Reading its version or data pointer empties the list that it is in."""
+
+    sources: list = []
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), keywords=None):
+        if getattr(function, "__name__", "") in ("data_ptr", "__get__"):
+            cls.sources.clear()
+        return super().__torch_function__(function, types, arguments, keywords or {})
+
+
+def test_sources_that_change_while_they_are_looked_at():
+    plain = torch.ones(3)
+    changer = torch.ones(3).as_subclass(ListChanger)
+    derived = Derived()
+    ListChanger.sources = []
+    derived.values((changer, plain))
+    ListChanger.sources = sources = [changer, plain]
+    assert derived.values(sources) == {}
+    assert sources == []
 
 
 def test_inference_tensors_are_followed_by_identity():

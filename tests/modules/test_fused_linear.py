@@ -127,6 +127,38 @@ def test_follows_its_parameters(change, device):
         module.weight = nn.Parameter(module.weight.detach())
 
 
+def write_bias(module):
+    with torch.no_grad():
+        module.bias.mul_(2)
+
+
+def replace_bias(module):
+    module.bias = nn.Parameter(torch.randn_like(module.weight[:, 0]))
+
+
+def replace_bias_data(module):
+    module.bias.data = torch.randn_like(module.bias)
+
+
+def drop_bias(module):
+    module.bias = None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", [write_bias, replace_bias, replace_bias_data, drop_bias])
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+def test_plans_look_the_bias_up(change, activation, device):
+    x = torch.randn(32, 64, device=device)
+    for strategy in FusedLinear(64, 48, device=device).strategies(x):
+        module = FusedLinear(64, 48, activation=activation, device=device)
+        module.strategy = strategy
+        plan, watched = module.plan(x), module.places()
+        assert all(store is module._parameters and key == "weight" for store, key in watched)
+        torch.testing.assert_close(plan(x), module.reference(x))
+        change(module)
+        torch.testing.assert_close(plan(x), module.reference(x))
+
+
 def test_follows_a_change_of_dtype(device):
     module, x = FusedLinear(64, 32, device=device), torch.randn(8, 64, device=device)
     with torch.no_grad():

@@ -34,7 +34,7 @@ def test_compiled_operators_are_complete():
 
 def test_doctor_says_what_to_do():
     checks = extension.doctor()
-    assert {"CPU kernels", "CUDA GPU", "CUDA kernels", "build facts"} <= {check.name for check in checks}
+    assert {"CPU kernels", "CUDA GPU", "CUDA kernels", "compiled guard"} <= {check.name for check in checks}
     for name, ok, detail, advice in checks:
         assert name and detail and advice and isinstance(ok, bool)
 

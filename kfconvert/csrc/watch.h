@@ -1,0 +1,225 @@
+// What the guard of a converted model looks at in every call, without the interpreter in between: whether dicts
+// still hold the objects that they held, and whether tensors were replaced, moved or written. Plain CPython API,
+// no torch headers. The same in Python, with the meaning of the arguments, are kfconvert/watch.py and
+// kfconvert/modules/derived.py.
+//
+// Objects are compared by address. Whoever calls keeps those that are compared with alive, so that no address can
+// pass to another object. A borrowed reference is never followed: looking up a key and reading an attribute of a
+// tensor subclass may run any code, which may change the dicts and lists at hand.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace kfconvert::watch {
+
+// Owns one reference.
+class Owned {
+ public:
+  explicit Owned(PyObject* object) : object_(object) {}
+  ~Owned() { Py_XDECREF(object_); }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  PyObject* get() const { return object_; }
+  PyObject* release() {
+    PyObject* object = object_;
+    object_ = nullptr;
+    return object;
+  }
+
+ private:
+  PyObject* object_;
+};
+
+inline bool is_dict(PyObject* object) {
+  if (PyDict_Check(object)) return true;
+  PyErr_Format(PyExc_TypeError, "expected a dict, got %.100s", Py_TYPE(object)->tp_name);
+  return false;
+}
+
+inline bool takes(const char* name, Py_ssize_t given, Py_ssize_t wanted) {
+  if (given == wanted) return true;
+  PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments, got %zd", name, wanted, given);
+  return false;
+}
+
+// A tuple of groups of `size` items: else TypeError.
+inline bool is_flat(PyObject* object, Py_ssize_t size) {
+  if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) % size == 0) return true;
+  PyErr_Format(PyExc_TypeError, "expected a tuple of a multiple of %zd items", size);
+  return false;
+}
+
+// first_change((dict, key, expected, dict, key, expected, ...), MISSING, SIZE) -> int | None
+inline PyObject* first_change(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (!takes("first_change", count, 3) || !is_flat(arguments[0], 3)) return nullptr;
+  PyObject* const entries = arguments[0];
+  PyObject* const missing = arguments[1];
+  PyObject* const size = arguments[2];
+  const Py_ssize_t end = PyTuple_GET_SIZE(entries);
+  for (Py_ssize_t i = 0; i < end; i += 3) {
+    PyObject* const dict = PyTuple_GET_ITEM(entries, i);
+    PyObject* const key = PyTuple_GET_ITEM(entries, i + 1);
+    PyObject* const expected = PyTuple_GET_ITEM(entries, i + 2);
+    if (!is_dict(dict)) return nullptr;
+    bool same;
+    if (key == size) {
+      const Py_ssize_t wanted = PyLong_AsSsize_t(expected);
+      if (wanted == -1 && PyErr_Occurred()) return nullptr;
+      same = PyDict_Size(dict) == wanted;
+    } else {
+      PyObject* const found = PyDict_GetItemWithError(dict, key);
+      if (found == nullptr && PyErr_Occurred()) return nullptr;
+      same = found == (expected == missing ? nullptr : expected);
+    }
+    if (!same) return PyLong_FromSsize_t(i / 3);
+  }
+  Py_RETURN_NONE;
+}
+
+// gather((dict, key, dict, key, ...)) -> list
+inline PyObject* gather(PyObject*, PyObject* places) {
+  if (!is_flat(places, 2)) return nullptr;
+  const Py_ssize_t count = PyTuple_GET_SIZE(places) / 2;
+  Owned values(PyList_New(count));
+  if (values.get() == nullptr) return nullptr;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* const dict = PyTuple_GET_ITEM(places, 2 * i);
+    PyObject* const key = PyTuple_GET_ITEM(places, 2 * i + 1);
+    if (!is_dict(dict)) return nullptr;
+    PyObject* const value = PyDict_GetItemWithError(dict, key);
+    if (value == nullptr) {
+      if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, key);
+      return nullptr;
+    }
+    Py_INCREF(value);
+    PyList_SET_ITEM(values.get(), i, value);
+  }
+  return values.release();
+}
+
+// The descriptors behind `tensor._version`, `tensor.data_ptr()` and `tensor.is_inference()`, looked up once.
+struct TensorAttributes {
+  PyObject* version;
+  PyObject* data_ptr;
+  PyObject* is_inference;
+
+  // nullptr with an exception set where torch has none.
+  static const TensorAttributes* get() {
+    static TensorAttributes found{};
+    if (found.is_inference != nullptr) return &found;
+    Owned torch(PyImport_ImportModule("torch"));
+    if (torch.get() == nullptr) return nullptr;
+    Owned tensor(PyObject_GetAttrString(torch.get(), "Tensor"));
+    if (tensor.get() == nullptr) return nullptr;
+    Owned version(PyObject_GetAttrString(tensor.get(), "_version"));
+    Owned data_ptr(PyObject_GetAttrString(tensor.get(), "data_ptr"));
+    Owned is_inference(PyObject_GetAttrString(tensor.get(), "is_inference"));
+    if (version.get() == nullptr || data_ptr.get() == nullptr || is_inference.get() == nullptr) return nullptr;
+    if (Py_TYPE(version.get())->tp_descr_get == nullptr) {
+      PyErr_SetString(PyExc_TypeError, "torch.Tensor._version is no descriptor");
+      return nullptr;
+    }
+    found = {version.release(), data_ptr.release(), is_inference.release()};
+    return &found;
+  }
+};
+
+// Steals `number`; returns false with an exception set where that is NULL or no integer.
+inline bool to_bits(PyObject* number, std::uint64_t& bits) {
+  Owned owned(number);
+  if (number == nullptr) return false;
+  bits = PyLong_AsUnsignedLongLongMask(number);
+  return !(bits == static_cast<std::uint64_t>(-1) && PyErr_Occurred());
+}
+
+inline bool read_version(const TensorAttributes& attributes, PyObject* tensor, std::uint64_t& version) {
+  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  return to_bits(Py_TYPE(attributes.version)->tp_descr_get(attributes.version, tensor, type), version);
+}
+
+inline bool read_pointer(const TensorAttributes& attributes, PyObject* tensor, std::uint64_t& pointer) {
+  return to_bits(PyObject_Vectorcall(attributes.data_ptr, &tensor, 1, nullptr), pointer);
+}
+
+// What tensor_state keeps of one tensor.
+struct Record {
+  std::uint64_t object;   // address of the Python object
+  std::uint64_t version;  // kNoVersion for an inference tensor and None
+  std::uint64_t pointer;  // data_ptr()
+};
+
+constexpr std::uint64_t kNoVersion = static_cast<std::uint64_t>(-1);
+
+inline std::uint64_t address(PyObject* object) {
+  return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(object));
+}
+
+// tensor_state(tuple of tensors and None) -> bytes
+inline PyObject* tensor_state(PyObject*, PyObject* tensors) {
+  const TensorAttributes* const attributes = TensorAttributes::get();
+  if (attributes == nullptr || !is_flat(tensors, 1)) return nullptr;
+  const Py_ssize_t count = PyTuple_GET_SIZE(tensors);
+  Owned state(PyBytes_FromStringAndSize(nullptr, count * static_cast<Py_ssize_t>(sizeof(Record))));
+  if (state.get() == nullptr) return nullptr;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* tensor = PyTuple_GET_ITEM(tensors, i);
+    Record record{address(tensor), kNoVersion, 0};
+    if (tensor != Py_None) {
+      Owned is_inference(PyObject_Vectorcall(attributes->is_inference, &tensor, 1, nullptr));
+      if (is_inference.get() == nullptr) return nullptr;
+      if (is_inference.get() != Py_True && !read_version(*attributes, tensor, record.version)) return nullptr;
+      if (!read_pointer(*attributes, tensor, record.pointer)) return nullptr;
+    }
+    std::memcpy(PyBytes_AS_STRING(state.get()) + i * sizeof(Record), &record, sizeof(Record));
+  }
+  return state.release();
+}
+
+// has_state(list or tuple of tensors and None, state of others that are still alive) -> bool
+inline PyObject* has_state(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
+  if (!takes("has_state", given, 2)) return nullptr;
+  PyObject* const tensors = arguments[0];
+  PyObject* const state = arguments[1];
+  if (!(PyList_Check(tensors) || PyTuple_Check(tensors)) || !PyBytes_Check(state)) {
+    PyErr_SetString(PyExc_TypeError, "expected a list or tuple of tensors and a state");
+    return nullptr;
+  }
+  const TensorAttributes* const attributes = TensorAttributes::get();
+  if (attributes == nullptr) return nullptr;
+  const Py_ssize_t count = PyBytes_GET_SIZE(state) / static_cast<Py_ssize_t>(sizeof(Record));
+  if (PySequence_Fast_GET_SIZE(tensors) != count) Py_RETURN_FALSE;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (i >= PySequence_Fast_GET_SIZE(tensors)) Py_RETURN_FALSE;  // reading the tensor before has changed the list
+    Record record;
+    std::memcpy(&record, PyBytes_AS_STRING(state) + i * sizeof(Record), sizeof(Record));
+    PyObject* const tensor = PySequence_Fast_GET_ITEM(tensors, i);
+    if (address(tensor) != record.object) Py_RETURN_FALSE;
+    if (tensor == Py_None) continue;
+    Py_INCREF(tensor);
+    Owned held(tensor);
+    std::uint64_t version = kNoVersion, pointer = 0;
+    if (record.version != kNoVersion && !read_version(*attributes, tensor, version)) return nullptr;
+    if (version != record.version) Py_RETURN_FALSE;
+    if (!read_pointer(*attributes, tensor, pointer)) return nullptr;
+    if (pointer != record.pointer) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+}
+
+// Adds the functions to `module`; -1 with an exception set on failure.
+inline int add_to(PyObject* module) {
+  static PyMethodDef functions[] = {
+      {"first_change", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(first_change)), METH_FASTCALL,
+       "first_change(entries, missing, size): see kfconvert.watch.Watch"},
+      {"gather", gather, METH_O, "gather(places): see kfconvert.watch.gather"},
+      {"tensor_state", tensor_state, METH_O, "tensor_state(tensors): see kfconvert.modules.derived"},
+      {"has_state", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(has_state)), METH_FASTCALL,
+       "has_state(tensors, state): see kfconvert.modules.derived"},
+      {nullptr, nullptr, 0, nullptr}};
+  return PyModule_AddFunctions(module, functions);
+}
+
+}  // namespace kfconvert::watch

@@ -1,0 +1,126 @@
+"""What a call of a converted model costs before and after its generated code, in microseconds, as a markdown table.
+
+    PYTHONPATH=. OMP_NUM_THREADS=2 python scripts/bench_guard.py
+
+"whole" is a guarded call in which the generated code is replaced by a constant, so it is the time of the call without
+the time of the model. The parts are timed one by one and add up to about the whole; "outputs" (building the model
+output from the flat results) comes after the generated code, all others come before it. Every accurate site is fused
+(select="all"), so that the decisions, and with them the number of watched tensors, do not depend on timings.
+Each figure is the least of several runs: other work on the machine only ever adds time.
+"""
+
+import argparse
+import copy
+import datetime
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torchvision
+import transformers
+from torch import nn
+
+from kfconvert import ModelConverter
+from kfconvert.recompute import needs_gradient
+from kfconvert.runtime import GuardedForward, Variant, _transformed, guarded_forward
+
+RUNS = 500
+CALLS_A_RUN = 20
+
+
+def least_us(call: Callable[[], Any]) -> float:
+    """Microseconds of one call, the least of RUNS runs, each short enough to fit between two interruptions."""
+    best = float("inf")
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        for _ in range(CALLS_A_RUN):
+            call()
+        best = min(best, time.perf_counter() - start)
+    return 1e6 * best / CALLS_A_RUN
+
+
+@contextmanager
+def constant_code(variant: Variant, arguments: dict[str, Any]):
+    """The generated code of ``variant`` returns at once what it returned for ``arguments``."""
+    code = type(variant.program.module)
+    original = code.forward
+    result = variant.program.run(variant.region.call.leaves((), arguments))
+    code.forward = lambda *_: result
+    try:
+        yield result
+    finally:
+        code.forward = original
+
+
+def measure(model: nn.Module, arguments: dict[str, Any]) -> dict[str, float]:
+    guarded = guarded_forward(model)
+    index = next(i for i, v in enumerate(guarded.variants) if v.region.call.leaves((), arguments) is not None)
+    variant = guarded.variants[index]
+    with constant_code(variant, arguments) as result:
+        leaves = variant.region.call.leaves((), arguments)
+        parts = {
+            "transforms": lambda: torch.compiler.is_compiling() or _transformed(),
+            "state": guarded.state.refusal,
+            "call form": lambda: [v.region.call.leaves((), arguments) for v in guarded.variants[: index + 1]],
+            "arguments": lambda: variant.region.guard.refusal(leaves),
+            "gradients": lambda: needs_gradient(_parameters(guarded), leaves),
+            "freshness": lambda: variant.program.run(leaves),
+            "outputs": lambda: variant.structured(result),
+        }
+        hits = guarded.hits
+        times = {"whole": least_us(lambda: guarded(**arguments))}
+        assert guarded.hits - hits == RUNS * CALLS_A_RUN and not guarded.misses
+        return times | {name: least_us(part) for name, part in parts.items()}
+
+
+def _parameters(guarded: GuardedForward) -> list[torch.Tensor]:
+    return [store[key] for store, key in guarded.parameter_places if store[key] is not None]
+
+
+def bert(head: bool) -> nn.Module:
+    kind = transformers.BertForSequenceClassification if head else transformers.BertModel
+    return kind(transformers.BertConfig())
+
+
+def cases() -> list[tuple[str, nn.Module, tuple[int, ...], list[str]]]:
+    """(name, model, input shape, the names of the arguments of a call)"""
+    every = ["input_ids", "attention_mask", "token_type_ids"]
+    return [
+        ("BertModel, ids", bert(head=False), (1, 128), every[:1]),
+        ("BertModel, ids+mask+types", bert(head=False), (1, 128), every),
+        ("BertForSequenceClassification, ids", bert(head=True), (1, 128), every[:1]),
+        ("ResNet-50", torchvision.models.resnet50(), (1, 3, 224, 224), ["x"]),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="models whose name contains this")
+    only = parser.parse_args().only
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    print(f"{platform.machine()}, {threads} threads, Python {platform.python_version()}, torch {torch.__version__}, "
+          f"{datetime.date.today()}; `{' '.join(sys.argv)}`\n")
+    printed = False
+    for name, model, shape, names in cases():
+        if only not in name:
+            continue
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            fused = ModelConverter(validate_accuracy=False, select="all").convert_model(model, input_shape=shape)
+            first = torch.randn(shape) if len(shape) == 4 else torch.randint(1, 100, shape)
+            values = {"attention_mask": torch.ones_like(first), "token_type_ids": torch.zeros_like(first)}
+            times = measure(fused, {key: values.get(key, first) for key in names})
+        if not printed:
+            print(f"| model | {' | '.join(times)} |\n|---|{'---:|' * len(times)}")
+            printed = True
+        print(f"| {name} | {' | '.join(f'{us:.1f}' for us in times.values())} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
