@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -14,8 +14,8 @@ _PLAIN = (bool, float, str, bytes, type(None), torch.dtype, torch.device)
 _OWN = frozenset(vars(nn.Module())) - {"training"}
 
 
-def groups(modules: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """``modules`` in groups of equal structure, in order.
+def groups(modules: Iterable[nn.Module], also: Callable[[nn.Module], Hashable]) -> list[list[nn.Module]]:
+    """``modules`` in groups of equal structure, in order; what ``also`` tells of them is equal as well.
 
     Equal are: the classes and names of all submodules, shapes, dtypes and ties of their tensors, their training
     flags, hooks, and all other attributes but for integers, which often number the layers (see ``unread``).
@@ -23,7 +23,7 @@ def groups(modules: Iterable[nn.Module]) -> list[list[nn.Module]]:
     """
     found: dict[Hashable, list[nn.Module]] = defaultdict(list)
     for module in modules:
-        found[_structure(module)].append(module)
+        found[_structure(module), also(module)].append(module)
     return list(found.values())
 
 

@@ -21,10 +21,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from . import input_spec
-from .conversion import resolve_device
 from .converter import ConversionError, ModelConverter
 from .folders import replacing
 from .json_values import json_ready
+from .preparation import resolve_device
 from .replay import Replay
 from .runtime import guarded_forward
 from .tracer import Region

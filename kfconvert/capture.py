@@ -12,10 +12,11 @@ from .canonical import canonicalise
 from .guard import Places
 from .inputs import ExampleCall
 from .matcher import Findings, find, mark_weights
+from .model_state import inner_hook
 from .patterns import REGISTRY
 from .probing import admit_sizes_of_one
 from .rewriter import LiveTensors, Site, rewrite
-from .runtime import Variant, inner_hook
+from .runtime import Variant
 from .tracer import CaptureError, Region, trace
 
 

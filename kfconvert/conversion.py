@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,15 +14,16 @@ import torch
 from torch import nn
 
 from .capture import Capture, capture
-from .inputs import ExampleCall, InputError, example_call, is_token_model, token_calls
+from .inputs import ExampleCall, is_token_model, token_calls
 from .matcher import Match, Replacement
 from .parts import Part, Parts, parents
+from .preparation import prepare
 from .profiling import Comparison, compare_timings
 from .program import Program
 from .rewriter import LiveTensors, Site
 from .runtime import Variant, install, originals, uninstall
 from .selector import Decision, Selector
-from .settings import SettingError, max_rewrites
+from .settings import max_rewrites
 from .sources import blame, definition
 from .stats import conversion_stats
 from .tracer import CaptureError, free_places
@@ -31,10 +31,6 @@ from .validator import ValidationResult, compare, model_outputs, reference_outpu
 
 Progress = Callable[[str, int, int], None]
 Blamed = TypeVar("Blamed")
-
-
-class ConversionError(ValueError):
-    """The model, inputs, device or dtype cannot be converted as asked; the message is one clear line."""
 
 
 class Conversion:
@@ -45,6 +41,7 @@ class Conversion:
         self.timed = select == "measured"
         self.progress = progress
         self.call = ExampleCall()
+        self.counting: dict[nn.Module, str] = {}
         self.captures: list[Capture] = []
         self.parts: list[Part] = []
         self.regions: list[dict[str, Any]] = []
@@ -65,33 +62,8 @@ class Conversion:
         inplace: bool,
     ) -> None:
         """Own copy of the model on the device, in eval mode and unconverted, and an example call that it accepts."""
-        if not isinstance(model, nn.Module):
-            raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
-        try:
-            max_rewrites(0)
-        except SettingError as error:
-            raise ConversionError(str(error)) from None
-        if dtype is not None and not dtype.is_floating_point:
-            raise ConversionError(f"dtype must be a floating-point dtype, not {dtype}")
-        if not inplace:
-            try:
-                model = copy.deepcopy(model)
-            except Exception as error:
-                message = f"the model cannot be copied ({_first_line(error)}); pass inplace=True"
-                raise ConversionError(message) from error
-        uninstall(model)
-        self.model = model.to(device, dtype).eval() if dtype else model.to(device).eval()
-        self.device = device
-        own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-        try:
-            self.call = example_call(self.model, input_shape, example_inputs, device, dtype or own)
-        except InputError as error:
-            raise ConversionError(str(error)) from None
-        try:
-            model_outputs(self.model, self.call.args, self.call.kwargs)
-        except Exception as error:  # the model's own code may raise anything
-            name = type(model).__name__
-            raise ConversionError(f"{name} does not accept {self.call.summary()}: {_first_line(error)}") from error
+        prepared = prepare(model, input_shape, example_inputs, device, dtype, inplace)
+        self.model, self.call, self.counting, self.device = prepared.model, prepared.call, prepared.counting, device
 
     def trace(self) -> None:
         """The call as given, the other forms in which people call a token model, and the parts of the model."""
@@ -102,7 +74,7 @@ class Conversion:
             for call in calls:
                 self._capture(call)
                 advance()
-            parts = Parts(self.model, self.call, whole=bool(self.captures))
+            parts = Parts(self.model, self.call, self.counting, whole=bool(self.captures))
             self._take_parts(parts.found)
             if not self.captures:
                 for refused in parts.refused:
@@ -111,6 +83,8 @@ class Conversion:
 
     def _capture(self, call: ExampleCall) -> None:
         try:
+            if self.model in self.counting:
+                raise CaptureError(f"its forward changes {self.counting[self.model]} in every call")
             choices = [free_places(self.model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
             self.captures.append(capture(self.model, "", call, choices))
             self._region(call.summary(), "")
@@ -386,23 +360,3 @@ def _blame(sites: list[Blamed], passes: Callable[[Sequence[Blamed]], bool]) -> B
         else:
             bad = middle
     return sites[bad - 1]
-
-
-def resolve_device(device: torch.device | str | None, model: nn.Module) -> torch.device:
-    if device is None:
-        tensor = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
-        return tensor.device if tensor is not None else torch.device("cpu")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConversionError(f"device {device} cannot be used: {_first_line(error)}") from None
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .conversion import Conversion, ConversionError, Progress, resolve_device
+from .conversion import Conversion, Progress
 from .explain import Explanation, module_classes
+from .preparation import ConversionError, resolve_device
 
 __all__ = ["ConversionError", "ModelConverter", "auto_convert_model"]
 

@@ -6,10 +6,11 @@ and where it was, but a call does not pass its guard.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from .alike import by_integers, groups, unread
 from .calls import CallForm
@@ -39,19 +40,22 @@ class Parts:
     """The search for parts, from the largest submodules down.
 
     Args:
+        counting: modules that change an attribute in every call, which no graph does, and the name of that.
         whole: the model itself was captured. Then only blocks that occur more than once are looked for, and
             no submodule that is most of the model: such a one would miss whenever the model does.
     """
 
-    def __init__(self, model: nn.Module, call: ExampleCall, whole: bool):
+    def __init__(self, model: nn.Module, call: ExampleCall, counting: dict[nn.Module, str], whole: bool):
         self.found: list[Part] = []
         self.refused: list[Refused] = []
         self._paths = {module: path for path, module in model.named_modules() if path}
         base, outlines = _base(model, call, self._paths)
         self._varied = _varied(model, base, self._paths)
-        self._groups = {module: group for group in groups(outlines) for module in group}
-        firsts = [group[0] for group in groups(outlines) if not whole or _is_block(group, model)]
-        wanted = [first for first in firsts if self._is_plain(first, outlines[first])]
+        alike = groups(outlines, lambda module: _kinds(outlines[module]))
+        self._groups = {module: group for group in alike for module in group}
+        self._counting = counting
+        blocks = [group for group in alike if not whole or _is_block(group, model)]
+        wanted = [group[0] for group in blocks if self._is_plain(group, outlines[group[0]])]
         self._calls = record(model, base, wanted, values=True)
         # What the example call itself hands them, where the traced call is a wider one.
         self._examples = self._calls if base is call else record(model, call, wanted, values=True)
@@ -59,11 +63,15 @@ class Parts:
         self._visit(model, inside=whole)
         self._leave_out_singles()
 
-    def _is_plain(self, module: nn.Module, call: ExampleCall) -> bool:
+    def _is_plain(self, group: list[nn.Module], call: ExampleCall) -> bool:
         kind = opaque_argument(call)
-        if kind is not None:
-            self.refused.append(Refused(self._paths[module], CaptureError(f"it receives a {kind.__name__}")))
-        return kind is None
+        reason = f"it receives a {kind.__name__}" if kind is not None else None
+        for module in group:
+            if module in self._counting:
+                reason = f"its forward changes {self._counting[module]} in every call"
+        if reason is not None:
+            self.refused.append(Refused(self._paths[group[0]], CaptureError(reason)))
+        return reason is None
 
     def _visit(self, module: nn.Module, inside: bool) -> None:
         """Look at the children of ``module``; ``inside``: it is captured itself."""
@@ -166,6 +174,18 @@ def _choices(module: nn.Module, call: ExampleCall, varied: dict[str, ExampleCall
         named[f"{name} {count + 1}" if count else name] = places
     batch = {name: places for name, places in named.items() if name.split()[0] == "batch"}
     return [choice for choice in (named, batch) if choice] + [{}]
+
+
+def _kinds(call: ExampleCall) -> Hashable:
+    """The structure of the arguments, the ranks and dtypes of tensors, the values of flags."""
+    leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
+    kinds = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            kinds.append((leaf.dim(), leaf.dtype))
+        else:
+            kinds.append(leaf if isinstance(leaf, (bool, str, type(None))) else type(leaf))
+    return repr(spec), tuple(kinds)
 
 
 def _size_at(shape: tuple[int, ...] | None, dimension: int) -> int | None:

@@ -16,18 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils.hooks import RemovableHandle
 
-from .recompute import needs_gradient, run_recorded
+from .model_state import ModelState
 from .program import Place, Program
+from .recompute import needs_gradient, run_recorded
 from .tracer import Region
-
-# Modules of these classes compute the same in train and in eval mode; the flags of all others are watched.
-_MODELESS = (
-    nn.Linear, nn.Embedding, nn.LayerNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ReLU, nn.GELU, nn.SiLU, nn.Identity,
-    nn.Tanh, nn.ModuleList, nn.Sequential, nn.MaxPool2d, nn.AdaptiveAvgPool2d,
-)  # fmt: skip
-
 
 @dataclass
 class Variant:
@@ -46,58 +39,6 @@ class Variant:
         return self.structured(self.program.run(leaves))
 
 
-class ModelState:
-    """What a program relies on besides the arguments: modes, hooks, the configuration, dtype and device."""
-
-    def __init__(self, model: nn.Module):
-        self.moded = [m for m in model.modules() if type(m) not in _MODELESS and m is not model]
-        self.root = model
-        modules = list(model.modules())
-        self.parents = [(m._modules, [*m._modules.values()]) for m in modules if m._modules]
-        self.childless = [m._modules for m in modules if not m._modules]
-        self.inner = [m for m in modules if m is not model]
-        self.forwards = [m.__dict__.get("forward") for m in self.inner]
-        self.hooked = inner_hook(model)
-        self.hooks_seen = RemovableHandle.next_id
-        self.config = getattr(model, "config", None)
-        self.config_values = dict(vars(self.config)) if hasattr(self.config, "__dict__") else None
-        floating = [p for p in model.parameters() if p.is_floating_point()]
-        self.samples = [(t, t.dtype, t.device) for t in floating[:1] + floating[-1:]]
-        self.tied = _tied_places(model)
-        self.autocast_type = self.samples[0][2].type if self.samples else "cpu"
-
-    def _is_rebuilt(self) -> bool:
-        """Whether a submodule, or the forward of one, is another than at the conversion."""
-        for store, children in self.parents:
-            if [*store.values()] != children:
-                return True
-        return any(self.childless) or [m.__dict__.get("forward") for m in self.inner] != self.forwards
-
-    def refusal(self) -> str | None:
-        if self._is_rebuilt():
-            return "a submodule or its forward was replaced after the conversion; convert it again"
-        if self.root.training:
-            return "the model is in train mode"
-        for module in self.moded:
-            if module.training:
-                return f"a {type(module).__name__} inside the model is in train mode"
-        for tensor, dtype, device in self.samples:
-            if tensor.dtype is not dtype or tensor.device != device:
-                return f"the model was moved to {tensor.dtype} on {tensor.device}; convert it again"
-        for (store, key), *others in self.tied:
-            if any(other[name] is not store[key] for other, name in others):
-                return f"weights that were tied ({key}) are no longer"
-        if torch.is_autocast_enabled(self.autocast_type):
-            return "autocast is on"
-        if self.config_values is not None and vars(self.config) != self.config_values:
-            return "model.config was changed after the conversion"
-        if self.hooks_seen != RemovableHandle.next_id or self.hooked:
-            self.hooks_seen = RemovableHandle.next_id
-            self.hooked = inner_hook(self.root)
-            return self.hooked
-        return None
-
-
 def _parameter_places(model: nn.Module) -> list[Place]:
     return [(m._parameters, key) for m in model.modules() for key, p in m._parameters.items() if p is not None]
 
@@ -105,29 +46,6 @@ def _parameter_places(model: nn.Module) -> list[Place]:
 def _transformed() -> bool:
     """Whether torch.func transforms or forward-mode derivatives are at work, which a program does not know."""
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
-
-
-def _tied_places(model: nn.Module) -> list[list[Place]]:
-    """The groups of places that hold one and the same tensor; a region reads each group at one place only."""
-    groups: dict[int, list[Place]] = {}
-    for module in model.modules():
-        for store in (module._parameters, module._buffers):
-            for key, tensor in store.items():
-                if tensor is not None:
-                    groups.setdefault(id(tensor), []).append((store, key))
-    return [places for places in groups.values() if len(places) > 1]
-
-
-def inner_hook(model: nn.Module) -> str | None:
-    """Why a program of ``model`` would leave out hooks of its submodules; None where there are none."""
-    for name, module in model.named_modules():
-        kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-        hooks = [hook for kind in kinds for hook in kind.values()]
-        # transformers leaves its recording hooks in place after a call with output_hidden_states=True. They do
-        # nothing in calls that do not ask for it, and one that asks has other arguments or another config.
-        if module is not model and any(getattr(hook, "__module__", None) != "transformers.utils.output_capturing" for hook in hooks):
-            return f"{name} has hooks, which a fused program would not call"
-    return None
 
 
 class Ledger:
@@ -282,7 +200,10 @@ class GuardedForward:
         if not self.model.training:
             self.ledger.warn(reason, stacklevel=5)
         self.misses[reason] += 1
-        return self.original(*args, **kwargs)
+        if self.state is None:
+            return self.original(*args, **kwargs)
+        with self.state.forgetting_writes():
+            return self.original(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         # Programs are built from traced graphs, which do not pickle; the weights and the class of the model do.

@@ -1,7 +1,8 @@
 """Whether dicts still hold the very objects that they held: the structure, forwards and modes of a model's modules.
 
-The check runs in every call of a converted model, over about a thousand places. It is compiled (csrc/watch.h);
-where kfconvert._C was not built for this Python, the same is done here, about ten times slower.
+The check runs in every call of a converted model, over about two thousand places in some hundred dicts. It is compiled
+(csrc/watch.h), and where dicts have versions (CPython up to 3.12) looks at the places only when a dict was written;
+where kfconvert._C was not built for this Python, the same is done here, much slower.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from enum import Enum
 from typing import Any
 
 try:
+    from ._C import dict_versions as _dict_versions
     from ._C import first_change as _first_change
     from ._C import gather as _gather
+    from ._C import has_versions as _has_versions
 
     COMPILED = True
 except ImportError:  # kfconvert doctor tells why
@@ -46,12 +49,14 @@ class Watch:
     A deep copy, made together with what the entries speak of, watches the copies.
     """
 
-    __slots__ = ("_flat", "entries")
+    __slots__ = ("_dicts", "_flat", "_versions", "entries")
 
     def __init__(self, entries: Iterable[Entry]):
         self.entries = tuple(entries)
         # Made at the first check: while a model is being copied or unpickled its modules have no attributes yet.
         self._flat: tuple[Any, ...] | None = None
+        self._dicts: tuple[dict, ...] = ()
+        self._versions: bytes | None = None
 
     def first_change(self) -> int | None:
         """The index in ``entries`` of the first that does not hold, None where all do.
@@ -59,10 +64,16 @@ class Watch:
         Raises:
             TypeError: an entry has a key that cannot be hashed, or a number of items that is no integer.
         """
-        flat = self._flat
-        if flat is None:
-            flat = self._flat = tuple(part for entry in self.entries for part in _resolved(*entry))
-        return _first_change(flat, MISSING, SIZE)
+        # Nothing was written to any of the dicts since all entries held.
+        if self._versions is not None and _has_versions(self._dicts, self._versions):
+            return None
+        if self._flat is None:
+            self._flat = tuple(part for entry in self.entries for part in _resolved(*entry))
+            self._dicts = tuple({id(store): store for store in self._flat[::3]}.values())
+        versions = _dict_versions(self._dicts)
+        change = _first_change(self._flat, MISSING, SIZE)
+        self._versions = versions if change is None else None
+        return change
 
     def __reduce__(self):
         return Watch, (self.entries,)
@@ -102,9 +113,13 @@ def first_change_in_python(entries: tuple[Any, ...], missing: Any, size: Any) ->
     return None
 
 
+def no_versions(dicts: tuple[dict, ...]) -> None:
+    """Python code cannot read the versions of dicts."""
+
+
 def gather_in_python(places: tuple[Any, ...]) -> list[Any]:
     return [store[key] for store, key in zip(places[::2], places[1::2])]
 
 
 if not COMPILED:
-    _first_change, _gather = first_change_in_python, gather_in_python
+    _first_change, _gather, _dict_versions = first_change_in_python, gather_in_python, no_versions

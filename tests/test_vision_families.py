@@ -14,7 +14,10 @@ TORCHVISION = {
     "vgg11_bn": (32, {"conv_bn_relu": 8, "linear_relu": 2}),
     "squeezenet1_1": (64, {"conv_relu": 26}),
     "densenet121": (64, {"batchnorm_relu": 62, "conv_bn_relu": 59, "conv": 61}),
-    "mobilenet_v3_small": (64, {"squeeze_excite": 9, "conv_bn_hardswish": 18, "conv_bn_relu": 5, "linear": 2}),
+    "mobilenet_v3_small": (
+        64,
+        {"squeeze_excite": 9, "conv_bn_hardswish": 18, "conv_bn_relu": 5, "linear_hardswish": 1, "linear": 1},
+    ),
     "efficientnet_b0": (64, {"squeeze_excite": 16, "conv_bn_silu": 33, "conv_bn_add": 9, "linear": 1}),
     "convnext_tiny": (64, {"linear_scale": 18, "linear_gelu": 18, "conv": 22}),
 }

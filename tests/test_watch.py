@@ -23,6 +23,7 @@ def implementation(request, monkeypatch):
         return
     monkeypatch.setattr(watch, "_first_change", watch.first_change_in_python)
     monkeypatch.setattr(watch, "_gather", watch.gather_in_python)
+    monkeypatch.setattr(watch, "_dict_versions", watch.no_versions)
 
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -38,6 +39,24 @@ def test_objects_are_compared_by_identity():
     store["a"] = value
     del store["b"]
     assert watched.first_change() == 1
+
+
+def test_writes_of_any_kind_are_seen_after_a_check():
+    module = nn.Module()
+    module.scale = 2.0
+    watched = Watch([(module, "scale", module.scale), (module, "training", True), (module._modules, SIZE, 0)])
+    for write, undo in (
+        (lambda: setattr(module, "scale", 3.0), lambda: None),
+        (lambda: module.__dict__.update(training=False), module.train),
+        (lambda: module.eval(), module.train),
+        (lambda: module.add_module("child", nn.Module()), lambda: delattr(module, "child")),
+        (lambda: delattr(module, "scale"), lambda: None),
+    ):
+        watched = Watch([(module, "scale", module.scale), *watched.entries[1:]])
+        assert watched.first_change() is None and watched.first_change() is None
+        write()
+        assert watched.first_change() is not None
+        undo()
 
 
 def test_absent_keys():

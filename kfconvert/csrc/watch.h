@@ -79,6 +79,56 @@ inline PyObject* first_change(PyObject*, PyObject* const* arguments, Py_ssize_t 
   Py_RETURN_NONE;
 }
 
+// CPython gives each dict a number that no other dict has or had, and another one whenever an item is set, replaced or
+// removed (PEP 509). From 3.13 on there is none.
+#if PY_VERSION_HEX < 0x030D0000
+inline std::uint64_t dict_version(PyObject* dict) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#pragma GCC diagnostic pop
+}
+constexpr bool kHasVersions = true;
+#else
+inline std::uint64_t dict_version(PyObject*) { return 0; }
+constexpr bool kHasVersions = false;
+#endif
+
+// dict_versions(tuple of dicts) -> bytes, or None where dicts have no versions
+inline PyObject* dict_versions(PyObject*, PyObject* dicts) {
+  if (!is_flat(dicts, 1)) return nullptr;
+  if (!kHasVersions) Py_RETURN_NONE;
+  const Py_ssize_t count = PyTuple_GET_SIZE(dicts);
+  Owned versions(PyBytes_FromStringAndSize(nullptr, count * static_cast<Py_ssize_t>(sizeof(std::uint64_t))));
+  if (versions.get() == nullptr) return nullptr;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* const dict = PyTuple_GET_ITEM(dicts, i);
+    if (!is_dict(dict)) return nullptr;
+    const std::uint64_t version = dict_version(dict);
+    std::memcpy(PyBytes_AS_STRING(versions.get()) + i * sizeof(version), &version, sizeof(version));
+  }
+  return versions.release();
+}
+
+// has_versions(those dicts, versions) -> bool
+inline PyObject* has_versions(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
+  if (!takes("has_versions", given, 2) || !is_flat(arguments[0], 1)) return nullptr;
+  const Py_ssize_t count = PyTuple_GET_SIZE(arguments[0]);
+  PyObject* const versions = arguments[1];
+  if (!PyBytes_Check(versions) || PyBytes_GET_SIZE(versions) != count * Py_ssize_t{sizeof(std::uint64_t)}) {
+    PyErr_SetString(PyExc_TypeError, "expected dicts and as many versions");
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* const dict = PyTuple_GET_ITEM(arguments[0], i);
+    if (!is_dict(dict)) return nullptr;
+    std::uint64_t version;
+    std::memcpy(&version, PyBytes_AS_STRING(versions) + i * sizeof(version), sizeof(version));
+    if (dict_version(dict) != version) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+}
+
 // gather((dict, key, dict, key, ...)) -> list
 inline PyObject* gather(PyObject*, PyObject* places) {
   if (!is_flat(places, 2)) return nullptr;
@@ -214,6 +264,9 @@ inline int add_to(PyObject* module) {
   static PyMethodDef functions[] = {
       {"first_change", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(first_change)), METH_FASTCALL,
        "first_change(entries, missing, size): see kfconvert.watch.Watch"},
+      {"dict_versions", dict_versions, METH_O, "dict_versions(dicts): see kfconvert.watch.Watch"},
+      {"has_versions", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(has_versions)), METH_FASTCALL,
+       "has_versions(dicts, versions): see kfconvert.watch.Watch"},
       {"gather", gather, METH_O, "gather(places): see kfconvert.watch.gather"},
       {"tensor_state", tensor_state, METH_O, "tensor_state(tensors): see kfconvert.modules.derived"},
       {"has_state", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(has_state)), METH_FASTCALL,

@@ -1,0 +1,131 @@
+"""The first step of a conversion: a model of our own, in eval mode on its device, and an example call that it accepts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .inputs import ExampleCall, InputError, example_call
+from .runtime import uninstall
+from .settings import SettingError, max_rewrites
+from .validator import model_outputs
+
+
+class ConversionError(ValueError):
+    """The model, inputs, device or dtype cannot be converted as asked; the message is one clear line."""
+
+
+@dataclass
+class Prepared:
+    """``counting``: the modules that keep count of their calls, each with the dotted name of the counter."""
+
+    model: nn.Module
+    call: ExampleCall
+    counting: dict[nn.Module, str]
+
+
+def prepare(
+    model: nn.Module,
+    input_shape: Sequence[int] | None,
+    example_inputs: Any,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    inplace: bool,
+) -> Prepared:
+    """Copy (unless ``inplace``), move, and try ``model``; parameters as for ``ModelConverter.convert_model``.
+
+    Raises:
+        ConversionError: it is no module, cannot be copied, or does not accept the example call.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    try:
+        max_rewrites(0)
+    except SettingError as error:
+        raise ConversionError(str(error)) from None
+    if dtype is not None and not dtype.is_floating_point:
+        raise ConversionError(f"dtype must be a floating-point dtype, not {dtype}")
+    if not inplace:
+        try:
+            model = copy.deepcopy(model)
+        except Exception as error:
+            raise ConversionError(f"the model cannot be copied ({first_line(error)}); pass inplace=True") from error
+    uninstall(model)
+    model = model.to(device, dtype).eval() if dtype else model.to(device).eval()
+    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    try:
+        call = example_call(model, input_shape, example_inputs, device, dtype or own)
+    except InputError as error:
+        raise ConversionError(str(error)) from None
+    before = _numbers(model)
+    try:
+        model_outputs(model, call.args, call.kwargs)
+    except Exception as error:  # the model's own code may raise anything
+        name = type(model).__name__
+        raise ConversionError(f"{name} does not accept {call.summary()}: {first_line(error)}") from error
+    return Prepared(model, call, _counting(model, call, before))
+
+
+def resolve_device(device: torch.device | str | None, model: nn.Module) -> torch.device:
+    """``device``, "auto" for CUDA where there is one, or where the model is.
+
+    Raises:
+        ConversionError: there is no such device.
+    """
+    if device is None:
+        tensor = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
+        return tensor.device if tensor is not None else torch.device("cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConversionError(f"device {device} cannot be used: {first_line(error)}") from None
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that says something, at most 300 characters of it."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+
+
+def _numbers(model: nn.Module) -> dict[tuple[str, str], int | float]:
+    """The plain numbers among the attributes of all modules, by path and name."""
+    return {
+        (path, name): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if type(value) in (int, float, bool)
+    }
+
+
+def _counting(
+    model: nn.Module, call: ExampleCall, before: dict[tuple[str, str], int | float]
+) -> dict[nn.Module, str]:
+    """The modules of which a number, or one within them, changes in every call: a captured graph would freeze it.
+
+    What changes in the first call only is a size or a flag that the model has yet to learn.
+    """
+    after = _numbers(model)
+    if not _changed(before, after):
+        return {}
+    model_outputs(model, call.args, call.kwargs)
+    counting = {}
+    for path, name in _changed(after, _numbers(model)):
+        pieces = path.split(".") if path else []
+        for count in range(len(pieces) + 1):
+            outer = model.get_submodule(".".join(pieces[:count]))
+            counting.setdefault(outer, ".".join((*pieces[count:], name)))
+    return counting
+
+
+def _changed(before: dict, after: dict) -> list[tuple[str, str]]:
+    return [place for place, value in before.items() if place in after and after[place] != value]

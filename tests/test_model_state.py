@@ -1,0 +1,129 @@
+"""What a converted model notices of changes to itself, and what of its own doing it takes no offence at."""
+
+import pytest
+import torch
+from torch import nn
+
+from kfconvert import ModelConverter
+
+
+class Scaled(nn.Module):
+    """Reads plain attributes of several kinds, and writes the shape of its input to one."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.scale = 2.0
+        self.activation = torch.relu
+        self.last_shape = None
+
+    def forward(self, x, shift=None):
+        self.last_shape = tuple(x.shape)
+        y = self.activation(self.linear(x)) * self.scale
+        return y if shift is None else y + shift
+
+
+class Outer(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x, shift=None):
+        return torch.relu(self.head(self.inner(x, shift)))
+
+
+X = torch.randn(3, 16)
+
+
+def convert(model):
+    converter = ModelConverter(select="all")
+    return converter.convert_model(model, input_shape=(3, 16)), converter.conversion_stats
+
+
+@pytest.fixture
+def fused():
+    return convert(Outer(Scaled()).eval())[0]
+
+
+def original(model, *args):
+    with torch.no_grad():
+        return type(model).forward(model, *args)
+
+
+def counts(model):
+    return model.kfconvert_info()["guard"]
+
+
+def call(model, *args):
+    with torch.no_grad():
+        return model(*args)
+
+
+CHANGES = {
+    "number": lambda model: setattr(model.inner, "scale", 5.0),
+    "function": lambda model: setattr(model.inner, "activation", torch.tanh),
+    "in the dict": lambda model: vars(model.inner).update(scale=7.0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_changed_attribute_runs_the_original(fused, change):
+    before = call(fused, X)
+    change(fused)
+    after = call(fused, X)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, original(fused, X))
+    ((reason, count),) = counts(fused)["misses"].items()
+    assert "attribute inner." in reason and count == 1
+
+
+def test_an_equal_value_is_no_change(fused):
+    fused.inner.scale = float("2.0")
+    call(fused, X)
+    fused.eval()
+    call(fused, X)
+    assert counts(fused) == {"hits": 2, "misses": {}}
+
+
+def test_a_new_attribute_is_no_change(fused):
+    fused.note = "seen"
+    call(fused, X)
+    assert counts(fused)["misses"] == {}
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize("train", [False, True])
+def test_what_the_forward_writes_itself_is_no_change(fused, train):
+    fused.train(train)
+    call(fused, X[:2], torch.ones(16))
+    fused.eval()
+    assert fused.inner.last_shape == (2, 16)
+    hits = counts(fused)["hits"]
+    torch.testing.assert_close(call(fused, X), original(fused, X))
+    assert counts(fused)["hits"] == hits + 1
+    fused.inner.scale = 3.0
+    torch.testing.assert_close(call(fused, X), original(fused, X))
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.calls = 0
+
+    def forward(self, x, shift=None):
+        self.calls += 1
+        return torch.relu(self.linear(x)) * (1.0 if self.calls < 100 else 2.0)
+
+
+def test_a_forward_that_counts_its_calls_is_left_alone():
+    fused, stats = convert(Outer(Counting()).eval())
+    (root,) = (region for region in stats["regions"] if region["module"] == "")
+    assert root["reason"] == "its forward changes inner.calls in every call"
+    assert stats["total_replaced"] == 2  # both layers, each on its own
+    for _ in range(100):
+        last = call(fused, X)
+    fused.inner.calls = 200
+    torch.testing.assert_close(last, original(fused, X))
