@@ -12,7 +12,7 @@ from .canonical import canonicalise
 from .guard import Places
 from .inputs import ExampleCall
 from .matcher import Findings, find, mark_weights
-from .model_state import inner_hook
+from .model_state import has_hooks, inner_hook
 from .patterns import REGISTRY
 from .probing import admit_sizes_of_one
 from .rewriter import LiveTensors, Site, rewrite
@@ -67,6 +67,9 @@ def capture(
     hook = inner_hook(module)
     if hook is not None:
         raise CaptureError(hook)
+    if has_hooks(module):
+        # They would become part of the program, which takes the place of forward: __call__ would run them again.
+        raise CaptureError(f"{path or 'the model'} has hooks of its own, which would be called twice")
     reason = None
     for places in choices:
         try:

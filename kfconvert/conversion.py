@@ -32,6 +32,9 @@ from .validator import ValidationResult, compare, model_outputs, reference_outpu
 Progress = Callable[[str, int, int], None]
 Blamed = TypeVar("Blamed")
 
+# To time the original and the converted model, together.
+SECONDS_PER_MODEL = 2.0
+
 
 class Conversion:
     """The state of one conversion; each method is one step of it."""
@@ -303,7 +306,7 @@ class Conversion:
 
         candidates = {"original": original, "converted": lambda: self.model(*args, **kwargs)}
         with self._stage("time", 1) as advance:
-            self.timings = compare_timings(candidates, self.device, budget_s=2.0)
+            self.timings = compare_timings(candidates, self.device, budget_s=SECONDS_PER_MODEL)
             advance()
         speedup = self.timings.speedup("converted")
         if self.timed and speedup.high < 1:

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.hooks import RemovableHandle
 
+from .config_reads import configurations
 from .program import Place
 from .watch import MISSING, SIZE, Entry, Watch
 
 # What nn.Module itself keeps in its instances, and what this package puts there, is looked at in other ways or not.
 _OWN_KEYS = frozenset(vars(nn.Module())) | {"forward", "kfconvert_info", "kfconvert_refresh"}
+# Which decide in training only, or how much memory it takes.
+_TRAINING_KEYS = frozenset(("gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"))
+_UNWATCHED = _OWN_KEYS | _TRAINING_KEYS
 
 
 class ModelState:
     """Tells whether a model is still as it was when this was made, as far as its programs depend on it.
 
-    Weights may change freely. Of plain attributes (numbers, strings, functions, the configuration) the very objects
-    are watched, so that a change within a list or a dict is not seen.
+    Weights may change freely. Of plain attributes (numbers, strings, functions) the very objects are watched, so that
+    a change within a list or a dict is not seen; of the configurations only the ``settings`` that the forward reads.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, settings: Iterable[str]):
         self.root = model
-        self.config = getattr(model, "config", None)
         self.fixed, self.fixed_reasons = _watched(*_structure(model), *_modes(model))
-        self.attributes, self.attribute_reasons = _watched(*_attributes(model), *_configuration(self.config))
+        self.attributes, self.attribute_reasons = _watched(*_attributes(model), *_settings(model, settings))
+        held = [(module._parameters, module._parameters.items()) for module in model.modules()]
+        self.parameter_places = [(store, key) for store, items in held for key, p in items if p is not None]
+        self.parameters = [store[key] for store, key in self.parameter_places]
         self.hooked = inner_hook(model)
         self.hooks_seen = RemovableHandle.next_id
         floating = [p for p in model.parameters() if p.is_floating_point()]
@@ -41,9 +49,9 @@ class ModelState:
         changed = self.fixed.first_change()
         if changed is not None:
             return self.fixed_reasons[changed]
-        changed = self._changed_attribute()
-        if changed is not None:
-            return self.attribute_reasons[changed]
+        changed = self._changed_attributes()
+        if changed:
+            return self.attribute_reasons[changed[0]]
         for tensor, dtype, device in self.samples:
             if tensor.dtype is not dtype or tensor.device != device:
                 return f"the model was moved to {tensor.dtype} on {tensor.device}; convert it again"
@@ -54,28 +62,42 @@ class ModelState:
             return "autocast is on"
         if self.hooks_seen != RemovableHandle.next_id or self.hooked:
             self.hooks_seen = RemovableHandle.next_id
-            self.hooked = inner_hook(self.root)
+            self.hooked = inner_hook(self.root) or self._replaced_parameter()
             return self.hooked
+        return None
+
+    def _replaced_parameter(self) -> str | None:
+        """What may come with a hook: a parameter that is computed from others, or gathered for the time of a call."""
+        if any(key not in store for store, key in self.parameter_places):
+            return "a parameter was removed after the conversion (as by weight_norm or pruning); convert it again"
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        current = [store[key] for store, key in self.parameter_places]
+        if distributed and not all(map(operator.is_, current, self.parameters)):
+            # FSDP2 gathers the new weights into the same tensors, at times at the same address, and keeps their
+            # version counters: what was derived from the old weights could not be told from what is valid.
+            return "its parameters were replaced after the conversion, in a distributed run (as by fully_shard)"
         return None
 
     @contextmanager
     def forgetting_writes(self) -> Iterator[None]:
         """Around a run of the original forward: attributes that it writes are its own affair, and no longer watched."""
-        was_equal = self._changed_attribute() is None
+        before = self._changed_attributes()
         yield
-        while was_equal and (changed := self._changed_attribute()) is not None:
-            self._set_attribute(changed)
+        for index in reversed(self._changed_attributes()):
+            if index not in before:
+                self._set_attribute(index)
 
-    def _changed_attribute(self) -> int | None:
-        """The index of the first attribute with another value; one that was given an equal value is watched anew."""
-        changed = self.attributes.first_change()
-        while changed is not None:
-            holder, key, expected = self.attributes.entries[changed]
-            if key is SIZE or key not in vars(holder) or not _equal(vars(holder)[key], expected):
-                return changed
-            self._set_attribute(changed, (holder, key, vars(holder)[key]))
-            changed = self.attributes.first_change()
-        return None
+    def _changed_attributes(self) -> list[int]:
+        """The indices of attributes with another value; those that were given an equal value are watched anew."""
+        changed = []
+        if self.attributes.first_change() is not None:
+            for index, (holder, key, expected) in enumerate(self.attributes.entries):
+                value = vars(holder).get(key, MISSING)
+                if value is not expected and _equal(value, expected):
+                    self._set_attribute(index, (holder, key, value))
+                elif value is not expected:
+                    changed.append(index)
+        return changed
 
     def _set_attribute(self, index: int, *entry: Entry) -> None:
         """Watch ``entry``, or nothing, in the place of the one at ``index``."""
@@ -114,18 +136,18 @@ def _modes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
 def _attributes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
     # Tensors among the attributes are read anew in every call.
     for path, module in model.named_modules():
-        for key, value in vars(module).items():
-            if key not in _OWN_KEYS and not isinstance(value, Tensor):
+        own = {} if isinstance(module, _DropoutNd) else vars(module)
+        for key, value in own.items():
+            if key not in _UNWATCHED and not isinstance(value, Tensor):
                 name = f"{path}.{key}" if path else key
                 yield (module, key, value), f"the attribute {name} was changed after the conversion; convert it again"
 
 
-def _configuration(config: Any) -> Iterator[tuple[Entry, str]]:
-    reason = "model.config was changed after the conversion"
-    if hasattr(config, "__dict__"):
-        yield (config, SIZE, len(vars(config))), reason
-        for key, value in vars(config).items():
-            yield (config, key, value), reason
+def _settings(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[Entry, str]]:
+    for config in configurations(model):
+        for name in sorted(names):
+            reason = f"{name} in the configuration of the model was changed after the conversion; convert it again"
+            yield (config, name, vars(config).get(name, MISSING)), reason
 
 
 def _tied_places(model: nn.Module) -> list[list[Place]]:
@@ -142,11 +164,15 @@ def _tied_places(model: nn.Module) -> list[list[Place]]:
 def inner_hook(model: nn.Module) -> str | None:
     """Why a program of ``model`` would leave out hooks of its submodules; None where there are none."""
     for name, module in model.named_modules():
-        kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-        hooks = [hook for kind in kinds for hook in kind.values()]
-        # transformers leaves its recording hooks in place after a call with output_hidden_states=True. They do
-        # nothing in calls that do not ask for it, and one that asks has other arguments or another config.
-        idle = {"transformers.utils.output_capturing"}
-        if module is not model and {getattr(hook, "__module__", None) for hook in hooks} - idle:
+        if module is not model and has_hooks(module):
             return f"{name} has hooks, which a fused program would not call"
     return None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether ``module`` itself has hooks that its ``__call__`` runs around its forward."""
+    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    # transformers leaves its recording hooks in place after a call with output_hidden_states=True. They do
+    # nothing in calls that do not ask for it, and one that asks has other arguments or another config.
+    idle = "transformers.utils.output_capturing"
+    return any(getattr(hook, "__module__", None) != idle for kind in kinds for hook in kind.values())

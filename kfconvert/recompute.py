@@ -8,6 +8,7 @@ activation checkpointing, Chen et al., arXiv:1604.06174).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ def run_recorded(
     Gradients reach the ``parameters`` and leaves that require them. As ever in autograd, changing one of them in
     place between forward and backward is an error.
     """
-    wanted = [p for p in parameters if p.requires_grad]
+    # Each once: a tied weight has one gradient, which autograd would add up for each time that it is given.
+    wanted = list(dict.fromkeys(p for p in parameters if p.requires_grad))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     return _Recomputed.apply(fused, original, leaves, places, len(wanted), *wanted, *(leaves[i] for i in places))
 
@@ -56,8 +58,12 @@ class _Recomputed(torch.autograd.Function):
         parameters, inputs = saved[: ctx.count], saved[ctx.count :]
         leaves = list(ctx.constants)
         again = torch.is_grad_enabled()  # gradients of gradients are wanted (create_graph=True)
+        barrier = _Barrier()
         for place, tensor in zip(ctx.places, inputs):
-            leaves[place] = tensor if again else tensor.detach().requires_grad_(tensor.requires_grad)
+            if again and tensor.requires_grad:
+                leaves[place] = _Alias.apply(tensor, barrier)
+            else:
+                leaves[place] = tensor.detach().requires_grad_(tensor.requires_grad)
         with torch.enable_grad():
             outputs = pytree.tree_leaves(ctx.original(leaves))
         pairs = [
@@ -72,4 +78,27 @@ class _Recomputed(torch.autograd.Function):
                 [o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True, create_graph=again
             )
         )
+        barrier.closed = False
         return (None,) * 5 + tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
+
+
+@dataclass
+class _Barrier:
+    closed: bool = True
+
+
+class _Alias(torch.autograd.Function):
+    """An input as a tensor of its own, so that one which is given twice gets a gradient for each place.
+
+    While the barrier is closed, none goes on to what the input was computed from: an input may depend on another, or
+    on a parameter, and autograd outside adds that part itself. Open, gradients of gradients pass.
+    """
+
+    @staticmethod
+    def forward(ctx, tensor, barrier):
+        ctx.barrier = barrier
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None if ctx.barrier.closed else gradient, None

@@ -152,7 +152,7 @@ def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Pla
                 owner = places[0][1]
                 # A parameter that the graph does not read must not come along (a linear without its bias). A buffer
                 # may: the batch counter tells the fused module that running statistics were written.
-                if kind == "_buffers" or all(owner.get(name) is value for name, value in store.items()):
+                if kind == "_buffers" or all(n in owner and owner[n] is t for n, t in store.items()):
                     bindings[0][0].__dict__[kind] = owner
                     continue
             synced += [((owner, key), (store, name)) for name, owner, key in places]

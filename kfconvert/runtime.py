@@ -39,10 +39,6 @@ class Variant:
         return self.structured(self.program.run(leaves))
 
 
-def _parameter_places(model: nn.Module) -> list[Place]:
-    return [(m._parameters, key) for m in model.modules() for key, p in m._parameters.items() if p is not None]
-
-
 def _transformed() -> bool:
     """Whether torch.func transforms or forward-mode derivatives are at work, which a program does not know."""
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
@@ -121,9 +117,8 @@ class GuardedForward:
         self.variants = variants
         self.ledger = ledger
         # While it is being unpickled, the model is still empty; without variants its state does not matter.
-        self.state = ModelState(model) if variants else None
-        self.parameter_places = _parameter_places(model) if variants else []
-        self.parameters = [store[key] for store, key in self.parameter_places]
+        settings = {name for variant in variants for name in variant.region.settings}
+        self.state = ModelState(model, settings) if variants else None
         self.stale = False
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
@@ -151,13 +146,14 @@ class GuardedForward:
         if not torch.is_grad_enabled():
             self.hits += 1
             return variant.run(leaves)
-        parameters = [store[key] for store, key in self.parameter_places if store[key] is not None]
+        places, known = self.state.parameter_places, self.state.parameters
+        parameters = [store[key] for store, key in places if store[key] is not None]
         if not needs_gradient(parameters, leaves):
             self.hits += 1
             return variant.run(leaves)
         if variant.region.is_random:
             return self._missed("it draws random numbers, and gradients are wanted", args, kwargs)
-        if not all(map(operator.is_, parameters, self.parameters)) or len(parameters) != len(self.parameters):
+        if not all(map(operator.is_, parameters, known)) or len(parameters) != len(known):
             # torch.func.functional_call puts others in place for the time of one call; backward comes later.
             reason = "its parameters are not those it was converted with, and gradients are wanted"
             return self._missed(reason, args, kwargs)

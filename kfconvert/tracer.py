@@ -18,6 +18,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from .calls import CallForm
+from .config_reads import recorded_reads
 from .guard import Guard, Places, guard_from_placeholders
 from .input_spec import InputSpecError, describe
 from .inputs import ExampleCall
@@ -35,7 +36,7 @@ class Region:
     returns a flat tuple; ``root`` holds the subgraphs that it calls. ``slots`` tells where the tensor of a
     placeholder lives in the model: (module path, attribute name). ``inputs`` names the placeholders of the user
     inputs in the order of ``call``'s leaves. ``example`` describes the keyword arguments that it was traced with (see
-    ``input_spec.describe``), None where that cannot be.
+    ``input_spec.describe``), None where that cannot be; ``settings`` names what it read from configurations.
     """
 
     graph: fx.Graph
@@ -47,6 +48,7 @@ class Region:
     constants: dict[str, Tensor]
     out_spec: pytree.TreeSpec
     example: Any = None
+    settings: frozenset[str] = frozenset()
 
     @cached_property
     def is_random(self) -> bool:
@@ -81,7 +83,8 @@ def trace(model: nn.Module, call: ExampleCall, places: Mapping[str, Places] | No
     structure = pytree.tree_structure(form.keywords(leaves))
     if places is None:
         places = free_places(model, call)
-    widened = list(leaves)
+    # A tensor that is given twice, or is a weight of the model, would be one value in the graph, and so in later calls.
+    widened = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     dynamic: list[dict[int, Any] | None] = [None] * len(leaves)
     for index, dimension in (place for group in places.values() for place in group):
         # The exporter takes a size of 1 for a constant.
@@ -89,8 +92,9 @@ def trace(model: nn.Module, call: ExampleCall, places: Mapping[str, Places] | No
             widened[index] = torch.cat([widened[index]] * 2, dimension)
         dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
     shapes = pytree.tree_unflatten(dynamic, structure)
-    program = _export(model, pytree.tree_unflatten(widened, structure), shapes)
-    return _region(model, program, form, places, _described(form.keywords(leaves)))
+    with recorded_reads(model) as settings:
+        program = _export(model, pytree.tree_unflatten(widened, structure), shapes)
+    return _region(model, program, form, places, _described(form.keywords(leaves)), frozenset(settings))
 
 
 def free_places(
@@ -177,7 +181,12 @@ def _export_reason(error: Exception) -> str:
 
 
 def _region(
-    model: nn.Module, program: ExportedProgram, form: CallForm, free: Mapping[str, Places], example: Any
+    model: nn.Module,
+    program: ExportedProgram,
+    form: CallForm,
+    free: Mapping[str, Places],
+    example: Any,
+    settings: frozenset[str],
 ) -> Region:
     signature = program.graph_signature
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
@@ -206,4 +215,5 @@ def _region(
     except ValueError as error:
         raise CaptureError(str(error)) from None
     out_spec = program.call_spec.out_spec
-    return Region(program.graph, program.graph_module, form, guard, inputs, slots, constants, out_spec, example)
+    root = program.graph_module
+    return Region(program.graph, root, form, guard, inputs, slots, constants, out_spec, example, settings)

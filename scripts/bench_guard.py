@@ -79,7 +79,7 @@ def measure(model: nn.Module, arguments: dict[str, Any]) -> dict[str, float]:
 
 
 def _parameters(guarded: GuardedForward) -> list[torch.Tensor]:
-    return [store[key] for store, key in guarded.parameter_places if store[key] is not None]
+    return [store[key] for store, key in guarded.state.parameter_places if store[key] is not None]
 
 
 def bert(head: bool) -> nn.Module:

@@ -107,6 +107,53 @@ def test_what_the_forward_writes_itself_is_no_change(fused, train):
     torch.testing.assert_close(call(fused, X), original(fused, X))
 
 
+class Config:
+    attribute_map = {"width": "hidden_size"}
+
+    def __init__(self):
+        self.flag, self.unread, self.hidden_size = True, 1, 16
+
+    def __getattribute__(self, name):
+        names = object.__getattribute__(self, "attribute_map")
+        return object.__getattribute__(self, names.get(name, name))
+
+
+class Configured(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config = Config()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x, shift=None):
+        self.config.last = x.shape
+        y = torch.relu(self.linear(x)) / self.config.width
+        return y if self.config.flag and not getattr(self.config, "extra", False) else -y
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("name, value", [("flag", False), ("hidden_size", 8), ("extra", True)])
+def test_a_setting_that_the_forward_reads(nested, name, value):
+    fused, _ = convert(Outer(Configured()).eval() if nested else Configured().eval())
+    config = fused.inner.config if nested else fused.config
+    assert type(config) is Config
+    before = call(fused, X)
+    setattr(config, name, value)
+    after = call(fused, X)
+    torch.testing.assert_close(after, original(fused, X))
+    assert not torch.allclose(before, after)
+    ((reason, count),) = counts(fused)["misses"].items()
+    assert f"{name} in the configuration" in reason and count == 1
+
+
+def test_other_settings_may_change():
+    fused, _ = convert(Configured().eval())
+    fused.config.unread = 5
+    fused.config.note = "new"
+    call(fused, X)
+    assert counts(fused) == {"hits": 1, "misses": {}}
+
+
 class Counting(nn.Module):
     def __init__(self):
         super().__init__()

@@ -240,15 +240,6 @@ def test_torch_compile_and_export_take_the_model(net, fused):
         torch.testing.assert_close(compiled(x)["logits"], net(x)["logits"])
 
 
-def test_config_changed_later_is_noticed(net):
-    net.config = type("Config", (), {})()
-    net.config.flag = 1
-    fused = convert(net)
-    fused.config.flag = 2
-    with pytest.warns(RuntimeWarning, match="config"), torch.no_grad():
-        fused(images())
-
-
 def test_inference_mode(net, fused):
     with torch.inference_mode():
         same(fused, net, images())

@@ -1,0 +1,51 @@
+"""Which settings the forward of a model reads from its configuration objects: a later change of others does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+
+def configurations(model: nn.Module) -> list[Any]:
+    """The distinct objects that ``model`` and its submodules have as ``config``."""
+    found = (vars(module).get("config") for module in model.modules())
+    return list({id(config): config for config in found if hasattr(config, "__dict__")}.values())
+
+
+@contextmanager
+def recorded_reads(model: nn.Module) -> Iterator[set[str]]:
+    """Within the block, the names of all attributes that are read from a configuration of ``model`` are collected."""
+    reads: set[str] = set()
+    with ExitStack() as stack:
+        for config in configurations(model):
+            stack.enter_context(_recorded(config, reads))
+        yield reads
+    for config in configurations(model):
+        if "__dict__" in reads:
+            reads.update(vars(config))
+        # transformers lets some settings go by several names.
+        aliases = getattr(config, "attribute_map", None) or {}
+        reads.update([aliases[name] for name in reads if name in aliases])
+
+
+@contextmanager
+def _recorded(config: Any, reads: set[str]) -> Iterator[None]:
+    own = type(config)
+
+    def read(self: Any, name: str) -> Any:
+        reads.add(name)
+        return own.__getattribute__(self, name)
+
+    try:
+        config.__class__ = type(own.__name__, (own,), {"__getattribute__": read, "__module__": own.__module__})
+    except TypeError:  # a class that cannot be swapped: everything in it may have been read
+        reads.update(vars(config))
+        yield
+        return
+    try:
+        yield
+    finally:
+        config.__class__ = own
