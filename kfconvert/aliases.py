@@ -47,6 +47,14 @@ def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
     return aliased
 
 
+def is_written(node: fx.Node) -> bool:
+    """Whether ``node``, or a view made of it, is written in place; a write through its own base is not seen."""
+    for user in node.users:
+        if node in written_arguments(user) or (node in _aliased_arguments(user) and is_written(user)):
+            return True
+    return False
+
+
 def _storage(node: fx.Node) -> int | None:
     """The storage of the value that was traced: some operators return their argument and their schema is silent."""
     value = node.meta.get("val")

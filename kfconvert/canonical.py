@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, fx
 
 from .aliases import Aliases, written_arguments
+from .constants import constant_value, same_kind, spell_numbers
 from .dataflow import Number, Op, Var, arguments, aten, unify
 from .matcher import is_weight
+from .products import spell_products
 from .spellings import rewrite_spellings
 from .tracer import CaptureError
 
@@ -46,6 +48,8 @@ def one_cast(graph: fx.Graph) -> None:
 def drop_identities(graph: fx.Graph) -> None:
     """Dropout in eval mode, slices of everything, conversions to the dtype and device that a value has."""
     for node in list(graph.nodes):
+        if node.target is aten.softmax.int and arguments(node)[2] is node.args[0].meta["val"].dtype:
+            node.args, node.kwargs = arguments(node)[:2], {}
         if node.op == "call_function" and _is_identity(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
@@ -115,7 +119,7 @@ def _is_private(node: fx.Node, written: list[fx.Node], aliases: Aliases, order: 
         return False
     others = [argument for argument in node.args[1:] if isinstance(argument, fx.Node)]
     dtype = node.meta["val"].dtype
-    if any(isinstance(v := other.meta.get("val"), Tensor) and v.dtype is not dtype for other in others):
+    if any(isinstance(v := o.meta.get("val"), Tensor) and v.dtype not in (dtype, torch.bool) for o in others):
         return False  # the functional form would promote to another dtype
     for member in aliases.members(node.args[0]):
         if member is not node.args[0] and order[member] < order[node]:
@@ -204,6 +208,26 @@ def _least(node: fx.Node, aliases: Aliases) -> float | None:
     return None
 
 
+def drop_zero_masks(graph: fx.Graph) -> None:
+    """An additive mask that is zero everywhere, as the tracing of an unmasked call writes it, is not added."""
+    aliases = Aliases(graph)
+    for node in list(graph.nodes):
+        if node.target is aten.add.Tensor and not node.kwargs and _is_zero_mask(node.args[1], aliases):
+            x = node.args[0]
+            # The sum is a new tensor: x may take its place where nothing else reads or writes that.
+            private = x.op == "call_function" and len(x.users) == 1 and aliases.members(x) == [x]
+            if private and same_kind(x, node) and not aliases.is_written(node):
+                node.replace_all_uses_with(x)
+                graph.erase_node(node)
+
+
+def _is_zero_mask(value: object, aliases: Aliases) -> bool:
+    """Whether a value is ``where(true everywhere, zero, anything)``."""
+    if not isinstance(value, fx.Node) or value.target is not aten.where.ScalarOther:
+        return False
+    return constant_value(value.args[1]) == 0 and _is_true(value.args[0], aliases)
+
+
 def spell_activations(graph: fx.Graph) -> None:
     """Activations written out in elementary operations become one call; relu6 and its hardtanh form are one."""
     for node in list(graph.nodes):
@@ -219,6 +243,9 @@ PASSES: tuple[Callable[[fx.Graph], None], ...] = (
     make_functional,
     views_to_reshapes,
     addmm_to_linear,
+    spell_numbers,
+    spell_products,
     drop_true_masks,
+    drop_zero_masks,
     spell_activations,
 )

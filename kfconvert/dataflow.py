@@ -30,9 +30,18 @@ class Number:
     value: float
 
 
+@dataclass(frozen=True)
+class AnyNumber:
+    """Captures a Python number as ``name``; a tensor does not match."""
+
+    name: str
+
+
 @dataclass(frozen=True, init=False)
 class Op:
     """Matches a call of ``target``. ``args`` follow the operator's schema; those left out must have their default.
+
+    A list among them stands for a list of as many values.
 
     ``name``, if given, captures the result of the call; the same name must stand for the same call everywhere.
     """
@@ -57,7 +66,7 @@ class Either:
         object.__setattr__(self, "options", options)
 
 
-Tree = Union[Var, Number, Op, Either, Any]
+Tree = Union[Var, Number, AnyNumber, Op, Either, Any]
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,10 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
 
 def unify(tree: Tree, value: Any, binding: Binding = Binding({}, ())) -> Iterator[Binding]:
     """Every way in which ``value`` (a node or a constant argument) matches ``tree``."""
-    if isinstance(tree, Var):
+    if isinstance(tree, AnyNumber):
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield from unify(Var(tree.name), value, binding)
+    elif isinstance(tree, Var):
         if tree.name not in binding.captures:
             yield Binding({**binding.captures, tree.name: value}, binding.nodes)
         elif _same(binding.captures[tree.name], value):
@@ -109,6 +121,9 @@ def unify(tree: Tree, value: Any, binding: Binding = Binding({}, ())) -> Iterato
     elif isinstance(tree, Number):
         if isinstance(value, (int, float)) and math.isclose(value, tree.value, rel_tol=1e-5):
             yield binding
+    elif isinstance(tree, (list, tuple)):
+        if isinstance(value, (list, tuple)) and len(tree) == len(value):
+            yield from _unify_all(tuple(tree), tuple(value), binding)
     elif _same(tree, value):
         yield binding
 

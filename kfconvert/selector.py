@@ -157,7 +157,7 @@ class _Sample:
     inputs: tuple[Tensor, ...]
     subgraph: Callable[..., Any]
     exact_subgraph: Callable[..., Any]
-    arguments: tuple[Tensor, ...]
+    arguments: tuple[Any, ...]  # tensors, and sizes as integers
 
     @property
     def dtype(self) -> torch.dtype:
@@ -168,7 +168,7 @@ class _Sample:
 
     def exact(self) -> Any:
         """The original in float64 throughout, where the model itself casts as well."""
-        return self.exact_subgraph(*(a.double() if a.is_floating_point() else a for a in self.arguments))
+        return self.exact_subgraph(*map(_in_float64, self.arguments))
 
 
 class _Recorder(fx.Interpreter):
@@ -249,9 +249,11 @@ def _unchanged(argument: Any) -> Any:
     return argument
 
 
-def _in_float64(argument: Any) -> Any:
-    """float64 in place of a floating-point dtype that a call names."""
-    return torch.float64 if isinstance(argument, torch.dtype) and argument.is_floating_point else argument
+def _in_float64(value: Any) -> Any:
+    """float64 in place of a floating-point dtype, for a tensor and for a dtype that a call names."""
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
 
 
 def _subgraph(
@@ -273,10 +275,19 @@ def _flat(result: Any) -> list[Tensor]:
 
 
 def _error(outputs: list[Tensor], exact: list[Tensor]) -> float:
-    """Root-mean-square error relative to the root mean square of the exact values, the worst of the outputs."""
+    """Root-mean-square error relative to the root mean square of the exact values, the worst of the outputs.
+
+    Infinite where an output is NaN or infinite in another way than the exact values are.
+    """
     worst = 0.0
     for output, truth in zip(outputs, exact):
+        output, finite = output.double(), truth.isfinite()
+        if not finite.all():
+            if not torch.isclose(output[~finite], truth[~finite], equal_nan=True).all():
+                return math.inf
+            output, truth = output[finite], truth[finite]
         scale = truth.square().mean().sqrt()
-        error = (output.double() - truth).square().mean().sqrt()
-        worst = max(worst, float(error / scale) if scale > 0 else float(error))
+        error = (output - truth).square().mean().sqrt()
+        relative = float(error / scale) if scale > 0 else float(error)
+        worst = max(worst, math.inf if math.isnan(relative) and truth.numel() else relative)
     return worst

@@ -202,6 +202,8 @@ def _region(
                 slots[name] = (path, attribute)
             else:
                 constants[name] = program.constants[spec.target]
+                if constants[name].numel() == 1:
+                    placeholders[name].meta["kfconvert_value"] = constants[name].item()  # see constant_value
         elif spec.kind is InputKind.USER_INPUT:
             inputs.append(name)
             values.append(placeholders[name].meta.get("val", getattr(spec.arg, "value", None)))

@@ -32,6 +32,11 @@ class OneArgument(Function):
         return self.function(x)
 
 
+class TwoArguments(Function):
+    def forward(self, x, y):
+        return self.function(x, y)
+
+
 def canonical_region(model, *inputs):
     region = trace(model.eval(), ExampleCall(inputs))
     mark_weights(region.graph, (*region.slots, *region.constants))
@@ -153,6 +158,102 @@ def test_dropout_and_other_identities_vanish():
     assert targets(canonical_region(model, torch.randn(3, 5, 2, 2))) == [aten.add.Tensor]
     in_place = nn.Sequential(nn.ReLU(), nn.Dropout(inplace=True), nn.Dropout2d(inplace=True), nn.AlphaDropout())
     assert targets(canonical_region(in_place, torch.randn(3, 5, 2, 2))) == [aten.relu.default]
+
+
+EQUATIONS = ["bnhd,bmhd->bhnm", "bhnm,bmhe->bnhe", "ij,jk->ik", "ij,jk->ki", "abc,acd->abd"]
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_einsum_of_two_stacks_is_a_matmul(equation):
+    sizes = {label: 2 + index for index, label in enumerate(sorted(set(equation) - set(",->")))}
+    left, right = ([sizes[label] for label in labels] for labels in equation.partition("->")[0].split(","))
+    model = TwoArguments(lambda x, y: torch.einsum(equation, x, y))
+    x, y = torch.randn(left), torch.randn(right)
+    region = canonical_region(model, x, y)
+    assert aten.matmul.default in targets(region) and aten.einsum.default not in targets(region)
+    torch.testing.assert_close(run(model, region, x, y)[0], model(x, y))
+
+
+OTHER_EQUATIONS = ["ij,jk->i", "ij,ij->ij", "ij,kl->ijkl", "iij,jk->ik", "...j,jk->...k", "ijk,kjl->il"]
+
+
+@pytest.mark.parametrize("equation", OTHER_EQUATIONS)
+def test_other_einsums_are_left_alone(equation):
+    sizes = {label: 2 + index for index, label in enumerate("ijkl")}
+    left, right = equation.replace("...", "i").partition("->")[0].split(",")
+    x, y = (torch.randn([sizes[label] for label in labels]) for labels in (left, right))
+    region = canonical_region(TwoArguments(lambda x, y: torch.einsum(equation, x, y)), x, y)
+    assert aten.einsum.default in targets(region)
+
+
+@pytest.mark.parametrize("visible, dropped", [(0, True), (1, False)])
+def test_only_an_additive_mask_that_is_zero_everywhere_is_dropped(visible, dropped):
+    def add_mask(x):
+        shown = (torch.arange(x.shape[-1]) >= visible)[None, :].expand(x.shape[0], -1)
+        return torch.relu(x.sin() + torch.where(shown, torch.tensor(0.0), -1e9))
+
+    model, x = OneArgument(add_mask), torch.randn(3, 5)
+    region = canonical_region(model, x)
+    assert (targets(region) == [aten.sin.default, aten.relu.default]) is dropped
+    torch.testing.assert_close(run(model, region, x)[0], model(x))
+
+
+def zeros_like(x):
+    shown = (torch.arange(x.shape[-1]) >= 0)[None, :].expand(x.shape[0], -1)
+    return torch.where(shown, torch.tensor(0.0), -1e9)
+
+
+def returned_twice(x):
+    y = x.sin()
+    return y, y + zeros_like(x)
+
+
+def written_later(x):
+    y = x.sin() + zeros_like(x)
+    y[:, 1:].mul_(2)
+    return y
+
+
+@pytest.mark.parametrize("function", [lambda x: x + zeros_like(x), returned_twice, written_later])
+def test_a_sum_with_a_zero_mask_stays_a_tensor_of_its_own(function):
+    model, x = OneArgument(function), torch.randn(3, 5)
+    region = canonical_region(model, x)
+    assert aten.add.Tensor in targets(region)
+
+
+def test_constants_are_sought_in_deep_products():
+    """In time that does not double with each of them."""
+
+    def powers(x):
+        y = x.sum()
+        for _ in range(64):
+            y = y * y
+        return y
+
+    assert targets(canonical_region(OneArgument(powers), torch.randn(3, 5))).count(aten.mul.Tensor) == 64
+
+
+HELD = torch.tensor(2.0)
+NUMBERS = {
+    "tensor": (lambda x: x * torch.tensor(2.0), True),
+    "left": (lambda x: torch.tensor(2.0) * x, True),
+    "full": (lambda x: x / torch.full((), 2.0), True),
+    "root": (lambda x: x / torch.sqrt(torch.tensor(4)), True),
+    "product": (lambda x: x / torch.sqrt(torch.tensor(2.0) * 2), True),
+    "cast": (lambda x: x / torch.tensor(2.0, dtype=torch.float64).to(x.dtype), True),
+    "held by Python": (lambda x: x * HELD, False),
+    "promotes": (lambda x: x * torch.tensor([2.0], dtype=torch.float64), False),
+    "broadcasts": (lambda x: x * torch.tensor([[[2.0]]]), False),
+}
+
+
+@pytest.mark.parametrize("function, is_number", NUMBERS.values(), ids=NUMBERS.keys())
+def test_a_factor_that_is_always_the_same_number_becomes_one(function, is_number):
+    model, x = OneArgument(function), torch.randn(3, 5)
+    region = canonical_region(model, x)
+    product = next(node for node in region.graph.nodes if node.target in (aten.mul.Tensor, aten.div.Tensor))
+    assert (product.args[1] == 2.0) is is_number
+    torch.testing.assert_close(run(model, region, x)[0], model(x))
 
 
 def masked_attention(least):

@@ -265,10 +265,10 @@ def parametrized(register):
     return model
 
 
-def check_changed(model, x=None, sites=True):
+def check_changed(model, x=None):
     """Accurate when converted, and again with other weights."""
     inputs = inputs_of(model) if x is None else {"input": x}
-    fused = convert(model.eval(), sites, example_inputs=inputs)
+    fused = convert(model.eval(), example_inputs=inputs)
     assert_as_accurate(model, fused, inputs)
     change_weights(model, fused)
     assert_as_accurate(model, fused, inputs)

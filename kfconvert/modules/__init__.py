@@ -1,5 +1,6 @@
 """Fused modules: built from the original modules or tensors, sharing their parameters; see each class."""
 
+from .attention import FusedAttention, MaskTerm
 from .base import FusedModule
 from .batch_norm import FusedBatchNormAct
 from .conv import (
@@ -33,12 +34,14 @@ from .norm import (
     FusedLayerNormSiLU,
 )
 from .rms_norm import FusedAddRMSNorm, FusedRMSNorm
+from .rotary import FusedRotary
 from .squeeze_excite import FusedSqueezeExcite
 
 __all__ = [
     "Derived",
     "FusedAddLayerNorm",
     "FusedAddRMSNorm",
+    "FusedAttention",
     "FusedBatchNormAct",
     "FusedConv1dBNReLU",
     "FusedConv2dBN",
@@ -64,5 +67,7 @@ __all__ = [
     "FusedMergedLinear",
     "FusedModule",
     "FusedRMSNorm",
+    "FusedRotary",
     "FusedSqueezeExcite",
+    "MaskTerm",
 ]

@@ -16,6 +16,8 @@ from .onednn import HAS_MKL, pointwise, runs_onednn
 # x (3072). From 16 rows on MKL's error is ATen's (1.00 x) and it is faster, ms on 2 cores: 768x768 at 16 rows
 # 0.19 against 0.31; at 128 rows 2.9 against 3.4 (768 to 3072, gelu), 2.5 against 3.7 (3072 to 768).
 _PACKED_MIN_ROWS = 16
+# A pack of MKL takes 8 to 11 MB more than its weight, whatever the size of that.
+MKL_MIN_WEIGHT_BYTES = 2**20
 
 
 class FusedLinear(FusedModule):
@@ -120,7 +122,7 @@ class FusedLinear(FusedModule):
                 and x.numel() >= _PACKED_MIN_ROWS * x.shape[-1]):
             # oneDNN's error is 1.03 x ATen's at 768 inputs, but 1.6 x at 3072: it never comes first.
             names.insert(-1, "onednn")
-            if HAS_MKL:
+            if HAS_MKL and weight.numel() * weight.element_size() >= MKL_MIN_WEIGHT_BYTES:
                 names.insert(0, "mkl")
         return names
 

@@ -45,21 +45,21 @@ def residual_refusal(x: Any, residual: Any, total: fx.Node, normalized: int) -> 
 
 def same_shape(left: fx.Node, right: fx.Node) -> bool:
     """Whether two traced values have the same sizes for every value of the free sizes."""
-    return _sizes(traced(left)) == _sizes(traced(right))
+    return sizes(left) == sizes(right)
 
 
 def repeats_over(small: fx.Node, large: fx.Node, least: int) -> bool:
     """Whether ``small`` has the trailing sizes of ``large``, at least ``least`` of them, and repeats over the rest."""
-    small_sizes, large_sizes = _sizes(traced(small)), _sizes(traced(large))
+    small_sizes, large_sizes = sizes(small), sizes(large)
     while small_sizes and small_sizes[0] == "1":
         small_sizes = small_sizes[1:]
     count = len(small_sizes)
     return least <= count <= len(large_sizes) and small_sizes == large_sizes[len(large_sizes) - count :]
 
 
-def _sizes(value: Tensor) -> list[str]:
+def sizes(node: fx.Node) -> list[str]:
     """Sizes as text: comparing symbolic sizes as numbers would add guards to the trace."""
-    return [str(size) for size in value.shape]
+    return [str(size) for size in traced(node).shape]
 
 
 def linear_refusal(x: fx.Node, weight: fx.Node, bias: fx.Node | None, transposed: bool = False) -> str | None:
@@ -67,10 +67,10 @@ def linear_refusal(x: fx.Node, weight: fx.Node, bias: fx.Node | None, transposed
     unfit = weights_refusal(weight=weight, bias=bias) or dtype_refusal(x, weight, bias)
     if unfit is not None:
         return unfit
-    sizes = traced(weight).shape
-    if len(sizes) != 2:
-        return f"the weight has {len(sizes)} dimensions, not 2"
-    features = sizes[1 if transposed else 0]
+    shape = traced(weight).shape
+    if len(shape) != 2:
+        return f"the weight has {len(shape)} dimensions, not 2"
+    features = shape[1 if transposed else 0]
     if bias is not None and traced(bias).shape != (features,):
         return f"the bias of shape {tuple(traced(bias).shape)} is broadcast over {features} features"
     return None

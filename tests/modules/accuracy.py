@@ -11,8 +11,15 @@ def exact(module, *inputs):
     ATen's hardswish on CUDA rounds 1/6 to float32 even in float64.
     """
     device = next(x.device for x in inputs if x is not None)
-    wide = copy.deepcopy(module).double().cpu().reference(*(x if x is None else x.double().cpu() for x in inputs))
+    inputs = (_wide(x) for x in inputs)
+    wide = copy.deepcopy(module).double().cpu().reference(*inputs)
     return tuple(y.to(device) for y in wide) if isinstance(wide, tuple) else wide.to(device)
+
+
+def _wide(x):
+    if x is None:
+        return None
+    return x.double().cpu() if x.is_floating_point() else x.cpu()
 
 
 def assert_as_accurate(actual, composition, expected):

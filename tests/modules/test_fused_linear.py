@@ -49,12 +49,14 @@ def test_row_counts_may_vary(device):
                 assert_as_accurate(module(x), module.reference(x), exact(module, x))
 
 
-def test_packed_weights_are_offered_on_cpu():
+def test_packed_weights_are_offered_on_cpu(monkeypatch):
     names = FusedLinear(64, 32).strategies(torch.empty(128, 64))
     assert {"mkl", "onednn"} <= set(names) or not torch.backends.mkl.is_available()
     assert FusedLinear(64, 32).double().strategies(torch.empty(128, 64).double()) == ["kernel", "composition"]
     with torch.backends.mkldnn.flags(enabled=False):
         assert "onednn" not in FusedLinear(64, 32).strategies(torch.empty(128, 64))
+    monkeypatch.setattr("kfconvert.modules.linear.MKL_MIN_WEIGHT_BYTES", 2**20)
+    assert "mkl" not in FusedLinear(64, 32).strategies(torch.empty(128, 64))
 
 
 def test_unknown_strategy_stands_for_the_first():

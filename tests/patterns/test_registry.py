@@ -57,5 +57,5 @@ def test_converted_case_is_as_accurate_as_the_original(pattern, case):
     assert stats[f"{pattern.name}_replaced"] == case.count
     assert stats["accuracy"]["passed"]
     inputs = case.inputs()
-    torch.testing.assert_close(converted(*inputs), model(*inputs))
+    torch.testing.assert_close(converted(*inputs), model(*inputs), equal_nan=True)
     assert converted.kfconvert_info()["guard"]["misses"] == {}

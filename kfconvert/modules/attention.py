@@ -1,0 +1,144 @@
+"""Scaled dot-product attention: ``softmax(q k^T scale + masks) v``."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .base import FusedModule, Plan
+
+
+# With fewer keys than a vector has elements, and no mask, the CPU kernel of torch 2.11 to 2.14 returns zeros
+# for a row of NaN scores; with a mask it does not.
+_FEWEST_KEYS = 16
+
+
+class MaskTerm(NamedTuple):
+    """One addend of the attention scores.
+
+    fill: None where the tensor is added as it is; else the tensor is boolean and stands for ``fill`` where it
+    is ``hidden`` and for 0 elsewhere. split: whether its first dimension is to be split as ``FusedAttention``
+    says.
+    """
+
+    fill: float | None = None
+    hidden: bool = True
+    split: bool = False
+
+
+class FusedAttention(FusedModule):
+    """``softmax(q k^T scale + sum of terms) v``, Vaswani et al., arXiv:1706.03762, without dropout.
+
+    q: (..., N, D), k: (..., M, D), or (..., D, M) with ``key_transposed``; v: (..., M, E); one or more
+    leading dimensions, those of k and v may be 1 where q's are not; each term broadcasts to (..., N, M). The
+    result is (..., N, E) in q's dtype. float64, float32, float16, bfloat16, all tensors alike but for boolean
+    terms.
+
+    A row whose terms are -inf everywhere is NaN by this formula, but 0 in ``F.scaled_dot_product_attention``:
+    where there may be one say so with ``empty_rows``. A filled score is the sum of score and fill here, so it
+    does not hide a score that is NaN or +inf.
+
+    Args:
+        scale: factor of the scores.
+        key_transposed: the layout of k.
+        terms: one MaskTerm for every further input.
+        split: the first dimension of q and k is a product (B * split) and the terms broadcast to
+            (B, split, ..., N, M). q, k: (B * heads, N, D), as in BLOOM, v of that form or (B, heads, M, E);
+            or q, k, v: (B * windows, heads, N, D), as in Swin. The result has as many dimensions as v.
+        saturated: the terms may hold the lowest value of their dtype. CUDA's kernels scale scores by log2(e),
+            which makes -inf of it and zeros of rows that are uniform in the original; half of it has the same
+            meaning and stays finite.
+        empty_rows: the terms may be -inf in whole rows, whose results are then NaN.
+    Strategies: "sdpa" (``F.scaled_dot_product_attention``; not for half types on the CPU), "composition".
+    """
+
+    live_strategies = ("sdpa", "composition")
+
+    def __init__(self, scale: float, key_transposed: bool = False, terms: tuple[MaskTerm, ...] = (),
+                 split: int | None = None, saturated: bool = False, empty_rows: bool = False):
+        super().__init__()
+        self.scale = scale
+        self.key_transposed = key_transposed
+        self.terms = tuple(terms)
+        self.split = split
+        self.saturated = saturated
+        self.empty_rows = empty_rows
+
+    def strategies(self, *inputs) -> list[str]:
+        """See :meth:`FusedModule.strategies`."""
+        # The CPU kernels of the half types (torch 2.11 to 2.14) return 0 where an infinite q or k makes NaN.
+        inexact = inputs[0].is_cpu and inputs[0].element_size() == 2
+        return ["composition"] if inexact else ["sdpa", "composition"]
+
+    def plan(self, *inputs: Tensor) -> Plan:
+        """See :meth:`FusedModule.plan`."""
+        return self.reference if self.choose(*inputs) == "composition" else self._sdpa
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
+        """q, k, v and one tensor a term; shapes as in the class's description."""
+        composed = self.choose(q) == "composition"
+        return self.reference(q, k, v, *masks) if composed else self._sdpa(q, k, v, *masks)
+
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
+        """The definition in plain ATen calls."""
+        rank = v.dim()
+        q, k, v, mask = self._arranged(q, k, v, self._mask(q, masks))
+        scores = torch.matmul(q, k.transpose(-1, -2)) * self.scale
+        y = torch.matmul(torch.softmax(scores if mask is None else scores + mask, -1), v)
+        return y.flatten(0, 1) if y.dim() > rank else y
+
+    def _sdpa(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
+        rank = v.dim()
+        q, k, v, mask = self._arranged(q, k, v, self._mask(q, masks))
+        highest = None
+        if mask is not None:
+            if mask.dim() < 4:
+                mask = mask[(None,) * (4 - mask.dim())]
+            if self.empty_rows:
+                highest = mask.amax(-1, keepdim=True)
+            if self.saturated and mask.is_cuda:
+                mask = torch.where(mask.isneginf(), mask, mask.clamp(min=torch.finfo(mask.dtype).min / 2))
+        elif q.is_cpu and k.shape[-2] < _FEWEST_KEYS:
+            mask = q.new_zeros(1, 1, 1, k.shape[-2])
+        if q.dim() == 3:  # the kernels take four dimensions
+            q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+        batch = q.shape[:-2]
+        if k.shape[:-2] != batch:
+            k = k.expand(*batch, -1, -1)
+        if v.shape[:-2] != batch:
+            v = v.expand(*batch, -1, -1)
+        y = F.scaled_dot_product_attention(q, k, v, mask, scale=self.scale)
+        if highest is not None:
+            y = y + (highest - highest)  # 0, but NaN for infinity and NaN: cheaper than to compare and fill
+        return y.flatten(0, 1) if y.dim() > rank else y
+
+    def _mask(self, q: Tensor, masks: tuple[Tensor, ...]) -> Tensor | None:
+        """The sum of all terms."""
+        total = None
+        for term, mask in zip(self.terms, masks):
+            if term.fill is not None:
+                hidden, shown = (term.fill, 0.0) if term.hidden else (0.0, term.fill)
+                mask = torch.where(mask, torch.full((), hidden, dtype=q.dtype, device=q.device), shown)
+            if term.split:
+                mask = mask.unflatten(0, (-1, self.split))
+            total = mask if total is None else total + mask
+        return total
+
+    def _arranged(self, q, k, v, mask):
+        """q, k, v and mask with leading dimensions that fit, k as (..., M, D)."""
+        if self.key_transposed:
+            k = k.transpose(-1, -2)
+        if self.split is None:
+            return q, k, v, mask
+        if q.dim() == 3:
+            sizes = (-1, self.split)
+            v = v.unflatten(0, sizes) if v.dim() == 3 else v
+            return q.unflatten(0, sizes), k.unflatten(0, sizes), v, mask
+        if mask is not None and mask.dim() == 5:  # windows: to join the mask copies less than to split q, k, v
+            mask = mask.expand(q.shape[0] // self.split, self.split, -1, -1, -1).flatten(0, 1)
+        return q, k, v, mask
+
+    def extra_repr(self) -> str:
+        return (f"scale={self.scale}, key_transposed={self.key_transposed}, terms={self.terms}, "
+                f"split={self.split}, saturated={self.saturated}, empty_rows={self.empty_rows}")

@@ -1,0 +1,59 @@
+"""Matrix products in their many spellings become ``aten.matmul``."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from .dataflow import aten
+
+
+def spell_products(graph: fx.Graph) -> None:
+    """``bmm`` is the ``matmul`` of two stacks; an ``einsum`` with one summed index is one of permuted operands."""
+    for node in list(graph.nodes):
+        if node.target is aten.bmm.default:
+            node.target = aten.matmul.default
+        elif node.target is aten.einsum.default and len(node.args[1]) == 2:
+            _einsum_to_matmul(graph, node)
+
+
+def _einsum_to_matmul(graph: fx.Graph, node: fx.Node) -> None:
+    inputs, arrow, out = node.args[0].replace(" ", "").partition("->")
+    left, _, right = inputs.partition(",")
+    roles = _roles(left, right, out) if arrow else None
+    if roles is None:
+        return
+    batch, row, summed, column = roles
+    with graph.inserting_before(node):
+        operands = [
+            _permuted(graph, operand, labels, wanted)
+            for operand, labels, wanted in zip(
+                node.args[1], (left, right), (batch + row + summed, batch + summed + column)
+            )
+        ]
+        product = graph.call_function(aten.matmul.default, tuple(operands))
+        order = batch + row + column
+        product.meta = {**node.meta, "val": node.meta["val"].permute([out.index(label) for label in order])}
+        result = _permuted(graph, product, order, out)
+    node.replace_all_uses_with(result)
+
+
+def _roles(left: str, right: str, out: str) -> tuple[str, str, str, str] | None:
+    """(batch, row, summed, column) labels of a stack of matrix products, None for any other equation."""
+    if any(len(set(labels)) != len(labels) or not labels.isalpha() for labels in (left, right, out)):
+        return None
+    batch = "".join(label for label in out if label in left and label in right)
+    row, column = ("".join((set(labels) - set(batch)) & set(out)) for labels in (left, right))
+    summed = "".join((set(left) & set(right)) - set(out))
+    if len(row) != 1 or len(column) != 1 or len(summed) != 1:
+        return None
+    known = set(left) == set(batch + row + summed) and set(right) == set(batch + summed + column)
+    return (batch, row, summed, column) if known and set(out) == set(batch + row + column) else None
+
+
+def _permuted(graph: fx.Graph, value: fx.Node, labels: str, wanted: str) -> fx.Node:
+    if labels == wanted:
+        return value
+    order = [labels.index(label) for label in wanted]
+    permuted = graph.call_function(aten.permute.default, (value, order))
+    permuted.meta = {**value.meta, "val": value.meta["val"].permute(order)}
+    return permuted

@@ -1,0 +1,165 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from accuracy import check_strategies
+
+from kfconvert.modules import FusedAttention, MaskTerm
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def qkv(leading, device, dtype, n=9, m=11, width=16, value_width=16):
+    return (
+        torch.randn(*leading, n, width, device=device, dtype=dtype),
+        torch.randn(*leading, m, width, device=device, dtype=dtype),
+        torch.randn(*leading, m, value_width, device=device, dtype=dtype),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("leading", [(6,), (2, 3)], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_every_strategy_is_as_accurate_as_the_composition(transposed, leading, dtype, device):
+    q, k, v = qkv(leading, device, dtype)
+    k = k.transpose(-1, -2).contiguous() if transposed else k
+    check_strategies(FusedAttention(0.25, key_transposed=transposed), q, k, v)
+    mask = torch.randn(*leading[1:], 9, 11, device=device, dtype=dtype)
+    check_strategies(FusedAttention(0.25, key_transposed=transposed, terms=(MaskTerm(),)), q, k, v, mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 9, 11), (2, 1, 9, 11), (2, 1, 1, 11), (1, 3, 9, 1), (9, 11), (3, 9, 11)])
+def test_masks_are_broadcast(shape, dtype, device):
+    q, k, v = qkv((2, 3), device, dtype)
+    mask = torch.randn(shape, device=device, dtype=dtype)
+    check_strategies(FusedAttention(0.25, terms=(MaskTerm(),)), q, k, v, mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [8, 64])
+def test_a_row_that_is_hidden_everywhere_is_uniform(width, dtype, device):
+    q, k, v = qkv((2, 3), device, dtype, width=width, value_width=width)
+    lowest = torch.finfo(dtype).min
+    hidden = torch.zeros(2, 1, 9, 11, dtype=torch.bool, device=device)
+    hidden[0, :, 4], hidden[1, :, :, 7:] = True, True
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill(hidden, lowest)
+    added = FusedAttention(0.25, terms=(MaskTerm(),), saturated=True)
+    filled = FusedAttention(0.25, terms=(MaskTerm(lowest / 2),))
+    shown = FusedAttention(0.25, terms=(MaskTerm(lowest / 2, hidden=False),))
+    for module, given in ((added, mask), (filled, hidden), (shown, ~hidden)):
+        y = module(q, k, v, given)
+        torch.testing.assert_close(y[0, :, 4], v[0].mean(-2), rtol=2e-2, atol=4 * torch.finfo(dtype).eps)
+        check_strategies(module, q, k, v, given)
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("keys", [11, 32])
+def test_nan_and_infinity_spread_as_in_the_composition(keys, dtype, special, device):
+    q, k, v = qkv((2, 3), device, dtype, m=keys)
+    q[0, 1, 2, 3], k[1, 0, keys // 2, 5], v[1, 2, keys // 3, 4] = special, special, special
+    module = FusedAttention(0.25)
+    y, expected = module(q, k, v), module.reference(q, k, v)
+    assert expected.isnan().any()
+    if device.type == "cuda" and dtype == torch.float32:  # its kernels make NaN of products with infinity
+        assert not y[~expected.isfinite()].isfinite().any()
+        return
+    torch.testing.assert_close(y, expected, equal_nan=True, rtol=3e-2, atol=8 * torch.finfo(dtype).eps)
+
+
+def test_keys_and_values_of_one_head(device):
+    q, _, _ = qkv((2, 3), device, torch.float32)
+    _, k, v = qkv((2, 1), device, torch.float32)
+    check_strategies(FusedAttention(0.25), q, k, v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_heads_in_the_first_dimension(dtype, device):
+    q, k, v = qkv((6,), device, dtype)
+    slopes = torch.randn(6, 1, 11, device=device, dtype=dtype)
+    mask = torch.randn(2, 1, 9, 11, device=device, dtype=dtype)
+    module = FusedAttention(0.25, terms=(MaskTerm(split=True), MaskTerm()), split=3)
+    check_strategies(module, q, k, v, slopes, mask)
+    scores = (q @ k.transpose(1, 2) * 0.25 + slopes).view(2, 3, 9, 11) + mask
+    expected = torch.softmax(scores, -1).view(6, 9, 11) @ v
+    torch.testing.assert_close(module(q, k, v, slopes, mask), expected, rtol=3e-2, atol=8 * torch.finfo(dtype).eps)
+    split = module(q, k, v.view(2, 3, 11, 16), slopes, mask)
+    torch.testing.assert_close(split.flatten(0, 1), module(q, k, v, slopes, mask))
+
+
+def test_windows_in_the_first_dimension(device):
+    q, k, v = qkv((8, 3), device, torch.float32)
+    bias = torch.randn(1, 3, 9, 11, device=device)
+    shift = torch.randn(1, 4, 1, 9, 11, device=device)
+    module = FusedAttention(0.25, terms=(MaskTerm(), MaskTerm()), split=4)
+    check_strategies(module, q, k, v, bias, shift)
+    scores = ((q @ k.transpose(-1, -2)) * 0.25 + bias).view(2, 4, 3, 9, 11) + shift
+    expected = torch.softmax(scores.view(8, 3, 9, 11), -1) @ v
+    torch.testing.assert_close(module(q, k, v, bias, shift), expected)
+
+
+def test_gradients(device):
+    inputs = [x.requires_grad_() for x in qkv((2, 2), device, torch.float64, 3, 4, 5, 6)]
+    mask = torch.randn(2, 1, 3, 4, device=device, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(FusedAttention(0.25, terms=(MaskTerm(),)), (*inputs, mask), fast_mode=True)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies(duplicate, device):
+    module = FusedAttention(0.25, terms=(MaskTerm(),))
+    module.strategy = "composition"
+    inputs = (*qkv((2, 3), device, torch.float32), torch.randn(9, 11, device=device))
+    copied = duplicate(module)
+    assert copied.strategy == "composition" and repr(copied) == repr(module)
+    torch.testing.assert_close(copied(*inputs), module(*inputs))
+
+
+def test_compile_and_export(device):
+    module, inputs = FusedAttention(0.25), qkv((2, 3), device, torch.float32)
+    with torch.no_grad():
+        compiled = torch.compile(module, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(*inputs), module.reference(*inputs))
+        exported = torch.export.export(module, inputs, strict=False)
+        torch.testing.assert_close(exported.module()(*inputs), module.reference(*inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("leading", [(6,), (2, 3)], ids=str)
+def test_rows_of_minus_infinity_are_nan(leading, dtype, device):
+    q, k, v = qkv(leading, device, dtype)
+    hidden = torch.zeros(9, 11, dtype=torch.bool, device=device)
+    hidden[4], hidden[:, 8:] = True, True
+    mask = torch.zeros(9, 11, dtype=dtype, device=device).masked_fill(hidden, -torch.inf)
+    mask[6] = torch.finfo(dtype).min
+    added = FusedAttention(0.25, terms=(MaskTerm(),), saturated=True, empty_rows=True)
+    filled = FusedAttention(0.25, terms=(MaskTerm(-torch.inf),), empty_rows=True)
+    with torch.no_grad():
+        for module, given in ((added, mask), (filled, hidden)):
+            y = module(q, k, v, given)
+            assert y[..., 4, :].isnan().all() and y[..., :4, :].isfinite().all()
+            expected = module.reference(q, k, v, given)
+            tolerances = {"rtol": 3e-2, "atol": 8 * torch.finfo(dtype).eps, "equal_nan": True}
+            torch.testing.assert_close(y, expected, **tolerances)
+
+
+def test_windows_without_a_mask(device):
+    q, k, v = qkv((8, 3), device, torch.float32)
+    check_strategies(FusedAttention(0.25, split=4), q, k, v)
+
+
+@pytest.mark.cuda
+def test_cuda_graph():
+    q, k, v = qkv((2, 3), "cuda", torch.float16)
+    hidden = torch.zeros(2, 1, 9, 11, dtype=torch.bool, device="cuda")
+    module = FusedAttention(0.25, terms=(MaskTerm(-1e4),))
+    with torch.no_grad():
+        module(q, k, v, hidden)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = module(q, k, v, hidden)
+        q.copy_(torch.randn_like(q))
+        graph.replay()
+        torch.testing.assert_close(y, module(q, k, v, hidden))
