@@ -37,8 +37,11 @@ def assert_as_accurate(operator, reference, *args, factor=1.5, **kwargs):
     return got
 
 
-def compare(mine, theirs, truth, factor=1.5, measure=torch.Tensor.max):
-    """``measure`` makes one number of the absolute errors: the largest, or their root mean square."""
+def compare(mine, theirs, truth, factor=1.5, measure=torch.Tensor.max, slack=0.0):
+    """``measure`` makes one number of the absolute errors: the largest, or their root mean square.
+
+    ``slack`` is what is allowed on top, relative to the largest true value.
+    """
     assert mine.shape == theirs.shape and mine.dtype == theirs.dtype and mine.device == theirs.device
     if mine.numel() == 0:
         return
@@ -52,6 +55,7 @@ def compare(mine, theirs, truth, factor=1.5, measure=torch.Tensor.max):
     ulp = torch.finfo(mine.dtype).eps * max(truth.abs().max().item(), torch.finfo(mine.dtype).tiny)
     if mine.dtype == torch.float64:
         ulp *= FLOAT64_ULPS
+    ulp += slack * truth.abs().max().item()
     assert error <= allowed + ulp, f"error {error:.3e}, plain ATen {allowed / factor:.3e}, slack {ulp:.3e}"
 
 
@@ -67,16 +71,19 @@ def gradients(function, inputs, weights):
     return torch.autograd.grad(total, leaves)
 
 
-def assert_gradients_as_accurate(operator, reference, inputs, weights, factor=1.5):
+def assert_gradients_as_accurate(operator, reference, inputs, weights, factor=1.5, activation=None):
     """The criterion of :func:`assert_as_accurate` for the gradients of every input, on their root-mean-square
     error.
 
     A gradient is a chain of roundings, and which of two equally good chains has the larger worst element is
     chance: the largest error may be 3 times that of plain ATen.
     """
+    # ATen's gradients of these round 1/6 to float32 even in float64: there they are no measure of the truth.
+    rough = activation in ("hardsigmoid", "hardswish") and inputs[0].dtype == torch.float64
+    slack = 1e-7 if rough else 0.0
     mine = gradients(operator, inputs, weights)
     theirs = gradients(reference, inputs, weights)
     truth = gradients(reference, [x.double() for x in inputs], [w.double() for w in weights])
     for got, aten, exact in zip(mine, theirs, truth, strict=True):
-        compare(got, aten, exact, factor, root_mean_square)
-        compare(got, aten, exact, 2 * factor)
+        compare(got, aten, exact, factor, root_mean_square, slack)
+        compare(got, aten, exact, 2 * factor, slack=slack)

@@ -86,7 +86,9 @@ def test_gradients(device, compiled, activation, dtype):
     def run(function):
         return lambda *tensors: function(*tensors, padding=1, activation=activation, negative_slope=0.2)
 
-    assert_gradients_as_accurate(run(ops.conv_act), run(reference), [x, weight, bias, residual], weights)
+    assert_gradients_as_accurate(
+        run(ops.conv_act), run(reference), [x, weight, bias, residual], weights, activation=activation
+    )
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "silu"])

@@ -167,7 +167,7 @@ def test_gradients(device, compiled, activation, dtype):
         )
 
     assert_gradients_as_accurate(
-        run(ops.layer_norm_act), run(reference), [x, residual, weight, bias], weights
+        run(ops.layer_norm_act), run(reference), [x, residual, weight, bias], weights, activation=activation
     )
 
 

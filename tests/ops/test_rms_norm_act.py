@@ -121,7 +121,9 @@ def test_gradients(device, compiled, activation, dtype):
     def run(function):
         return lambda x, r, w: function(x, (96,), w, residual=r, **options)
 
-    assert_gradients_as_accurate(run(ops.rms_norm_act), run(reference), [x, residual, weight], weights)
+    assert_gradients_as_accurate(
+        run(ops.rms_norm_act), run(reference), [x, residual, weight], weights, activation=activation
+    )
 
 
 @pytest.mark.parametrize("cols", [1, 7, 64, 100, 257, 512, 768, 1024, 2048, 4096, 8192, 9000])
@@ -198,7 +200,7 @@ def test_opcheck(device, activation):
     )
 
 
-def test_autocast_as_aten(device, compiled):
+def test_autocast(device, compiled):
     x, residual, weight = inputs((4, 32), (32,), torch.float32, device)
     for given in (x, x.bfloat16()):
         with torch.autocast(device, dtype=torch.bfloat16):
@@ -206,8 +208,8 @@ def test_autocast_as_aten(device, compiled):
             want = torch.nn.functional.rms_norm(given, (32,), weight, 1e-6)
             summed = ops.rms_norm_act(given, 32, weight, residual=residual)
         assert summed.dtype == torch.float32
-        if compiled or device == "cpu":  # the composition is not on autocast's list: it keeps the dtype of x
-            assert y.dtype == want.dtype
+        if compiled:  # as layer_norm; what F.rms_norm returns depends on the device and the version of torch
+            assert y.dtype == torch.float32
         torch.testing.assert_close(y.float(), want.float(), atol=0.02, rtol=0.02)
 
 
