@@ -99,6 +99,8 @@ class FusedAttention(FusedModule):
                 highest = mask.amax(-1, keepdim=True)
             if self.saturated and mask.is_cuda:
                 mask = torch.where(mask.isneginf(), mask, mask.clamp(min=torch.finfo(mask.dtype).min / 2))
+            if mask.is_cuda and (mask.shape[-1] == 1 or mask.stride(-1) != 1):
+                mask = mask.expand(*mask.shape[:-1], k.shape[-2]).contiguous()  # one row of keys: no step of 0
         elif q.is_cpu and k.shape[-2] < _FEWEST_KEYS:
             mask = q.new_zeros(1, 1, 1, k.shape[-2])
         if q.dim() == 3:  # the kernels take four dimensions

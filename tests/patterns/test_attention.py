@@ -228,6 +228,8 @@ def test_sites_in_transformers(name):
 def test_converted_is_as_accurate(name, kind):
     device, dtype = kind
     model, call, count = build(name, dtype, device)
+    if name == "gpt_neo" and dtype != torch.float32:
+        count = 0  # its scores are of float32 copies of q and k
     fused, stats = converted(model, call)
     assert stats["attention_replaced"] == count and stats["accuracy"]["passed"]
     with torch.no_grad():
@@ -239,6 +241,8 @@ def test_converted_is_as_accurate(name, kind):
 def test_a_row_that_sees_nothing_is_as_in_the_original(name, kind):
     device, dtype = kind
     model, call, count = build(name, dtype, device)
+    if name == "gpt_neo" and dtype != torch.float32:
+        count = 0  # its scores are of float32 copies of q and k
     fused, stats = converted(model, call)
     assert stats["attention_replaced"] == count
     call["attention_mask"][0] = 0
@@ -321,7 +325,7 @@ def test_rows_without_keys_are_nan_as_in_the_original(kind):
     with torch.no_grad():
         expected = model(x, padding)
         assert expected[1].isnan().all() and expected[0].isfinite().all()
-        torch.testing.assert_close(fused(x, padding), expected, equal_nan=True, rtol=5e-2, atol=1e-5)
+        torch.testing.assert_close(fused(x, padding), expected, equal_nan=True, rtol=5e-2, atol=8 * torch.finfo(dtype).eps)
     assert fused.kfconvert_info()["guard"]["misses"] == {}
 
 
