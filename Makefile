@@ -13,7 +13,7 @@ FUZZ ?= 2000
 DEMO ?= --models resnet50 bert-base-uncased --weights auto --save-path out
 
 PACKAGES := torch torchvision transformers timm safetensors rich click numpy \
-	setuptools wheel ninja pybind11 pytest hypothesis expecttest scikit-learn
+	setuptools wheel ninja pybind11 pytest pytest-xdist hypothesis expecttest scikit-learn
 SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
 
 .PHONY: demo test fuzz build clean
@@ -23,7 +23,7 @@ demo: build
 	$(BIN)/kfconvert $(DEMO)
 
 test: build
-	$(BIN)/python -m pytest -q tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests
 
 fuzz: build
 	KFCONVERT_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q tests/test_random_models.py tests/test_counterexamples.py

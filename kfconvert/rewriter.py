@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from .aliases import written_arguments
+from .aliases import Aliases, written_arguments
 from .dataflow import aten
 from .lowering import lower
 from .matcher import Match, Replacement, is_weight
@@ -162,8 +162,12 @@ def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Pla
 def _restore_layout(graph: fx.Graph, output: fx.Node, region: Region) -> None:
     returned = next(node for node in region.graph.nodes if node.op == "output").args[0]
     values = list(output.args[0])
+    aliases = Aliases(region.graph)
     for index, original in enumerate(returned):
-        if isinstance(original, fx.Node) and _is_contiguous_image(original):
+        if not isinstance(original, fx.Node) or not _is_contiguous_image(original):
+            continue
+        # An input, or a view of one, is returned as it came.
+        if not any(member.op == "placeholder" for member in aliases.members(original)):
             with graph.inserting_before(output):
                 values[index] = graph.call_function(aten.contiguous.default, (values[index],))
     output.args = (tuple(values),)

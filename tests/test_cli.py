@@ -338,7 +338,7 @@ def test_ctrl_c_from_outside(workplace):
     while not (workplace / "started").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 2 and out == ""
     assert "" not in err.splitlines()
     assert err.strip().splitlines()[-1] == "kfconvert: error: interrupted" and "Traceback" not in err

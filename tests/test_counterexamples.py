@@ -8,7 +8,18 @@ from torch import Tensor, nn
 
 from kfconvert import ModelConverter
 
-FOUND: dict[str, Description] = {}
+_CONV = {
+    "features": 4, "kernel": 3, "stride": 1, "padding": 1, "dilation": 1, "grouped": False, "bias": False,
+    "mode": "zeros",
+}  # fmt: skip
+FOUND: dict[str, Description] = {
+    # A strided image that is returned as it came was returned as a contiguous copy.
+    "input_returned": Description(
+        inputs=(Input("image"),),
+        steps=(Step("conv2d", options=_CONV), Step("batch_norm", (1,), {"affine": False, "tracked": True})),
+        outputs=(2, 0),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FOUND)

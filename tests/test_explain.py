@@ -174,11 +174,11 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
+        self.soft = nn.Softmax(1)
         self.blocks = nn.ModuleList(Block() for _ in range(5))
 
     def forward(self, x):
-        x = nn.functional.elu(self.conv(x)).mean((2, 3))
+        x = nn.functional.elu(self.soft(x)).mean((2, 3))
         for block in self.blocks:
             x = block(x)
         return x
@@ -188,11 +188,11 @@ def test_a_converted_model_and_its_artifact(tmp_path):
     converter = ModelConverter(select="all")
     with pytest.raises(ConversionError, match="nothing to explain yet: call convert_model first"):
         converter.explain()
-    fused = converter.convert_model(Net(), input_shape=(2, 3, 6, 6))
+    fused = converter.convert_model(Net(), input_shape=(2, 8, 6, 6))
     text = str(converter.explain())
-    assert "Net  float32[2, 3, 6, 6]  10 of 10 sites fused" in text
+    assert "Net  float32[2, 8, 6, 6]  10 of 10 sites fused" in text
     assert "blocks.0 ... blocks.4 (5 alike)  Block" in text and "up, down (2 alike)  Linear  linear: fused" in text
-    assert "conv  Conv2d  nearest conv_bn_relu: its value goes to aten.elu.default" in text
+    assert "soft  Softmax  nearest attention: its value goes to aten.elu.default" in text
     assert f"({__file__}:" in text and "modules without" not in text
     again = load(save(fused, tmp_path / "net"), model=Net())
     stored = json.loads(json.dumps(json_ready(fused.kfconvert_info())))
