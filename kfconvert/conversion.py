@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,8 @@ Progress = Callable[[str, int, int], None]
 Blamed = TypeVar("Blamed")
 
 # To time the original and the converted model, together.
-SECONDS_PER_MODEL = 2.0
+SECONDS_PER_MODEL = 1.0
+LEAST_SECONDS_FOR_PARTS = 1.5
 
 
 class Conversion:
@@ -74,10 +76,13 @@ class Conversion:
         if is_token_model(self.model):
             calls += token_calls(self.model, self.call)
         with self._stage("trace", len(calls) + 1) as advance:
+            start = time.perf_counter()
             for call in calls:
                 self._capture(call)
                 advance()
-            parts = Parts(self.model, self.call, self.counting, whole=bool(self.captures))
+            # Parts of a captured model are for other calls than the example: they may take as long as the whole.
+            seconds = max(LEAST_SECONDS_FOR_PARTS, time.perf_counter() - start) if self.captures else math.inf
+            parts = Parts(self.model, self.call, self.counting, seconds)
             self._take_parts(parts.found)
             if not self.captures:
                 for refused in parts.refused:

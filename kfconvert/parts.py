@@ -6,6 +6,9 @@ and where it was, but a call does not pass its guard.
 
 from __future__ import annotations
 
+import math
+import time
+from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
@@ -41,11 +44,13 @@ class Parts:
 
     Args:
         counting: modules that change an attribute in every call, which no graph does, and the name of that.
-        whole: the model itself was captured. Then only blocks that occur more than once are looked for, and
-            no submodule that is most of the model: such a one would miss whenever the model does.
+        seconds: infinite where the parts are all there is. Where the model itself was captured, only blocks that
+            occur more than once are looked for, and no submodule that is most of the model, which would miss
+            whenever the model does; and so long, after the runs of the model that record their inputs.
     """
 
-    def __init__(self, model: nn.Module, call: ExampleCall, counting: dict[nn.Module, str], whole: bool):
+    def __init__(self, model: nn.Module, call: ExampleCall, counting: dict[nn.Module, str], seconds: float = math.inf):
+        whole = seconds < math.inf
         self.found: list[Part] = []
         self.refused: list[Refused] = []
         self._paths = {module: path for path, module in model.named_modules() if path}
@@ -60,7 +65,7 @@ class Parts:
         # What the example call itself hands them, where the traced call is a wider one.
         self._examples = self._calls if base is call else record(model, call, wanted, values=True)
         self._captured: dict[nn.Module, Part | None] = {}
-        self._visit(model, inside=whole)
+        self._search(model, seconds)
         self._leave_out_singles()
 
     def _is_plain(self, group: list[nn.Module], call: ExampleCall) -> bool:
@@ -73,28 +78,36 @@ class Parts:
             self.refused.append(Refused(self._paths[group[0]], CaptureError(reason)))
         return reason is None
 
-    def _visit(self, module: nn.Module, inside: bool) -> None:
-        """Look at the children of ``module``; ``inside``: it is captured itself."""
-        for child in module.children():
-            group = self._groups.get(child)
-            if group is None or group[0] not in self._calls or (inside and _is_single(child)):
-                self._visit(child, inside)
-                continue
-            if child not in self._captured:
-                self._capture(group)
-            part = self._captured[child]
-            if part is None:
-                self._visit(child, inside)
-            elif part.captures[0].module is child and part in self.found:
-                self._visit(child, inside=True)
+    def _search(self, model: nn.Module, seconds: float) -> None:
+        """Look at the submodules of ``model``, level by level, until the time is up."""
+        end = time.perf_counter() + seconds
+        waiting = deque([(model, seconds < math.inf)])
+        while waiting:
+            module, inside = waiting.popleft()  # inside: it, or what it lies in, is captured itself
+            for child in module.children():
+                group = self._groups.get(child)
+                if group is None or group[0] not in self._calls or (inside and _is_single(child)):
+                    waiting.append((child, inside))
+                    continue
+                if child not in self._captured:
+                    if time.perf_counter() > end:
+                        return
+                    self._capture(group)
+                part = self._captured[child]
+                if part is None:
+                    waiting.append((child, inside))
+                elif part.captures[0].module is child and part in self.found:
+                    waiting.append((child, True))
 
     def _leave_out_singles(self) -> None:
-        """Drop single operators within other parts; they came along with operators of one structure elsewhere."""
+        """Drop single operators within other parts, which came along with operators of one structure elsewhere, and
+        bring the parts into the order of the model."""
         paths = {captured.path for part in self.found for captured in part.captures}
         for part in self.found:
             if _is_single(part.captures[0].module):
                 part.captures = [c for c in part.captures if paths.isdisjoint(parents(c.path))]
-        self.found = [part for part in self.found if part.captures]
+        order = {path: index for index, path in enumerate(self._paths.values())}
+        self.found = sorted((part for part in self.found if part.captures), key=lambda part: order[part.captures[0].path])
 
     def _capture(self, group: list[nn.Module]) -> None:
         try:

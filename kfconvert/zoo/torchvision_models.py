@@ -61,7 +61,8 @@ def build(name: str, request: Request) -> ZooModel:
     family = _family(name)
     if family == "detection":
         raise ZooError(
-            f"{name} is a detection model: its outputs have data-dependent sizes, it is not supported"
+            f"{name} is a detection model, which random images do not try: convert it from Python, with images of "
+            "yours (example_inputs=([image],))"
         )
     if family == "quantization":
         raise ZooError(f"{name} is quantized already: there is nothing to fuse in it")
