@@ -90,6 +90,8 @@ class Chain(nn.Module):
             return self._block(tensors[0], **step.options)
         make = OPERATIONS[step.operation].layer if step.operation in OPERATIONS else None
         layer = make(tensors, **step.options) if make else None
+        if self.exact and layer is not None:
+            layer.double()  # an embedding does not see the dtype from its input
         if step.tied:
             weight = self.layers[str(step.like)].weight
             if weight.shape != layer.weight.shape or weight.dtype is not layer.weight.dtype:
