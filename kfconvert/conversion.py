@@ -272,7 +272,7 @@ class Conversion:
             captures = [captured for part in self.parts for captured in part.captures]
             chosen = {c.path: [site for site in c.applied if id(site) in wanted] for c in captures}
             variants = {c.path: [c.variant(chosen[c.path])] for c in captures if chosen[c.path]}
-            install(self.model, variants, {})
+            install(self.model, variants, {}).warned = True  # misses within a conversion concern nobody
             try:
                 outputs = model_outputs(self.model, self.call.args, self.call.kwargs)
             finally:

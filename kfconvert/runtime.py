@@ -75,11 +75,13 @@ class Ledger:
         for guarded in self.guarded.values():
             guarded.reset_counters()
 
-    def warn(self, reason: str, stacklevel: int) -> None:
+    def warn(self, missed: GuardedForward, reason: str, stacklevel: int) -> None:
         if not self.warned:
             self.warned = True
+            path = next((path for path, guarded in self.guarded.items() if guarded is missed), "")
+            name = type(self.model).__name__ + (f".{path}" if path else "")
             warnings.warn(
-                f"kfconvert: {type(self.model).__name__} runs its original forward for this call: {reason}. "
+                f"kfconvert: {name} runs its original forward for this call: {reason}. "
                 "Further misses are counted in model.kfconvert_info().",
                 RuntimeWarning,
                 stacklevel=stacklevel + 1,
@@ -194,7 +196,7 @@ class GuardedForward:
 
     def _missed(self, reason: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not self.model.training:
-            self.ledger.warn(reason, stacklevel=5)
+            self.ledger.warn(self, reason, stacklevel=5)
         self.misses[reason] += 1
         if self.state is None:
             return self.original(*args, **kwargs)
