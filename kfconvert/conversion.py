@@ -158,6 +158,27 @@ class Conversion:
         for part in self.parts:
             for captured in part.captures[1:]:
                 self._decide_like(captured, part.captures[0])
+            if self.timed and not self.captures:
+                self._time_part(part)
+
+    def _time_part(self, part: Part) -> None:
+        """Reject the sites of a part of which the guard costs what they save."""
+        first = part.captures[0]
+        if not first.applied:
+            return
+        arguments = first.region.call.keywords(first.leaves)
+
+        def original() -> Any:
+            with originals():
+                return first.module(**arguments)
+
+        install(first.module, {"": [first.variant(first.applied)]}, {}).warned = True
+        try:
+            slower = self.selector.slower(original, lambda: first.module(**arguments))
+        finally:
+            uninstall(first.module)
+        for site in (site for captured in part.captures for site in captured.applied if slower):
+            site.reject(f"not faster, together with the guard of {first.path}: {slower}")
 
     def _select_layout(self, capture: Capture) -> None:
         modules = [site.replacement.module for site in capture.sites if _has_layout(site)]

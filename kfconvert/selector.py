@@ -100,6 +100,13 @@ class Selector:
         times = compare_timings(candidates, self.device, budget_s=SECONDS_PER_LAYOUT * len(candidates))
         return times[str(True)].median_ms < times[str(False)].median_ms
 
+    def slower(self, original: Callable[[], Any], converted: Callable[[], Any]) -> str | None:
+        """None where ``converted`` is the faster call, else what both take."""
+        medians = self._medians({"original": original, "converted": converted})
+        if medians["converted"] < medians["original"]:
+            return None
+        return f"it takes {medians['converted']:.1f} us, the original {medians['original']:.1f} us"
+
     @torch.no_grad()
     def _decide(self, site: Site, sample: _Sample) -> Decision:
         module, inputs = site.replacement.module, sample.inputs
@@ -126,11 +133,7 @@ class Selector:
 
     def _fastest(self, operators: int, candidates: dict[str, Callable[[], Any]]) -> Decision:
         """The fastest candidate, for a site of so many operators, unless that is the original."""
-        repeats = CALLS_IN_FLIGHT if self.device.type == "cuda" else 1
-        budget = SECONDS_PER_CANDIDATE * len(candidates)
-        repeated = {name: partial(_repeat, call, repeats) for name, call in candidates.items()}
-        times = compare_timings(repeated, self.device, budget_s=budget, min_rounds=5)
-        medians = {name: 1e3 * timing.median_ms / repeats for name, timing in times.items()}
+        medians = self._medians(candidates)
         before = medians.pop("original")
         best = min(medians, key=medians.__getitem__)
         limit = before * SAME_TIME if operators > 1 else before / SAME_TIME
@@ -138,6 +141,14 @@ class Selector:
             reason = f"not faster: {best} takes {medians[best]:.1f} us, the original {before:.1f} us"
             return Decision(None, reason, before, medians[best])
         return Decision(best, None, before, medians[best])
+
+    def _medians(self, candidates: dict[str, Callable[[], Any]]) -> dict[str, float]:
+        """The time of one call of each candidate in microseconds."""
+        repeats = CALLS_IN_FLIGHT if self.device.type == "cuda" else 1
+        budget = SECONDS_PER_CANDIDATE * len(candidates)
+        repeated = {name: partial(_repeat, call, repeats) for name, call in candidates.items()}
+        times = compare_timings(repeated, self.device, budget_s=budget, min_rounds=5)
+        return {name: 1e3 * timing.median_ms / repeats for name, timing in times.items()}
 
 
 def _fused_strategies(module: FusedModule, inputs: tuple[Tensor, ...]) -> list[str]:

@@ -13,6 +13,7 @@ from kfconvert import ModelConverter, load, save
 from kfconvert.alike import groups
 from kfconvert.inputs import ExampleCall, variations, widened
 from kfconvert.runtime import guarded_forward, originals
+from kfconvert.selector import Decision
 
 
 class MLP(nn.Module):
@@ -262,3 +263,19 @@ def test_variations_change_one_size_each():
     assert [tuple(t.shape) for t in widened(call).tensors()] == [(2, 3, 8, 8), (2, 5)]
     listed = variations(ExampleCall(([torch.randn(3, 8, 8)],)))
     assert len(listed["batch"].args[0]) == 2 and listed["image"].args[0][0].shape == (3, 40, 72)
+
+
+def test_a_part_whose_guard_costs_what_it_saves_is_left_alone(monkeypatch):
+    def fused_one(selector, operators, candidates):
+        return Decision(next(name for name in candidates if name != "original"), None)
+
+    monkeypatch.setattr("kfconvert.selector.Selector._fastest", fused_one)
+    monkeypatch.setattr("kfconvert.selector.Selector.slower", lambda *calls: "it takes 3.0 us, the original 2.0 us")
+    converter = ModelConverter()
+    with pytest.warns(UserWarning, match="fused nothing"):
+        fused = converter.convert_model(Branching(), input_shape=(64, 50, 16))
+    stats, x = converter.conversion_stats, torch.randn(2, 5, 16)
+    assert not stats["total_replaced"] and stats["total_found"]
+    assert all("together with the guard of layers.0" in site["reason"] for site in stats["sites"])
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), type(fused).forward(fused, x))
