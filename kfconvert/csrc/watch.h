@@ -150,11 +150,42 @@ inline PyObject* gather(PyObject*, PyObject* places) {
   return values.release();
 }
 
+// The part of DLPack's exchange of tensors in C (major version 1) that is used here: a tensor as it lies in memory,
+// without a new Python object. torch.Tensor.__dlpack_c_exchange_api__ has the table.
+struct DLTensor {
+  void* data;
+  std::int32_t device_type, device_id;
+  std::int32_t ndim;
+  std::uint8_t type_code, type_bits;
+  std::uint16_t type_lanes;
+  std::int64_t* shape;
+  std::int64_t* strides;
+  std::uint64_t byte_offset;
+};
+
+struct DLPackExchange {
+  std::uint32_t major, minor;
+  void* previous;
+  void* allocate;
+  void* managed_from_object;
+  void* managed_to_object;
+  int (*tensor_from_object)(void* object, DLTensor* out);
+};
+
+inline const DLPackExchange* dlpack_exchange(PyObject* type) {
+  Owned capsule(PyObject_GetAttrString(type, "__dlpack_c_exchange_api__"));
+  const void* found = capsule.get() ? PyCapsule_GetPointer(capsule.get(), "dlpack_exchange_api") : nullptr;
+  PyErr_Clear();  // torch before 2.10 has none
+  const auto* const exchange = static_cast<const DLPackExchange*>(found);
+  return exchange != nullptr && exchange->major == 1 ? exchange : nullptr;
+}
+
 // The descriptors behind `tensor._version`, `tensor.data_ptr()` and `tensor.is_inference()`, looked up once.
 struct TensorAttributes {
   PyObject* version;
   PyObject* data_ptr;
   PyObject* is_inference;
+  const DLPackExchange* exchange;  // may be null
 
   // nullptr with an exception set where torch has none.
   static const TensorAttributes* get() {
@@ -172,7 +203,7 @@ struct TensorAttributes {
       PyErr_SetString(PyExc_TypeError, "torch.Tensor._version is no descriptor");
       return nullptr;
     }
-    found = {version.release(), data_ptr.release(), is_inference.release()};
+    found = {version.release(), data_ptr.release(), is_inference.release(), dlpack_exchange(tensor.get())};
     return &found;
   }
 };
@@ -191,6 +222,14 @@ inline bool read_version(const TensorAttributes& attributes, PyObject* tensor, s
 }
 
 inline bool read_pointer(const TensorAttributes& attributes, PyObject* tensor, std::uint64_t& pointer) {
+  DLTensor view{};
+  if (attributes.exchange != nullptr && attributes.exchange->tensor_from_object != nullptr) {
+    if (attributes.exchange->tensor_from_object(tensor, &view) == 0) {
+      pointer = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(view.data)) + view.byte_offset;
+      return true;
+    }
+    PyErr_Clear();  // a kind of tensor that DLPack does not know
+  }
   return to_bits(PyObject_Vectorcall(attributes.data_ptr, &tensor, 1, nullptr), pointer);
 }
 

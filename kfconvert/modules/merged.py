@@ -72,6 +72,11 @@ class FusedMergedLinear(FusedModule):
         plans = [linear.plan(x) for linear in self.linears]
         return lambda x: tuple([plan(x) for plan in plans])
 
+    def places(self) -> list[tuple[dict, str]]:
+        """See :meth:`FusedModule.places`: "mkl" looks the biases up at each call."""
+        looked_up = "bias" if self.strategy == "mkl" else None
+        return [(store, key) for store, key in super().places() if key != looked_up]
+
     def _merged(self) -> "_MergedProduct":
         """One for all plans: the concatenated weight lives as long as a plan that reads it."""
         values = self._derived.values(self.sources())

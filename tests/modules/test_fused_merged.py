@@ -78,7 +78,7 @@ def test_follows_its_parameters(change, device):
 
 def test_places_are_those_of_strategies_that_copy_weights():
     module = merged("cpu")
-    for strategy, count in (("merged", 6), ("composition", 0), (None, 6)):
+    for strategy, count in (("merged", 6), ("mkl", 3), ("composition", 0), (None, 6)):
         module.strategy = strategy
         assert len(module.places()) == count
 
