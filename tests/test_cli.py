@@ -333,6 +333,8 @@ def test_ctrl_c_from_outside(workplace):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell starts what runs in the background with this signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not (workplace / "started").exists() and process.poll() is None and time.monotonic() < deadline:
