@@ -34,8 +34,8 @@ class ModelState:
         self.root = model
         self.fixed, self.fixed_reasons = _watched(*_structure(model), *_modes(model))
         self.attributes, self.attribute_reasons = _watched(*_attributes(model), *_settings(model, settings))
-        held = [(module._parameters, module._parameters.items()) for module in model.modules()]
-        self.parameter_places = [(store, key) for store, items in held for key, p in items if p is not None]
+        stores = [module._parameters for module in model.modules()]
+        self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
         self.parameters = [store[key] for store, key in self.parameter_places]
         self.hooked = inner_hook(model)
         self.hooks_seen = RemovableHandle.next_id

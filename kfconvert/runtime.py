@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from .model_state import ModelState
-from .program import Place, Program
+from .program import Program
 from .recompute import needs_gradient, run_recorded
 from .tracer import Region
 

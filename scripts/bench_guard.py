@@ -10,7 +10,6 @@ Each figure is the least of several runs: other work on the machine only ever ad
 """
 
 import argparse
-import copy
 import datetime
 import platform
 import sys

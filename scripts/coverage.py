@@ -26,7 +26,6 @@ The columns:
 import argparse
 import datetime
 import json
-import os
 import platform
 import re
 import shlex

@@ -130,6 +130,15 @@ _SEQ2SEQ = {
     "decoder_ffn_dim": 128,
     "decoder_start_token_id": 1,
 }
+_T5 = {
+    "vocab_size": 120,
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 128,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
 _VISION = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -169,31 +178,10 @@ HUGGINGFACE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "opt": ("OPTForCausalLM", {**_ENCODER, "ffn_dim": 128, "word_embed_proj_dim": 64}),
     "bloom": ("BloomForCausalLM", {**_IDS, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
-    "t5": (
-        "T5ForConditionalGeneration",
-        {
-            "vocab_size": 120,
-            "d_model": 64,
-            "d_kv": 16,
-            "d_ff": 128,
-            "num_layers": 2,
-            "num_heads": 4,
-            "decoder_start_token_id": 0,
-        },
-    ),
+    "t5": ("T5ForConditionalGeneration", _T5),
     "t5-gated": (
         "T5ForConditionalGeneration",
-        {
-            "vocab_size": 120,
-            "d_model": 64,
-            "d_kv": 16,
-            "d_ff": 128,
-            "num_layers": 2,
-            "num_heads": 4,
-            "decoder_start_token_id": 0,
-            "feed_forward_proj": "gated-gelu",
-            "tie_word_embeddings": False,
-        },
+        {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
     "bart": ("BartForConditionalGeneration", {**_SEQ2SEQ, "max_position_embeddings": 64}),
     "llama": ("LlamaForCausalLM", _DECODER),

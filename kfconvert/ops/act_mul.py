@@ -15,6 +15,7 @@ from .registration import (
     define_with_twin,
     has_kernels,
     require,
+    require_float,
     require_same_options,
 )
 
@@ -49,11 +50,7 @@ def act_mul(
 
 
 def _check(operator, gate, up):
-    require(
-        gate.is_floating_point() and gate.element_size() > 1,
-        operator,
-        "expected float64, float32, float16 or bfloat16",
-    )
+    require_float(operator, gate)
     require_same_options(operator, "up", gate, up)
     require(
         up.shape == gate.shape, operator, f"up has shape {tuple(up.shape)}, expected {tuple(gate.shape)}"

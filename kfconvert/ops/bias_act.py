@@ -15,6 +15,7 @@ from .registration import (
     define_with_twin,
     has_kernels,
     require,
+    require_float,
     require_same_options,
 )
 
@@ -68,11 +69,7 @@ def _sum(x, bias, residual, dim):
 
 
 def _check(operator, x, bias, residual, dim):
-    require(
-        x.is_floating_point() and x.element_size() > 1,
-        operator,
-        "expected float64, float32, float16 or bfloat16",
-    )
+    require_float(operator, x)
     if bias is not None:
         require(
             -x.dim() <= dim < x.dim(), operator, f"dim {dim} is out of range for x of shape {tuple(x.shape)}"

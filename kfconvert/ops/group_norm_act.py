@@ -1,14 +1,15 @@
 """group_norm_act: ``y = act(group_norm(x))``, one pass over memory less than the two operators.
 
 group_norm(x) = (x - mean) / sqrt(var + eps) * weight + bias, mean and (biased) variance over the
-channels of a group and all positions (Wu and He, arXiv:1803.08494). Where a gradient is needed it runs as plain ATen calls,
-whose formulas apply.
+channels of a group and all positions (Wu and He, arXiv:1803.08494). Where a gradient is needed it runs as
+plain ATen calls, whose formulas apply.
 """
 
 import torch
 import torch.nn.functional as F
 
 from .activations import BY_CODE, CODES, apply_activation
+from .norms import wants_gradient
 from .registration import (
     autocast,
     cast_floats,
@@ -17,6 +18,7 @@ from .registration import (
     differentiate_by_decomposition,
     has_kernels,
     require,
+    require_float,
     require_same_options,
 )
 
@@ -53,22 +55,14 @@ def group_norm_act(
     if not has_kernels(x):
         _check(x, num_groups, weight, bias)
         return reference(x.contiguous(), num_groups, weight, bias, eps, activation, negative_slope)
-    if torch.is_grad_enabled() and (
-        x.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-    ):
+    if wants_gradient(x, weight, bias, None):
         return _OPERATOR(x, num_groups, weight, bias, eps, code, negative_slope)
     return _INFERENCE(x, num_groups, weight, bias, eps, code, negative_slope)
 
 
 def _check(x, num_groups, weight, bias):
     operator = "group_norm_act"
-    require(
-        x.is_floating_point() and x.element_size() > 1,
-        operator,
-        "expected float64, float32, float16 or bfloat16",
-    )
+    require_float(operator, x)
     require(x.dim() >= 2, operator, f"x has shape {tuple(x.shape)}, expected (N, C, ...)")
     channels = x.shape[1]
     require(

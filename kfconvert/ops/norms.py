@@ -1,8 +1,8 @@
-"""What layer_norm_act and rms_norm_act share: checks, shapes, gradients and the autocast rule."""
+"""What the norms share: checks, shapes, gradients and the autocast rule."""
 
 import torch
 
-from .registration import cast_floats, cast_to_widest, require, require_same_options
+from .registration import cast_floats, cast_to_widest, require, require_float, require_same_options
 
 
 def as_shape(normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -35,11 +35,7 @@ def wants_gradient(x, weight, bias, residual) -> bool:
 
 def check_norm(operator, x, residual, shape, weight, bias=None) -> None:
     """RuntimeError where shapes, dtypes or devices do not fit, as from the compiled kernels."""
-    require(
-        x.is_floating_point() and x.element_size() > 1,
-        operator,
-        "expected float64, float32, float16 or bfloat16",
-    )
+    require_float(operator, x)
     require(
         1 <= len(shape) <= x.dim() and tuple(x.shape[-len(shape) :]) == tuple(shape),
         operator,

@@ -104,6 +104,12 @@ def require(condition: bool, operator: str, message: str) -> None:
         raise RuntimeError(f"kfconvert::{operator}: {message}")
 
 
+def require_float(operator: str, x: torch.Tensor) -> None:
+    """x has a dtype that the kernels take."""
+    floating = x.is_floating_point() and x.element_size() > 1
+    require(floating, operator, "expected float64, float32, float16 or bfloat16")
+
+
 def require_same_options(operator, name, x, other):
     """The device and, outside of autocast (which aligns them), the dtype of ``other`` are those of x."""
     require(other.device == x.device, operator, f"{name} is on another device than x")

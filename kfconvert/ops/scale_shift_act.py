@@ -7,7 +7,7 @@ formulas apply.
 import torch
 
 from .activations import BY_CODE, CODES, apply_activation
-from .registration import define_with_twin, differentiate_by_decomposition, has_kernels, require
+from .registration import define_with_twin, differentiate_by_decomposition, has_kernels, require, require_float
 
 
 def reference(x, scale, shift, activation="none", negative_slope=0.01):
@@ -51,11 +51,7 @@ def _scaled(x, scale, shift):
 
 def _check(x, scale, shift):
     operator = "scale_shift_act"
-    require(
-        x.is_floating_point() and x.element_size() > 1,
-        operator,
-        "expected float64, float32, float16 or bfloat16",
-    )
+    require_float(operator, x)
     require(x.dim() >= 2, operator, f"x has shape {tuple(x.shape)}, expected (N, C, ...)")
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     for name, tensor in (("scale", scale), ("shift", shift)):

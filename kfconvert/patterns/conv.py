@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor, fx, nn
 
-from ..dataflow import Either, Op, Var, aten
+from ..dataflow import Either, Op, Tree, Var, aten
 from ..matcher import Case, Match, Pattern, Replacement
 from ..modules import FusedConvBN
 from .activations import negative_slope, with_activation
@@ -26,7 +26,7 @@ _NORM = Op(aten.batch_norm.default, CONV, *NORM_ARGUMENTS, name="norm")
 _ADD = Op(aten.add.Tensor, _NORM, Var("residual"))
 
 
-def conv_refusal(match: Match) -> str | None:
+def _refusal(match: Match) -> str | None:
     """The refusal of all patterns with a convolution; "norm" and "residual" may be among the captures, or not."""
     captures = match.captures
     if captures.get("training"):
@@ -47,7 +47,7 @@ def conv_refusal(match: Match) -> str | None:
     return refused or dtype_refusal(captures["x"], captures["weight"], captures["bias"], result, residual)
 
 
-def conv_builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]:
+def _builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]:
     """The ``build`` of the pattern that ends in ``activation``, with or without "norm" and "residual"."""
 
     def build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
@@ -135,20 +135,26 @@ _SPECIAL_CASES = {
 }
 
 
+def conv_pattern(name: str, tree: Tree, activation: str, cases: tuple[Case, ...]) -> Pattern:
+    """The pattern of ``tree``, which ends in a convolution or what follows one, and the activation after it."""
+    return Pattern(
+        name=name if activation == "none" else f"{name}_{activation}",
+        tree=with_activation(activation, tree),
+        anchor="conv",
+        numerics="reassociated",
+        refusal=_refusal,
+        build=_builder(activation),
+        cases=cases,
+    )
+
+
 def _pattern(activation: str, added: bool) -> Pattern:
-    suffix = "" if activation == "none" else f"_{activation}"
     function = _ACTIVATIONS[activation]
     plain = (_chain(function()), *_SPECIAL_CASES.get(activation, ()))
     residual = (Case(lambda: _Residual(function()), _images, 1),)
-    return Pattern(
-        name=f"conv_bn_add{suffix}" if added else f"conv_bn{suffix}",
-        tree=with_activation(activation, _ADD if added else _NORM),
-        anchor="conv",
-        numerics="reassociated",
-        refusal=conv_refusal,
-        build=conv_builder(activation),
-        cases=residual if added else plain,
-    )
+    if added:
+        return conv_pattern("conv_bn_add", _ADD, activation, residual)
+    return conv_pattern("conv_bn", _NORM, activation, plain)
 
 
 PATTERNS = tuple(_pattern(activation, added) for activation in _ACTIVATIONS for added in (False, True))

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from ..dataflow import Op, Var, aten
 from ..matcher import Case, Pattern
-from .activations import with_activation
-from .conv import CONV, conv_builder, conv_refusal
+from .conv import CONV, conv_pattern
 
 _ADD = Op(aten.add.Tensor, CONV, Var("residual"))
 
@@ -83,22 +82,15 @@ _SPECIAL_CASES = {
 
 
 def _pattern(activation: str, added: bool) -> Pattern:
-    suffix = "" if activation == "none" else f"_{activation}"
     function = _ACTIVATIONS[activation]
     plain = (_chain(function()), *_SPECIAL_CASES.get(activation, ()))
     residual = (
         Case(lambda: _Residual(function()), _images),
         Case(lambda: _Broadcast(function()), _images, 0, "the residual is broadcast"),
     )
-    return Pattern(
-        name=f"conv_add{suffix}" if added else f"conv{suffix}",
-        tree=with_activation(activation, _ADD if added else CONV),
-        anchor="conv",
-        numerics="reassociated",
-        refusal=conv_refusal,
-        build=conv_builder(activation),
-        cases=residual if added else plain,
-    )
+    if added:
+        return conv_pattern("conv_add", _ADD, activation, residual)
+    return conv_pattern("conv", CONV, activation, plain)
 
 
 PATTERNS = tuple(_pattern(activation, added) for activation in _ACTIVATIONS for added in (False, True))

@@ -47,3 +47,17 @@ def check_strategies(module, *inputs):
             for _ in range(2):
                 assert_as_accurate(module(*inputs), composition, expected)
         return names
+
+
+def check_cuda_graph(module, x):
+    """A captured call of every strategy that applies to ``x`` gives, replayed on other values, what a call gives."""
+    with torch.no_grad():
+        for module.strategy in module.strategies(x):
+            module(x)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                y = module(x)
+            x.copy_(torch.randn_like(x))
+            graph.replay()
+            torch.testing.assert_close(y, module(x))

@@ -3,7 +3,7 @@ import pickle
 
 import pytest
 import torch
-from accuracy import assert_as_accurate, check_strategies, exact
+from accuracy import assert_as_accurate, check_cuda_graph, check_strategies, exact
 from torch import nn
 
 from kfconvert.modules import (
@@ -294,14 +294,4 @@ def test_subclass_with_its_own_forward_is_refused():
 def test_cuda_graph(dtype):
     module = FusedLinearGELU(128, 256, device="cuda", dtype=dtype)
     x = torch.randn(32, 128, device="cuda", dtype=dtype)
-    with torch.no_grad():
-        for strategy in module.strategies(x):
-            module.strategy = strategy
-            module(x)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                y = module(x)
-            x.copy_(torch.randn_like(x))
-            graph.replay()
-            torch.testing.assert_close(y, module(x))
+    check_cuda_graph(module, x)

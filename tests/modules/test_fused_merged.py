@@ -3,7 +3,7 @@ import pickle
 
 import pytest
 import torch
-from accuracy import assert_as_accurate, exact
+from accuracy import assert_as_accurate, check_cuda_graph, exact
 from torch import nn
 
 from kfconvert.modules import FusedLinear, FusedMergedLinear
@@ -153,13 +153,4 @@ def test_errors_are_one_clear_line(make, error, words):
 @pytest.mark.cuda
 def test_cuda_graph():
     module, x = merged("cuda", torch.float16), torch.randn(32, 64, device="cuda", dtype=torch.float16)
-    with torch.no_grad():
-        for module.strategy in module.strategies(x):
-            module(x)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                y = module(x)
-            x.copy_(torch.randn_like(x))
-            graph.replay()
-            torch.testing.assert_close(y, module(x))
+    check_cuda_graph(module, x)
