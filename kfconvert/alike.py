@@ -31,43 +31,61 @@ def by_integers(group: Iterable[nn.Module]) -> list[list[nn.Module]]:
     """The modules of one group, divided into those that have equal integer attributes as well."""
     found: dict[Hashable, list[nn.Module]] = defaultdict(list)
     for module in group:
-        found[tuple(_integers(module).items())].append(module)
+        found[tuple(integers(module).items())].append(module)
     return list(found.values())
 
 
 @contextmanager
-def unread(module: nn.Module, others: Iterable[nn.Module]) -> Iterator[None]:
-    """Within the block, using an integer attribute of ``module`` in which one of ``others`` differs is an error."""
-    own, replaced = _integers(module), []
-    differing = {key for other in others for key, value in _integers(other).items() if own.get(key) != value}
+def unread(alike: Iterable[Iterable[nn.Module]], note: Callable[[str], None] = lambda name: None) -> Iterator[None]:
+    """Within the block, using an integer attribute in which modules of one group differ is an error.
+
+    Args:
+        alike: groups of modules of equal structure.
+        note: receives the name of an attribute that is used.
+    """
+    replaced: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+    for group in alike:
+        values: dict[tuple[str, str], set[Any]] = defaultdict(set)
+        known = [integers(module) for module in group]
+        for key in {key for own in known for key in own}:
+            values[key] = {own.get(key) for own in known}
+        for path, name in (key for key, found in values.items() if len(found) > 1):
+            for module in group:
+                holder = vars(module.get_submodule(path))
+                replaced.setdefault((id(holder), name), (holder, name, holder[name]))
     try:
-        for path, name in differing:
-            holder = vars(module.get_submodule(path))
-            replaced.append((holder, name, holder[name]))
-            holder[name] = _Unread(name)
+        for holder, name, _ in replaced.values():
+            holder[name] = _Unread(name, note)
         yield
     finally:
-        for holder, name, value in replaced:
+        for holder, name, value in replaced.values():
             holder[name] = value
 
 
 class _Unread:
     """Stands for a number; raises as soon as anything is done with it but passing it on."""
 
-    def __init__(self, name: str):
-        self.__dict__["name"] = name
+    def __init__(self, name: str, note: Callable[[str], None]):
+        self.__dict__.update(name=name, note=note)
 
     def _refuse(self, *_: Any) -> NoReturn:
+        self.__dict__["note"](self.__dict__["name"])
         raise RuntimeError(f"the forward uses {self.__dict__['name']}, in which modules of one structure differ")
 
 
-def _integers(module: nn.Module) -> dict[tuple[str, str], int]:
+def integers(module: nn.Module) -> dict[tuple[str, str], int]:
+    """The integer attributes of all submodules, by module path and name."""
     return {
         (path, name): value
         for path, inner in module.named_modules()
         for name, value in vars(inner).items()
         if type(value) is int and name not in _OWN
     }
+
+
+def is_operator(module: nn.Module) -> bool:
+    """Whether ``module`` is a single operator of PyTorch."""
+    return type(module).__module__.startswith("torch.nn.modules.") and not any(True for _ in module.children())
 
 
 def _structure(module: nn.Module) -> Hashable:

@@ -15,6 +15,7 @@ from .matcher import Findings, find, mark_weights
 from .model_state import has_hooks, inner_hook
 from .patterns import REGISTRY
 from .probing import admit_sizes_of_one
+from .repetition import Repetition
 from .rewriter import LiveTensors, Site, rewrite
 from .runtime import Variant
 from .tracer import CaptureError, Region, trace
@@ -55,11 +56,13 @@ def capture(
     call: ExampleCall,
     choices: Iterable[Mapping[str, Places]],
     example: ExampleCall | None = None,
+    repetition: Repetition | None = None,
 ) -> Capture:
     """Capture ``module`` as called in ``call``, with the first of the ``choices`` of free sizes that works.
 
     Args:
         example: the call whose inputs the capture keeps; it must pass the guard. ``call`` by default.
+        repetition: see ``trace``.
 
     Raises:
         CaptureError: none works; the reason is that of the first.
@@ -73,22 +76,34 @@ def capture(
     reason = None
     for places in choices:
         try:
-            region = trace(module, call, places)
-            mark_weights(region.graph, region.slots.keys() | region.constants.keys())
-            canonicalise(region.graph)
+            captured = _capture(module, path, call, places, example or call, repetition)
         except CaptureError as error:
             reason = reason or error
             continue
-        given = region.call.leaves(call.args, call.kwargs)
-        leaves = given if example is None else region.call.leaves(example.args, example.kwargs)
-        if leaves is None:
-            reason = reason or CaptureError("its example call has another form than the traced one")
-            continue
-        findings = find(region.graph, REGISTRY)
-        captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
-        admit_sizes_of_one(module, region, captured.variant(()).run, given)
-        refusal = region.guard.refusal(leaves)
+        refusal = captured.region.guard.refusal(captured.leaves)
         if refusal is None:
             return captured
         reason = reason or CaptureError(refusal)
     raise reason
+
+
+def _capture(
+    module: nn.Module,
+    path: str,
+    call: ExampleCall,
+    places: Mapping[str, Places],
+    example: ExampleCall,
+    repetition: Repetition | None,
+) -> Capture:
+    region = trace(module, call, places, repetition)
+    repeated = repetition is not None and repetition.replayed > 0
+    mark_weights(region.graph, region.slots.keys() | region.constants.keys())
+    canonicalise(region.graph)
+    given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))
+    if leaves is None:
+        raise CaptureError("its example call has another form than the traced one")
+    findings = find(region.graph, REGISTRY)
+    captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
+    if not admit_sizes_of_one(module, region, captured.variant(()).run, given) and repeated:
+        return _capture(module, path, call, places, example, repetition=None)
+    return captured

@@ -19,8 +19,10 @@ from .inputs import ExampleCall, is_token_model, token_calls
 from .matcher import Match, Replacement
 from .parts import Part, Parts, parents
 from .preparation import prepare
+from .probing import with_few
 from .profiling import Comparison, compare_timings
 from .program import Program
+from .repetition import Repetition
 from .rewriter import LiveTensors, Site
 from .runtime import Variant, install, originals, uninstall
 from .selector import Decision, Selector
@@ -35,6 +37,7 @@ Blamed = TypeVar("Blamed")
 
 # To time the original and the converted model, together.
 SECONDS_PER_MODEL = 1.0
+LEAST_ROUNDS = 5
 LEAST_SECONDS_FOR_PARTS = 1.5
 
 
@@ -69,6 +72,7 @@ class Conversion:
         """Own copy of the model on the device, in eval mode and unconverted, and an example call that it accepts."""
         prepared = prepare(model, input_shape, example_inputs, device, dtype, inplace)
         self.model, self.call, self.counting, self.device = prepared.model, prepared.call, prepared.counting, device
+        self.repetition = Repetition(self.model)
 
     def trace(self) -> None:
         """The call as given, the other forms in which people call a token model, and the parts of the model."""
@@ -82,19 +86,26 @@ class Conversion:
                 advance()
             # Parts of a captured model are for other calls than the example: they may take as long as the whole.
             seconds = max(LEAST_SECONDS_FOR_PARTS, time.perf_counter() - start) if self.captures else math.inf
-            parts = Parts(self.model, self.call, self.counting, seconds)
+            parts = Parts(self.model, self.call, self.counting, self.repetition, self._cheap_call(), seconds)
             self._take_parts(parts.found)
             if not self.captures:
                 for refused in parts.refused:
                     self._region(refused.path, refused.path, refused.error)
             advance()
 
+    def _cheap_call(self) -> ExampleCall | None:
+        """The example call with a few entries in each size that the captured model leaves free."""
+        if not self.captures:
+            return None
+        region, leaves = self.captures[0].region, self.captures[0].leaves
+        return ExampleCall((), region.call.keywords(with_few(region, leaves)))
+
     def _capture(self, call: ExampleCall) -> None:
         try:
             if self.model in self.counting:
                 raise CaptureError(f"its forward changes {self.counting[self.model]} in every call")
             choices = [free_places(self.model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
-            self.captures.append(capture(self.model, "", call, choices))
+            self.captures.append(capture(self.model, "", call, choices, repetition=self.repetition))
             self._region(call.summary(), "")
         except CaptureError as error:
             self._region(call.summary(), "", error)
@@ -332,7 +343,9 @@ class Conversion:
 
         candidates = {"original": original, "converted": lambda: self.model(*args, **kwargs)}
         with self._stage("time", 1) as advance:
-            self.timings = compare_timings(candidates, self.device, budget_s=SECONDS_PER_MODEL)
+            self.timings = compare_timings(
+                candidates, self.device, budget_s=SECONDS_PER_MODEL, min_rounds=LEAST_ROUNDS
+            )
             advance()
         speedup = self.timings.speedup("converted")
         if self.timed and speedup.high < 1:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .alike import by_integers, groups, unread
+from .alike import by_integers, groups, is_operator, unread
 from .calls import CallForm
 from .capture import Capture, capture
 from .guard import Places
 from .inputs import ExampleCall, variations, widened
 from .recording import opaque_argument, record, sizes
+from .repetition import Repetition
 from .tracer import CaptureError
 
 
@@ -44,21 +45,31 @@ class Parts:
 
     Args:
         counting: modules that change an attribute in every call, which no graph does, and the name of that.
+        repetition: the blocks of one structure in ``model``.
+        cheap: a call of the same form with smaller sizes, if there is one, to trace with.
         seconds: infinite where the parts are all there is. Where the model itself was captured, only blocks that
             occur more than once are looked for, and no submodule that is most of the model, which would miss
             whenever the model does; and so long, after the runs of the model that record their inputs.
     """
 
-    def __init__(self, model: nn.Module, call: ExampleCall, counting: dict[nn.Module, str], seconds: float = math.inf):
+    def __init__(
+        self,
+        model: nn.Module,
+        call: ExampleCall,
+        counting: dict[nn.Module, str],
+        repetition: Repetition,
+        cheap: ExampleCall | None = None,
+        seconds: float = math.inf,
+    ):
         whole = seconds < math.inf
         self.found: list[Part] = []
         self.refused: list[Refused] = []
         self._paths = {module: path for path, module in model.named_modules() if path}
-        base, outlines = _base(model, call, self._paths)
+        base, outlines = _base(model, call, cheap, self._paths)
         self._varied = _varied(model, base, self._paths)
         alike = groups(outlines, lambda module: _kinds(outlines[module]))
         self._groups = {module: group for group in alike for module in group}
-        self._counting = counting
+        self._counting, self._repetition = counting, repetition
         blocks = [group for group in alike if not whole or _is_block(group, model)]
         wanted = [group[0] for group in blocks if self._is_plain(group, outlines[group[0]])]
         self._calls = record(model, base, wanted, values=True)
@@ -86,7 +97,7 @@ class Parts:
             module, inside = waiting.popleft()  # inside: it, or what it lies in, is captured itself
             for child in module.children():
                 group = self._groups.get(child)
-                if group is None or group[0] not in self._calls or (inside and _is_single(child)):
+                if group is None or group[0] not in self._calls or (inside and is_operator(child)):
                     waiting.append((child, inside))
                     continue
                 if child not in self._captured:
@@ -104,14 +115,14 @@ class Parts:
         bring the parts into the order of the model."""
         paths = {captured.path for part in self.found for captured in part.captures}
         for part in self.found:
-            if _is_single(part.captures[0].module):
+            if is_operator(part.captures[0].module):
                 part.captures = [c for c in part.captures if paths.isdisjoint(parents(c.path))]
         order = {path: index for index, path in enumerate(self._paths.values())}
         self.found = sorted((part for part in self.found if part.captures), key=lambda part: order[part.captures[0].path])
 
     def _capture(self, group: list[nn.Module]) -> None:
         try:
-            with unread(group[0], group):
+            with unread([group]):
                 self._capture_alike(group, group[0])
             return
         except CaptureError as error:
@@ -131,7 +142,7 @@ class Parts:
         """Capture the first of ``group`` with the call that ``recorded``, of the same structure, received."""
         first, call = group[0], self._calls[recorded]
         choices = _choices(first, call, {name: calls.get(recorded) for name, calls in self._varied.items()})
-        captured = capture(first, self._paths[first], call, choices, self._examples[recorded])
+        captured = capture(first, self._paths[first], call, choices, self._examples[recorded], self._repetition)
         others = [captured.alike(self._paths[module], module) for module in group[1:]]
         part = Part([captured, *others])
         self._captured.update(dict.fromkeys(group, part))
@@ -140,15 +151,16 @@ class Parts:
 
 
 def _base(
-    model: nn.Module, call: ExampleCall, modules: Iterable[nn.Module]
+    model: nn.Module, call: ExampleCall, cheap: ExampleCall | None, modules: Iterable[nn.Module]
 ) -> tuple[ExampleCall, dict[nn.Module, ExampleCall]]:
     """The call to trace with, whose free sizes are at least 2 where the model takes that, and what it hands on."""
-    wide = widened(call)
-    if wide is not call:
+    for wide in ([] if cheap is None else [widened(cheap)]) + [widened(call)]:
+        if wide is call:
+            break
         try:
             return wide, record(model, wide, modules, values=False)
         except Exception:  # the model takes no other batch or sequence: the call as it is remains
-            pass
+            continue
     return call, record(model, call, modules, values=False)
 
 
@@ -212,12 +224,7 @@ def parents(path: str) -> list[str]:
 
 
 def _is_block(group: list[nn.Module], model: nn.Module) -> bool:
-    return len(group) > 1 and 2 * _count(group[0]) <= _count(model) and not _is_single(group[0])
-
-
-def _is_single(module: nn.Module) -> bool:
-    """Whether ``module`` is one operator of PyTorch, which as a part gains nothing that its surroundings miss."""
-    return type(module).__module__.startswith("torch.nn.modules.") and not any(True for _ in module.children())
+    return len(group) > 1 and 2 * _count(group[0]) <= _count(model) and not is_operator(group[0])
 
 
 def _count(module: nn.Module) -> int:

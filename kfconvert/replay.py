@@ -13,6 +13,7 @@ from .conversion import Conversion
 from .input_spec import build
 from .inputs import ExampleCall
 from .parts import Part
+from .repetition import Repetition
 from .runtime import uninstall
 from .selector import Decision
 
@@ -36,6 +37,7 @@ class Replay(Conversion):
         """Converts ``model`` in place and returns it."""
         uninstall(model)
         self.model, self.device = model.to(device).eval(), device
+        self.repetition = Repetition(self.model)
         self.trace()
         self.match()
         self.select()
@@ -62,7 +64,7 @@ class Replay(Conversion):
     def _part(self, recorded: dict[str, Any]) -> Part:
         first, *others = [(path, self.model.get_submodule(path)) for path in recorded["modules"]]
         free = {name: [tuple(place) for place in places] for name, places in recorded["free"].items()}
-        captured = capture(first[1], first[0], self._call(recorded["call"]), [free])
+        captured = capture(first[1], first[0], self._call(recorded["call"]), [free], repetition=self.repetition)
         return Part([captured, *(captured.alike(path, module) for path, module in others)])
 
     def select(self) -> None:

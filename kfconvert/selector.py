@@ -28,7 +28,7 @@ ERROR_RATIO = 1.5
 # A candidate that covers several operators is kept when it is not slower than this; a swap of one operator for
 # another must be faster than its inverse. Medians nearer to each other than this are not told apart here.
 SAME_TIME = 1.02
-SECONDS_PER_CANDIDATE = 0.02
+SECONDS_PER_CANDIDATE = 0.01
 # On CUDA so many calls are launched between two synchronisations: the time of one is then what the device needs for
 # it, or what the host needs to launch it where that is more, without the latency of the synchronisation.
 CALLS_IN_FLIGHT = 10
@@ -85,6 +85,8 @@ class Selector:
         for site in sites:
             if hasattr(site.replacement.module, "channels_last"):
                 site.replacement.module.channels_last = channels_last
+        if not sites:
+            return
         keys, samples = _sample_inputs(region, sites, live, leaves, channels_last)
         for site in sites:
             key = keys[id(site)]

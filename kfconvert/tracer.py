@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from io import StringIO
 from typing import Any
 
@@ -22,6 +22,7 @@ from .config_reads import recorded_reads
 from .guard import Guard, Places, guard_from_placeholders
 from .input_spec import InputSpecError, describe
 from .inputs import ExampleCall
+from .repetition import Repetition
 
 
 class CaptureError(RuntimeError):
@@ -68,11 +69,18 @@ def _draws(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def trace(model: nn.Module, call: ExampleCall, places: Mapping[str, Places] | None = None) -> Region:
+def trace(
+    model: nn.Module,
+    call: ExampleCall,
+    places: Mapping[str, Places] | None = None,
+    repetition: Repetition | None = None,
+) -> Region:
     """Capture ``model`` as called in ``call``.
 
     Args:
         places: the sizes that may vary afterwards, see ``free_places``, which names them by default.
+        repetition: the blocks of one structure in ``model``, or in what it is part of, to trace each once; whether
+            the graph is right has to be checked then, as a block may have effects that no graph shows.
 
     Raises:
         CaptureError: ``torch.export`` refuses the module, or the graph has effects that a region may not have
@@ -93,7 +101,8 @@ def trace(model: nn.Module, call: ExampleCall, places: Mapping[str, Places] | No
         dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
     shapes = pytree.tree_unflatten(dynamic, structure)
     with recorded_reads(model) as settings:
-        program = _export(model, pytree.tree_unflatten(widened, structure), shapes)
+        arguments = pytree.tree_unflatten(widened, structure)
+        program = _export(model, arguments, shapes, repetition)
     return _region(model, program, form, places, _described(form.keywords(leaves)), frozenset(settings))
 
 
@@ -160,10 +169,13 @@ def _quiet():
         logging.disable(disabled)
 
 
-def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -> ExportedProgram:
+def _export(
+    model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any], repetition: Repetition | None
+) -> ExportedProgram:
+    export = partial(torch.export.export, model, (), kwargs, dynamic_shapes=dynamic, strict=False)
     try:
         with _quiet(), torch.no_grad():
-            return torch.export.export(model, (), kwargs, dynamic_shapes=dynamic, strict=False)
+            return export() if repetition is None else repetition.trace(model, export)
     except Exception as error:  # the exporter raises anything the model's own code may raise
         raise CaptureError(_export_reason(error)) from error
 
