@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from .probing import admit_sizes_of_one
 from .repetition import Repetition
 from .rewriter import LiveTensors, Site, rewrite
 from .runtime import Variant
-from .tracer import CaptureError, Region, trace
+from .tracer import CaptureError, Region, depends_on_data, trace
 
 
 @dataclass
@@ -54,15 +55,17 @@ def capture(
     module: nn.Module,
     path: str,
     call: ExampleCall,
-    choices: Iterable[Mapping[str, Places]],
+    choices: Sequence[Mapping[str, Places]],
     example: ExampleCall | None = None,
     repetition: Repetition | None = None,
+    patience: float = math.inf,
 ) -> Capture:
     """Capture ``module`` as called in ``call``, with the first of the ``choices`` of free sizes that works.
 
     Args:
         example: the call whose inputs the capture keeps; it must pass the guard. ``call`` by default.
         repetition: see ``trace``.
+        patience: seconds after which a choice gives way to the next; the last may take its time.
 
     Raises:
         CaptureError: none works; the reason is that of the first.
@@ -74,9 +77,13 @@ def capture(
         # They would become part of the program, which takes the place of forward: __call__ would run them again.
         raise CaptureError(f"{path or 'the model'} has hooks of its own, which would be called twice")
     reason = None
-    for places in choices:
+    distinct = [places for index, places in enumerate(choices) if places not in choices[:index]]
+    for places in distinct:
+        if reason is not None and depends_on_data(reason):
+            break
+        seconds = patience if places is not distinct[-1] else math.inf
         try:
-            captured = _capture(module, path, call, places, example or call, repetition)
+            captured = _capture(module, path, call, places, example or call, repetition, seconds)
         except CaptureError as error:
             reason = reason or error
             continue
@@ -94,8 +101,9 @@ def _capture(
     places: Mapping[str, Places],
     example: ExampleCall,
     repetition: Repetition | None,
+    seconds: float,
 ) -> Capture:
-    region = trace(module, call, places, repetition)
+    region = trace(module, call, places, repetition, seconds)
     repeated = repetition is not None and repetition.replayed > 0
     mark_weights(region.graph, region.slots.keys() | region.constants.keys())
     canonicalise(region.graph)
@@ -105,5 +113,5 @@ def _capture(
     findings = find(region.graph, REGISTRY)
     captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
     if not admit_sizes_of_one(module, region, captured.variant(()).run, given) and repeated:
-        return _capture(module, path, call, places, example, repetition=None)
+        return _capture(module, path, call, places, example, None, seconds)
     return captured

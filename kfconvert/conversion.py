@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from .capture import Capture, capture
 from .inputs import ExampleCall, is_token_model, token_calls
+from .judging import Judge, drop_inaccurate
 from .matcher import Match, Replacement
 from .parts import Part, Parts, parents
 from .preparation import prepare
@@ -30,15 +30,13 @@ from .settings import max_rewrites
 from .sources import blame, definition
 from .stats import conversion_stats
 from .tracer import CaptureError, free_places
-from .validator import ValidationResult, compare, model_outputs, reference_outputs
+from .validator import ValidationResult, model_outputs
 
 Progress = Callable[[str, int, int], None]
-Blamed = TypeVar("Blamed")
 
 # To time the original and the converted model, together.
 SECONDS_PER_MODEL = 1.0
 LEAST_ROUNDS = 5
-LEAST_SECONDS_FOR_PARTS = 1.5
 
 
 class Conversion:
@@ -84,9 +82,8 @@ class Conversion:
             for call in calls:
                 self._capture(call)
                 advance()
-            # Parts of a captured model are for other calls than the example: they may take as long as the whole.
-            seconds = max(LEAST_SECONDS_FOR_PARTS, time.perf_counter() - start) if self.captures else math.inf
-            parts = Parts(self.model, self.call, self.counting, self.repetition, self._cheap_call(), seconds)
+            whole = time.perf_counter() - start if self.captures else None
+            parts = Parts(self.model, self.call, self.counting, self.repetition, self._cheap_call(), whole)
             self._take_parts(parts.found)
             if not self.captures:
                 for refused in parts.refused:
@@ -252,75 +249,81 @@ class Conversion:
         """Judge the programs against float64; drop the sites that make them fail; install what remains."""
         with self._stage("validate", 2) as advance:
             if self.validate_accuracy and self.variants:
-                self.reference = reference_outputs(self.model, self.call.args, self.call.kwargs)
-                self.original = model_outputs(self.model, self.call.args, self.call.kwargs)
+                judge = Judge(self.model, self.call, self.accuracy_threshold)
                 if self.captures:
-                    self._validate(self.captures[0])
+                    self._validate(judge, self.captures[0])
                 advance()
                 if any(self.variants.keys() - {""}):
-                    self._validate_parts()
-                del self.reference, self.original
+                    self._validate_parts(judge)
             advance()
         if self.outdated and self.variants:
             self.replace()
         self.ledger = install(self.model, self.variants, {})
 
-    def _validate(self, capture: Capture) -> None:
-        def judge(sites: Sequence[Site]) -> ValidationResult:
-            with torch.no_grad():
-                outputs = capture.variant(sites).run(capture.leaves)
-            return compare(self.reference, self.original, outputs, self.accuracy_threshold)
+    def _validate(self, judge: Judge, capture: Capture) -> None:
+        def judged(items: Sequence[list[Site]]) -> ValidationResult:
+            variant = capture.variant([site for item in items for site in item])
 
-        self.accuracy = judge(capture.applied)
-        if not self.accuracy.passed and capture.channels_last:
-            # Library convolutions sum in another order for each layout, at times with twice the error.
-            self.decided.clear()
-            self.outdated = True
-            for each in self.captures:
-                self._lay_out(each, channels_last=False)
-            self.decided |= {id(site.replacement.module): site for site in capture.sites}
-            for each in (captured for part in self.parts for captured in part.captures):
-                self._decide_like(each, each)
-                each.channels_last = False
-            self.accuracy = judge(capture.applied)
-        while not self.accuracy.passed and capture.applied:
-            blamed = _blame(capture.applied, lambda sites: judge(sites).passed)
-            self._drop([blamed], f"dropped after validation: {self.accuracy.reason}")
-            self.accuracy = judge(capture.applied)
+            def run(call: ExampleCall) -> Any:
+                with torch.no_grad():
+                    return variant.run(capture.region.call.leaves(call.args, call.kwargs))
+
+            return judge(run)
+
+        self.accuracy = self._accurate(lambda: [[site] for site in capture.applied], judged)
         if not self.accuracy.passed:
             self._revert(f"the captured graph itself differs from the model: {self.accuracy.reason}")
 
-    def _validate_parts(self) -> None:
+    def _validate_parts(self, judge: Judge) -> None:
         """Judge the model with its parts converted and its own forward."""
-        by_kind: dict[Any, list[Site]] = {}
-        for part in self.parts:
-            for captured in part.captures:
-                for index, site in enumerate(captured.sites):
-                    if site.status == "applied":
-                        by_kind.setdefault((part.captures[0].path, index), []).append(site)
+        captures = [captured for part in self.parts for captured in part.captures]
 
-        def judge(kinds: Sequence[list[Site]]) -> ValidationResult:
-            wanted = {id(site) for kind in kinds for site in kind}
-            captures = [captured for part in self.parts for captured in part.captures]
+        def applied() -> list[list[Site]]:
+            """The applied sites, those of one place in the captures of one part together."""
+            by_kind: dict[Any, list[Site]] = {}
+            for part in self.parts:
+                for captured in part.captures:
+                    for index, site in enumerate(captured.sites):
+                        if site.status == "applied":
+                            by_kind.setdefault((part.captures[0].path, index), []).append(site)
+            return list(by_kind.values())
+
+        def judged(items: Sequence[list[Site]]) -> ValidationResult:
+            wanted = {id(site) for item in items for site in item}
             chosen = {c.path: [site for site in c.applied if id(site) in wanted] for c in captures}
             variants = {c.path: [c.variant(chosen[c.path])] for c in captures if chosen[c.path]}
             install(self.model, variants, {}).warned = True  # misses within a conversion concern nobody
             try:
-                outputs = model_outputs(self.model, self.call.args, self.call.kwargs)
+                return judge(lambda call: model_outputs(self.model, call.args, call.kwargs))
             finally:
                 uninstall(self.model)
-            return compare(self.reference, self.original, outputs, self.accuracy_threshold)
 
-        kinds = list(by_kind.values())
-        accuracy = judge(kinds)
-        while not accuracy.passed and kinds:
-            blamed = _blame(kinds, lambda some: judge(some).passed)
-            self._drop(blamed, f"dropped after validation: {accuracy.reason}")
-            kinds.remove(blamed)
-            accuracy = judge(kinds)
+        accuracy = self._accurate(applied, judged)
         self.accuracy = self.accuracy or accuracy
         if not accuracy.passed:
             self._revert(f"a captured part differs from the model: {accuracy.reason}")
+
+    def _accurate(
+        self, applied: Callable[[], list[list[Site]]], judged: Callable[[Sequence[list[Site]]], ValidationResult]
+    ) -> ValidationResult:
+        """What is ``judged`` of the ``applied`` sites, when those that make the outputs inaccurate are dropped."""
+        accuracy = judged(applied())
+        if not accuracy.passed and any(captured.channels_last for captured in self.outermost()):
+            # Library convolutions sum in another order for each layout, at times with twice the error.
+            self._leave_channels_last()
+            accuracy = judged(applied())
+        return accuracy if accuracy.passed else drop_inaccurate(applied(), accuracy, judged, self._drop)
+
+    def _leave_channels_last(self) -> None:
+        """Decide all sites anew, for the usual memory format."""
+        self.decided.clear()
+        self.outdated = True
+        for captured in (*self.captures, *(part.captures[0] for part in self.parts)):
+            self._lay_out(captured, channels_last=False)
+            self.decided |= {id(site.replacement.module): site for site in captured.sites}
+        for part in self.parts:
+            for captured in part.captures[1:]:
+                self._decide_like(captured, part.captures[0])
 
     def _drop(self, sites: Sequence[Site], reason: str) -> None:
         """Reject ``sites`` and all others that share their modules."""
@@ -390,15 +393,3 @@ def _holders(replacement: Any) -> list[nn.Module]:
 
 def _has_layout(site: Site) -> bool:
     return hasattr(site.replacement.module, "channels_last")
-
-
-def _blame(sites: list[Blamed], passes: Callable[[Sequence[Blamed]], bool]) -> Blamed:
-    """The item at which the growing list of sites first fails, by bisection."""
-    good, bad = 0, len(sites)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if passes(sites[:middle]):
-            good = middle
-        else:
-            bad = middle
-    return sites[bad - 1]

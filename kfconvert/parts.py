@@ -6,7 +6,6 @@ and where it was, but a call does not pass its guard.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Hashable, Iterable
@@ -23,6 +22,10 @@ from .inputs import ExampleCall, variations, widened
 from .recording import opaque_argument, record, sizes
 from .repetition import Repetition
 from .tracer import CaptureError
+
+LEAST_SECONDS_WITHIN = 3.0
+# For one choice of free sizes: where many vary, windowed attention takes minutes.
+PATIENCE = 8.0
 
 
 @dataclass
@@ -47,9 +50,10 @@ class Parts:
         counting: modules that change an attribute in every call, which no graph does, and the name of that.
         repetition: the blocks of one structure in ``model``.
         cheap: a call of the same form with smaller sizes, if there is one, to trace with.
-        seconds: infinite where the parts are all there is. Where the model itself was captured, only blocks that
-            occur more than once are looked for, and no submodule that is most of the model, which would miss
-            whenever the model does; and so long, after the runs of the model that record their inputs.
+        whole: the seconds that it took to capture the model itself, None where it could not be. Where it was, only
+            blocks that occur more than once are looked for, and no submodule that is most of the model, which would
+            miss whenever the model does. For parts of what was captured, which only serve calls that the larger one
+            misses, the search takes half as long as the captures around them.
     """
 
     def __init__(
@@ -59,9 +63,8 @@ class Parts:
         counting: dict[nn.Module, str],
         repetition: Repetition,
         cheap: ExampleCall | None = None,
-        seconds: float = math.inf,
+        whole: float | None = None,
     ):
-        whole = seconds < math.inf
         self.found: list[Part] = []
         self.refused: list[Refused] = []
         self._paths = {module: path for path, module in model.named_modules() if path}
@@ -70,13 +73,13 @@ class Parts:
         alike = groups(outlines, lambda module: _kinds(outlines[module]))
         self._groups = {module: group for group in alike for module in group}
         self._counting, self._repetition = counting, repetition
-        blocks = [group for group in alike if not whole or _is_block(group, model)]
+        blocks = [group for group in alike if whole is None or _is_block(group, model)]
         wanted = [group[0] for group in blocks if self._is_plain(group, outlines[group[0]])]
         self._calls = record(model, base, wanted, values=True)
         # What the example call itself hands them, where the traced call is a wider one.
         self._examples = self._calls if base is call else record(model, call, wanted, values=True)
         self._captured: dict[nn.Module, Part | None] = {}
-        self._search(model, seconds)
+        self._search(model, whole)
         self._leave_out_singles()
 
     def _is_plain(self, group: list[nn.Module], call: ExampleCall) -> bool:
@@ -89,10 +92,10 @@ class Parts:
             self.refused.append(Refused(self._paths[group[0]], CaptureError(reason)))
         return reason is None
 
-    def _search(self, model: nn.Module, seconds: float) -> None:
-        """Look at the submodules of ``model``, level by level, until the time is up."""
-        end = time.perf_counter() + seconds
-        waiting = deque([(model, seconds < math.inf)])
+    def _search(self, model: nn.Module, whole: float | None) -> None:
+        """Look at the submodules of ``model``, level by level."""
+        around, within = whole or 0.0, 0.0  # seconds spent
+        waiting = deque([(model, whole is not None)])
         while waiting:
             module, inside = waiting.popleft()  # inside: it, or what it lies in, is captured itself
             for child in module.children():
@@ -101,9 +104,13 @@ class Parts:
                     waiting.append((child, inside))
                     continue
                 if child not in self._captured:
-                    if time.perf_counter() > end:
-                        return
-                    self._capture(group)
+                    left = max(LEAST_SECONDS_WITHIN, around / 2) - within
+                    if inside and left < 0:
+                        continue
+                    start = time.perf_counter()
+                    self._capture(group, max(LEAST_SECONDS_WITHIN, left) if inside else PATIENCE)
+                    seconds = time.perf_counter() - start
+                    around, within = (around, within + seconds) if inside else (around + seconds, within)
                 part = self._captured[child]
                 if part is None:
                     waiting.append((child, inside))
@@ -120,29 +127,30 @@ class Parts:
         order = {path: index for index, path in enumerate(self._paths.values())}
         self.found = sorted((part for part in self.found if part.captures), key=lambda part: order[part.captures[0].path])
 
-    def _capture(self, group: list[nn.Module]) -> None:
+    def _capture(self, group: list[nn.Module], patience: float) -> None:
+        used: set[str] = set()
         try:
-            with unread([group]):
-                self._capture_alike(group, group[0])
+            with unread([group], used.add):
+                self._capture_alike(group, group[0], patience)
             return
         except CaptureError as error:
             reason = error
-        subgroups = by_integers(group)
-        for subgroup in subgroups:
+        for subgroup in by_integers(group) if used else [group]:
             try:
-                if len(subgroups) > 1:
-                    self._capture_alike(subgroup, group[0])
+                if used:
+                    self._capture_alike(subgroup, group[0], patience)
                     continue
             except CaptureError as error:
                 reason = error
             self.refused.append(Refused(self._paths[subgroup[0]], reason))
             self._captured.update(dict.fromkeys(subgroup))
 
-    def _capture_alike(self, group: list[nn.Module], recorded: nn.Module) -> None:
+    def _capture_alike(self, group: list[nn.Module], recorded: nn.Module, patience: float) -> None:
         """Capture the first of ``group`` with the call that ``recorded``, of the same structure, received."""
         first, call = group[0], self._calls[recorded]
         choices = _choices(first, call, {name: calls.get(recorded) for name, calls in self._varied.items()})
-        captured = capture(first, self._paths[first], call, choices, self._examples[recorded], self._repetition)
+        example = self._examples[recorded]
+        captured = capture(first, self._paths[first], call, choices, example, self._repetition, patience)
         others = [captured.alike(self._paths[module], module) for module in group[1:]]
         part = Part([captured, *others])
         self._captured.update(dict.fromkeys(group, part))

@@ -32,6 +32,8 @@ class Site:
     region: str = ""
     original_us: float | None = None
     fused_us: float | None = None
+    # Root-mean-square error of the chosen strategy over that of the original subgraph, on the site's own inputs.
+    error_ratio: float | None = None
 
     def reject(self, reason: str) -> None:
         self.status, self.reason = "rejected", reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -43,14 +43,15 @@ class Decision:
     reason: str | None
     original_us: float | None = None
     fused_us: float | None = None
+    error_ratio: float | None = None
 
     @classmethod
     def of(cls, site: Site) -> Decision:
         """What was decided about ``site``."""
-        return cls(site.strategy, site.reason, site.original_us, site.fused_us)
+        return cls(site.strategy, site.reason, site.original_us, site.fused_us, site.error_ratio)
 
     def apply_to(self, site: Site) -> None:
-        site.original_us, site.fused_us = self.original_us, self.fused_us
+        site.original_us, site.fused_us, site.error_ratio = self.original_us, self.fused_us, self.error_ratio
         site.strategy = site.replacement.module.strategy = self.strategy
         if self.strategy is None:
             site.reject(self.reason)
@@ -116,22 +117,24 @@ class Selector:
         exact = _flat(sample.exact())
         own = _error(_flat(original()), exact)
         allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps)
-        accurate, least = {}, math.inf
+        accurate, errors, least = {}, {}, math.inf
         for strategy in _fused_strategies(module, inputs):
             module.strategy = strategy
             plan = partial(module.plan(*inputs), *inputs)
             error = _error(_flat(plan()), exact)
             if error <= allowed:
-                accurate[strategy] = plan
+                accurate[strategy], errors[strategy] = plan, error / max(own, torch.finfo(torch.float64).eps)
             least = min(least, error)
         if math.isinf(least):
             return Decision(None, f"no fused implementation for {sample.dtype} on this device")
         if not accurate:
             return Decision(None, f"error {least:.1e} against float64, allowed {allowed:.1e}")
         if not self.timed:
-            return Decision(next(iter(accurate)), None)
+            strategy = next(iter(accurate))
+            return Decision(strategy, None, error_ratio=errors[strategy])
         operators = sum(node.target is not aten.t.default for node in site.match.nodes)
-        return self._fastest(operators, {"original": original, **accurate})
+        decision = self._fastest(operators, {"original": original, **accurate})
+        return replace(decision, error_ratio=errors.get(decision.strategy))
 
     def _fastest(self, operators: int, candidates: dict[str, Callable[[], Any]]) -> Decision:
         """The fastest candidate, for a site of so many operators, unless that is the original."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Collection, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -15,10 +16,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from .calls import CallForm
 from .config_reads import recorded_reads
+from .deadline import Deadline
 from .guard import Guard, Places, guard_from_placeholders
 from .input_spec import InputSpecError, describe
 from .inputs import ExampleCall
@@ -74,6 +77,7 @@ def trace(
     call: ExampleCall,
     places: Mapping[str, Places] | None = None,
     repetition: Repetition | None = None,
+    seconds: float = math.inf,
 ) -> Region:
     """Capture ``model`` as called in ``call``.
 
@@ -81,9 +85,10 @@ def trace(
         places: the sizes that may vary afterwards, see ``free_places``, which names them by default.
         repetition: the blocks of one structure in ``model``, or in what it is part of, to trace each once; whether
             the graph is right has to be checked then, as a block may have effects that no graph shows.
+        seconds: when to give up.
 
     Raises:
-        CaptureError: ``torch.export`` refuses the module, or the graph has effects that a region may not have
+        CaptureError: the time is up, ``torch.export`` refuses the module, or the graph has effects that a region may not have
             (it writes to a buffer, a parameter or an argument).
     """
     form = _call_form(model, call)
@@ -102,7 +107,8 @@ def trace(
     shapes = pytree.tree_unflatten(dynamic, structure)
     with recorded_reads(model) as settings:
         arguments = pytree.tree_unflatten(widened, structure)
-        program = _export(model, arguments, shapes, repetition)
+        with Deadline(seconds):
+            program = _export(model, arguments, shapes, repetition)
     return _region(model, program, form, places, _described(form.keywords(leaves)), frozenset(settings))
 
 
@@ -178,6 +184,11 @@ def _export(
             return export() if repetition is None else repetition.trace(model, export)
     except Exception as error:  # the exporter raises anything the model's own code may raise
         raise CaptureError(_export_reason(error)) from error
+
+
+def depends_on_data(error: CaptureError) -> bool:
+    """Whether the model's control flow depends on values, so that it is refused whatever sizes are free."""
+    return isinstance(error.__cause__, GuardOnDataDependentSymNode)
 
 
 def _export_reason(error: Exception) -> str:

@@ -36,6 +36,7 @@ import time
 import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,24 +161,27 @@ def examine(key: str, select: str) -> dict[str, Any]:
 def on_other_inputs(model: Any, converted: Any, inputs: Any) -> str | None:
     """None where the converted model is as accurate for values and a batch that it was not made with, else why not.
 
-    The largest errors over all of these inputs are compared: of one with few outputs they are a matter of chance.
+    The largest errors over all of these inputs are compared, and over more of them where these do not pass: of few
+    outputs they are a matter of chance.
     """
     from torch import Tensor, cat
     from torch.utils._pytree import tree_map_only
 
-    from kfconvert.validator import ERROR_RATIO, validate_optimization
+    from kfconvert.validator import compare_all, model_outputs, reference_outputs, split_inputs
 
-    changes = [lambda tensor: tensor.flip(-1), lambda tensor: tensor.roll(1, -1), lambda tensor: tensor.roll(2, -1)]
+    def result(change: Any) -> Any:
+        args, kwargs = split_inputs(tree_map_only(Tensor, change, inputs))
+        original, optimized = (model_outputs(each, args, kwargs) for each in (model, converted))
+        return reference_outputs(model, args, kwargs), original, optimized
+
+    changes = [partial(Tensor.roll, shifts=shift, dims=-1) for shift in range(1, 4)]
     if isinstance(inputs, (Tensor, dict)):  # all but the detectors, whose images are a list
-        changes.append(lambda tensor: cat([tensor, tensor[:1].roll(3, -1)]))
-    results = [validate_optimization(model, converted, tree_map_only(Tensor, c, inputs)) for c in changes]
-    if all(result.passed for result in results):
+        changes.append(lambda tensor: cat([tensor, tensor[:1].flip(-1)]))
+    results = [result(change) for change in changes]
+    if compare_all(results).passed:
         return None
-    errors = ("optimized_error", "original_error")
-    error, own = (max(getattr(r, e).max_rel for r in results if getattr(r, e)) for e in errors)
-    if error <= max(1e-6, ERROR_RATIO * own):
-        return None
-    return next(result.reason for result in results if not result.passed)
+    more = [partial(Tensor.roll, shifts=shift, dims=-1) for shift in range(4, 20)]
+    return compare_all(results + [result(change) for change in more]).reason
 
 
 def on_generate(model: Any, converted: Any, inputs: Any) -> str | None:

@@ -232,6 +232,32 @@ def test_integer_outputs_must_be_equal():
     assert "output.order" in result.reason and "exact values" in result.reason
 
 
+def test_integers_may_differ_where_the_original_differs_from_float64_as_well():
+    truth = torch.arange(10)
+    ours = truth.clone()
+    ours[:4] = ours[:4].flip(0)  # 4 places
+    reference = Reference(truth, "float64 run of the original")
+
+    def judged(places: int):
+        theirs = truth.clone()
+        theirs[10 - places :] = -1
+        return compare(reference, ours, theirs)
+
+    result = judged(6)
+    assert result.passed and result.differing == 10
+    assert "differs from the original's in 10 of 10 exact values" in result.summary()
+    assert "in 6 where the original differs in 4" in result.summary()
+    assert not judged(7).passed and "in 7 where the original differs in 4" in judged(7).reason
+
+
+def test_integers_are_equal_to_those_of_an_original_that_is_right_or_has_no_reference():
+    truth = torch.arange(10)
+    theirs = truth.clone()
+    theirs[0] = 1
+    assert not compare(Reference(truth, "float64 run of the original"), truth, theirs).passed
+    assert not compare(Reference(truth[:5], "float64 run of the original"), truth, theirs).passed
+
+
 def test_only_integer_outputs():
     original = Formula(lambda x: x > 0)
     result = validate_optimization(original, Formula(lambda x: x > 0), torch.randn(5))

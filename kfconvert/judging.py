@@ -1,0 +1,96 @@
+"""Whether a converted model is as accurate as the original, and if it is not, which of its sites have to go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from .inputs import ExampleCall
+from .rewriter import Site
+from .validator import Reference, ValidationResult, compare_all, model_outputs, reference_outputs
+
+# So many times the site at which the outputs become inaccurate is found by bisection and dropped. What fails after
+# that are many sites together, each of which is accurate enough.
+MOST_BLAMED = 4
+
+
+class Judge:
+    """Compares a converted model with its original against float64, on ``call``, and where that fails, on variations
+    of it as well: for one input with few outputs the largest error is a matter of chance."""
+
+    def __init__(self, model: nn.Module, call: ExampleCall, accuracy_threshold: float):
+        self._model, self._accuracy_threshold = model, accuracy_threshold
+        self._samples = [self._sample(call)]
+        self._variations = [call.map_tensors(change) for change in _CHANGES]
+
+    def __call__(self, run: Callable[[ExampleCall], Any]) -> ValidationResult:
+        """``run`` returns the outputs of the converted model for a call of the same form."""
+        result = self._compare(run, self._samples[:1])
+        if result.passed:
+            return result
+        while self._variations:
+            try:
+                self._samples.append(self._sample(self._variations.pop()))
+            except Exception:  # the model does not take this variation, which may be for any reason
+                continue
+        return self._compare(run, self._samples)
+
+    def _sample(self, call: ExampleCall) -> tuple[ExampleCall, Reference, Any]:
+        reference = reference_outputs(self._model, call.args, call.kwargs)
+        return call, reference, model_outputs(self._model, call.args, call.kwargs)
+
+    def _compare(
+        self, run: Callable[[ExampleCall], Any], samples: Sequence[tuple[ExampleCall, Reference, Any]]
+    ) -> ValidationResult:
+        runs = [(reference, original, run(call)) for call, reference, original in samples]
+        return compare_all(runs, self._accuracy_threshold)
+
+
+def _turned(amount: int) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor.roll(amount, -1) if tensor.dim() else tensor
+
+
+_CHANGES = (lambda tensor: tensor.flip(-1) if tensor.dim() else tensor, _turned(1), _turned(2))
+
+
+def drop_inaccurate(
+    items: list[list[Site]],
+    accuracy: ValidationResult,
+    judge: Callable[[Sequence[list[Site]]], ValidationResult],
+    drop: Callable[[list[Site], str], None],
+) -> ValidationResult:
+    """Drop as many of the ``items`` as it takes for the others to pass; each is dropped or kept as a whole.
+
+    Args:
+        accuracy: what was judged of all of them.
+        judge: compares the model with only these items applied.
+        drop: rejects the sites of an item, for the reason given.
+    """
+    items = list(items)
+    for _ in range(MOST_BLAMED):
+        if accuracy.passed or not items:
+            return accuracy
+        blamed = items.pop(_passing(items, judge))
+        drop(blamed, f"dropped after validation: {accuracy.reason}")
+        accuracy = judge(items)
+    if not accuracy.passed and items:
+        items.sort(key=lambda item: max(site.error_ratio or 0.0 for site in item))
+        count = _passing(items, judge)
+        for item in items[count:]:
+            drop(item, f"dropped after validation as one of the least accurate, which together fail: {accuracy.reason}")
+        accuracy = judge(items[:count])
+    return accuracy
+
+
+def _passing(items: list[list[Site]], judge: Callable[[Sequence[list[Site]]], ValidationResult]) -> int:
+    """How many of the first items pass where one more fails, by bisection; all together fail."""
+    good, bad = 0, len(items)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if judge(items[:middle]).passed:
+            good = middle
+        else:
+            bad = middle
+    return good

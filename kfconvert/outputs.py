@@ -1,0 +1,63 @@
+"""The leaves of a model's output by path, whatever they are nested in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Outputs:
+    """The leaves of an output by path, and the containers that they sit in.
+
+    Beyond tuples, lists and mappings it looks into the attributes of objects (dataclasses, key-value caches),
+    so that no tensor escapes the comparison because its container is not a registered pytree.
+    """
+
+    def __init__(self, outputs: Any):
+        self.leaves: dict[str, Any] = {}
+        self.containers: dict[str, type] = {}
+        self._visiting: set[int] = set()
+        self._add("", outputs)
+
+    def _add(self, path: str, value: Any) -> None:
+        if isinstance(value, float):
+            value = torch.tensor(value, dtype=torch.float64)
+        elif not isinstance(value, Tensor) and hasattr(value, "__array__"):
+            value = torch.as_tensor(value)
+        if value is None or isinstance(value, (Tensor, str, bytes, int, complex)):
+            self.leaves[path] = value
+            return
+        children = _children(value)
+        if children is None or id(value) in self._visiting:
+            return
+        self.containers[path] = type(value)
+        self._visiting.add(id(value))
+        for key, child in children:
+            self._add(path + key, child)
+        self._visiting.discard(id(value))
+
+    def difference(self, other: Outputs) -> str | None:
+        """The first way in which the structure of `other` is not this one's."""
+        if self.leaves.keys() != other.leaves.keys():
+            missing = [name or "itself" for name in self.leaves if name not in other.leaves]
+            extra = [name or "itself" for name in other.leaves if name not in self.leaves]
+            return f"the outputs have another structure: missing {missing[:5]}, not expected {extra[:5]}"
+        for path, container in self.containers.items():
+            if other.containers.get(path) is not container:
+                theirs = getattr(other.containers.get(path), "__name__", "nothing")
+                return f"output{path} is a {theirs}, the original's is a {container.__name__}"
+        return None
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]] | None:
+    """(path piece, child) pairs of a container, None for what is opaque."""
+    if isinstance(value, Mapping):
+        return ((f".{key}", child) for key, child in value.items())
+    if isinstance(value, (tuple, list)):
+        return ((f"[{index}]", child) for index, child in enumerate(value))
+    if hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) and not callable(value):
+        return ((f".{key}", child) for key, child in vars(value).items())
+    return None

@@ -1,0 +1,114 @@
+"""Sites that make the outputs inaccurate are found and dropped, and chance is told from a loss of accuracy."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+from kfconvert.inputs import ExampleCall
+from kfconvert.judging import MOST_BLAMED, Judge, drop_inaccurate
+
+
+def item(name: str, error_ratio: float | None = 1.0) -> list[SimpleNamespace]:
+    return [SimpleNamespace(name=name, error_ratio=error_ratio)]
+
+
+def names(items) -> list[str]:
+    return [site.name for item in items for site in item]
+
+
+def dropped(items, fails) -> tuple[list[str], bool]:
+    """What is dropped of the items where those in ``fails``, a function of names, make the model inaccurate."""
+
+    def judge(some):
+        return SimpleNamespace(passed=not fails(names(some)), reason="too far off")
+
+    gone: list[str] = []
+
+    def drop(item, reason):
+        assert "too far off" in reason
+        gone.extend(names([item]))
+
+    return gone, drop_inaccurate(items, judge(items), judge, drop).passed
+
+
+def test_the_culprits_are_dropped_and_no_others():
+    items = [item(str(index)) for index in range(40)]
+    assert dropped(items, lambda some: {"7", "31"} & set(some)) == (["7", "31"], True)
+    assert dropped(items, lambda some: set()) == ([], True)
+
+
+def test_of_many_that_fail_together_the_least_accurate_are_dropped():
+    items = [item(str(index), error_ratio=index * 7 % 20) for index in range(20)]
+    ratios = {name: one[0].error_ratio for one in items for name in names([one])}
+    gone, passed = dropped(items, lambda some: sum(ratios[name] for name in some) > 60)
+    assert passed and len(gone) < 14
+    first, rest = gone[:MOST_BLAMED], gone[MOST_BLAMED:]
+    kept = ratios.keys() - set(gone)
+    assert len(first) == MOST_BLAMED and min(ratios[name] for name in rest) >= max(ratios[name] for name in kept)
+
+
+def test_what_fails_without_any_site_is_reported():
+    gone, passed = dropped([item("a"), item("b")], lambda some: True)
+    assert not passed and sorted(gone) == ["a", "b"]
+
+
+class Scaled(nn.Module):
+    """Returns its input, off by ``errors`` relative to 1: the first for the first call, and so on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def judged(original: list[float], converted: list[float]):
+    """The judgement of a model whose error on each call is that of ``converted``, the original's that of ``original``.
+
+    The calls are the example and its variations, in the order in which they are made.
+    """
+    call = ExampleCall((torch.arange(1.0, 9.0),))
+    judge = Judge(Scaled().eval(), call, 1e-9)
+    judge._variations = judge._variations[-len(original) + 1 :] if len(original) > 1 else []
+    sample = judge._sample
+    own = iter(original)
+
+    def off(call):
+        given, reference, outputs = sample(call)
+        return given, reference, outputs * (1 + next(own))
+
+    judge._samples, judge._sample = [off(call)], off
+    calls = []
+
+    def run(call):
+        calls.append(call)
+        return call.args[0] * (1 + converted[(len(calls) - 1 if len(calls) == 1 else len(calls) - 2)])
+
+    return judge(run), len(calls)
+
+
+def test_one_call_is_enough_where_it_passes():
+    result, calls = judged([1e-5], [1.4e-5])
+    assert result.passed and calls == 1
+
+
+def test_chance_is_told_from_a_loss_of_accuracy():
+    lucky = [1e-5, 4e-5, 4e-5, 4e-5]
+    result, calls = judged(lucky, [2e-5, 4e-5, 4e-5, 4e-5])
+    assert result.passed and calls == 5
+    assert result.original_error.max_rel > 3e-5
+    result, _ = judged(lucky, [2e-5, 4e-5, 7e-5, 4e-5])
+    assert not result.passed and "allowed is 6.0e-05" in result.reason
+
+
+def test_variations_that_the_model_does_not_take_are_left_out():
+    class Picky(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x[0] != 1:
+                raise ValueError("starts with another value")
+            return x.exp()
+
+    call = ExampleCall((torch.tensor([1.0, 2.0, 3.0]),))
+    result = Judge(Picky(), call, 1e-6)(lambda call: call.args[0] * 2)
+    assert not result.passed and dataclasses.is_dataclass(result)
