@@ -70,6 +70,7 @@ class Selector:
     def __init__(self, device: torch.device, accuracy_threshold: float, timed: bool):
         self.device, self.accuracy_threshold, self.timed = device, accuracy_threshold, timed
         self._decisions: dict[Any, Decision] = {}
+        self._keys: dict[tuple[int, bool], Any] = {}  # by the id of a site and the layout
 
     def select(
         self,
@@ -88,9 +89,11 @@ class Selector:
                 site.replacement.module.channels_last = channels_last
         if not sites:
             return
-        keys, samples = _sample_inputs(region, sites, live, leaves, channels_last)
+        if not all((id(site), channels_last) in self._keys for site in sites):
+            keys, samples = _sample_inputs(region, sites, live, leaves, channels_last)
+            self._keys |= {(id(site), channels_last): keys[id(site)] for site in sites}
         for site in sites:
-            key = keys[id(site)]
+            key = self._keys[id(site), channels_last]
             if key not in self._decisions:
                 self._decisions[key] = self._decide(site, samples[key])
             self._decisions[key].apply_to(site)
@@ -100,7 +103,8 @@ class Selector:
         if True not in programs or not self.timed:
             return True in programs
         candidates = {str(layout): lambda p=program: p.run(leaves) for layout, program in programs.items()}
-        times = compare_timings(candidates, self.device, budget_s=SECONDS_PER_LAYOUT * len(candidates))
+        budget = SECONDS_PER_LAYOUT * len(candidates)
+        times = compare_timings(candidates, self.device, budget_s=budget, min_rounds=5)
         return times[str(True)].median_ms < times[str(False)].median_ms
 
     def slower(self, original: Callable[[], Any], converted: Callable[[], Any]) -> str | None:
