@@ -14,11 +14,14 @@ from .validator import Reference, ValidationResult, compare_all, model_outputs, 
 # So many times the site at which the outputs become inaccurate is found by bisection and dropped. What fails after
 # that are many sites together, each of which is accurate enough.
 MOST_BLAMED = 4
+# One input settles it where the error is so small a part of what always passes, or so small a multiple of the
+# original's: the largest errors of other inputs differ by some tens of percent.
+CLEAR_SHARE, CLEAR_RATIO = 0.5, 1.1
 
 
 class Judge:
-    """Compares a converted model with its original against float64, on ``call``, and where that fails, on variations
-    of it as well: for one input with few outputs the largest error is a matter of chance."""
+    """Compares a converted model with its original against float64, on ``call``, and where that is not clear, on
+    variations of it as well: for one input the largest error is a matter of chance."""
 
     def __init__(self, model: nn.Module, call: ExampleCall, accuracy_threshold: float):
         self._model, self._accuracy_threshold = model, accuracy_threshold
@@ -28,7 +31,7 @@ class Judge:
     def __call__(self, run: Callable[[ExampleCall], Any]) -> ValidationResult:
         """``run`` returns the outputs of the converted model for a call of the same form."""
         result = self._compare(run, self._samples[:1])
-        if result.passed:
+        if result.passed and self._is_clear(result):
             return result
         while self._variations:
             try:
@@ -36,6 +39,12 @@ class Judge:
             except Exception:  # the model does not take this variation, which may be for any reason
                 continue
         return self._compare(run, self._samples)
+
+    def _is_clear(self, result: ValidationResult) -> bool:
+        error = result.optimized_error
+        if error is None or error.max_rel <= CLEAR_SHARE * self._accuracy_threshold:
+            return True
+        return result.ratio is not None and result.ratio <= CLEAR_RATIO
 
     def _sample(self, call: ExampleCall) -> tuple[ExampleCall, Reference, Any]:
         reference = reference_outputs(self._model, call.args, call.kwargs)

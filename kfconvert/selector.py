@@ -156,7 +156,7 @@ class Selector:
         repeats = CALLS_IN_FLIGHT if self.device.type == "cuda" else 1
         budget = SECONDS_PER_CANDIDATE * len(candidates)
         repeated = {name: partial(_repeat, call, repeats) for name, call in candidates.items()}
-        times = compare_timings(repeated, self.device, budget_s=budget, min_rounds=5)
+        times = compare_timings(repeated, self.device, budget_s=budget, min_rounds=3)
         return {name: 1e3 * timing.median_ms / repeats for name, timing in times.items()}
 
 

@@ -88,9 +88,14 @@ def judged(original: list[float], converted: list[float]):
     return judge(run), len(calls)
 
 
-def test_one_call_is_enough_where_it_passes():
-    result, calls = judged([1e-5], [1.4e-5])
+def test_one_call_is_enough_where_it_is_clear():
+    result, calls = judged([1e-5], [1e-5])
     assert result.passed and calls == 1
+
+
+def test_chance_does_not_hide_a_loss_of_accuracy():
+    result, calls = judged([1e-5, 1e-5, 1e-5, 1e-5], [1.4e-5, 2e-5, 1e-5, 1e-5])
+    assert not result.passed and calls == 5
 
 
 def test_chance_is_told_from_a_loss_of_accuracy():
