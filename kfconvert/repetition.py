@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
@@ -51,8 +52,11 @@ class Repetition:
                     result = run()
                 if not used:
                     return result
-            except Exception:
-                if not used:
+            except Exception as error:
+                if _is_own(error):
+                    # What is recorded here is no public interface of PyTorch: another version may have another one.
+                    self._groups = []
+                elif not used:
                     raise
             self._used |= used
         self.replayed = 0
@@ -98,7 +102,7 @@ class Repetition:
                 return known.replay(call)
             if call.key in records:
                 return forward(*args, **kwargs)
-            last = next(reversed(call.tracer.graph.nodes))
+            last = next(iter(reversed(call.tracer.graph.nodes)))
             before = _attributes(module)
             result = forward(*args, **kwargs)
             unchanged = _attributes(module) == before and call == _Call.of(call.tracer, module, args, kwargs)
@@ -209,6 +213,12 @@ class _Record:
             fake = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
         proxy_tensor.track_tensor(fake, fx.Proxy(copies[node], call.tracer), constant=None, tracer=call.tracer)
         return fake
+
+
+def _is_own(error: Exception) -> bool:
+    """Whether ``error`` comes from the bookkeeping in this file, not from the model."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename == __file__
 
 
 def _node(tracer: Any, tensor: Tensor) -> fx.Node | None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim
 
-from kfconvert import ModelConverter
+from kfconvert import ModelConverter, repetition
 from kfconvert.repetition import Repetition
 
 
@@ -37,13 +37,13 @@ class Chain(nn.Module):
 
 def traced(model: nn.Module, x: Tensor, repeated: bool) -> tuple[torch.export.ExportedProgram, int]:
     """The exported program, and how many calls of blocks were replayed for it."""
-    repetition = Repetition(model)
+    blocks = Repetition(model)
 
     def run():
         return torch.export.export(model, (x,), dynamic_shapes=({0: Dim.AUTO},), strict=False)
 
     with torch.no_grad():
-        return (repetition.trace(model, run) if repeated else run()), repetition.replayed
+        return (blocks.trace(model, run) if repeated else run()), blocks.replayed
 
 
 def attributes(model: nn.Module) -> dict[tuple[str, str], type]:
@@ -319,3 +319,12 @@ def test_an_error_of_the_model_is_raised_as_it_is():
 
     with pytest.raises(ValueError, match="on purpose"):
         traced(Chain(Failing), torch.randn(3, 8), repeated=True)
+
+
+def test_an_error_of_the_recording_costs_the_repetition_only(monkeypatch):
+    def failing(*args):
+        raise AttributeError("another version of PyTorch")
+
+    failing.__code__ = failing.__code__.replace(co_filename=repetition.__file__)
+    monkeypatch.setattr(repetition._Record, "of", failing)
+    check(Chain(), replays=0)
