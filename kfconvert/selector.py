@@ -121,16 +121,20 @@ class Selector:
         exact = _flat(sample.exact())
         own = _error(_flat(original()), exact)
         allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps)
-        accurate, errors, least = {}, {}, math.inf
+        accurate, errors, least, failed = {}, {}, math.inf, ""
         for strategy in _fused_strategies(module, inputs):
             module.strategy = strategy
-            plan = partial(module.plan(*inputs), *inputs)
-            error = _error(_flat(plan()), exact)
+            try:
+                plan = partial(module.plan(*inputs), *inputs)
+                error = _error(_flat(plan()), exact)
+            except RuntimeError as refusal:  # a library that does not take these shapes
+                failed += f"; {strategy}: {refusal}".splitlines()[0]
+                continue
             if error <= allowed:
                 accurate[strategy], errors[strategy] = plan, error / max(own, torch.finfo(torch.float64).eps)
             least = min(least, error)
         if math.isinf(least):
-            return Decision(None, f"no fused implementation for {sample.dtype} on this device")
+            return Decision(None, f"no fused implementation for {sample.dtype} on this device{failed}")
         if not accurate:
             return Decision(None, f"error {least:.1e} against float64, allowed {allowed:.1e}")
         if not self.timed:

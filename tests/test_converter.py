@@ -183,6 +183,22 @@ def test_a_model_that_got_slower_is_given_back_unconverted(monkeypatch):
     assert fused.kfconvert_info()["reverted"] == converter.conversion_stats["reverted"]
 
 
+def test_a_strategy_that_a_library_refuses_is_not_taken(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("could not create a memory\nmore of it")
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    monkeypatch.setattr("kfconvert.modules.conv._OneDNNConv.__call__", refuse)
+    converter = ModelConverter(select="all")
+    fused = converter.convert_model(model, input_shape=(1, 3, 8, 8))
+    (site,) = converter.conversion_stats["sites"]
+    assert site["status"] == "applied" and site["strategy"] != "onednn"
+    monkeypatch.setattr("kfconvert.modules.conv.conv_act", refuse)
+    with pytest.warns(UserWarning, match="could not create a memory"):
+        converter.convert_model(model, input_shape=(1, 3, 8, 8))
+    assert fused(torch.randn(1, 3, 8, 8)).shape == (1, 4, 6, 6)
+
+
 def test_a_site_that_is_not_faster_is_rejected(monkeypatch):
     def original_wins(candidates, device, **options):
         return Comparison({name: [1.0 if name in ("original", "converted") else 2.0] * 20 for name in candidates})

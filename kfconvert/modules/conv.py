@@ -110,8 +110,9 @@ class FusedConvBN(FusedModule):
         """Those that apply to these inputs, best guess first."""
         names = ["kernel" if has_kernels(x) else "folded", "composition"]
         weight = self.conv.weight
+        # oneDNN of PyTorch 2.11 cannot add to a result of a single channel.
         if (weight.dim() in _CHANNELS_LAST and runs_onednn(x) and weight.dtype == x.dtype
-                and weight.device == x.device):
+                and weight.device == x.device and (residual is None or weight.shape[0] > 1)):
             # ResNet-50, batch 1, one thread, CPU ms in one run: eager 207; channels-last packed 145, kernel
             # 190; contiguous packed 225, kernel 192, as results are brought back to contiguous.
             names.insert(0 if self._uses_channels_last(x) else 1, "onednn")

@@ -111,6 +111,14 @@ def test_strided_and_empty_inputs(device):
     check(module, batch=0)
 
 
+@pytest.mark.parametrize("channels", [(1, 1), (4, 1), (1, 4)], ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_single_channels(channels, channels_last, device):
+    module = build(channels=channels, device=device, padding=1, bn=False)
+    module.channels_last = channels_last
+    check(module, size=7)
+
+
 def test_shapes_may_vary(device):
     module = build(device=device, padding=1)
     for batch, size in ((1, 9), (3, 9), (3, 17), (1, 9)):
