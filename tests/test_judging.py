@@ -63,13 +63,13 @@ class Scaled(nn.Module):
         return x
 
 
-def judged(original: list[float], converted: list[float]):
+def judged(original: list[float], converted: list[float], threshold: float = 1e-9):
     """The judgement of a model whose error on each call is that of ``converted``, the original's that of ``original``.
 
     The calls are the example and its variations, in the order in which they are made.
     """
     call = ExampleCall((torch.arange(1.0, 9.0),))
-    judge = Judge(Scaled().eval(), call, 1e-9)
+    judge = Judge(Scaled().eval(), call, threshold)
     judge._variations = judge._variations[-len(original) + 1 :] if len(original) > 1 else []
     sample = judge._sample
     own = iter(original)
@@ -105,6 +105,13 @@ def test_chance_is_told_from_a_loss_of_accuracy():
     assert result.original_error.max_rel > 3e-5
     result, _ = judged(lucky, [2e-5, 4e-5, 7e-5, 4e-5])
     assert not result.passed and "allowed is 6.0e-05" in result.reason
+
+
+def test_an_error_near_the_threshold_leaves_room_for_other_inputs():
+    own = [1e-5] * 4
+    result, _ = judged(own, [8e-5, 6e-5, 6e-5, 6e-5], threshold=1e-4)
+    assert not result.passed and "allowed is 7.0e-05" in result.reason and result.accuracy_threshold == 1e-4
+    assert judged(own, [6e-5] * 4, threshold=1e-4)[0].passed
 
 
 def test_variations_that_the_model_does_not_take_are_left_out():
