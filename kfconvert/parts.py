@@ -125,7 +125,8 @@ class Parts:
             if is_operator(part.captures[0].module):
                 part.captures = [c for c in part.captures if paths.isdisjoint(parents(c.path))]
         order = {path: index for index, path in enumerate(self._paths.values())}
-        self.found = sorted((part for part in self.found if part.captures), key=lambda part: order[part.captures[0].path])
+        remaining = [part for part in self.found if part.captures]
+        self.found = sorted(remaining, key=lambda part: order[part.captures[0].path])
 
     def _capture(self, group: list[nn.Module], patience: float) -> None:
         used: set[str] = set()

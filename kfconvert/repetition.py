@@ -37,7 +37,7 @@ class Repetition:
         self.replayed = 0  # calls, in the last trace
 
     def trace(self, module: nn.Module, run: Callable[[], Any]) -> Any:
-        """``run()``, which traces ``module`` with fake tensors; calls of its blocks are replayed where that is possible.
+        """``run()``, which traces ``module`` with fake tensors; calls of its blocks are replayed where possible.
 
         Blocks that differ in an integer attribute are alike only if the forward does not use it; where it does, the
         trace starts anew, with the blocks told apart by it.

@@ -88,8 +88,8 @@ def trace(
         seconds: when to give up.
 
     Raises:
-        CaptureError: the time is up, ``torch.export`` refuses the module, or the graph has effects that a region may not have
-            (it writes to a buffer, a parameter or an argument).
+        CaptureError: the time is up, ``torch.export`` refuses the module, or the graph has effects that a region may
+            not have (it writes to a buffer, a parameter or an argument).
     """
     form = _call_form(model, call)
     leaves = form.leaves(call.args, call.kwargs)
