@@ -83,6 +83,16 @@ def integers(module: nn.Module) -> dict[tuple[str, str], int]:
     }
 
 
+def settings(module: nn.Module) -> Hashable:
+    """The attributes of all submodules as they are now, but for those that ``unread`` has put out of reach."""
+    return tuple(
+        (path, name, value if type(value) is int else _value(value))
+        for path, inner in module.named_modules()
+        for name, value in vars(inner).items()
+        if name not in _OWN and name != "forward" and type(value) is not _Unread
+    )
+
+
 def is_operator(module: nn.Module) -> bool:
     """Whether ``module`` is a single operator of PyTorch."""
     return type(module).__module__.startswith("torch.nn.modules.") and not any(True for _ in module.children())
@@ -116,6 +126,8 @@ def _tensor(tensor: Tensor, places: dict[int, int]) -> Hashable:
 
 
 def _value(value: Any) -> Hashable:
+    if isinstance(value, float):
+        return float, repr(value)  # which tells 0.0 from -0.0, and knows that NaN is NaN
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, (tuple, list)):
@@ -130,7 +142,8 @@ def _element(item: Any) -> Hashable:
 def _refuse_everything() -> None:
     names = (
         "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg pos abs eq ne lt le "
-        "gt ge bool int float index hash str repr format getattr getitem contains len iter and or xor lshift rshift"
+        "gt ge bool int float index hash str repr format getattr getitem contains len iter and or xor lshift rshift "
+        "rand ror rxor rlshift rrshift divmod rdivmod invert round trunc floor ceil complex matmul rmatmul call"
     )
     for name in names.split():
         setattr(_Unread, f"__{name}__", _Unread._refuse)

@@ -15,7 +15,7 @@ from .inputs import ExampleCall
 from .matcher import Findings, find, mark_weights
 from .model_state import has_hooks, inner_hook
 from .patterns import REGISTRY
-from .probing import admit_sizes_of_one
+from .probing import admit_sizes_of_one, is_faithful
 from .repetition import Repetition
 from .rewriter import LiveTensors, Site, rewrite
 from .runtime import Variant
@@ -104,7 +104,7 @@ def _capture(
     seconds: float,
 ) -> Capture:
     region = trace(module, call, places, repetition, seconds)
-    repeated = repetition is not None and repetition.replayed > 0
+    suspect = repetition is not None and repetition.interfered
     mark_weights(region.graph, region.slots.keys() | region.constants.keys())
     canonicalise(region.graph)
     given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))
@@ -112,6 +112,8 @@ def _capture(
         raise CaptureError("its example call has another form than the traced one")
     findings = find(region.graph, REGISTRY)
     captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
-    if not admit_sizes_of_one(module, region, captured.variant(()).run, given) and repeated:
+    run = captured.variant(()).run
+    if suspect and not is_faithful(module, region, run, given):
         return _capture(module, path, call, places, example, None, seconds)
+    admit_sizes_of_one(module, region, run, given)
     return captured

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .alike import by_integers, groups, is_operator, unread
+from .alike import by_integers, groups, integers, is_operator, unread
 from .calls import CallForm
 from .capture import Capture, capture
 from .guard import Places
 from .inputs import ExampleCall, variations, widened
+from .probing import is_faithful
 from .recording import opaque_argument, record, sizes
 from .repetition import Repetition
 from .tracer import CaptureError
@@ -132,31 +133,46 @@ class Parts:
         used: set[str] = set()
         try:
             with unread([group], used.add):
-                self._capture_alike(group, group[0], patience)
-            return
+                part = self._capture_alike(group, group[0], patience)
+            if self._is_faithful(part):
+                return self._take(part)
+            used.add("integers")  # by a way that cannot be seen, such as isinstance
+            reason = CaptureError("its modules use integers in which they differ")
         except CaptureError as error:
             reason = error
         for subgroup in by_integers(group) if used else [group]:
             try:
                 if used:
-                    self._capture_alike(subgroup, group[0], patience)
+                    self._take(self._capture_alike(subgroup, group[0], patience))
                     continue
             except CaptureError as error:
                 reason = error
             self.refused.append(Refused(self._paths[subgroup[0]], reason))
             self._captured.update(dict.fromkeys(subgroup))
 
-    def _capture_alike(self, group: list[nn.Module], recorded: nn.Module, patience: float) -> None:
+    def _capture_alike(self, group: list[nn.Module], recorded: nn.Module, patience: float) -> Part:
         """Capture the first of ``group`` with the call that ``recorded``, of the same structure, received."""
         first, call = group[0], self._calls[recorded]
         choices = _choices(first, call, {name: calls.get(recorded) for name, calls in self._varied.items()})
         example = self._examples[recorded]
         captured = capture(first, self._paths[first], call, choices, example, self._repetition, patience)
         others = [captured.alike(self._paths[module], module) for module in group[1:]]
-        part = Part([captured, *others])
-        self._captured.update(dict.fromkeys(group, part))
-        if captured.findings.matches:
+        return Part([captured, *others])
+
+    def _take(self, part: Part) -> None:
+        self._captured.update(dict.fromkeys((captured.module for captured in part.captures), part))
+        if part.captures[0].findings.matches:
             self.found.append(part)
+
+    def _is_faithful(self, part: Part) -> bool:
+        """Whether the graph, traced without the integers in which its modules differ, is right for all of them."""
+        region = part.captures[0].region
+        call = self._calls[part.captures[0].module]
+        leaves = region.call.leaves(call.args, call.kwargs)
+        kinds = {tuple(integers(captured.module).items()): captured for captured in part.captures}
+        if len(kinds) == 1:
+            return True
+        return all(is_faithful(c.module, region, c.variant(()).run, leaves) for c in kinds.values())
 
 
 def _base(

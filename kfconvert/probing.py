@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +20,10 @@ FEW = 8
 
 
 @torch.no_grad()
-def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
+def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
     """Let each free size of ``region`` be 1 where ``run``, its graph as traced, then agrees with ``model``.
 
-    ``leaves``: flat user inputs of the region, from which inputs with sizes of 1 are cut. Returns whether the graph
-    agreed with the model for any sizes.
+    ``leaves``: flat user inputs of the region, from which inputs with sizes of 1 are cut.
     """
     free = region.guard.free
     few = with_few(region, leaves)
@@ -37,7 +37,16 @@ def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any
     if len(safe) < 2 or agrees(safe):
         for name in safe:
             region.guard.admit_one(name)
-    return bool(safe) or agrees(())
+
+
+@torch.no_grad()
+def is_faithful(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
+    """Whether ``run``, the graph of ``region`` as traced, computes what ``model`` does, but for single roundings.
+
+    With no size cut to 1, where masks, windows and shifts along it would not show.
+    """
+    share = 0.01  # of the tolerance for other sizes, for which libraries may take other algorithms
+    return any(_agrees(model, region, run, given, share) for given in (with_few(region, leaves), leaves))
 
 
 def with_few(region: Region, leaves: list[Any]) -> list[Any]:
@@ -53,16 +62,18 @@ def _cut(leaves: list[Any], places: Places, size: int) -> list[Any]:
     return cut
 
 
-def _agrees(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
+def _agrees(
+    model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any], share: float = 1.0
+) -> bool:
     try:
         expected = pytree.tree_leaves(model(**region.call.keywords(leaves)))
         actual = pytree.tree_leaves(run(leaves))
     except Exception:  # whatever the model or the graph raises for this size, it is not admitted
         return False
-    return len(expected) == len(actual) and all(map(_close, expected, actual))
+    return len(expected) == len(actual) and all(map(partial(_close, share=share), expected, actual))
 
 
-def _close(expected: Any, actual: Any) -> bool:
+def _close(expected: Any, actual: Any, share: float) -> bool:
     if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
         return type(expected) is type(actual) and expected == actual
     if expected.shape != actual.shape or expected.dtype is not actual.dtype:
@@ -70,4 +81,5 @@ def _close(expected: Any, actual: Any) -> bool:
     if not expected.is_floating_point():
         return torch.equal(expected, actual)
     scale = expected.double().nan_to_num().abs().max().item() if expected.numel() else 1.0
-    return torch.allclose(actual, expected, rtol=0, atol=_TOLERANCE[expected.dtype] * (scale or 1.0), equal_nan=True)
+    tolerance = share * _TOLERANCE[expected.dtype] * (scale or 1.0)
+    return torch.allclose(actual, expected, rtol=0, atol=tolerance, equal_nan=True)

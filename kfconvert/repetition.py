@@ -17,14 +17,15 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from .alike import groups, integers, is_operator, unread
+from .alike import groups, integers, is_operator, settings, unread
 from .model_state import has_hooks
 
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
-_CONTAINERS = (list, dict, set)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # One attempt finds at most one integer attribute that the forward uses.
 _ATTEMPTS = 4
+# The first call may compute sizes of the model's inputs, which later ones only read.
+_RECORDINGS = 2
 
 
 class Repetition:
@@ -35,6 +36,7 @@ class Repetition:
         self._groups = [group for group in groups(blocks, also=lambda module: None) if len(group) > 1]
         self._used: set[str] = set()
         self.replayed = 0  # calls, in the last trace
+        self.interfered = False  # whether the last trace differs from a plain one in any way
 
     def trace(self, module: nn.Module, run: Callable[[], Any]) -> Any:
         """``run()``, which traces ``module`` with fake tensors; calls of its blocks are replayed where possible.
@@ -47,6 +49,7 @@ class Repetition:
             used: set[str] = set()
             alike = [[block for block in group if block in inner] for group in self._told_apart()]
             alike = [group for group in alike if len(group) > 1]
+            self.interfered = bool(alike)
             try:
                 with unread(alike, used.add), self._replaying(alike):
                     result = run()
@@ -59,7 +62,7 @@ class Repetition:
                 elif not used:
                     raise
             self._used |= used
-        self.replayed = 0
+        self.replayed, self.interfered = 0, False
         return run()
 
     def _told_apart(self) -> Iterator[list[nn.Module]]:
@@ -78,7 +81,7 @@ class Repetition:
         changed = []
         try:
             for group in alike:
-                records: dict[Hashable, _Record | None] = {}
+                records: dict[Hashable, tuple[_Record | None, int]] = {}
                 for module in group:
                     vars(module)["forward"] = self._forward(module, module.forward, records)
                     changed.append(module)
@@ -88,7 +91,7 @@ class Repetition:
                 del vars(module)["forward"]
 
     def _forward(
-        self, module: nn.Module, forward: Callable[..., Any], records: dict[Hashable, _Record | None]
+        self, module: nn.Module, forward: Callable[..., Any], records: dict[Hashable, tuple[_Record | None, int]]
     ) -> Callable[..., Any]:
         @functools.wraps(forward)
         def recording(*args: Any, **kwargs: Any) -> Any:
@@ -96,17 +99,17 @@ class Repetition:
             call = None if mode is None else _Call.of(mode.tracer, module, args, kwargs)
             if call is None:
                 return forward(*args, **kwargs)
-            known = records.get(call.key)
+            known, refusals = records.get(call.key, (None, 0))
             if known is not None:
                 self.replayed += 1
                 return known.replay(call)
-            if call.key in records:
+            if refusals == _RECORDINGS:
                 return forward(*args, **kwargs)
             last = next(iter(reversed(call.tracer.graph.nodes)))
             before = _attributes(module)
             result = forward(*args, **kwargs)
             unchanged = _attributes(module) == before and call == _Call.of(call.tracer, module, args, kwargs)
-            records[call.key] = _Record.of(call, last, result) if unchanged else None
+            records[call.key] = (_Record.of(call, last, result) if unchanged else None, refusals + 1)
             return result
 
         return recording
@@ -136,14 +139,17 @@ class _Call:
         described = [_described(leaf) for leaf in leaves]
         if any(description is None for description in described):
             return None
+        if any(_is_known(tracer, leaf) for leaf in leaves if isinstance(leaf, Tensor)):
+            return None
         nodes = [_node(tracer, leaf) if isinstance(leaf, Tensor) else None for leaf in leaves]
         state = [_node(tracer, tensor) for tensor in _state(module)]
         traced = [node for node, leaf in zip(nodes, leaves) if isinstance(leaf, Tensor)]
         if None in traced or None in state or not set(traced).isdisjoint(state):
             return None
         ties = tuple(map([*traced, *state].index, [*traced, *state]))
-        modes = (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"))
-        key = (id(tracer.graph), str(spec), tuple(described), ties, modes)
+        autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+        modes = (torch.is_grad_enabled(), torch.get_default_dtype(), *autocast)
+        key = (id(tracer.graph), str(spec), tuple(described), ties, modes, settings(module))
         return cls(tracer, module, tuple(leaves), tuple(nodes), tuple(state), key)
 
     def __eq__(self, other: Any) -> bool:
@@ -184,7 +190,7 @@ class _Record:
         outputs = [(r, _node(call.tracer, r) if isinstance(r, Tensor) else None) for r in results]
         for output, node in outputs:
             if isinstance(output, Tensor) and not _is_among(output, call.leaves):
-                if not isinstance(output, FakeTensor) or node not in nodes:
+                if not isinstance(output, FakeTensor) or node not in nodes or output.storage_offset() != 0:
                     return None
             elif not isinstance(output, (Tensor, *_CONSTANTS, *_SYMBOLIC)):
                 return None
@@ -226,17 +232,27 @@ def _node(tracer: Any, tensor: Tensor) -> fx.Node | None:
     return proxy.node if isinstance(proxy, fx.Proxy) else None
 
 
+def _is_known(tracer: Any, tensor: Tensor) -> bool:
+    """Whether the trace knows the values of ``tensor``, which the model may ask for."""
+    slot = proxy_tensor.get_proxy_slot(tensor, tracer, None, lambda found: found)
+    return slot is not None and slot.constant is not None
+
+
 def _state(module: nn.Module) -> Iterator[Tensor]:
     for inner in module.modules():
         for store in (inner._parameters, inner._buffers):
             yield from (tensor for tensor in store.values() if tensor is not None)
 
 
-def _attributes(module: nn.Module) -> list[tuple[str, int, int]]:
-    """What a forward that keeps something for later changes: which values stand there, and how long lists are."""
+def _attributes(module: nn.Module) -> list[tuple[str, int, tuple[int, ...]]]:
+    """What a forward that keeps something for later changes: which values stand there, and in lists and dicts."""
     stores = [store for inner in module.modules() for store in (vars(inner), inner._buffers, inner._parameters)]
-    values = [item for store in stores for item in store.items()]
-    return [(name, id(value), len(value) if isinstance(value, _CONTAINERS) else 0) for name, value in values]
+    return [(name, id(value), _contents(value)) for store in stores for name, value in store.items()]
+
+
+def _contents(value: Any) -> tuple[int, ...]:
+    elements = value.values() if isinstance(value, dict) else value if isinstance(value, (list, set)) else ()
+    return tuple(map(id, elements))
 
 
 def _described(leaf: Any) -> Hashable:
@@ -247,7 +263,7 @@ def _described(leaf: Any) -> Hashable:
         return str(leaf.shape), str(leaf.stride()), str(leaf.storage_offset()), leaf.dtype, leaf.device
     if isinstance(leaf, _SYMBOLIC):
         return type(leaf), str(leaf)
-    return (type(leaf), leaf) if type(leaf) in _CONSTANTS else None
+    return (type(leaf), repr(leaf)) if type(leaf) in _CONSTANTS else None
 
 
 def _depends_on_data(value: Any) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
+
 import pytest
 import torch
 from torch import Tensor, fx, nn
@@ -328,3 +331,139 @@ def test_an_error_of_the_recording_costs_the_repetition_only(monkeypatch):
     failing.__code__ = failing.__code__.replace(co_filename=repetition.__file__)
     monkeypatch.setattr(repetition._Record, "of", failing)
     check(Chain(), replays=0)
+
+
+# What was found by looking for a model whose graph the replay makes wrong.
+
+MODE = ContextVar("MODE", default=False)
+
+
+class Tokens(nn.Module):
+    """A token model, whose batch and sequence are free: ``step`` calls its blocks."""
+
+    def __init__(self, kind: type[nn.Module], step: Callable[[int, nn.Module, Tensor], Tensor]):
+        super().__init__()
+        self.embedding, self.step = nn.Embedding(20, 8), step
+        self.blocks = nn.ModuleList(kind(index) for index in range(3))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        batch, length = input_ids.shape
+        x = self.embedding(input_ids) + torch.zeros(batch, length, 8)
+        for index, block in enumerate(self.blocks):
+            x = self.step(index, block, x)
+        return x
+
+
+class Causal(Block):
+    def __init__(self, index: int):
+        super().__init__(index)
+        self.causal = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = super().forward(x)[:, None]
+        causal = self.causal or MODE.get()
+        return x + nn.functional.scaled_dot_product_attention(q, q, q, is_causal=causal)[:, 0]
+
+
+def toggled(index: int, block: nn.Module, x: Tensor) -> Tensor:
+    block.causal = True
+    first = block(x)
+    block.causal = False
+    return first + block(x)
+
+
+def told_in_secret(index: int, block: nn.Module, x: Tensor) -> Tensor:
+    token = MODE.set(index == 0)
+    x = block(x)
+    MODE.reset(token)
+    return x
+
+
+class Rolling(Block):
+    def forward(self, x: Tensor, amount: Tensor | None = None) -> Tensor:
+        return super().forward(x).roll(int(amount), 1)
+
+
+class Asking(Block):
+    """Looks at the kind of an integer, which nothing can tell from a look at another object."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y.roll(self.index + 1, 1) if isinstance(self.index, int) else y
+
+
+class Writing(Asking):
+    def forward(self, x: Tensor) -> Tensor:
+        x += torch.relu(self.inner(x))
+        return super().forward(x)
+
+
+class Stopping(Tokens):
+    """Cannot be captured as a whole."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = super().forward(input_ids)
+        return x if x.sum() > 1e9 else x * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "model"),
+    [
+        (Causal, toggled, Tokens),
+        (Causal, told_in_secret, Tokens),
+        (Rolling, lambda index, block, x: block(x, torch.tensor(index)), Tokens),
+        (Asking, lambda index, block, x: block(x), Tokens),
+        (Writing, lambda index, block, x: block(x * 1.5), Tokens),
+        (Asking, lambda index, block, x: block(x), Stopping),
+        (Block, lambda index, block, x: block(x), Stopping),
+    ],
+)
+def test_the_converted_model_computes_what_the_model_does(kind, step, model):
+    original = model(kind, step).eval()
+    converter = ModelConverter(validate_accuracy=False, select="all")
+    fused = converter.convert_model(original, example_inputs=torch.randint(0, 20, (2, 5)))
+    assert converter.conversion_stats["total_replaced"] > 0
+    with torch.no_grad():
+        for shape in ((2, 5), (3, 7), (1, 5)):
+            ids = torch.randint(0, 20, shape)
+            torch.testing.assert_close(fused(ids), original(ids), rtol=1e-4, atol=1e-4)
+
+
+def test_other_types_under_autocast_are_traced_anew():
+    class Mixed(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            first, second, *_ = self.blocks
+            with torch.autocast("cpu", torch.bfloat16):
+                y = first.inner(x)
+            with torch.autocast("cpu", torch.float16):
+                return second.inner(x).float() + y.float()
+
+    check(Mixed(), replays=0)
+
+
+def test_zero_and_minus_zero_are_two_arguments():
+    class Signed(Block):
+        def forward(self, x: Tensor, sign: float = 1.0) -> Tensor:
+            return torch.copysign(super().forward(x), torch.full_like(x, sign))
+
+    class Model(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            first, second, third, fourth = self.blocks
+            return first(x, 0.0) + second(x, -0.0) + third(x, 0.0) + fourth(x, 1.0)
+
+    check(Model(Signed), replays=1)
+
+
+def test_sizes_that_are_first_computed_within_a_block_cost_one_more_recording():
+    class Sized(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).reshape(x.shape[0], -1).view(x.shape)
+
+    class Plain(Tokens):
+        def forward(self, input_ids: Tensor) -> Tensor:
+            x = self.embedding(input_ids)
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    check(Plain(Sized, toggled), replays=1, x=torch.randint(0, 20, (3, 5)))
