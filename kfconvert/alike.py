@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -27,11 +27,16 @@ def groups(modules: Iterable[nn.Module], also: Callable[[nn.Module], Hashable]) 
     return list(found.values())
 
 
-def by_integers(group: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """The modules of one group, divided into those that have equal integer attributes as well."""
+def by_integers(group: Iterable[nn.Module], names: Container[str] | None = None) -> list[list[nn.Module]]:
+    """The modules of one group, divided into those that have equal integer attributes as well.
+
+    Args:
+        names: the attributes that count; all by default.
+    """
     found: dict[Hashable, list[nn.Module]] = defaultdict(list)
     for module in group:
-        found[tuple(integers(module).items())].append(module)
+        values = integers(module).items()
+        found[tuple(item for item in values if names is None or item[0][1] in names)].append(module)
     return list(found.values())
 
 
@@ -45,11 +50,10 @@ def unread(alike: Iterable[Iterable[nn.Module]], note: Callable[[str], None] = l
     """
     replaced: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
     for group in alike:
-        values: dict[tuple[str, str], set[Any]] = defaultdict(set)
         known = [integers(module) for module in group]
-        for key in {key for own in known for key in own}:
-            values[key] = {own.get(key) for own in known}
-        for path, name in (key for key, found in values.items() if len(found) > 1):
+        for path, name in {key for own in known for key in own}:
+            if len({own.get((path, name)) for own in known}) == 1:
+                continue
             for module in group:
                 holder = vars(module.get_submodule(path))
                 replaced.setdefault((id(holder), name), (holder, name, holder[name]))

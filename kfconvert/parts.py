@@ -136,19 +136,15 @@ class Parts:
                 part = self._capture_alike(group, group[0], patience)
             if self._is_faithful(part):
                 return self._take(part)
-            used.add("integers")  # by a way that cannot be seen, such as isinstance
-            reason = CaptureError("its modules use integers in which they differ")
+            # Else they use integers in which they differ, by a way that cannot be seen, such as isinstance.
         except CaptureError as error:
-            reason = error
-        for subgroup in by_integers(group) if used else [group]:
+            if not used:
+                return self._refuse(group, error)
+        for subgroup in by_integers(group):
             try:
-                if used:
-                    self._take(self._capture_alike(subgroup, group[0], patience))
-                    continue
+                self._take(self._capture_alike(subgroup, group[0], patience))
             except CaptureError as error:
-                reason = error
-            self.refused.append(Refused(self._paths[subgroup[0]], reason))
-            self._captured.update(dict.fromkeys(subgroup))
+                self._refuse(subgroup, error)
 
     def _capture_alike(self, group: list[nn.Module], recorded: nn.Module, patience: float) -> Part:
         """Capture the first of ``group`` with the call that ``recorded``, of the same structure, received."""
@@ -164,15 +160,19 @@ class Parts:
         if part.captures[0].findings.matches:
             self.found.append(part)
 
+    def _refuse(self, group: list[nn.Module], error: CaptureError) -> None:
+        self.refused.append(Refused(self._paths[group[0]], error))
+        self._captured.update(dict.fromkeys(group))
+
     def _is_faithful(self, part: Part) -> bool:
         """Whether the graph, traced without the integers in which its modules differ, is right for all of them."""
-        region = part.captures[0].region
-        call = self._calls[part.captures[0].module]
-        leaves = region.call.leaves(call.args, call.kwargs)
         kinds = {tuple(integers(captured.module).items()): captured for captured in part.captures}
         if len(kinds) == 1:
             return True
-        return all(is_faithful(c.module, region, c.variant(()).run, leaves) for c in kinds.values())
+        first = part.captures[0]
+        call = self._calls[first.module]
+        leaves = first.region.call.leaves(call.args, call.kwargs)
+        return all(is_faithful(c.module, c.region, c.variant(()).run, leaves) for c in kinds.values())
 
 
 def _base(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from .alike import groups, integers, is_operator, settings, unread
+from .alike import by_integers, groups, is_operator, settings, unread
 from .model_state import has_hooks
 
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
@@ -47,8 +46,9 @@ class Repetition:
         inner = set(module.modules()) - {module}
         for _ in range(_ATTEMPTS):
             used: set[str] = set()
-            alike = [[block for block in group if block in inner] for group in self._told_apart()]
-            alike = [group for group in alike if len(group) > 1]
+            told_apart = [blocks for group in self._groups for blocks in by_integers(group, self._used)]
+            alike = [[block for block in blocks if block in inner] for blocks in told_apart]
+            alike = [blocks for blocks in alike if len(blocks) > 1]
             self.interfered = bool(alike)
             try:
                 with unread(alike, used.add), self._replaying(alike):
@@ -64,15 +64,6 @@ class Repetition:
             self._used |= used
         self.replayed, self.interfered = 0, False
         return run()
-
-    def _told_apart(self) -> Iterator[list[nn.Module]]:
-        for group in self._groups:
-            found: dict[Hashable, list[nn.Module]] = defaultdict(list)
-            for block in group:
-                values = integers(block).items()
-                found[tuple(item for item in values if item[0][1] in self._used)].append(block)
-            yield from found.values()
-
 
     @contextmanager
     def _replaying(self, alike: Iterable[list[nn.Module]]) -> Iterator[None]:

@@ -57,7 +57,7 @@ def test_what_fails_without_any_site_is_reported():
 
 
 class Scaled(nn.Module):
-    """Returns its input, off by ``errors`` relative to 1: the first for the first call, and so on."""
+    """Returns its input; the errors of its outputs are made by ``judged``."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -83,7 +83,7 @@ def judged(original: list[float], converted: list[float], threshold: float = 1e-
 
     def run(call):
         calls.append(call)
-        return call.args[0] * (1 + converted[(len(calls) - 1 if len(calls) == 1 else len(calls) - 2)])
+        return call.args[0] * (1 + converted[max(0, len(calls) - 2)])
 
     return judge(run), len(calls)
 
