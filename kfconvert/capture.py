@@ -15,7 +15,7 @@ from .inputs import ExampleCall
 from .matcher import Findings, find, mark_weights
 from .model_state import has_hooks, inner_hook
 from .patterns import REGISTRY
-from .probing import admit_sizes_of_one, is_faithful
+from .probing import admit_sizes_of_one, ignore_use_cache, is_faithful
 from .repetition import Repetition
 from .rewriter import LiveTensors, Site, rewrite
 from .runtime import Variant
@@ -116,4 +116,5 @@ def _capture(
     if suspect and not is_faithful(module, region, run, given):
         return _capture(module, path, call, places, example, None, seconds)
     admit_sizes_of_one(module, region, run, given)
+    ignore_use_cache(module, region, run, given)
     return captured

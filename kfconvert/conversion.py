@@ -29,6 +29,7 @@ from .selector import Decision, Selector
 from .settings import max_rewrites
 from .sources import blame, definition
 from .stats import conversion_stats
+from .token_types import without_token_types
 from .tracer import CaptureError, free_places
 from .validator import ValidationResult, model_outputs
 
@@ -101,8 +102,10 @@ class Conversion:
         try:
             if self.model in self.counting:
                 raise CaptureError(f"its forward changes {self.counting[self.model]} in every call")
+            known = (without_token_types(captured, call) for captured in self.captures)
+            derived = next(filter(None, known), None)
             choices = [free_places(self.model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
-            self.captures.append(capture(self.model, "", call, choices, repetition=self.repetition))
+            self.captures.append(derived or capture(self.model, "", call, choices, repetition=self.repetition))
             self._region(call.summary(), "")
         except CaptureError as error:
             self._region(call.summary(), "", error)

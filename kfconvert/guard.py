@@ -89,6 +89,11 @@ class Guard:
         return self._judge_sizes([tensor.shape for tensor in tensors])
 
     def _judge_sizes(self, shapes: list[torch.Size]) -> str | None:
+        sizes = {guard.index: shape for guard, shape in zip(self.tensors, shapes)}
+        for name, places in self.free.items():
+            found = {sizes[index][dimension] for index, dimension in places}
+            if len(found) > 1:
+                return f"the arguments disagree on the {name} size: {sorted(found)}"
         values: dict[sympy.Symbol, int] = {}
         for guard, shape in zip(self.tensors, shapes):
             for size, actual in zip(guard.sizes, shape):
@@ -102,11 +107,6 @@ class Guard:
                         f"argument {guard.index} has size {actual} in dimension {dimension}, "
                         f"the trace allows {size if isinstance(size, int) else expected}"
                     )
-        sizes = {guard.index: shape for guard, shape in zip(self.tensors, shapes)}
-        for name, places in self.free.items():
-            found = {sizes[index][dimension] for index, dimension in places}
-            if len(found) > 1:
-                return f"the arguments disagree on the {name} size: {sorted(found)}"
         for symbol, (lower, upper) in self.ranges.items():
             size = values.get(symbol)
             if size is None:

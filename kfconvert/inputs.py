@@ -82,7 +82,7 @@ def is_token_model(model: nn.Module) -> bool:
 
 
 def token_calls(model: nn.Module, call: ExampleCall) -> list[ExampleCall]:
-    """The other ways in which people call a token model: ids alone, with the mask, with all a tokenizer returns."""
+    """The other ways in which people call a token model: ids alone, with all a tokenizer returns, with the mask."""
     ids = call.kwargs.get("input_ids")
     defaults = {"attention_mask": torch.ones_like, "token_type_ids": torch.zeros_like}
     if ids is None or call.args or not set(call.kwargs) <= {"input_ids", *defaults}:
@@ -92,7 +92,7 @@ def token_calls(model: nn.Module, call: ExampleCall) -> list[ExampleCall]:
     if "attention_mask" in parameters:
         forms.append((*forms[-1], "attention_mask"))
         if "token_type_ids" in parameters and getattr(model.config, "type_vocab_size", 0) > 1:
-            forms.append((*forms[-1], "token_type_ids"))
+            forms.insert(1, (*forms[-1], "token_type_ids"))
     return [
         ExampleCall((), {name: call.kwargs[name] if name in call.kwargs else defaults[name](ids) for name in form})
         for form in forms

@@ -1,4 +1,4 @@
-"""Sizes of 1: the tracer assumes free sizes of at least 2, so a size of 1 is admitted only after a trial run."""
+"""Trial runs of a captured graph beside its module: whether it is right, and for which calls beyond the traced one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .config_reads import without_cache
 from .guard import Places
 from .tracer import Region
 
@@ -23,7 +24,8 @@ FEW = 8
 def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
     """Let each free size of ``region`` be 1 where ``run``, its graph as traced, then agrees with ``model``.
 
-    ``leaves``: flat user inputs of the region, from which inputs with sizes of 1 are cut.
+    The tracer assumes free sizes of at least 2. ``leaves``: flat user inputs of the region, from which inputs with
+    sizes of 1 are cut.
     """
     free = region.guard.free
     few = with_few(region, leaves)
@@ -47,6 +49,18 @@ def is_faithful(model: nn.Module, region: Region, run: Callable[[list[Any]], Any
     """
     share = 0.01  # of the tolerance for other sizes, for which libraries may take other algorithms
     return any(_agrees(model, region, run, given, share) for given in (with_few(region, leaves), leaves))
+
+
+@torch.no_grad()
+def ignore_use_cache(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
+    """Let the setting ``use_cache`` change later on where ``run``, traced with it on, agrees with ``model`` without.
+
+    It tells models of transformers to return a key-value cache; encoders read it too, and trainers turn it off.
+    """
+    if "use_cache" in region.settings:
+        with without_cache(model) as changed:
+            if changed and is_faithful(model, region, run, leaves):
+                region.settings -= {"use_cache"}
 
 
 def with_few(region: Region, leaves: list[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import warnings
@@ -107,9 +108,9 @@ def trace(
     shapes = pytree.tree_unflatten(dynamic, structure)
     with recorded_reads(model) as settings:
         arguments = pytree.tree_unflatten(widened, structure)
-        with Deadline(seconds):
+        with Deadline(seconds), _equal_sizes(model, form, places):
             program = _export(model, arguments, shapes, repetition)
-    return _region(model, program, form, places, _described(form.keywords(leaves)), frozenset(settings))
+    return _region(model, program, form, places, described(form.keywords(leaves)), frozenset(settings))
 
 
 def free_places(
@@ -136,6 +137,30 @@ def free_places(
     }
 
 
+@contextmanager
+def _equal_sizes(model: nn.Module, form: CallForm, places: Mapping[str, Places]):
+    """Within the block, ``model`` states at once which of its arguments' sizes are one: left to the operators that
+    need it, the first of several blocks would be traced with more symbols than the others."""
+    own, forward = vars(model).get("forward"), model.forward
+
+    @functools.wraps(forward)
+    def stating(*args: Any, **kwargs: Any) -> Any:
+        leaves = form.leaves(args, kwargs)
+        for group in places.values():
+            shapes = [leaves[index].shape[dimension] for index, dimension in group]
+            for size in shapes[1:]:
+                torch._check(size == shapes[0])
+        return forward(*args, **kwargs)
+
+    vars(model)["forward"] = stating
+    try:
+        yield
+    finally:
+        del vars(model)["forward"]
+        if own is not None:
+            vars(model)["forward"] = own
+
+
 def _call_form(model: nn.Module, call: ExampleCall) -> CallForm:
     try:
         return CallForm(model.forward, call.args, call.kwargs)
@@ -143,7 +168,8 @@ def _call_form(model: nn.Module, call: ExampleCall) -> CallForm:
         raise CaptureError(str(error)) from None
 
 
-def _described(arguments: dict[str, Any]) -> Any:
+def described(arguments: dict[str, Any]) -> Any:
+    """The arguments as ``Region.example`` keeps them."""
     try:
         return describe(arguments)
     except InputSpecError:

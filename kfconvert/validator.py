@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import gc
 import math
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -353,15 +354,29 @@ def _outputs_in(
     def cast(leaf: Any) -> Any:
         return leaf.detach().to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
+    replica = _replica(original, dtype)
+    remains = weakref.ref(replica)
     try:
-        replica = copy.deepcopy(original).to(dtype)
         return model_outputs(replica, tree_map(cast, args), tree_map(cast, kwargs))
     finally:
         # twice the model's size: give it back before candidates are run
-        replica = None
-        gc.collect()
+        del replica
+        if remains() is not None:
+            gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
+
+
+def _replica(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A deep copy of `model` in `dtype`, made without a copy in the model's own dtype first."""
+    tensors = {id(tensor): tensor for tensor in _tensors_of(model) if tensor.is_floating_point()}
+    memo: dict[int, Any] = {}
+    for key, tensor in tensors.items():
+        if type(tensor) is nn.Parameter:
+            memo[key] = nn.Parameter(tensor.detach().to(dtype, copy=True), tensor.requires_grad)
+        elif type(tensor) is Tensor:
+            memo[key] = tensor.detach().to(dtype, copy=True)
+    return copy.deepcopy(model, memo).to(dtype)
 
 
 def _tensors_of(model: nn.Module) -> Iterator[Tensor]:

@@ -164,6 +164,8 @@ def test_trainer_of_transformers(tmp_path):
         trainer = transformers.Trainer(model=model, args=options, train_dataset=rows)
         trainer.train()  # drops the column that forward's signature does not name
         predictions.append(trainer.predict(rows).predictions)
+        assert model.config.use_cache is False
+    assert not any("use_cache" in reason for reason in fused.kfconvert_info()["guard"]["misses"])
     torch.testing.assert_close(*map(torch.as_tensor, predictions), rtol=1e-3, atol=1e-4)
     assert_as_accurate(original.eval(), fused.eval())
 

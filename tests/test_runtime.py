@@ -393,3 +393,23 @@ def test_a_cache_in_the_output_is_told_in_one_clear_line():
     converter.convert_model(model, input_shape=(1, 8))
     assert converter.conversion_stats["regions"][0]["captured"]
     assert converter.conversion_stats["linear_gelu_tanh_replaced"] == 1
+
+
+def test_an_encoder_may_have_its_cache_setting_turned_off_afterwards():
+    config = transformers.BertConfig(
+        num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=50
+    )
+    fused = ModelConverter(select="all").convert_model(transformers.BertModel(config), input_shape=(2, 8))
+    fused.config.use_cache = False
+    with torch.no_grad():
+        fused(torch.randint(2, 50, (2, 8)))
+    assert guard(fused)["hits"] == 1
+
+
+def test_a_decoder_may_not_have_its_cache_setting_turned_on_afterwards():
+    config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50, bos_token_id=1, eos_token_id=1)
+    config.use_cache = False
+    fused = ModelConverter(select="all").convert_model(transformers.GPT2LMHeadModel(config), input_shape=(1, 8))
+    fused.config.use_cache = True
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="use_cache"):
+        assert fused(torch.randint(2, 50, (1, 8))).past_key_values is not None
