@@ -37,7 +37,7 @@ Progress = Callable[[str, int, int], None]
 
 # To time the original and the converted model, together.
 SECONDS_PER_MODEL = 1.0
-LEAST_ROUNDS = 5
+LEAST_ROUNDS = 3
 
 
 class Conversion:
@@ -350,7 +350,7 @@ class Conversion:
         candidates = {"original": original, "converted": lambda: self.model(*args, **kwargs)}
         with self._stage("time", 1) as advance:
             self.timings = compare_timings(
-                candidates, self.device, budget_s=SECONDS_PER_MODEL, min_rounds=LEAST_ROUNDS
+                candidates, self.device, budget_s=SECONDS_PER_MODEL, min_rounds=LEAST_ROUNDS, settled=True
             )
             advance()
         speedup = self.timings.speedup("converted")

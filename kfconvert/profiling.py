@@ -116,12 +116,14 @@ def compare_timings(
     device: torch.device | str = "cpu",
     budget_s: float = 2.0,
     min_rounds: int = 7,
+    settled: bool = False,
 ) -> Comparison:
     """Time callables of no arguments against each other, without gradients.
 
     device: where they run; it is synchronised before and after each call.
     budget_s: seconds to spend on all candidates together, warm-up included. The first call of each (which may
     compile something) does not count, and `min_rounds` rounds are made even if that takes longer.
+    settled: they were called before, so that the first call is warm-up enough.
     """
     if not candidates:
         raise ValueError("compare_timings needs at least one candidate")
@@ -133,7 +135,7 @@ def compare_timings(
     with torch.no_grad():
         start = time.perf_counter()
         for _, call in calls:
-            start += _warm_up(call, synchronize, WARM_UP_SHARE * budget_s / len(calls))
+            start += _warm_up(call, synchronize, 0.0 if settled else WARM_UP_SHARE * budget_s / len(calls))
         rounds = 0
         while rounds < min_rounds or (rounds < MAX_ROUNDS and time.perf_counter() - start < budget_s):
             # every second round runs backwards: each candidate follows each neighbour equally often

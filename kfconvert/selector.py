@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,6 +34,9 @@ SECONDS_PER_CANDIDATE = 0.01
 # it, or what the host needs to launch it where that is more, without the latency of the synchronisation.
 CALLS_IN_FLIGHT = 10
 SECONDS_PER_LAYOUT = 0.2
+# A strategy is not timed where its first call took longer than this, and so many times as long as the fastest.
+SLOW_SECONDS = 0.02
+HOPELESS = 2.0
 
 
 @dataclass(frozen=True)
@@ -119,19 +123,21 @@ class Selector:
         module, inputs = site.replacement.module, sample.inputs
         original = sample.original
         exact = _flat(sample.exact())
-        own = _error(_flat(original()), exact)
+        own, seconds = _timed_error(original, exact)
+        first_calls = {"original": seconds}
         allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps)
         accurate, errors, least, failed = {}, {}, math.inf, ""
         for strategy in _fused_strategies(module, inputs):
             module.strategy = strategy
             try:
                 plan = partial(module.plan(*inputs), *inputs)
-                error = _error(_flat(plan()), exact)
+                error, seconds = _timed_error(plan, exact)
             except RuntimeError as refusal:  # a library that does not take these shapes
                 failed += f"; {strategy}: {refusal}".splitlines()[0]
                 continue
             if error <= allowed:
                 accurate[strategy], errors[strategy] = plan, error / max(own, torch.finfo(torch.float64).eps)
+                first_calls[strategy] = seconds
             least = min(least, error)
         if math.isinf(least):
             return Decision(None, f"no fused implementation for {sample.dtype} on this device{failed}")
@@ -141,7 +147,8 @@ class Selector:
             strategy = next(iter(accurate))
             return Decision(strategy, None, error_ratio=errors[strategy])
         operators = sum(node.target is not aten.t.default for node in site.match.nodes)
-        decision = self._fastest(operators, {"original": original, **accurate})
+        promising = {name: accurate[name] for name in _promising(first_calls)}
+        decision = self._fastest(operators, {"original": original, **promising})
         return replace(decision, error_ratio=errors.get(decision.strategy))
 
     def _fastest(self, operators: int, candidates: dict[str, Callable[[], Any]]) -> Decision:
@@ -160,8 +167,22 @@ class Selector:
         repeats = CALLS_IN_FLIGHT if self.device.type == "cuda" else 1
         budget = SECONDS_PER_CANDIDATE * len(candidates)
         repeated = {name: partial(_repeat, call, repeats) for name, call in candidates.items()}
-        times = compare_timings(repeated, self.device, budget_s=budget, min_rounds=3)
+        times = compare_timings(repeated, self.device, budget_s=budget, min_rounds=3, settled=True)
         return {name: 1e3 * timing.median_ms / repeats for name, timing in times.items()}
+
+
+def _timed_error(call: Callable[[], Any], exact: list[Tensor]) -> tuple[float, float]:
+    """The error of one call, and the seconds that it and the comparison took."""
+    start = time.perf_counter()
+    error = _error(_flat(call()), exact)
+    return error, time.perf_counter() - start
+
+
+def _promising(first_calls: dict[str, float]) -> list[str]:
+    """The fused strategies to time, by the seconds that the first call of each, and of the original, took."""
+    names = [name for name in first_calls if name != "original"]
+    limit = max(HOPELESS * min(first_calls.values()), SLOW_SECONDS)
+    return [name for name in names if first_calls[name] <= limit] or [min(names, key=first_calls.__getitem__)]
 
 
 def _fused_strategies(module: FusedModule, inputs: tuple[Tensor, ...]) -> list[str]:
@@ -303,15 +324,17 @@ def _error(outputs: list[Tensor], exact: list[Tensor]) -> float:
 
     Infinite where an output is NaN or infinite in another way than the exact values are.
     """
-    worst = 0.0
-    for output, truth in zip(outputs, exact):
-        output, finite = output.double(), truth.isfinite()
-        if not finite.all():
-            if not torch.isclose(output[~finite], truth[~finite], equal_nan=True).all():
-                return math.inf
-            output, truth = output[finite], truth[finite]
-        scale = truth.square().mean().sqrt()
-        error = (output - truth).square().mean().sqrt()
-        relative = float(error / scale) if scale > 0 else float(error)
-        worst = max(worst, math.inf if math.isnan(relative) and truth.numel() else relative)
-    return worst
+    return max((_relative_error(*pair) for pair in zip(outputs, exact)), default=0.0)
+
+
+def _relative_error(output: Tensor, truth: Tensor) -> float:
+    scale = torch.linalg.vector_norm(truth)
+    if not scale.isfinite():
+        finite = truth.isfinite()
+        if not torch.isclose(output[~finite].double(), truth[~finite], equal_nan=True).all():
+            return math.inf
+        output, truth = output[finite], truth[finite]
+        scale = torch.linalg.vector_norm(truth)
+    error = torch.linalg.vector_norm(truth - output)
+    relative = float(error / scale) if scale > 0 else float(error) / math.sqrt(max(1, truth.numel()))
+    return math.inf if math.isnan(relative) else relative

@@ -283,7 +283,8 @@ _SMALLEST_FIRST = (
     *("test", "zepto", "atto", "femto", "pico", "nano", "xxtiny", "xxs", "xtiny", "xs", "tiny", "t", "mini"),
     *("s0", "small", "s", "m", "medium"),
 )
-TIMM_IMAGE = 128
+# The second fits patches of 14 pixels.
+TIMM_IMAGES = (128, 112)
 
 
 def _timm() -> list[Entry]:
@@ -311,10 +312,12 @@ def _size_by_name(name: str) -> tuple:
 
 def _timm_model(name: str) -> Callable[[], tuple[nn.Module, Any]]:
     def make() -> tuple[nn.Module, Any]:
-        try:
-            return _timm_sized(name, TIMM_IMAGE)
-        except Exception:  # of a model that is made for one size of images
-            return _timm_sized(name, None)
+        for size in TIMM_IMAGES:
+            try:
+                return _timm_sized(name, size)
+            except Exception:  # of a model that takes no such images
+                continue
+        return _timm_sized(name, None)
 
     return make
 
