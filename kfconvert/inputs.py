@@ -91,7 +91,7 @@ def token_calls(model: nn.Module, call: ExampleCall) -> list[ExampleCall]:
     forms = [("input_ids",)]
     if "attention_mask" in parameters:
         forms.append((*forms[-1], "attention_mask"))
-        if "token_type_ids" in parameters and getattr(model.config, "type_vocab_size", 0) > 1:
+        if "token_type_ids" in parameters and getattr(getattr(model, "config", None), "type_vocab_size", 0) > 1:
             forms.insert(1, (*forms[-1], "token_type_ids"))
     return [
         ExampleCall((), {name: call.kwargs[name] if name in call.kwargs else defaults[name](ids) for name in form})

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .inputs import ExampleCall
 from .rewriter import Site
+from .runtime import originals
 from .validator import Reference, ValidationResult, compare_all, model_outputs, reference_outputs
 
 # So many times the site at which the outputs become inaccurate is found by bisection and dropped. What fails after
@@ -51,8 +52,9 @@ class Judge:
         return result.ratio is not None and result.ratio <= CLEAR_RATIO
 
     def _sample(self, call: ExampleCall) -> tuple[ExampleCall, Reference, Any]:
-        reference = reference_outputs(self._model, call.args, call.kwargs)
-        return call, reference, model_outputs(self._model, call.args, call.kwargs)
+        with originals():  # parts may be installed while several of them are judged
+            reference = reference_outputs(self._model, call.args, call.kwargs)
+            return call, reference, model_outputs(self._model, call.args, call.kwargs)
 
     def _compare(
         self, run: Callable[[ExampleCall], Any], samples: Sequence[tuple[ExampleCall, Reference, Any]], share: float = 1

@@ -16,7 +16,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from .alike import by_integers, groups, is_operator, settings, unread
+from .alike import by_integers, contents, groups, is_operator, settings, unread
 from .model_state import has_hooks
 
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
@@ -236,14 +236,9 @@ def _state(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _attributes(module: nn.Module) -> list[tuple[str, int, tuple[int, ...]]]:
-    """What a forward that keeps something for later changes: which values stand there, and in lists and dicts."""
+    """What a forward that keeps something for later changes: which values stand there, and in lists and objects."""
     stores = [store for inner in module.modules() for store in (vars(inner), inner._buffers, inner._parameters)]
-    return [(name, id(value), _contents(value)) for store in stores for name, value in store.items()]
-
-
-def _contents(value: Any) -> tuple[int, ...]:
-    elements = value.values() if isinstance(value, dict) else value if isinstance(value, (list, set)) else ()
-    return tuple(map(id, elements))
+    return [(name, id(value), tuple(map(id, contents(value)))) for store in stores for name, value in store.items()]
 
 
 def _described(leaf: Any) -> Hashable:

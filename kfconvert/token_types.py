@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from .calls import CallForm
 from .capture import Capture
@@ -24,12 +24,14 @@ NAME = "token_type_ids"
 def without_token_types(captured: Capture, call: ExampleCall) -> Capture | None:
     """``captured`` for ``call``, whose arguments are the same but for the token types.
 
-    Models of the BERT family take zeros for token types that are left out, so that nothing needs to be traced anew;
-    whether this one does is seen in a run of it. None where not, or where the calls differ in more.
+    Models of the BERT family take zeros for token types that are left out, so that nothing needs to be traced anew.
+    None for other models, and where the calls differ in more.
     """
     region, names = captured.region, captured.region.call.names
     wanted = [name for name in names if name != NAME]
     if call.args or len(wanted) == len(names) or set(call.kwargs) != set(wanted) or not region.call.flat:
+        return None
+    if not _takes_zeros(captured.module):
         return None
     arguments = {name: call.kwargs[name] for name in wanted}
     place = names.index(NAME)
@@ -50,6 +52,22 @@ def without_token_types(captured: Capture, call: ExampleCall) -> Capture | None:
     if narrowed.call.names != tuple(wanted) or guard.refusal(leaves) is not None:
         return None
     return derived if is_faithful(captured.module, narrowed, derived.variant(()).run, leaves) else None
+
+
+def _takes_zeros(model: nn.Module) -> bool:
+    """Whether ``model`` is one of transformers that holds zeros in a buffer, for token types that are left out.
+
+    A run cannot tell it: with the weights or ids at hand other defaults may happen to give the same.
+    """
+    if not type(model).__module__.startswith("transformers.models."):
+        return False
+    holders = [module for module in model.modules() if NAME in module._buffers]
+    return bool(holders) and all(
+        type(module).__module__.startswith("transformers.models.")
+        and NAME in module._non_persistent_buffers_set
+        and not module._buffers[NAME].any()
+        for module in holders
+    )
 
 
 def _with_zeros(region: Region, place: int) -> fx.Graph:

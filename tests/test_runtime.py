@@ -413,3 +413,23 @@ def test_a_decoder_may_not_have_its_cache_setting_turned_on_afterwards():
     fused.config.use_cache = True
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="use_cache"):
         assert fused(torch.randint(2, 50, (1, 8))).past_key_values is not None
+
+
+class Caching(nn.Module):
+    """Returns one tensor in a tuple or in a list, as its configuration says."""
+
+    def __init__(self):
+        super().__init__()
+        self.config, self.linear = types.SimpleNamespace(use_cache=True), nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = torch.relu(self.linear(x))
+        return (y,) if self.config.use_cache else [y]
+
+
+def test_a_cache_setting_that_changes_the_structure_of_the_output_matters():
+    model = Caching().eval()
+    fused = ModelConverter(select="all").convert_model(model, input_shape=(2, 8))
+    fused.config.use_cache = False
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="use_cache"):
+        assert type(fused(torch.randn(2, 8))) is list

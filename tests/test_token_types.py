@@ -76,6 +76,23 @@ def test_a_model_to_which_absent_types_mean_something_else(default):
     assert without_token_types(captured(model, full), short) is None
 
 
+def test_types_that_make_no_difference_yet():
+    """Absent types mean that nothing is added; that shows only once the embedding is trained."""
+    model = Segments("nothing").eval()
+    nn.init.zeros_(model.types.weight)
+    full, short = calls(model)
+    assert without_token_types(captured(model, full), short) is None
+
+
+def test_a_model_without_a_configuration():
+    model = Segments("nothing").eval()
+    model.main_input_name = "input_ids"
+    full, _ = calls(model)
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=full.kwargs)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(**full.kwargs), model(**full.kwargs))
+
+
 def test_calls_that_differ_in_more():
     model = bert()
     full, short = calls(model)
