@@ -97,7 +97,7 @@ def integers(module: nn.Module) -> dict[tuple[str, str], int]:
 def settings(module: nn.Module) -> Hashable:
     """The attributes of all submodules as they are now, but for those that ``unread`` has put out of reach."""
     return tuple(
-        (path, name, value if type(value) is int else _value(value), _inside(value))
+        (path, name, value if type(value) is int else _value(value), inside(value))
         for path, inner in module.named_modules()
         for name, value in vars(inner).items()
         if name not in _OWN and name != "forward" and type(value) is not _Unread
@@ -118,7 +118,8 @@ def contents(value: Any) -> Iterable[Any]:
         return ()
 
 
-def _inside(value: Any) -> Hashable:
+def inside(value: Any) -> Hashable:
+    """Equal for values of which the ``contents`` are equal."""
     return tuple(map(_element, contents(value)))
 
 

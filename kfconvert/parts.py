@@ -20,7 +20,7 @@ from .capture import Capture, capture
 from .guard import Places
 from .inputs import ExampleCall, variations, widened
 from .probing import is_faithful
-from .recording import opaque_argument, record, sizes
+from .recording import opaque_argument, record, sizes, unsettled
 from .repetition import Repetition
 from .tracer import CaptureError
 
@@ -74,6 +74,7 @@ class Parts:
         alike = groups(outlines, lambda module: _kinds(outlines[module]))
         self._groups = {module: group for group in alike for module in group}
         self._counting, self._repetition = counting, repetition
+        self._unsettled = unsettled(model, base)
         blocks = [group for group in alike if whole is None or _is_block(group, model)]
         wanted = [group[0] for group in blocks if self._is_plain(group, outlines[group[0]])]
         self._calls = record(model, base, wanted, values=True)
@@ -89,6 +90,8 @@ class Parts:
         for module in group:
             if module in self._counting:
                 reason = f"its forward changes {self._counting[module]} in every call"
+            elif module in self._unsettled:
+                reason = f"it may read {self._unsettled[module]}, which changes while the model runs"
         if reason is not None:
             self.refused.append(Refused(self._paths[group[0]], CaptureError(reason)))
         return reason is None

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .alike import inside
 from .inputs import ExampleCall
 from .validator import model_outputs
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def record(
@@ -34,6 +37,49 @@ def record(
         for handle in handles:
             handle.remove()
     return calls
+
+
+def unsettled(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
+    """Modules that hold a plain object which is another one, or holds other values, at their call than after the
+    run, and the modules around them; with the name of the attribute. What they read there is no constant.
+
+    Raises:
+        Exception: whatever the model raises for this call.
+    """
+    shared = {path: names for path, module in model.named_modules() if (names := _objects(module))}
+    found: dict[str, dict[str, Any]] = {}
+
+    def keeper(path: str) -> Callable[..., None]:
+        return lambda module, _: found.setdefault(path, _objects(module)) and None
+
+    handles = [model.get_submodule(path).register_forward_pre_hook(keeper(path)) for path in shared]
+    try:
+        if handles:
+            model_outputs(model, call.args, call.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    changed: dict[nn.Module, str] = {}
+    for path, before in found.items():
+        after = _objects(model.get_submodule(path))
+        for name in (name for name in before | after if before.get(name) != after.get(name)):
+            pieces = path.split(".") if path else []
+            for count in range(len(pieces) + 1):
+                changed.setdefault(model.get_submodule(".".join(pieces[:count])), ".".join((*pieces[count:], name)))
+    return changed
+
+
+def _objects(module: nn.Module) -> dict[str, Any]:
+    """What the lists, dicts and plain objects among the attributes of ``module`` hold; no run changes a ``config``."""
+    return {
+        name: (id(value), inside(value))
+        for name, value in vars(module).items()
+        if name not in _OF_EVERY_MODULE and name != "config" and not callable(value) and _holds_values(value)
+    }
+
+
+def _holds_values(value: Any) -> bool:
+    return isinstance(value, (list, set, dict)) or hasattr(value, "__dict__")
 
 
 def _keeper(calls: dict[nn.Module, ExampleCall], keep: Callable[[Tensor], Tensor]) -> Callable[..., None]:

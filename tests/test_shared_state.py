@@ -24,21 +24,21 @@ class Block(nn.Module):
 
     def __init__(self, shared: Shared, window: int, seen: str):
         super().__init__()
-        self.shared, self.seen = shared, seen
+        self._shared, self.seen = shared, seen
         self.window = window if seen == "isinstance" else 0
         self.norm, self.mlp = nn.LayerNorm(16), nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.mlp(self.norm(x))
         if self.seen == "count":
-            self.shared.count += 1
-            return x + y * self.shared.count
+            self._shared.count += 1
+            return x + y * self._shared.count
         if self.seen == "last":
-            if self.shared.last is not None:
-                y = y + self.shared.last
-            self.shared.last = y
+            if self._shared.last is not None:
+                y = y + self._shared.last
+            self._shared.last = y
             return x + y
-        window = self.window if self.seen == "isinstance" else self.shared.window
+        window = self.window if self.seen == "isinstance" else self._shared.window
         if isinstance(window, int):  # the tokens within it only
             places = torch.arange(x.shape[1])
             near = ((places[:, None] - places).abs() < window).to(y.dtype)
