@@ -33,7 +33,7 @@ def recorded_reads(model: nn.Module) -> Iterator[set[str]]:
 
 @contextmanager
 def without_cache(model: nn.Module) -> Iterator[bool]:
-    """Within the block, the setting ``use_cache`` of ``model``, which was on, is off; False if there is none that is."""
+    """Within the block, the setting ``use_cache`` of ``model``, which was on, is off; False if none was."""
     holders = [vars(config) for config in configurations(model) if "use_cache" in vars(config)]
     if not holders or any(holder["use_cache"] is not True for holder in holders):
         yield False

@@ -1,4 +1,4 @@
-"""How long a conversion takes on CPU, by stage: BERT-base and ResNet-50 at their usual sizes, or models of the coverage.
+"""How long a conversion takes on CPU, by stage: BERT-base and ResNet-50 at usual sizes, or models of the coverage.
 
     PYTHONPATH=. python scripts/bench_conversion.py --threads 2 16
     PYTHONPATH=. python scripts/bench_conversion.py --threads 16 --models ssd300_vgg16 vit_h_14
@@ -23,7 +23,7 @@ STAGES = ("trace", "match", "select", "replace", "validate", "time")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=list(USUAL), help=f"{', '.join(USUAL)}, or names in the coverage")
+    parser.add_argument("--models", nargs="+", default=list(USUAL), help=f"{USUAL}, or names in the coverage")
     parser.add_argument("--threads", nargs="+", type=int, default=[2])
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
