@@ -14,7 +14,7 @@ from .guard import Guard, Places
 from .inputs import ExampleCall
 from .matcher import find
 from .patterns import REGISTRY
-from .probing import is_faithful
+from .probing import is_faithful, with_few
 from .rewriter import LiveTensors
 from .tracer import Region, described
 
@@ -51,7 +51,8 @@ def without_token_types(captured: Capture, call: ExampleCall) -> Capture | None:
     derived = replace(captured, region=narrowed, live=live, leaves=leaves, findings=findings, sites=[])
     if narrowed.call.names != tuple(wanted) or guard.refusal(leaves) is not None:
         return None
-    return derived if is_faithful(captured.module, narrowed, derived.variant(()).run, leaves) else None
+    few = with_few(narrowed, leaves)
+    return derived if is_faithful(captured.module, narrowed, derived.variant(()).run, few) else None
 
 
 def _takes_zeros(model: nn.Module) -> bool:
