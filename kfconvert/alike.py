@@ -96,12 +96,16 @@ def integers(module: nn.Module) -> dict[tuple[str, str], int]:
 
 def settings(module: nn.Module) -> Hashable:
     """The attributes of all submodules as they are now, but for those that ``unread`` has put out of reach."""
-    return tuple(
-        (path, name, value if type(value) is int else _value(value), inside(value))
+    held = [
+        (path, name, value)
         for path, inner in module.named_modules()
         for name, value in vars(inner).items()
         if name not in _OWN and name != "forward" and type(value) is not _Unread
-    )
+    ]
+    values = tuple((path, name, value if type(value) is int else _value(value)) for path, name, value in held)
+    # Often every submodule holds the same configuration.
+    distinct = {id(value): value for *_, value in held if not isinstance(value, (tuple, list))}
+    return values, tuple((place, known) for place, value in distinct.items() if (known := inside(value)))
 
 
 def contents(value: Any) -> Iterable[Any]:

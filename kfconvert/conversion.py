@@ -102,10 +102,12 @@ class Conversion:
         try:
             if self.model in self.counting:
                 raise CaptureError(f"its forward changes {self.counting[self.model]} in every call")
-            known = (without_token_types(captured, call) for captured in self.captures)
-            derived = next(filter(None, known), None)
-            choices = [free_places(self.model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
-            self.captures.append(derived or capture(self.model, "", call, choices, repetition=self.repetition))
+            known = (without_token_types(other, call) for other in self.captures)
+            captured = next(filter(None, known), None)
+            if captured is None:
+                choices = [free_places(self.model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
+                captured = capture(self.model, "", call, choices, repetition=self.repetition)
+            self.captures.append(captured)
             self._region(call.summary(), "")
         except CaptureError as error:
             self._region(call.summary(), "", error)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .inputs import ExampleCall, InputError, example_call
+from .recording import around
 from .runtime import uninstall
 from .settings import SettingError, max_rewrites
 from .validator import model_outputs
@@ -118,13 +119,7 @@ def _counting(
     if not _changed(before, after):
         return {}
     model_outputs(model, call.args, call.kwargs)
-    counting = {}
-    for path, name in _changed(after, _numbers(model)):
-        pieces = path.split(".") if path else []
-        for count in range(len(pieces) + 1):
-            outer = model.get_submodule(".".join(pieces[:count]))
-            counting.setdefault(outer, ".".join((*pieces[count:], name)))
-    return counting
+    return around(model, _changed(after, _numbers(model)))
 
 
 def _changed(before: dict, after: dict) -> list[tuple[str, str]]:

@@ -46,27 +46,44 @@ def unsettled(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
     Raises:
         Exception: whatever the model raises for this call.
     """
-    shared = {path: names for path, module in model.named_modules() if (names := _objects(module))}
     found: dict[str, dict[str, Any]] = {}
 
     def keeper(path: str) -> Callable[..., None]:
-        return lambda module, _: found.setdefault(path, _objects(module)) and None
+        def hook(module: nn.Module, _: Any) -> None:
+            if path not in found:
+                found[path] = _objects(module)
 
-    handles = [model.get_submodule(path).register_forward_pre_hook(keeper(path)) for path in shared]
+        return hook
+
+    shared = [(path, module) for path, module in model.named_modules() if _objects(module)]
+    handles = [module.register_forward_pre_hook(keeper(path)) for path, module in shared]
     try:
         if handles:
             model_outputs(model, call.args, call.kwargs)
     finally:
         for handle in handles:
             handle.remove()
-    changed: dict[nn.Module, str] = {}
-    for path, before in found.items():
-        after = _objects(model.get_submodule(path))
-        for name in (name for name in before | after if before.get(name) != after.get(name)):
-            pieces = path.split(".") if path else []
-            for count in range(len(pieces) + 1):
-                changed.setdefault(model.get_submodule(".".join(pieces[:count])), ".".join((*pieces[count:], name)))
-    return changed
+    after = {path: _objects(module) for path, module in shared}
+    return around(
+        model,
+        (
+            (path, name)
+            for path, before in found.items()
+            for name in before | after[path]
+            if before.get(name) != after[path].get(name)
+        ),
+    )
+
+
+def around(model: nn.Module, attributes: Iterable[tuple[str, str]]) -> dict[nn.Module, str]:
+    """The modules that have one of the ``attributes``, given by module path and name, or have such a module within,
+    each with the dotted name of the first."""
+    found: dict[nn.Module, str] = {}
+    for path, name in attributes:
+        pieces = path.split(".") if path else []
+        for count in range(len(pieces) + 1):
+            found.setdefault(model.get_submodule(".".join(pieces[:count])), ".".join((*pieces[count:], name)))
+    return found
 
 
 def _objects(module: nn.Module) -> dict[str, Any]:

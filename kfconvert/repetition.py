@@ -235,10 +235,12 @@ def _state(module: nn.Module) -> Iterator[Tensor]:
             yield from (tensor for tensor in store.values() if tensor is not None)
 
 
-def _attributes(module: nn.Module) -> list[tuple[str, int, tuple[int, ...]]]:
+def _attributes(module: nn.Module) -> tuple[list[tuple[str, int]], dict[int, tuple[int, ...]]]:
     """What a forward that keeps something for later changes: which values stand there, and in lists and objects."""
     stores = [store for inner in module.modules() for store in (vars(inner), inner._buffers, inner._parameters)]
-    return [(name, id(value), tuple(map(id, contents(value)))) for store in stores for name, value in store.items()]
+    distinct = {id(value): value for store in stores for value in store.values()}
+    within = {place: tuple(map(id, contents(value))) for place, value in distinct.items()}
+    return [(name, id(value)) for store in stores for name, value in store.items()], within
 
 
 def _described(leaf: Any) -> Hashable:

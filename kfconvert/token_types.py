@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -10,7 +9,7 @@ from torch import fx, nn
 
 from .calls import CallForm
 from .capture import Capture
-from .guard import Guard, Places
+from .guard import Guard
 from .inputs import ExampleCall
 from .matcher import find
 from .patterns import REGISTRY
@@ -47,10 +46,10 @@ def without_token_types(captured: Capture, call: ExampleCall) -> Capture | None:
         example=described(arguments),
     )
     leaves = list(arguments.values())
-    live, findings = LiveTensors(captured.module, narrowed), find(narrowed.graph, REGISTRY)
-    derived = replace(captured, region=narrowed, live=live, leaves=leaves, findings=findings, sites=[])
     if narrowed.call.names != tuple(wanted) or guard.refusal(leaves) is not None:
         return None
+    live, findings = LiveTensors(captured.module, narrowed), find(narrowed.graph, REGISTRY)
+    derived = replace(captured, region=narrowed, live=live, leaves=leaves, findings=findings, sites=[])
     few = with_few(narrowed, leaves)
     return derived if is_faithful(captured.module, narrowed, derived.variant(()).run, few) else None
 
@@ -97,9 +96,8 @@ def _without(guard: Guard, place: int) -> Guard | None:
     if not guard.ranges.keys() <= shown:
         return None
     constants = [(moved(index), value) for index, value in guard.constants if index != place]
-    free: Mapping[str, Places] = {
+    free = {
         name: [(moved(index), dimension) for index, dimension in places if index != place]
         for name, places in guard.free.items()
     }
-    one_is_safe = set(guard.one_is_safe)
-    return Guard(tensors, constants, guard.constraints, guard.ranges, dict(free), one_is_safe)
+    return Guard(tensors, constants, guard.constraints, guard.ranges, free, set(guard.one_is_safe))

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from kfconvert import ModelConverter
+from kfconvert.inputs import ExampleCall
+from kfconvert.recording import unsettled
 
 SIZES = ((2, 12), (3, 5), (2, 100))
 
@@ -79,3 +81,29 @@ def test_the_converted_model_computes_what_the_model_does(seen, whole):
     accuracy = converter.conversion_stats["accuracy"]
     # A converted model that is compared with itself would have its own error there.
     assert accuracy is None or accuracy["original_error"] is None or accuracy["original_error"]["max_rel"] < 1e-5
+
+
+class Emptied(nn.Module):
+    """Has a list until its first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.waiting = nn.Linear(4, 4), [1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.linear(x))
+
+
+def test_looking_at_what_a_module_shares_does_not_touch_its_inputs():
+    class Emptying(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Emptied()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.inner.waiting = None
+            return self.inner(x)
+
+    model = Emptying().eval()
+    changed = unsettled(model, ExampleCall((torch.randn(2, 4),)))
+    assert changed == {}
