@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -64,8 +66,19 @@ class Description(_Terse):
     dtype: str = "float32"
 
 
+@contextmanager
+def _numbers_in_float64() -> Iterator[None]:
+    """Within the block, integers times a real number are float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 class Chain(nn.Module):
-    """Runs steps one after the other. ``exact``: casts to other floating-point dtypes are to float64."""
+    """Runs steps one after the other. ``exact``: what would have other floating-point dtypes has float64."""
 
     def __init__(self, exact: bool):
         super().__init__()
@@ -121,7 +134,8 @@ class Chain(nn.Module):
             for chain in layer:
                 x = chain(x)
             return x
-        return OPERATIONS[step.operation].run(layer, tensors, **step.options)
+        with _numbers_in_float64() if self.exact else nullcontext():
+            return OPERATIONS[step.operation].run(layer, tensors, **step.options)
 
     def values(self, inputs: list[Any]) -> list[Any]:
         values = list(inputs)

@@ -7,11 +7,13 @@ import gc
 import os
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from model_equivalence import assert_converts
-from random_models import descriptions
+from random_models import Description, Input, Step, build, descriptions, model_inputs
 
 COUNT = int(os.environ.get("KFCONVERT_FUZZ", 0))
+_LINEAR = {"features": 4, "bias": True}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,3 +35,11 @@ def small_heap():
 @given(descriptions())
 def test_a_random_model_converts(description):
     assert_converts(description)
+
+
+def test_the_float64_twin_has_no_other_real_numbers():
+    halved = Description((Input("ids"),), (Step("number", options={"kind": "half"}), Step("linear", (1,), _LINEAR)))
+    for exact, dtype in ((False, torch.float32), (True, torch.float64)):
+        model = build(halved, exact)
+        assert model(*model_inputs(halved, exact=exact)).dtype is dtype
+        assert {parameter.dtype for parameter in model.parameters()} == {dtype}
