@@ -84,6 +84,30 @@ def test_kinds_of_convolution(dims, options, device):
         torch.testing.assert_close(module.reference(x), y.relu())
 
 
+@pytest.mark.parametrize("options", [dict(), dict(stride=2, bias=False), dict(bn=False), dict(groups=2),
+                                     dict(padding=1)], ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_an_image_of_one_pixel(dims, channels_last, options, device):
+    module = build(dims, kernel=1, activation="silu", device=device, **options)
+    module.channels_last = channels_last
+    assert ("linear" in check(module, dims, size=1)) == (not options.keys() & {"groups", "padding"})
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_plan_for_one_pixel_serves_other_sizes(dtype, device):
+    module = build(kernel=1, device=device, dtype=dtype)
+    pixel = torch.randn(2, 12, 1, 1, device=device, dtype=dtype)
+    plan = module.plan(pixel)
+    module.strategy = next(name for name in module.strategies(pixel) if name in ("kernel", "folded"))
+    for shape in ((3, 12, 1, 1), (0, 12, 1, 1), (2, 12, 3, 2), (2, 12, 1, 2)):
+        x = torch.randn(shape, device=device, dtype=dtype)
+        residual = torch.randn(shape[0], 16, *shape[2:], device=device, dtype=dtype)
+        with torch.no_grad():
+            torch.testing.assert_close(plan(x), module(x))
+            torch.testing.assert_close(plan(x, residual), module(x, residual))
+
+
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("arrives", [False, True])
 @pytest.mark.parametrize("dims", [2, 3])
