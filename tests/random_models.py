@@ -184,7 +184,7 @@ def build(description: Description, exact: bool = False) -> RandomModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = RandomModel(description, exact)
-        values = model_inputs(description, exact=exact)
+        values = example_values(description, exact)
         # Forwards may write into statistics and inputs: the layers are made in eval mode, on inputs of their own.
         with torch.no_grad():
             model.eval()
@@ -207,6 +207,12 @@ def model_inputs(description: Description, batch: int = BATCH, seed: int = 0, ex
             x = torch.randn(shape, generator=generator).to(dtype)
         tensors.append(laid_out(x, each.layout))
     return tensors
+
+
+def example_values(description: Description, exact: bool = False) -> list[Tensor]:
+    """What the steps begin with in the example call."""
+    values = model_inputs(description, exact=exact)
+    return [values[0], values[0] * 2] if description.packed == "optional" else values
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
@@ -270,7 +276,7 @@ def descriptions(draw) -> Description:
     dtype = draw(st.sampled_from(["float32", "float32", "float32", *DTYPES]))
     start = Description(inputs, packed=packed, dtype=dtype)
     writes_inputs = draw(st.integers(0, 9)) == 9
-    values = model_inputs(start)
+    values = example_values(start)
     kept = [] if writes_inputs else list(values)
     with torch.random.fork_rng(), torch.no_grad():
         steps = _draw_steps(draw, Chain(False).eval(), values, kept, _MOST_STEPS)

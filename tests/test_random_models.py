@@ -10,7 +10,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from model_equivalence import assert_converts
-from random_models import Description, Input, Step, build, descriptions, model_inputs
+from random_models import (
+    Description,
+    Input,
+    Step,
+    build,
+    call_arguments,
+    descriptions,
+    example_values,
+    model_inputs,
+)
 
 COUNT = int(os.environ.get("KFCONVERT_FUZZ", 0))
 _LINEAR = {"features": 4, "bias": True}
@@ -43,3 +52,12 @@ def test_the_float64_twin_has_no_other_real_numbers():
         model = build(halved, exact)
         assert model(*model_inputs(halved, exact=exact)).dtype is dtype
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+def test_a_model_accepts_its_example_without_the_optional_argument():
+    # The view in transposed_linear takes the second input as it is drawn, but not the one made from the first.
+    rows = (Input("signal", "transposed"), Input("signal"))
+    described = Description(rows, (Step("linear", (1,), _LINEAR),), packed="optional")
+    first, second = example_values(described)
+    assert torch.equal(second, first * 2) and second.stride() == first.stride()
+    build(described)(*call_arguments(described, model_inputs(described)))
