@@ -23,7 +23,7 @@ class Site:
 
     match: Match
     replacement: Replacement
-    # Text that is the same for sites whose modules compute the same function of inputs and weights.
+    # Text that is the same for sites whose modules compute the same function of inputs and those weights they have.
     kind: str
     status: str = "found"  # "applied" or "rejected" once decided
     reason: str | None = None

@@ -64,7 +64,7 @@ class Decision:
 
 
 class Selector:
-    """Remembers what it decided for each kind of site (pattern, module, shapes, dtypes, layouts).
+    """Remembers what it decided for each kind of site (pattern, module, its tensors, shapes, dtypes, layouts).
 
     Args:
         accuracy_threshold: relative error that always passes.
@@ -99,13 +99,13 @@ class Selector:
         for site in sites:
             key = self._keys[id(site), channels_last]
             if key not in self._decisions:
-                self._decisions[key] = self._decide(site, samples[key])
+                self._decisions[key] = self._decide(samples[key])
             self._decisions[key].apply_to(site)
 
     def faster_layout(self, programs: dict[bool, Program], leaves: list[Any]) -> bool:
-        """Whether there is a program with channels-last convolutions, and it is the faster one."""
-        if True not in programs or not self.timed:
-            return True in programs
+        """Whether the program with channels-last convolutions (True) is the faster one; so it is said unmeasured."""
+        if not self.timed:
+            return True
         candidates = {str(layout): lambda p=program: p.run(leaves) for layout, program in programs.items()}
         budget = SECONDS_PER_LAYOUT * len(candidates)
         times = compare_timings(candidates, self.device, budget_s=budget, min_rounds=5)
@@ -119,8 +119,8 @@ class Selector:
         return f"it takes {medians['converted']:.1f} us, the original {medians['original']:.1f} us"
 
     @torch.no_grad()
-    def _decide(self, site: Site, sample: _Sample) -> Decision:
-        module, inputs = site.replacement.module, sample.inputs
+    def _decide(self, sample: _Sample) -> Decision:
+        module, inputs = sample.site.replacement.module, sample.inputs
         original = sample.original
         exact = _flat(sample.exact())
         own, seconds = _timed_error(original, exact)
@@ -146,7 +146,7 @@ class Selector:
         if not self.timed:
             strategy = next(iter(accurate))
             return Decision(strategy, None, error_ratio=errors[strategy])
-        operators = sum(node.target is not aten.t.default for node in site.match.nodes)
+        operators = sum(node.target is not aten.t.default for node in sample.site.match.nodes)
         promising = {name: accurate[name] for name in _promising(first_calls)}
         decision = self._fastest(operators, {"original": original, **promising})
         return replace(decision, error_ratio=errors.get(decision.strategy))
@@ -199,6 +199,7 @@ def _repeat(call: Callable[[], Any], times: int) -> None:
 class _Sample:
     """Real inputs of one site, and the original subgraph to run on them."""
 
+    site: Site
     inputs: tuple[Tensor, ...]
     subgraph: Callable[..., Any]
     exact_subgraph: Callable[..., Any]
@@ -251,12 +252,14 @@ class _Recorder(fx.Interpreter):
         if self.channels_last:
             inputs = tuple(_in_channels_last(x) for x in inputs)
         layouts = tuple((tuple(x.shape), x.stride(), x.dtype) for x in inputs)
-        key = (site.match.pattern.name, site.kind, len(site.replacement.outputs), layouts)
+        tensors = tuple(name for _, name, _ in site.replacement.bindings)
+        key = (site.match.pattern.name, site.kind, tensors, len(site.replacement.outputs), layouts)
         self.keys[id(site)] = key
         if key in self.samples:
             return
         arguments = tuple(self._held[node] for node in outer)
-        self.samples[key] = _Sample(inputs, _subgraph(site, outer), _subgraph(site, outer, _in_float64), arguments)
+        subgraph, exact = _subgraph(site, outer), _subgraph(site, outer, _in_float64)
+        self.samples[key] = _Sample(site, inputs, subgraph, exact, arguments)
 
 
 def _sample_inputs(

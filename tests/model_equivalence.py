@@ -20,7 +20,7 @@ from kfconvert.validator import ERROR_RATIO, Reference, compare
 
 # A few numbers carry no reliable largest error: where the original's own error on the very inputs is not enough, its
 # worst over this many other inputs of the same kind stands for it.
-OTHER_INPUTS = 24
+OTHER_INPUTS = 240
 # A site may be rejected for rounding, not for computing something else: largest errors in reasons, by dtype.
 ROUNDING = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
 

@@ -19,6 +19,17 @@ FOUND: dict[str, Description] = {
         steps=(Step("conv2d", options=_CONV), Step("batch_norm", (1,), {"affine": False, "tracked": True})),
         outputs=(2, 0),
     ),
+    # The norm with a weight was judged by what the one without a weight computes from another input.
+    "two_kinds_of_norm": Description(
+        inputs=(Input("signal"),),
+        steps=(
+            Step("square_linear", options={"bias": False}),
+            Step("binary", (1, 1), {"kind": "mul"}),
+            Step("layer_norm", (2,), {"last": 1, "affine": True, "bias": False}),
+            Step("layer_norm", (1,), {"last": 1, "affine": False, "bias": False}),
+        ),
+        outputs=(4, 3),
+    ),
 }
 
 
