@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,13 +37,20 @@ class Capture:
     findings: Findings
     sites: list[Site] = field(default_factory=list)
     channels_last: bool = False
+    _last: tuple[Hashable, Variant | None] = field(default=(None, None), init=False)
 
     @property
     def applied(self) -> list[Site]:
         return [site for site in self.sites if site.status == "applied"]
 
     def variant(self, sites: Sequence[Site]) -> Variant:
-        return Variant(self.region, rewrite(self.region, sites, self.live, self.channels_last))
+        """The program with the modules of ``sites``; the last one again, with its plans, where it would be the same."""
+        key = self.channels_last, tuple((id(site), site.replacement.module.strategy) for site in sites)
+        known, variant = self._last
+        if variant is None or known != key:
+            variant = Variant(self.region, rewrite(self.region, sites, self.live, self.channels_last))
+            self._last = key, variant
+        return variant
 
     def alike(self, path: str, module: nn.Module) -> Capture:
         """The capture of another module of the same structure: the same graph over that module's tensors."""

@@ -199,10 +199,10 @@ class Conversion:
         if laid_out or (self.captures and capture is not self.captures[0]):
             self._lay_out(capture, laid_out[0] if laid_out else self.captures[0].channels_last)
             return
-        programs = {}
-        if any(_has_layout(site) for site in capture.sites):
-            programs[True] = self._laid_out_program(capture, channels_last=True)
-        programs[False] = self._laid_out_program(capture, channels_last=False)
+        if not modules:
+            self._lay_out(capture, channels_last=False)
+            return
+        programs = {layout: self._laid_out_program(capture, layout) for layout in (True, False)}
         if self.selector.faster_layout(programs, capture.leaves):
             self._lay_out(capture, channels_last=True)
 
@@ -255,11 +255,11 @@ class Conversion:
         with self._stage("validate", 2) as advance:
             if self.validate_accuracy and self.variants:
                 judge = Judge(self.model, self.call, self.accuracy_threshold)
-                if self.captures:
-                    self._validate(judge, self.captures[0])
-                advance()
                 if any(self.variants.keys() - {""}):
                     self._validate_parts(judge)
+                advance()
+                if self.captures and not self.reverted:
+                    self._validate(judge, self.captures[0])
             advance()
         if self.outdated and self.variants:
             self.replace()
@@ -302,11 +302,13 @@ class Conversion:
                 return judge(lambda call: model_outputs(self.model, call.args, call.kwargs))
             finally:
                 uninstall(self.model)
+                # What they have packed would lie beside what the whole model's program is about to pack.
+                for [variant] in variants.values():
+                    variant.program.clear()
 
-        accuracy = self._accurate(applied, judged)
-        self.accuracy = self.accuracy or accuracy
-        if not accuracy.passed:
-            self._revert(f"a captured part differs from the model: {accuracy.reason}")
+        self.accuracy = self._accurate(applied, judged)
+        if not self.accuracy.passed:
+            self._revert(f"a captured part differs from the model: {self.accuracy.reason}")
 
     def _accurate(
         self, applied: Callable[[], list[list[Site]]], judged: Callable[[Sequence[list[Site]]], ValidationResult]
