@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from .block_regions import region_of_block
 from .canonical import canonicalise
 from .guard import Places
 from .inputs import ExampleCall
@@ -110,8 +111,13 @@ def _capture(
     repetition: Repetition | None,
     seconds: float,
 ) -> Capture:
-    region = trace(module, call, places, repetition, seconds)
-    suspect = repetition is not None and repetition.interfered
+    region = None
+    if repetition is not None:
+        region = region_of_block(module, call, places, repetition.recordings)
+    suspect = region is not None
+    if region is None:
+        region = trace(module, call, places, repetition, seconds)
+        suspect = repetition is not None and repetition.interfered
     mark_weights(region.graph, region.slots.keys() | region.constants.keys())
     canonicalise(region.graph)
     given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,12 +23,19 @@ def recorded_reads(model: nn.Module) -> Iterator[set[str]]:
         for config in configurations(model):
             stack.enter_context(_recorded(config, reads))
         yield reads
+    reads |= implied(reads, model)
+
+
+def implied(reads: Collection[str], model: nn.Module) -> set[str]:
+    """The settings of ``model`` that were read with the names ``reads``: all, or some by another name."""
+    found: set[str] = set()
     for config in configurations(model):
         if "__dict__" in reads:
-            reads.update(vars(config))
+            found.update(vars(config))
         # transformers lets some settings go by several names.
         aliases = getattr(config, "attribute_map", None) or {}
-        reads.update([aliases[name] for name in reads if name in aliases])
+        found.update([aliases[name] for name in reads if name in aliases])
+    return found
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from .alike import by_integers, contents, groups, is_operator, settings, unread
 from .model_state import has_hooks
+from .recordings import Recording
 
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -34,6 +35,8 @@ class Repetition:
         blocks = [m for m in model.modules() if m is not model and not is_operator(m) and "forward" not in vars(m)]
         self._groups = [group for group in groups(blocks, also=lambda module: None) if len(group) > 1]
         self._used: set[str] = set()
+        self.recordings: list[Recording] = []  # the calls of blocks that were traced
+        self.reads: set[str] = set()  # the names that the trace at hand has read from configurations so far
         self.replayed = 0  # calls, in the last trace
         self.interfered = False  # whether the last trace differs from a plain one in any way
 
@@ -46,12 +49,13 @@ class Repetition:
         inner = set(module.modules()) - {module}
         for _ in range(_ATTEMPTS):
             used: set[str] = set()
+            known = len(self.recordings)
             told_apart = [blocks for group in self._groups for blocks in by_integers(group, self._used)]
-            alike = [[block for block in blocks if block in inner] for blocks in told_apart]
-            alike = [blocks for blocks in alike if len(blocks) > 1]
+            within = [[block for block in blocks if block in inner] for blocks in told_apart]
+            alike = [blocks for blocks in within if len(blocks) > 1]
             self.interfered = bool(alike)
             try:
-                with unread(alike, used.add), self._replaying(alike):
+                with unread(alike, used.add), self._replaying(within):
                     result = run()
                 if not used:
                     return result
@@ -62,6 +66,7 @@ class Repetition:
                 elif not used:
                     raise
             self._used |= used
+            del self.recordings[known:]
         self.replayed, self.interfered = 0, False
         return run()
 
@@ -85,7 +90,7 @@ class Repetition:
         self, module: nn.Module, forward: Callable[..., Any], records: dict[Hashable, tuple[_Record | None, int]]
     ) -> Callable[..., Any]:
         @functools.wraps(forward)
-        def recording(*args: Any, **kwargs: Any) -> Any:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
             mode = proxy_tensor.get_proxy_mode()
             call = None if mode is None else _Call.of(mode.tracer, module, args, kwargs)
             if call is None:
@@ -93,17 +98,34 @@ class Repetition:
             known, refusals = records.get(call.key, (None, 0))
             if known is not None:
                 self.replayed += 1
+                self.reads |= known.settings
                 return known.replay(call)
             if refusals == _RECORDINGS:
                 return forward(*args, **kwargs)
             last = next(iter(reversed(call.tracer.graph.nodes)))
             before = _attributes(module)
-            result = forward(*args, **kwargs)
+            with self._reads_within() as settings:
+                result = forward(*args, **kwargs)
             unchanged = _attributes(module) == before and call == _Call.of(call.tracer, module, args, kwargs)
-            records[call.key] = (_Record.of(call, last, result) if unchanged else None, refusals + 1)
+            record = _Record.of(call, last, result, frozenset(settings)) if unchanged else None
+            records[call.key] = (record, refusals + 1)
+            recording = record and record.kept((args, kwargs))
+            if recording is not None:
+                self.recordings.append(recording)
             return result
 
-        return recording
+        return recorded
+
+    @contextmanager
+    def _reads_within(self) -> Iterator[set[str]]:
+        """The set that is yielded holds, afterwards, the names that were read within the block."""
+        before, within = set(self.reads), set()
+        self.reads.clear()
+        try:
+            yield within
+        finally:
+            within |= self.reads
+            self.reads |= before
 
 
 @dataclass(frozen=True)
@@ -159,9 +181,10 @@ class _Record:
     nodes: tuple[fx.Node, ...]
     outputs: tuple[tuple[Any, fx.Node | None], ...]
     spec: pytree.TreeSpec
+    settings: frozenset[str]  # that it has read from configurations
 
     @classmethod
-    def of(cls, call: _Call, last: fx.Node, result: Any) -> _Record | None:
+    def of(cls, call: _Call, last: fx.Node, result: Any, settings: frozenset[str]) -> _Record | None:
         """The record of ``call``, which returned ``result``; ``last`` is the graph node before it.
 
         None where its nodes read more than its arguments, its own tensors, sizes and constants, where the sizes depend
@@ -185,7 +208,18 @@ class _Record:
                     return None
             elif not isinstance(output, (Tensor, *_CONSTANTS, *_SYMBOLIC)):
                 return None
-        return cls(call, tuple(nodes), tuple(outputs), spec)
+        return cls(call, tuple(nodes), tuple(outputs), spec, settings)
+
+    def kept(self, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Recording | None:
+        """What outlives the trace, where the call returned no sizes."""
+        call = self.call
+        if any(isinstance(value, _SYMBOLIC) for value, _ in self.outputs):
+            return None
+        of_tensor = {id(leaf): node for leaf, node in zip(call.leaves, call.arguments) if node is not None}
+        outputs = [value if node is None else node for value, node in self.outputs]
+        path = call.tracer.path_of_module(call.module)
+        known = (call.module, path, arguments, self.settings)
+        return Recording.of(*known, of_tensor, call.state, self.nodes, outputs, self.spec)
 
     def replay(self, call: _Call) -> Any:
         """Append the same nodes for another call; what it returns has the sizes of what this one returned."""

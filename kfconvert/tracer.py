@@ -107,6 +107,8 @@ def trace(
         dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
     shapes = pytree.tree_unflatten(dynamic, structure)
     with recorded_reads(model) as settings:
+        if repetition is not None:
+            repetition.reads = settings
         arguments = pytree.tree_unflatten(widened, structure)
         with Deadline(seconds), _equal_sizes(model, form, places):
             program = _export(model, arguments, shapes, repetition)

@@ -1,0 +1,115 @@
+"""The region of a block, from what was recorded of it while a model around it was traced, with no trace of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from .aliases import Aliases
+from .calls import CallForm
+from .config_reads import implied
+from .dataflow import aten
+from .guard import Places, guard_from_placeholders
+from .inputs import ExampleCall
+from .recordings import Recording
+from .tracer import Region, described
+
+
+def region_of_block(
+    module: nn.Module, call: ExampleCall, places: Mapping[str, Places], recordings: Sequence[Recording]
+) -> Region | None:
+    """What ``trace`` of ``module`` as called in ``call`` finds, from the last of the ``recordings`` that fits, whose
+    trace began closest to the module; None where none fits.
+
+    Its sizes are free where ``places`` says so, with the limits that they had in the traced model.
+    """
+    try:
+        form = CallForm(module.forward, call.args, call.kwargs)
+    except ValueError:
+        return None
+    fitting = (_region(known, form, call, places) for known in reversed(recordings) if known.module is module)
+    return next(filter(None, fitting), None)
+
+
+def _region(known: Recording, form: CallForm, call: ExampleCall, places: Mapping[str, Places]) -> Region | None:
+    leaves, traced = (form.leaves(args, kwargs) for args, kwargs in ((call.args, call.kwargs), known.arguments))
+    if traced is None or not all(map(_is_alike, traced, leaves)):
+        return None
+    tensors = [leaf for leaf in traced if isinstance(leaf, Tensor)]
+    if len(set(map(id, tensors))) < len(tensors):
+        return None  # one value in this graph, two in other calls
+    graph, copies, slots, inputs = fx.Graph(), {}, {}, []
+    for (path, name), node in zip(_state_places(known.module), known.state):
+        if node not in copies:
+            copies[node] = _placeholder(graph, f"p_{path}_{name}".replace(".", "_"), node)
+            slots[copies[node].name] = (path, name)
+    for name, leaf in zip(_names(form, traced), traced):
+        node = known.node_of(leaf)
+        placeholder = _placeholder(graph, name, node)
+        inputs.append(placeholder.name)
+        if node is not None:
+            copies[node] = placeholder
+    for node in known.sizes:
+        size = _size_of(node, traced)
+        if size is None:
+            return None
+        index, dimension = size
+        argument = copies[known.node_of(traced[index])]
+        copies[node] = graph.call_function(aten.sym_size.int, (argument, dimension))
+        copies[node].meta = dict(node.meta)
+    if known.copy_into(graph, copies) is None:
+        return None
+    graph.eliminate_dead_code()
+    aliases = Aliases(graph)
+    if any(node.op == "placeholder" and aliases.is_written(node) for node in graph.nodes):
+        return None
+    try:
+        guard = guard_from_placeholders(traced, places)
+    except ValueError:
+        return None
+    if guard.free.keys() != places.keys() or guard.refusal(leaves) is not None:
+        return None
+    example = described(form.keywords(leaves))
+    settings = known.settings | implied(known.settings, known.module)
+    return Region(graph, nn.Module(), form, guard, inputs, slots, {}, known.spec, example, settings)
+
+
+def _is_alike(traced: Any, value: Any) -> bool:
+    if not isinstance(traced, Tensor):
+        return type(traced) is type(value) and traced == value
+    return isinstance(value, Tensor) and traced.dtype is value.dtype and traced.dim() == value.dim()
+
+
+def _state_places(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """(module path, attribute name) of each parameter and buffer, in the order in which a recording has them."""
+    for path, inner in module.named_modules():
+        for store in (inner._parameters, inner._buffers):
+            yield from ((path, name) for name, tensor in store.items() if tensor is not None)
+
+
+def _names(form: CallForm, leaves: list[Any]) -> Iterator[str]:
+    for name, value in form.keywords(leaves).items():
+        count = len(pytree.tree_leaves(value))
+        yield from [name] if count == 1 else (f"{name}_{index}" for index in range(count))
+
+
+def _placeholder(graph: fx.Graph, name: str, node: fx.Node | None) -> fx.Node:
+    placeholder = graph.placeholder(name)
+    if node is not None:
+        placeholder.meta["val"] = node.meta["val"]
+    return placeholder
+
+
+def _size_of(node: fx.Node, leaves: list[Any]) -> tuple[int, int] | None:
+    """(index, dimension) of the tensor among ``leaves`` that shows the size ``node``."""
+    wanted = node.meta["val"]
+    for index, leaf in enumerate(leaves):
+        for dimension, size in enumerate(leaf.shape if isinstance(leaf, Tensor) else ()):
+            if isinstance(size, torch.SymInt) and isinstance(wanted, torch.SymInt) and size.node.expr == wanted.node.expr:
+                return index, dimension
+    return None
