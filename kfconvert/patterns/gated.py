@@ -48,6 +48,8 @@ def _gated(activation: str, gate: Tree, up: Tree) -> Op:
 
 def _two_refusal(match: Match) -> str | None:
     c = match.captures
+    if c["gate"] is c["up"]:
+        return "gate and up are one layer, whose result is needed once only"
     if not same_shape(c["gate"], c["up"]):
         return "gate and up differ in size: one of them is broadcast"
     gate = linear_refusal(c["x"], c["gate_weight"], c["gate_bias"])

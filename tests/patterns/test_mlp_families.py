@@ -75,6 +75,25 @@ def test_mlp(family, dtype, rows):
     assert_follows(fused, model, (x,), dtype)
 
 
+class SelfGated(nn.Module):
+    """One layer multiplied by a function of itself, which two products would compute twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(HIDDEN, INNER)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return nn.functional.gelu(y) * y
+
+
+def test_a_layer_that_gates_itself_is_computed_once():
+    model, x = SelfGated(), torch.randn(3, HIDDEN)
+    fused, stats = converted(model, x)
+    assert stats["linear_replaced"] == stats["total_replaced"] == 1
+    assert_follows(fused, model, (torch.randn(2, HIDDEN),), torch.float32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_of_bert(dtype):
     make = hugging_face("bert", "BertModel", "BertConfig", num_hidden_layers=2, num_attention_heads=4, vocab_size=99)
