@@ -54,7 +54,8 @@ class ModelConverter:
                 the sequence length of token models, are free afterwards.
             device: where to convert and run; the model's own device by default, "auto" for CUDA where there is one.
             example_inputs: instead of ``input_shape``: a tensor, a tuple of arguments or a dict of keyword arguments.
-            dtype: floating-point dtype to bring the model and its inputs to; the model's own by default.
+            dtype: floating-point dtype to bring the model and its inputs to. By default the model keeps its own, and
+                gets ``example_inputs`` as they are, or in its own dtype where it does not take them so.
             inplace: convert ``model`` itself instead of a deep copy.
             progress: called with (stage, done, total); stages "trace", "match", "select", "replace", "validate".
 

@@ -59,17 +59,27 @@ def prepare(
     uninstall(model)
     model = model.to(device, dtype).eval() if dtype else model.to(device).eval()
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    # Inputs come as they will come later; only a model that does not take them has them in its own dtype.
+    dtypes = [dtype or own] if dtype or example_inputs is None else [None, own]
     try:
-        call = example_call(model, input_shape, example_inputs, device, dtype or own)
+        calls = [example_call(model, input_shape, example_inputs, device, each) for each in dtypes]
     except InputError as error:
         raise ConversionError(str(error)) from None
     before = _numbers(model)
-    try:
-        model_outputs(model, call.args, call.kwargs)
-    except Exception as error:  # the model's own code may raise anything
-        name = type(model).__name__
-        raise ConversionError(f"{name} does not accept {call.summary()}: {first_line(error)}") from error
+    call = _accepted(model, calls)
     return Prepared(model, call, _counting(model, call, before))
+
+
+def _accepted(model: nn.Module, calls: list[ExampleCall]) -> ExampleCall:
+    """The first of ``calls`` that the model can run; the reason is that of the last."""
+    for call in calls:
+        try:
+            model_outputs(model, call.args, call.kwargs)
+            return call
+        except Exception as error:  # the model's own code may raise anything
+            reason = f"{type(model).__name__} does not accept {call.summary()}: {first_line(error)}"
+            cause = error
+    raise ConversionError(reason) from cause
 
 
 def resolve_device(device: torch.device | str | None, model: nn.Module) -> torch.device:

@@ -73,6 +73,35 @@ def test_other_dtypes(dtype):
     assert fused(torch.randn(3, 16, dtype=dtype)).dtype is dtype
 
 
+class Casting(nn.Module):
+    """Of mixed dtypes: brings its input to that of its first layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.linear = nn.Linear(8, 8, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x.to(torch.bfloat16))) * self.scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_example_inputs_keep_the_dtype_that_the_model_takes(dtype):
+    x = torch.randn(4, 8, dtype=dtype)
+    converter = ModelConverter(select="all")
+    fused = converter.convert_model(Casting(), example_inputs=x)
+    with torch.no_grad():
+        fused(x)
+    assert fused.kfconvert_info()["guard"] == {"hits": 1, "misses": {}}
+
+
+def test_example_inputs_are_cast_for_a_model_that_takes_its_own_dtype_only():
+    fused = ModelConverter(select="all").convert_model(mlp().half(), example_inputs=torch.randn(4, 16))
+    with torch.no_grad():
+        fused(torch.randn(4, 16).half())
+    assert fused.kfconvert_info()["guard"] == {"hits": 1, "misses": {}}
+
+
 class TwoInputs(nn.Module):
     def __init__(self):
         super().__init__()
