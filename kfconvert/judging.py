@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from .inputs import ExampleCall
 from .rewriter import Site
@@ -19,6 +20,9 @@ MOST_BLAMED = 4
 # One input settles it where the error is so small a part of what always passes, or so small a multiple of the
 # original's: the largest errors of other inputs differ by some tens of percent.
 CLEAR_SHARE, CLEAR_RATIO = 0.5, 1.25
+# Over so many values the mean error is no matter of chance: where it is the original's, but for some percent, so will
+# the largest errors of other inputs be.
+MANY_VALUES, CLEAR_MEAN = 500, 1.1
 # Of several inputs, what always passes is so much smaller, for the same reason: that inputs to come pass as well.
 SHARE_OF_SEVERAL = 0.7
 
@@ -46,10 +50,15 @@ class Judge:
         return replace(result, accuracy_threshold=self._accuracy_threshold)
 
     def _is_clear(self, result: ValidationResult) -> bool:
-        error = result.optimized_error
+        own, error = result.original_error, result.optimized_error
         if error is None or error.max_rel <= CLEAR_SHARE * self._accuracy_threshold:
             return True
-        return result.ratio is not None and result.ratio <= CLEAR_RATIO
+        if result.ratio is not None and result.ratio <= CLEAR_RATIO:
+            return True
+        _, _, outputs = self._samples[0]
+        inexact = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        many = min((leaf.numel() for leaf in inexact), default=0) >= MANY_VALUES
+        return many and error.mean_rel <= CLEAR_MEAN * own.mean_rel
 
     def _sample(self, call: ExampleCall) -> tuple[ExampleCall, Reference, Any]:
         with originals():  # parts may be installed while several of them are judged

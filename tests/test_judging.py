@@ -114,6 +114,32 @@ def test_an_error_near_the_threshold_leaves_room_for_other_inputs():
     assert judged(own, [6e-5] * 4, threshold=1e-4)[0].passed
 
 
+def off_by(errors: Tensor, values: int) -> tuple[bool, int]:
+    """Whether outputs with these relative errors pass, and in how many calls; those of the original are 0 to 1e-5."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(values, generator=generator, dtype=torch.float64) + 1
+
+    class Rounding(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.dtype is torch.float64 else x * (1 + torch.linspace(0, 1e-5, x.numel()))
+
+    calls = []
+
+    def run(call: ExampleCall) -> Tensor:
+        calls.append(call)
+        return call.args[0] * (1 + errors)
+
+    return Judge(Rounding().eval(), ExampleCall((x.float(),)), 1e-9)(run).passed, len(calls)
+
+
+def test_the_mean_error_of_many_values_settles_it():
+    for values, expected in ((1000, 1), (100, 5)):
+        errors = torch.linspace(0, 1e-5, values)
+        errors[-1] = 1.4e-5
+        assert off_by(errors, values) == (True, expected)
+    assert off_by(torch.linspace(0, 1.4e-5, 1000), 1000) == (True, 5)
+
+
 def test_variations_that_the_model_does_not_take_are_left_out():
     class Picky(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
