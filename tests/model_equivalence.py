@@ -6,12 +6,14 @@ import copy
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from random_models import BATCH, Description, build, call_arguments, laid_out, model_inputs
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from kfconvert import ModelConverter
@@ -173,7 +175,9 @@ def assert_converts(description: Description) -> Pair:
         pair.assert_same(inputs(1), "batch size 1")
         for layout in ("strided", "transposed", "channels_last"):
             pair.assert_same(laid(layout), f"{layout} inputs")
-        pair.assert_same(special(float("nan")), "NaN")
+        # PyTorch takes its kernel for attention by the layout of the inputs, and not all of them spread NaN as far.
+        with sdpa_kernel(SDPBackend.MATH) if "attention" in repr(description) else nullcontext():
+            pair.assert_same(special(float("nan")), "NaN")
         pair.assert_same_gradients()
         pair.change_weights()
         pair.assert_same(inputs(BATCH), "changed weights")
