@@ -7,7 +7,7 @@ import logging
 import math
 import warnings
 from collections.abc import Collection, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property, partial
 from io import StringIO
@@ -110,7 +110,9 @@ def trace(
         if repetition is not None:
             repetition.reads = settings
         arguments = pytree.tree_unflatten(widened, structure)
-        with Deadline(seconds), _equal_sizes(model, form, places):
+        # The mode sees every call of an operator: none where there is no end to watch for.
+        limit = nullcontext() if seconds == math.inf else Deadline(seconds)
+        with limit, _equal_sizes(model, form, places):
             program = _export(model, arguments, shapes, repetition)
     return _region(model, program, form, places, described(form.keywords(leaves)), frozenset(settings))
 
