@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import math
 import warnings
@@ -105,7 +106,8 @@ def trace(
         if leaves[index].shape[dimension] == 1:
             widened[index] = torch.cat([widened[index]] * 2, dimension)
         dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
-    shapes = pytree.tree_unflatten(dynamic, structure)
+    # The exporter looks for those that go into **kwargs under its name.
+    shapes = dict(inspect.signature(model.forward).bind(**pytree.tree_unflatten(dynamic, structure)).arguments)
     with recorded_reads(model) as settings:
         if repetition is not None:
             repetition.reads = settings

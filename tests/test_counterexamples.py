@@ -30,6 +30,18 @@ FOUND: dict[str, Description] = {
         ),
         outputs=(4, 3),
     ),
+    # Of a row of equal values the norm left what rounding had left over in their mean.
+    "norm_of_equal_values": Description(
+        steps=(
+            Step("linear", options={"features": 6, "bias": True}),
+            Step("activation", (1,), {"form": ("relu", "functional")}),
+            Step("linear", (2,), {"features": 1, "bias": False}),
+            Step("activation", (3,), {"form": ("silu", "functional")}),
+            Step("binary", (4, 2), {"kind": "where"}),
+            Step("layer_norm", (5,), {"last": 1, "affine": False, "bias": False}),
+        ),
+        outputs=(6,),
+    ),
 }
 
 

@@ -46,6 +46,15 @@ KFC_FN const A* load_weight(const Arguments& a, A* scratch) {
   return scratch;
 }
 
+// The mean of v[i] - shift
+template <class A>
+KFC_FN A mean_from(const A* v, A shift, int64_t n) {
+  A total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t i = 0; i < n; ++i) total += v[i] - shift;
+  return total / static_cast<A>(n);
+}
+
 // The sum of (v[i] - mean)^2
 template <class A>
 KFC_FN A sum_of_squares(const A* v, A mean, int64_t n) {
@@ -89,10 +98,9 @@ void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
     }
     A mean = 0;
     if (a.centred) {
-      A total = 0;
-#pragma omp simd reduction(+ : total)
-      for (int64_t i = 0; i < cols; ++i) total += s[i];
-      mean = total / static_cast<A>(cols);
+      mean = mean_from(s, A(0), cols);
+      // Else what rounding left over in the mean would be all there is of a row of equal values.
+      mean += mean_from(s, mean, cols);
     }
     // In double, so that rstd, an error of the whole row, is rounded once.
     const double variance = static_cast<double>(sum_of_squares(s, mean, cols)) / static_cast<double>(cols);
