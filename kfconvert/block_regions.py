@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
@@ -14,7 +15,7 @@ from .aliases import Aliases
 from .calls import CallForm
 from .config_reads import implied
 from .dataflow import aten
-from .guard import Places, guard_from_placeholders
+from .guard import Guard, Places, guard_from_placeholders
 from .inputs import ExampleCall
 from .recordings import Recording
 from .tracer import Region, described
@@ -26,7 +27,8 @@ def region_of_block(
     """What ``trace`` of ``module`` as called in ``call`` finds, from the last of the ``recordings`` that fits, whose
     trace began closest to the module; None where none fits.
 
-    Its sizes are free where ``places`` says so, with the limits that they had in the traced model.
+    Its sizes are free where ``places`` says so. Where the traced model limits them, nothing tells whether the module
+    does: it has to be traced by itself.
     """
     try:
         form = CallForm(module.forward, call.args, call.kwargs)
@@ -72,11 +74,18 @@ def _region(known: Recording, form: CallForm, call: ExampleCall, places: Mapping
         guard = guard_from_placeholders(traced, places)
     except ValueError:
         return None
-    if guard.free.keys() != places.keys() or guard.refusal(leaves) is not None:
+    if guard.free.keys() != places.keys() or guard.refusal(leaves) is not None or _is_limited(guard):
         return None
     example = described(form.keywords(leaves))
     settings = known.settings | implied(known.settings, known.module)
     return Region(graph, nn.Module(), form, guard, inputs, slots, {}, known.spec, example, settings)
+
+
+def _is_limited(guard: Guard) -> bool:
+    """Whether the free sizes have other conditions than that they are at least 2."""
+    return any(bounds != (2, None) for bounds in guard.ranges.values()) or any(
+        constraint != sympy.true for constraint in guard.constraints
+    )
 
 
 def _is_alike(traced: Any, value: Any) -> bool:

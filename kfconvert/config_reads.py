@@ -10,9 +10,15 @@ from torch import nn
 
 
 def configurations(model: nn.Module) -> list[Any]:
-    """The distinct objects that ``model`` and its submodules have as ``config``."""
-    found = (vars(module).get("config") for module in model.modules())
-    return list({id(config): config for config in found if hasattr(config, "__dict__")}.values())
+    """The distinct objects that ``model`` and its submodules have as ``config``, or that are called so."""
+    found = (item for module in model.modules() for item in vars(module).items())
+    return list({id(value): value for name, value in found if _is_configuration(name, value)}.values())
+
+
+def _is_configuration(name: str, value: Any) -> bool:
+    if isinstance(value, (type, nn.Module)) or not hasattr(value, "__dict__"):
+        return False
+    return name == "config" or "config" in type(value).__name__.lower()
 
 
 @contextmanager

@@ -270,8 +270,9 @@ class Conversion:
             variant = capture.variant([site for item in items for site in item])
 
             def run(call: ExampleCall) -> Any:
+                given = call.map_tensors(lambda tensor: tensor.detach().clone())  # as the original gets them
                 with torch.no_grad():
-                    return variant.run(capture.region.call.leaves(call.args, call.kwargs))
+                    return variant.run(capture.region.call.leaves(given.args, given.kwargs))
 
             return judge(run)
 

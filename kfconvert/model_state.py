@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -134,13 +135,19 @@ def _modes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
-    # Tensors among the attributes are read anew in every call.
+    # Tensors among the attributes are read anew in every call, those that several modules have at one place only.
+    holders = Counter(id(tensor) for module in model.modules() for tensor in _tensors(module))
     for path, module in model.named_modules():
         own = {} if isinstance(module, _DropoutNd) else vars(module)
         for key, value in own.items():
-            if key not in _UNWATCHED and not isinstance(value, Tensor):
+            if key not in _UNWATCHED and not (isinstance(value, Tensor) and holders[id(value)] == 1):
                 name = f"{path}.{key}" if path else key
                 yield (module, key, value), f"the attribute {name} was changed after the conversion; convert it again"
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    for store in (module._parameters, module._buffers, vars(module)):
+        yield from (value for value in store.values() if isinstance(value, Tensor))
 
 
 def _settings(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[Entry, str]]:

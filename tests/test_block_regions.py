@@ -77,9 +77,9 @@ class Rows(nn.Module):
         return torch.relu(self.linear(rows)).view(x.shape[0], x.shape[1], 6) + self.shift
 
 
-def traced(model: nn.Module, call: ExampleCall) -> Repetition:
+def traced(model: nn.Module, call: ExampleCall, places=None) -> Repetition:
     repetition = Repetition(model)
-    trace(model, call, free_places(model, call), repetition)
+    trace(model, call, free_places(model, call) if places is None else places, repetition)
     return repetition
 
 
@@ -88,11 +88,9 @@ def derived(repetition: Repetition, block: nn.Module, call: ExampleCall, places=
 
 
 def test_the_regions_of_berts_blocks_are_those_of_their_own_traces():
-    model = bert()
-    ids = torch.randint(1, 50, (2, 9))
-    repetition = traced(model, ExampleCall((), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}))
-    layer = model.encoder.layer[0]
-    places = {"batch": [(0, 0)], "sequence": [(0, 1)]}
+    model, places = Blocks(*bert().encoder.layer), {"batch": [(0, 0)], "sequence": [(0, 1)]}
+    repetition = traced(model, ExampleCall((torch.randn(2, 9, 32),)), places)
+    layer = model.blocks[0]
     for block, call in (
         (layer.intermediate, ExampleCall((torch.randn(2, 7, 32),))),
         (layer.attention.output, ExampleCall((torch.randn(2, 7, 32), torch.randn(2, 7, 32)))),
@@ -107,9 +105,16 @@ def test_the_regions_of_berts_blocks_are_those_of_their_own_traces():
         assert targets[0] == targets[1]
         assert ours.inputs == own.inputs and set(ours.slots.values()) == set(own.slots.values())
         assert ours.guard.free == own.guard.free and ours.settings == own.settings and ours.out_spec == own.out_spec
-        assert ours.guard.refusal(list(call.args)) is None
-        longer = [torch.randn(2, 30, leaf.shape[-1]) for leaf in call.args]
-        assert "above the traced maximum of 20" in ours.guard.refusal(longer)  # the positions of the model
+        assert ours.guard.refusal([torch.randn(3, 30, leaf.shape[-1]) for leaf in call.args]) is None
+
+
+def test_limits_of_the_model_around_a_block_are_not_its_own():
+    model = bert()
+    ids = torch.randint(1, 50, (2, 9))
+    repetition = traced(model, ExampleCall((), {"input_ids": ids}))  # no more than max_position_embeddings of them
+    block, call = model.encoder.layer[0].intermediate, ExampleCall((torch.randn(2, 7, 32),))
+    assert any(known.module is block for known in repetition.recordings)
+    assert derived(repetition, block, call, {"batch": [(0, 0)], "sequence": [(0, 1)]}) is None
 
 
 def test_sizes_that_were_computed_before_are_read_from_the_arguments():

@@ -30,6 +30,13 @@ FOUND: dict[str, Description] = {
         ),
         outputs=(4, 3),
     ),
+    # The converted model was judged on a strided input, the original on a contiguous copy.
+    "strided_example": Description(
+        inputs=(Input("sequence", "strided"),),
+        steps=(Step("batch_norm", options={"affine": False, "tracked": False}),),
+        outputs=(1,),
+        dtype="bfloat16",
+    ),
     # Of a row of equal values the norm left what rounding had left over in their mean.
     "norm_of_equal_values": Description(
         steps=(
@@ -54,6 +61,26 @@ class _Linear(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(6, 6)
+
+
+class AddsSize(nn.Module):
+    """A size that is added before a norm or after a convolution was taken for a residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv = nn.LayerNorm(6), nn.Conv1d(6, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x + x.shape[1])
+        return torch.relu(self.conv(x.transpose(1, 2)) + x.shape[0])
+
+
+def test_a_size_is_no_residual():
+    model = AddsSize().eval()
+    converted = ModelConverter(select="all").convert_model(model, input_shape=(3, 5, 6))
+    x = torch.randn(2, 5, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(converted(x), model(x))
 
 
 class SigmoidBeforeWrite(_Linear):

@@ -107,3 +107,50 @@ def test_looking_at_what_a_module_shares_does_not_touch_its_inputs():
     model = Emptying().eval()
     changed = unsettled(model, ExampleCall((torch.randn(2, 4),)))
     assert changed == {}
+
+
+class Config:
+    def __init__(self):
+        self.scale = 1.0
+
+
+class Scaled(nn.Module):
+    """A block that reads a tensor, and a setting under another name than the model's."""
+
+    def __init__(self, config: Config, shift: Tensor):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.settings, self.shift = config, shift
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(nn.functional.gelu(self.first(x))) * self.settings.scale + self.shift
+
+
+class ScaledBlocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config, shift = Config(), torch.ones(8)
+        self.blocks = nn.ModuleList(Scaled(self.config, shift) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def assert_notices(change):
+    x, model = torch.randn(2, 5, 8), ScaledBlocks().eval()
+    converted = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    with torch.no_grad():
+        torch.testing.assert_close(converted(x), model(x))
+        for each in (model, converted):
+            change(each)
+        torch.testing.assert_close(converted(x), model(x))
+
+
+def test_parts_notice_a_setting_that_they_hold_under_another_name():
+    assert_notices(lambda model: setattr(model.config, "scale", 3.0))
+
+
+def test_a_tensor_that_blocks_share_may_be_replaced_in_one_of_them():
+    assert_notices(lambda model: setattr(model.blocks[1], "shift", torch.full((8,), 5.0)))

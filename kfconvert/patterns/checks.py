@@ -58,8 +58,9 @@ def repeats_over(small: fx.Node, large: fx.Node, least: int) -> bool:
 
 
 def sizes(node: fx.Node) -> list[str]:
-    """Sizes as text: comparing symbolic sizes as numbers would add guards to the trace."""
-    return [str(size) for size in traced(node).shape]
+    """Sizes as text: comparing symbolic sizes as numbers would add guards to the trace. A number has those of none."""
+    value = traced(node)
+    return [str(size) for size in value.shape] if isinstance(value, Tensor) else ["a number"]
 
 
 def linear_refusal(x: fx.Node, weight: fx.Node, bias: fx.Node | None, transposed: bool = False) -> str | None:
