@@ -30,6 +30,18 @@ FOUND: dict[str, Description] = {
         ),
         outputs=(4, 3),
     ),
+    # The norm of a transposed input was transposed, where the original's is contiguous: a write into a view failed.
+    "norm_of_transposed": Description(
+        inputs=(Input("sequence", "transposed"),),
+        steps=(
+            Step("batch_norm", options={"affine": False, "tracked": True}),
+            Step("batch_norm", (1,), {"affine": False, "tracked": True}),
+            Step("activation", (2,), {"form": ("relu", "functional")}),
+            Step("view", (3,), {"kind": "stride"}),
+            Step("binary_", (4, 3), {"kind": "assign"}),
+        ),
+        outputs=(5,),
+    ),
     # The converted model was judged on a strided input, the original on a contiguous copy.
     "strided_example": Description(
         inputs=(Input("sequence", "strided"),),

@@ -13,6 +13,8 @@ from kfconvert.ops.registration import has_kernels
 from .derived import Derived
 
 Plan = Callable[..., torch.Tensor]
+# The memory format with the channels innermost, by the number of dimensions.
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 

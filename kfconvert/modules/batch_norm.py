@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from kfconvert.ops import apply_activation, scale_shift_act
 from kfconvert.ops.registration import has_kernels
 
-from .base import FusedModule, Plan, require_plain, takes_plain_path
+from .base import CHANNELS_LAST, FusedModule, Plan, require_plain, takes_plain_path
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -35,10 +35,18 @@ def batch_norm(bn: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
     return F.batch_norm(x, mean, var, bn.weight, bn.bias, batch_statistics, 0.0, bn.eps)
 
 
+def _formatted(x: torch.Tensor) -> torch.Tensor:
+    """``x`` in a memory format, as ATen's batch norm returns: code that follows may view what is contiguous there."""
+    channels_last = CHANNELS_LAST.get(x.dim())
+    if x.is_contiguous() or (channels_last is not None and x.is_contiguous(memory_format=channels_last)):
+        return x
+    return x.contiguous()
+
+
 class FusedBatchNormAct(FusedModule):
     """``y = act(bn(x))``, an ``nn.BatchNorm1d/2d/3d`` or ``nn.SyncBatchNorm`` and the activation after it.
 
-    x: (N, C, *spatial), contiguous or channels-last; y as x. float64, float32, float16, bfloat16. The batch
+    x: (N, C, *spatial); y in the memory format of x, contiguous where x is in none. float64, float32, float16, bfloat16. The batch
     norm is kept as submodule ``bn``, shared and not copied; its hooks are not run.
 
     In eval, bn becomes one product and one sum by channel, with the scale and shift of
@@ -91,7 +99,7 @@ class FusedBatchNormAct(FusedModule):
         wide = torch.float64 if self.bn.running_mean.dtype == torch.float64 else torch.float32
         with torch.inference_mode(False), torch.no_grad():
             scale, shift = (tensor.to(wide) for tensor in scale_and_shift(self.bn))
-        return lambda x: scale_shift_act(x, scale, shift, self.activation, self.negative_slope)
+        return lambda x: scale_shift_act(_formatted(x), scale, shift, self.activation, self.negative_slope)
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """``act(bn(x))`` in plain ATen calls. Running statistics are never written."""

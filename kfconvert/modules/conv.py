@@ -13,14 +13,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from kfconvert.ops import apply_activation, bias_act, conv_act, linear_act
 from kfconvert.ops.registration import has_kernels
 
-from .base import FusedModule, Plan, held, require_plain, takes_plain_path
+from .base import CHANNELS_LAST, FusedModule, Plan, held, require_plain, takes_plain_path
 from .onednn import in_place, pointwise, runs_onednn
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = {3: (nn.BatchNorm1d, nn.SyncBatchNorm), 4: (nn.BatchNorm2d, nn.SyncBatchNorm),
           5: (nn.BatchNorm3d, nn.SyncBatchNorm)}
 _CUDNN_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @dataclass(frozen=True)
@@ -115,12 +114,12 @@ class FusedConvBN(FusedModule):
         names = ["kernel" if has_kernels(x) else "folded", "composition"]
         weight = self.conv.weight
         # oneDNN of PyTorch 2.11 cannot add to a result of a single channel.
-        if (weight.dim() in _CHANNELS_LAST and runs_onednn(x) and weight.dtype == x.dtype
+        if (weight.dim() in CHANNELS_LAST and runs_onednn(x) and weight.dtype == x.dtype
                 and weight.device == x.device and (residual is None or weight.shape[0] > 1)):
             # ResNet-50, batch 1, one thread, CPU ms in one run: eager 207; channels-last packed 145, kernel
             # 190; contiguous packed 225, kernel 192, as results are brought back to contiguous.
             names.insert(0 if self._uses_channels_last(x) else 1, "onednn")
-        if (self.activation == "relu" and x.is_cuda and x.dim() in _CHANNELS_LAST and x.dtype in _CUDNN_DTYPES
+        if (self.activation == "relu" and x.is_cuda and x.dim() in CHANNELS_LAST and x.dtype in _CUDNN_DTYPES
                 and torch.backends.cudnn.enabled):
             names.insert(0, "cudnn")
         if x.numel() > 0 and x.shape[2:].numel() == 1 and _Geometry.of(self.conv).is_linear(weight):
@@ -167,9 +166,9 @@ class FusedConvBN(FusedModule):
 
     def _formatter(self, dimensions: int) -> Callable[[torch.Tensor], torch.Tensor]:
         """Brings tensors of so many dimensions to channels-last, if that is asked for."""
-        if not self.channels_last or dimensions not in _CHANNELS_LAST:
+        if not self.channels_last or dimensions not in CHANNELS_LAST:
             return lambda x: x
-        return partial(torch.Tensor.contiguous, memory_format=_CHANNELS_LAST[dimensions])
+        return partial(torch.Tensor.contiguous, memory_format=CHANNELS_LAST[dimensions])
 
     def _check_residual(self, x, residual):
         # oneDNN reads the residual without looking at its shape.
@@ -205,10 +204,10 @@ class FusedConvBN(FusedModule):
 
     def _uses_channels_last(self, x: torch.Tensor) -> bool:
         """Whether the result is channels-last: asked for, or, as in ATen, because the input or weight is."""
-        if x.dim() not in _CHANNELS_LAST:
+        if x.dim() not in CHANNELS_LAST:
             return False
         return self.channels_last or any(
-            t.is_contiguous(memory_format=_CHANNELS_LAST[x.dim()]) and not t.is_contiguous()
+            t.is_contiguous(memory_format=CHANNELS_LAST[x.dim()]) and not t.is_contiguous()
             for t in (x, self.conv.weight))
 
     def _plan(self, strategy: str, channels_last: bool, values: dict, x: torch.Tensor) -> Plan:
@@ -221,7 +220,7 @@ class FusedConvBN(FusedModule):
                 values["folded"] = self._folded()
         weight, bias = values["folded"]
         geometry = _Geometry.of(self.conv)
-        memory_format = _CHANNELS_LAST[x.dim()] if channels_last else torch.contiguous_format
+        memory_format = CHANNELS_LAST[x.dim()] if channels_last else torch.contiguous_format
         if strategy == "onednn":
             return _OneDNNConv(weight, bias, geometry, memory_format, self.activation, self.negative_slope, x)
         if strategy == "cudnn":
