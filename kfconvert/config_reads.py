@@ -18,7 +18,8 @@ def configurations(model: nn.Module) -> list[Any]:
 def _is_configuration(name: str, value: Any) -> bool:
     if isinstance(value, (type, nn.Module)) or not hasattr(value, "__dict__"):
         return False
-    return name == "config" or "config" in type(value).__name__.lower()
+    # What generate() reads, and no forward, goes by the same names.
+    return name == "config" or ("config" in type(value).__name__.lower() and name != "generation_config")
 
 
 @contextmanager
