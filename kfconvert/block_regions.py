@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -46,7 +45,7 @@ def _region(known: Recording, form: CallForm, call: ExampleCall, places: Mapping
     if len(set(map(id, tensors))) < len(tensors):
         return None  # one value in this graph, two in other calls
     graph, copies, slots, inputs = fx.Graph(), {}, {}, []
-    for (path, name), node in zip(_state_places(known.module), known.state):
+    for (path, name), node in known.state.items():
         if node not in copies:
             copies[node] = _placeholder(graph, f"p_{path}_{name}".replace(".", "_"), node)
             slots[copies[node].name] = (path, name)
@@ -94,13 +93,6 @@ def _is_alike(traced: Any, value: Any) -> bool:
     return isinstance(value, Tensor) and traced.dtype is value.dtype and traced.dim() == value.dim()
 
 
-def _state_places(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """(module path, attribute name) of each parameter and buffer, in the order in which a recording has them."""
-    for path, inner in module.named_modules():
-        for store in (inner._parameters, inner._buffers):
-            yield from ((path, name) for name, tensor in store.items() if tensor is not None)
-
-
 def _names(form: CallForm, leaves: list[Any]) -> Iterator[str]:
     for name, value in form.keywords(leaves).items():
         count = len(pytree.tree_leaves(value))
@@ -117,8 +109,10 @@ def _placeholder(graph: fx.Graph, name: str, node: fx.Node | None) -> fx.Node:
 def _size_of(node: fx.Node, leaves: list[Any]) -> tuple[int, int] | None:
     """(index, dimension) of the tensor among ``leaves`` that shows the size ``node``."""
     wanted = node.meta["val"]
+    if not isinstance(wanted, torch.SymInt):
+        return None
     for index, leaf in enumerate(leaves):
         for dimension, size in enumerate(leaf.shape if isinstance(leaf, Tensor) else ()):
-            if isinstance(size, torch.SymInt) and isinstance(wanted, torch.SymInt) and size.node.expr == wanted.node.expr:
+            if isinstance(size, torch.SymInt) and size.node.expr == wanted.node.expr:
                 return index, dimension
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,9 +111,7 @@ def _capture(
     repetition: Repetition | None,
     seconds: float,
 ) -> Capture:
-    region = None
-    if repetition is not None:
-        region = region_of_block(module, call, places, repetition.recordings)
+    region = None if repetition is None else region_of_block(module, call, places, repetition.recordings)
     suspect = region is not None
     if region is None:
         region = trace(module, call, places, repetition, seconds)
@@ -125,23 +123,9 @@ def _capture(
         raise CaptureError("its example call has another form than the traced one")
     findings = find(region.graph, REGISTRY)
     captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
-    run = _run_once(captured.variant(()).run, given)
+    run = captured.variant(()).run
     if suspect and not is_faithful(module, region, run, given):
         return _capture(module, path, call, places, example, None, seconds)
     admit_sizes_of_one(module, region, run, given)
     ignore_use_cache(module, region, run, given)
     return captured
-
-
-def _run_once(run: Callable[[list[Any]], Any], leaves: list[Any]) -> Callable[[list[Any]], Any]:
-    """``run``, which for ``leaves`` itself, a list that several trials are made with, is called once only."""
-    kept: list[Any] = []
-
-    def running(given: list[Any]) -> Any:
-        if given is not leaves:
-            return run(given)
-        if not kept:
-            kept.append(run(leaves))
-        return kept[0]
-
-    return running

@@ -199,8 +199,8 @@ class Conversion:
         if laid_out or (self.captures and capture is not self.captures[0]):
             self._lay_out(capture, laid_out[0] if laid_out else self.captures[0].channels_last)
             return
-        if not modules:
-            self._lay_out(capture, channels_last=False)
+        if not modules or not self.timed:
+            self._lay_out(capture, channels_last=bool(modules))
             return
         programs = {layout: self._laid_out_program(capture, layout) for layout in (True, False)}
         if self.selector.faster_layout(programs, capture.leaves):

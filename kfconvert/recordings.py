@@ -17,17 +17,17 @@ class Recording:
     """One call of ``module``, which lay at ``path`` in the traced model.
 
     ``arguments`` are its args and kwargs as they were traced, with fake tensors, ``settings`` the names that it read
-    from configurations; the nodes of the graph stand for
-    the tensors among them (``node_of``), for those of the module (``state``, in the order of its submodules, their
-    parameters and their buffers; tied ones share a node), for ``sizes`` that were computed before the call, and for
-    what it computed. ``outputs`` has a node or a constant for each of the flat outputs, which ``spec`` packs.
+    from configurations. The nodes of the graph stand for the tensors among them (``node_of``), for those of the
+    module (``state``, by module path and attribute name; tied ones share a node), for ``sizes`` that were computed
+    before the call, and for what it computed. ``outputs`` has a node or a constant for each of the flat outputs, which
+    ``spec`` packs.
     """
 
     module: nn.Module
     path: str
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     settings: frozenset[str]
-    state: tuple[fx.Node, ...]
+    state: dict[tuple[str, str], fx.Node]
     sizes: tuple[fx.Node, ...]
     outputs: tuple[Any, ...]
     spec: pytree.TreeSpec
@@ -46,7 +46,7 @@ class Recording:
         arguments: tuple[tuple[Any, ...], dict[str, Any]],
         settings: frozenset[str],
         of_tensor: dict[int, fx.Node],
-        state: Iterable[fx.Node],
+        state: dict[tuple[str, str], fx.Node],
         nodes: Iterable[fx.Node],
         outputs: Iterable[Any],
         spec: pytree.TreeSpec,
@@ -62,13 +62,12 @@ class Recording:
                 copies[node].meta = dict(node.meta)
             return copies[node]
 
-        state = tuple(map(copied, state))
+        state = {place: copied(node) for place, node in state.items()}
         of_tensor = {key: copied(node) for key, node in of_tensor.items()}
-        known = set(copies)
-        outer = {value: None for node in nodes for value in node.all_input_nodes if value not in known}
-        sizes = tuple(copied(value) for value in outer if value not in set(nodes))
+        known = set(copies.values())
         for node in nodes:
             copies[node] = graph.node_copy(node, copied)
+        sizes = tuple(copy for copy in copies.values() if copy.op == "placeholder" and copy not in known)
         kept = tuple(copies[node] for node in nodes)
         outputs = tuple(copies[output] if isinstance(output, fx.Node) else output for output in outputs)
         return cls(module, path, arguments, settings, state, sizes, outputs, spec, kept, of_tensor)
@@ -93,7 +92,7 @@ def _is_pure(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     if isinstance(node.target, torch._ops.OpOverload):
-        return node.target.namespace == "aten" and not isinstance(node.meta.get("val"), type(None))
+        return node.target.namespace == "aten" and node.meta.get("val") is not None
     return getattr(node.target, "__module__", None) in (operator.add.__module__, "math") or node.target in _OF_SIZES
 
 

@@ -155,7 +155,7 @@ class _Call:
         if any(_is_known(tracer, leaf) for leaf in leaves if isinstance(leaf, Tensor)):
             return None
         nodes = [_node(tracer, leaf) if isinstance(leaf, Tensor) else None for leaf in leaves]
-        state = [_node(tracer, tensor) for tensor in _state(module)]
+        state = [_node(tracer, tensor) for *_, tensor in _state(module)]
         traced = [node for node, leaf in zip(nodes, leaves) if isinstance(leaf, Tensor)]
         if None in traced or None in state or not set(traced).isdisjoint(state):
             return None
@@ -218,8 +218,9 @@ class _Record:
         of_tensor = {id(leaf): node for leaf, node in zip(call.leaves, call.arguments) if node is not None}
         outputs = [value if node is None else node for value, node in self.outputs]
         path = call.tracer.path_of_module(call.module)
+        state = {(inner, name): node for (inner, name, _), node in zip(_state(call.module), call.state)}
         known = (call.module, path, arguments, self.settings)
-        return Recording.of(*known, of_tensor, call.state, self.nodes, outputs, self.spec)
+        return Recording.of(*known, of_tensor, state, self.nodes, outputs, self.spec)
 
     def replay(self, call: _Call) -> Any:
         """Append the same nodes for another call; what it returns has the sizes of what this one returned."""
@@ -263,10 +264,11 @@ def _is_known(tracer: Any, tensor: Tensor) -> bool:
     return slot is not None and slot.constant is not None
 
 
-def _state(module: nn.Module) -> Iterator[Tensor]:
-    for inner in module.modules():
+def _state(module: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    """(module path, attribute name, tensor) of each parameter and buffer."""
+    for path, inner in module.named_modules():
         for store in (inner._parameters, inner._buffers):
-            yield from (tensor for tensor in store.values() if tensor is not None)
+            yield from ((path, name, tensor) for name, tensor in store.items() if tensor is not None)
 
 
 def _attributes(module: nn.Module) -> tuple[list[tuple[str, int]], dict[int, tuple[int, ...]]]:

@@ -103,12 +103,7 @@ class Selector:
             self._decisions[key].apply_to(site)
 
     def faster_layout(self, programs: dict[bool, Program], leaves: list[Any]) -> bool:
-        """Whether the program with channels-last convolutions (True) is the faster one; so it is said unmeasured.
-
-        Both have run before.
-        """
-        if not self.timed:
-            return True
+        """Whether the program with channels-last convolutions (True) is the faster one; both have run before."""
         candidates = {str(layout): lambda p=program: p.run(leaves) for layout, program in programs.items()}
         budget = SECONDS_PER_LAYOUT * len(candidates)
         times = compare_timings(candidates, self.device, budget_s=budget, min_rounds=5, settled=True)

@@ -46,8 +46,8 @@ def _formatted(x: torch.Tensor) -> torch.Tensor:
 class FusedBatchNormAct(FusedModule):
     """``y = act(bn(x))``, an ``nn.BatchNorm1d/2d/3d`` or ``nn.SyncBatchNorm`` and the activation after it.
 
-    x: (N, C, *spatial); y in the memory format of x, contiguous where x is in none. float64, float32, float16, bfloat16. The batch
-    norm is kept as submodule ``bn``, shared and not copied; its hooks are not run.
+    x: (N, C, *spatial); y in the memory format of x, contiguous where x is in none. float64, float32,
+    float16, bfloat16. The batch norm is kept as submodule ``bn``, shared and not copied; its hooks are not run.
 
     In eval, bn becomes one product and one sum by channel, with the scale and shift of
     :func:`scale_and_shift` computed in float64 from the live tensors, and again whenever they change. Where
