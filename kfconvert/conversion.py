@@ -27,9 +27,9 @@ from .rewriter import LiveTensors, Site
 from .runtime import Variant, install, originals, uninstall
 from .selector import Decision, Selector
 from .settings import max_rewrites
+from .shorter_calls import shorter
 from .sources import blame, definition
 from .stats import conversion_stats
-from .token_types import without_token_types
 from .tracer import CaptureError, free_places
 from .validator import ValidationResult, model_outputs
 
@@ -80,9 +80,7 @@ class Conversion:
             calls += token_calls(self.model, self.call)
         with self._stage("trace", len(calls) + 1) as advance:
             start = time.perf_counter()
-            for call in calls:
-                self._capture(call)
-                advance()
+            self._capture_forms(calls, advance)
             whole = time.perf_counter() - start if self.captures else None
             parts = Parts(self.model, self.call, self.counting, self.repetition, self._cheap_call(), whole)
             self._take_parts(parts.found)
@@ -98,19 +96,29 @@ class Conversion:
         region, leaves = self.captures[0].region, self.captures[0].leaves
         return ExampleCall((), region.call.keywords(with_few(region, leaves)))
 
-    def _capture(self, call: ExampleCall) -> None:
-        try:
-            if self.model in self.counting:
-                raise CaptureError(f"its forward changes {self.counting[self.model]} in every call")
-            known = (without_token_types(other, call) for other in self.captures)
-            captured = next(filter(None, known), None)
-            if captured is None:
-                choices = [free_places(self.model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
-                captured = capture(self.model, "", call, choices, repetition=self.repetition)
-            self.captures.append(captured)
-            self._region(call.summary(), "")
-        except CaptureError as error:
+    def _capture_forms(self, calls: Sequence[ExampleCall], advance: Callable[[], None]) -> None:
+        """Capture the model as called in each of ``calls``, the longest first: the others may be derived from it."""
+        found: dict[int, Capture | CaptureError] = {}
+        for index in sorted(range(len(calls)), key=lambda index: -len(calls[index].kwargs)):
+            found[index] = self._capture(calls[index], [c for c in found.values() if isinstance(c, Capture)])
+            advance()
+        for index, call in enumerate(calls):
+            error = found[index] if isinstance(found[index], CaptureError) else None
+            if error is None:
+                self.captures.append(found[index])
             self._region(call.summary(), "", error)
+
+    def _capture(self, call: ExampleCall, known: Sequence[Capture]) -> Capture | CaptureError:
+        if self.model in self.counting:
+            return CaptureError(f"its forward changes {self.counting[self.model]} in every call")
+        derived = next(filter(None, (shorter(other, call) for other in known)), None)
+        if derived is not None:
+            return derived
+        try:
+            choices = [free_places(self.model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
+            return capture(self.model, "", call, choices, repetition=self.repetition)
+        except CaptureError as error:
+            return error
 
     def _take_parts(self, parts: list[Part]) -> None:
         self.parts = parts

@@ -49,9 +49,7 @@ class Replay(Conversion):
 
     def trace(self) -> None:
         with self._stage("trace", len(self.calls) + len(self.recorded_parts)) as advance:
-            for spec in self.calls:
-                self._capture(self._call(spec))
-                advance()
+            self._capture_forms([self._call(spec) for spec in self.calls], advance)
             parts = []
             for recorded in self.recorded_parts:
                 parts.append(self._part(recorded))

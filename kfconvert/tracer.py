@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from .calls import CallForm
 from .config_reads import recorded_reads
+from .contiguity import KeptContiguous
 from .deadline import Deadline
 from .guard import Guard, Places, guard_from_placeholders
 from .input_spec import InputSpecError, describe
@@ -212,7 +213,7 @@ def _export(
 ) -> ExportedProgram:
     export = partial(torch.export.export, model, (), kwargs, dynamic_shapes=dynamic, strict=False)
     try:
-        with _quiet(), torch.no_grad():
+        with _quiet(), torch.no_grad(), KeptContiguous():
             return export() if repetition is None else repetition.trace(model, export)
     except Exception as error:  # the exporter raises anything the model's own code may raise
         raise CaptureError(_export_reason(error)) from error

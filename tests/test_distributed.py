@@ -33,6 +33,8 @@ def _convert_and_fork(_: int, store: str) -> None:
 
 
 def _worker(rank: int, store: str) -> None:
+    # PyTorch makes its thread pool anew at the first use after a fork, which is not safe in two threads at once.
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS)
     try:
         for make in (cnn, bert):

@@ -1,4 +1,4 @@
-"""The call form of a token model without token types, derived from the one that has them."""
+"""The call forms of a token model without token types or mask, derived from the one that has them."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from torch import nn
 from kfconvert import ModelConverter
 from kfconvert.capture import capture
 from kfconvert.inputs import ExampleCall
+from kfconvert.shorter_calls import shorter
 from kfconvert.tracer import free_places
-from kfconvert.token_types import without_token_types
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,7 +52,7 @@ def captured(model, call):
 def test_zeros_stand_for_the_token_types_of_bert():
     model = bert()
     full, short = calls(model)
-    derived = without_token_types(captured(model, full), short)
+    derived = shorter(captured(model, full), short)
     traced = captured(model, short)
     assert derived.region.inputs == traced.region.inputs
     assert derived.region.call.names == traced.region.call.names
@@ -73,7 +73,7 @@ def test_zeros_stand_for_the_token_types_of_bert():
 def test_a_model_to_which_absent_types_mean_something_else(default):
     model = Segments(default).eval()
     full, short = calls(model)
-    assert without_token_types(captured(model, full), short) is None
+    assert shorter(captured(model, full), short) is None
 
 
 def test_types_that_make_no_difference_yet():
@@ -81,7 +81,7 @@ def test_types_that_make_no_difference_yet():
     model = Segments("nothing").eval()
     nn.init.zeros_(model.types.weight)
     full, short = calls(model)
-    assert without_token_types(captured(model, full), short) is None
+    assert shorter(captured(model, full), short) is None
 
 
 def test_a_model_without_a_configuration():
@@ -93,13 +93,75 @@ def test_a_model_without_a_configuration():
         torch.testing.assert_close(fused(**full.kwargs), model(**full.kwargs))
 
 
+def without_mask(call):
+    return ExampleCall((), {"input_ids": call.kwargs["input_ids"]})
+
+
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert", "Electra"])
+def test_an_encoder_without_a_mask_is_the_graph_without_one(family):
+    torch.manual_seed(0)
+    sizes = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "vocab_size": 50}
+    config = getattr(transformers, f"{family}Config")(**(sizes if family == "DistilBert" else SIZES))
+    model = getattr(transformers, f"{family}Model")(config).eval()
+    full, _ = calls(model)
+    if family == "DistilBert":
+        del full.kwargs["token_type_ids"]
+    ids = without_mask(full)
+    derived, traced = shorter(captured(model, full), ids), captured(model, ids)
+    assert derived.region.inputs == traced.region.inputs == ["input_ids"]
+    assert derived.region.dynamic() == traced.region.dynamic()
+    targets = [[node.target for node in c.region.graph.nodes if "attention" in str(node.target)] for c in (derived, traced)]
+    assert targets[0] == targets[1]
+    assert [m.site for m in derived.findings.matches] == [m.site for m in traced.findings.matches]
+    for batch, length in ((1, 1), (3, 9)):
+        ids = torch.randint(0, 50, (batch, length))
+        assert derived.region.guard.refusal([ids]) is None
+        with torch.no_grad():
+            torch.testing.assert_close(derived.variant(()).run([ids])[0], model(ids)[0])
+
+
+def test_a_decoder_without_a_mask_is_traced():
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=50, use_cache=False)
+    ).eval()
+    full, _ = calls(model)
+    del full.kwargs["token_type_ids"]
+    assert shorter(captured(model, full), without_mask(full)) is None
+
+
+class Padded(nn.Module):
+    """Where no mask is given, it hides the padding, wherever that is."""
+
+    __module__ = "transformers.models.padded"
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.last = nn.Embedding(50, 8), nn.Linear(8, 4)
+        self.padding = 41
+        self.config = transformers.PretrainedConfig(vocab_size=50, pad_token_id=41)
+
+    def forward(self, input_ids, attention_mask=None):
+        mask = input_ids != self.padding if attention_mask is None else attention_mask
+        x = self.words(input_ids)[:, None]
+        return self.last(nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask.bool()[:, None, None]))
+
+
+def test_a_model_that_masks_padding_by_itself():
+    model = Padded().eval()
+    ids = torch.randint(0, 40, (2, 6))
+    full = ExampleCall((), {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    assert shorter(captured(model, full), without_mask(full)) is None
+
+
 def test_calls_that_differ_in_more():
     model = bert()
     full, short = calls(model)
     whole = captured(model, full)
-    assert without_token_types(whole, full) is None
-    assert without_token_types(whole, ExampleCall((), {"input_ids": short.kwargs["input_ids"]})) is None
-    assert without_token_types(captured(model, short), short) is None
+    assert shorter(whole, full) is None
+    assert shorter(captured(model, short), full) is None
+    assert shorter(whole, ExampleCall((), {**short.kwargs, "position_ids": short.kwargs["input_ids"]})) is None
+    assert shorter(whole, ExampleCall((), {"attention_mask": short.kwargs["attention_mask"]})) is None
 
 
 def test_every_form_of_a_converted_model_is_fused_and_right():

@@ -1,0 +1,65 @@
+"""Calls of ``contiguous()`` in a traced graph: those that do nothing for the example may copy for another input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
+
+from .aliases import Aliases
+from .dataflow import aten
+from .matcher import is_weight
+
+# Results that are contiguous whatever their arguments are.
+_ALWAYS_CONTIGUOUS = {
+    aten.addmm.default, aten.bmm.default, aten.embedding.default, aten.layer_norm.default, aten.linear.default,
+    aten.matmul.default, aten.mm.default,
+}  # fmt: skip
+# They raise an error for, or read something else from, another layout.
+_LAYOUT_READERS = {aten.as_strided.default, aten.view.dtype, aten.view_as_complex.default, aten.view_as_real.default}
+
+
+class KeptContiguous(TorchFunctionMode):
+    """Within the block, every call of ``Tensor.contiguous`` becomes one of the traced operator. PyTorch's own
+    returns the tensor itself, and tells nobody, where it is contiguous already."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.contiguous and args[0].is_contiguous(**kwargs):
+            # Of an alias: the tracer would take the result, the same object, for every later use of the tensor.
+            return aten.contiguous.default(aten.alias.default(args[0]), **kwargs)
+        return func(*args, **kwargs)
+
+
+def drop_kept_contiguous(graph: fx.Graph) -> None:
+    """Take out the calls that ``KeptContiguous`` added where no output, write or reader of strides depends on them."""
+    aliases = Aliases(graph)
+    for node in list(graph.nodes):
+        if node.target is not aten.contiguous.default or node.args[0].target is not aten.alias.default:
+            continue
+        alias = node.args[0]
+        tensor = alias.args[0]
+        node.replace_input_with(alias, tensor)
+        if is_weight(tensor) or not (aliases.is_written(node) or _shows(node)):
+            node.replace_all_uses_with(tensor)
+            graph.erase_node(node)
+        if not alias.users:
+            graph.erase_node(alias)
+
+
+def _shows(node: fx.Node) -> bool:
+    """Whether the layout of ``node`` may reach an output or something that reads strides."""
+    seen, open_nodes = {node}, [node]
+    while open_nodes:
+        for user in open_nodes.pop().users:
+            if user.op == "output" or user.target in _LAYOUT_READERS:
+                return True
+            if user not in seen and user.target not in _ALWAYS_CONTIGUOUS:
+                seen.add(user)
+                open_nodes.append(user)
+    return False
