@@ -1,5 +1,8 @@
 """Models that a conversion once got wrong, found by tests/test_random_models.py; one line says what went wrong."""
 
+import copy
+from unittest.mock import patch
+
 import pytest
 import torch
 from model_equivalence import assert_converts
@@ -7,6 +10,7 @@ from random_models import Description, Input, Step
 from torch import Tensor, nn
 
 from kfconvert import ModelConverter
+from kfconvert.conversion import Conversion
 
 _CONV = {
     "features": 4, "kernel": 3, "stride": 1, "padding": 1, "dilation": 1, "grouped": False, "bias": False,
@@ -61,6 +65,20 @@ FOUND: dict[str, Description] = {
         ),
         outputs=(6,),
     ),
+    # What contiguous() made of the example, the example itself, was returned for strided inputs as well.
+    "contiguous_input": Description(
+        inputs=(Input("sequence"),), steps=(Step("copy", options={"kind": "contiguous"}),), outputs=(1,)
+    ),
+    # In channels-last the statistics of the batch had three times the error.
+    "statistics_in_channels_last": Description(
+        inputs=(Input("image"),),
+        steps=(
+            Step("conv2d", options={**_CONV, "kernel": 1, "padding": 0, "grouped": True, "bias": True}),
+            Step("conv2d", (1,), {**_CONV, "kernel": 1, "padding": 0, "grouped": True, "bias": True}, like=0),
+            Step("batch_norm", (2,), {"affine": False, "tracked": False}),
+        ),
+        outputs=(3,),
+    ),
 }
 
 
@@ -85,6 +103,32 @@ class AddsSize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x + x.shape[1])
         return torch.relu(self.conv(x.transpose(1, 2)) + x.shape[0])
+
+
+class BatchStatistics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.bn = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8, track_running_stats=False)
+        with torch.no_grad():
+            self.conv.weight.mul_(1e-3)
+            self.conv.bias.add_(1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(torch.relu(self.conv(x)))
+
+
+def test_batch_statistics_are_as_accurate_in_channels_last():
+    model, x = BatchStatistics().eval(), torch.randn(2, 8, 32, 32)
+    with patch.object(Conversion, "_select_layout", lambda job, captured: job._lay_out(captured, channels_last=True)):
+        converter = ModelConverter(select="all")
+        converted = converter.convert_model(model, example_inputs=x)
+    assert converter.conversion_stats["layout"] == "channels_last"
+    assert converter.conversion_stats["total_replaced"] == 1
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(x.double())
+        errors = [(outputs.double() - exact).abs().max().item() for outputs in (model(x), converted(x))]
+    assert errors[1] < 1.5 * errors[0]
 
 
 def test_a_size_is_no_residual():
