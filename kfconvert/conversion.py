@@ -71,6 +71,7 @@ class Conversion:
         """Own copy of the model on the device, in eval mode and unconverted, and an example call that it accepts."""
         prepared = prepare(model, input_shape, example_inputs, device, dtype, inplace)
         self.model, self.call, self.counting, self.device = prepared.model, prepared.call, prepared.counting, device
+        self.outputs = prepared.outputs
         self.repetition = Repetition(self.model)
 
     def trace(self) -> None:
@@ -262,7 +263,7 @@ class Conversion:
         """Judge the programs against float64; drop the sites that make them fail; install what remains."""
         with self._stage("validate", 2) as advance:
             if self.validate_accuracy and self.variants:
-                judge = Judge(self.model, self.call, self.accuracy_threshold)
+                judge = Judge(self.model, self.call, self.outputs, self.accuracy_threshold)
                 if any(self.variants.keys() - {""}):
                     self._validate_parts(judge)
                 advance()

@@ -10,6 +10,7 @@ from torch import nn
 
 from .conversion import Conversion, Progress
 from .explain import Explanation, module_classes
+from .garbage import only_new_garbage
 from .preparation import ConversionError, resolve_device
 
 __all__ = ["ConversionError", "ModelConverter", "auto_convert_model"]
@@ -64,13 +65,14 @@ class ModelConverter:
         """
         progress = progress or (lambda stage, done, total: None)
         job = Conversion(self.validate_accuracy, self.accuracy_threshold, self.select, progress)
-        job.prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace)
-        job.trace()
-        job.match()
-        job.select()
-        job.replace()
-        job.validate()
-        job.time()
+        with only_new_garbage():
+            job.prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace)
+            job.trace()
+            job.match()
+            job.select()
+            job.replace()
+            job.validate()
+            job.time()
         self.conversion_stats = job.report()
         self._classes = module_classes(job.model)
         return job.model

@@ -28,12 +28,12 @@ SHARE_OF_SEVERAL = 0.7
 
 
 class Judge:
-    """Compares a converted model with its original against float64, on ``call``, and where that is not clear, on
-    variations of it as well: for one input the largest error is a matter of chance."""
+    """Compares a converted model with its original, whose ``outputs`` for ``call`` are given, against float64, and where
+    that is not clear, on variations of the call as well: for one input the largest error is a matter of chance."""
 
-    def __init__(self, model: nn.Module, call: ExampleCall, accuracy_threshold: float):
+    def __init__(self, model: nn.Module, call: ExampleCall, outputs: Any, accuracy_threshold: float):
         self._model, self._accuracy_threshold = model, accuracy_threshold
-        self._samples = [self._sample(call)]
+        self._samples = [(call, self._reference(call), outputs)]
         self._variations = [call.map_tensors(change) for change in _CHANGES]
 
     def __call__(self, run: Callable[[ExampleCall], Any]) -> ValidationResult:
@@ -62,8 +62,10 @@ class Judge:
 
     def _sample(self, call: ExampleCall) -> tuple[ExampleCall, Reference, Any]:
         with originals():  # parts may be installed while several of them are judged
-            reference = reference_outputs(self._model, call.args, call.kwargs)
-            return call, reference, model_outputs(self._model, call.args, call.kwargs)
+            return call, self._reference(call), model_outputs(self._model, call.args, call.kwargs)
+
+    def _reference(self, call: ExampleCall) -> Reference:
+        return reference_outputs(self._model, call.args, call.kwargs)
 
     def _compare(
         self, run: Callable[[ExampleCall], Any], samples: Sequence[tuple[ExampleCall, Reference, Any]], share: float = 1

@@ -23,10 +23,12 @@ class ConversionError(ValueError):
 
 @dataclass
 class Prepared:
-    """``counting``: the modules that keep count of their calls, each with the dotted name of the counter."""
+    """``outputs``: what ``model`` returned for ``call``; ``counting``: the modules that keep count of their calls, each
+    with the dotted name of the counter."""
 
     model: nn.Module
     call: ExampleCall
+    outputs: Any
     counting: dict[nn.Module, str]
 
 
@@ -66,16 +68,15 @@ def prepare(
     except InputError as error:
         raise ConversionError(str(error)) from None
     before = _numbers(model)
-    call = _accepted(model, calls)
-    return Prepared(model, call, _counting(model, call, before))
+    call, outputs = _accepted(model, calls)
+    return Prepared(model, call, outputs, _counting(model, call, before))
 
 
-def _accepted(model: nn.Module, calls: list[ExampleCall]) -> ExampleCall:
-    """The first of ``calls`` that the model can run; the reason is that of the last."""
+def _accepted(model: nn.Module, calls: list[ExampleCall]) -> tuple[ExampleCall, Any]:
+    """The first of ``calls`` that the model can run, and the outputs; the reason is that of the last."""
     for call in calls:
         try:
-            model_outputs(model, call.args, call.kwargs)
-            return call
+            return call, model_outputs(model, call.args, call.kwargs)
         except Exception as error:  # the model's own code may raise anything
             reason = f"{type(model).__name__} does not accept {call.summary()}: {first_line(error)}"
             cause = error

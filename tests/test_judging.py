@@ -69,7 +69,7 @@ def judged(original: list[float], converted: list[float], threshold: float = 1e-
     The calls are the example and its variations, in the order in which they are made.
     """
     call = ExampleCall((torch.arange(1.0, 9.0),))
-    judge = Judge(Scaled().eval(), call, threshold)
+    judge = Judge(Scaled().eval(), call, call.args[0], threshold)
     judge._variations = judge._variations[-len(original) + 1 :] if len(original) > 1 else []
     sample = judge._sample
     own = iter(original)
@@ -129,7 +129,8 @@ def off_by(errors: Tensor, values: int) -> tuple[bool, int]:
         calls.append(call)
         return call.args[0] * (1 + errors)
 
-    return Judge(Rounding().eval(), ExampleCall((x.float(),)), 1e-9)(run).passed, len(calls)
+    model, x = Rounding().eval(), x.float()
+    return Judge(model, ExampleCall((x,)), model(x), 1e-9)(run).passed, len(calls)
 
 
 def test_the_mean_error_of_many_values_settles_it():
@@ -148,5 +149,5 @@ def test_variations_that_the_model_does_not_take_are_left_out():
             return x.exp()
 
     call = ExampleCall((torch.tensor([1.0, 2.0, 3.0]),))
-    result = Judge(Picky(), call, 1e-6)(lambda call: call.args[0] * 2)
+    result = Judge(Picky(), call, Picky()(*call.args), 1e-6)(lambda call: call.args[0] * 2)
     assert not result.passed and dataclasses.is_dataclass(result)
