@@ -14,7 +14,7 @@ _LEAVES = frozenset(
     (bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device)
 )
 # So many ways to spell a call are remembered; where forward takes any keyword, names may come from data.
-_MAX_ORDERS = 100
+MAX_SPELLINGS = 100
 
 # How to bring the values of a call, positional ones first, to the traced order: the index of each, and (index, default)
 # of those that are left out where they equal their default.
@@ -51,13 +51,17 @@ class CallForm:
         self.flat = len(leaves) == len(self.names)
         self._orders: dict[tuple, Order | None] = {}
 
+    def takes(self, count: int, keywords: list[str]) -> bool:
+        """Whether a call with ``count`` positional arguments and these keywords can have this form."""
+        return self._order(count, keywords) is not None
+
     def leaves(self, args: tuple, kwargs: dict[str, Any]) -> list[Any] | None:
         """The flat argument values of a call in the traced order, or None where the call has another form."""
         spelling = (len(args), *kwargs)
         try:
             order = self._orders[spelling]
         except KeyError:
-            if len(self._orders) >= _MAX_ORDERS:
+            if len(self._orders) >= MAX_SPELLINGS:
                 self._orders.clear()
             order = self._orders[spelling] = self._order(len(args), list(kwargs))
         if order is None:

@@ -9,6 +9,14 @@ import sympy
 import torch
 from torch import Tensor
 
+try:
+    from ._C import tensor_key as _tensor_key  # compiled (csrc/watch.h)
+except ImportError:  # kfconvert doctor tells why
+
+    def _tensor_key(leaves: list[Any], indices: tuple[int, ...]) -> bytes | None:
+        return None
+
+
 # Where a free size stands among flat arguments: (index of the argument, dimension).
 Places = list[tuple[int, int]]
 
@@ -50,21 +58,26 @@ class Guard:
     # Tracing assumes that a free size is at least 2; sizes of 1 are admitted for the symbols in here, once
     # a run of the region with that size has been compared with the original.
     one_is_safe: set[sympy.Symbol] = field(default_factory=set)
-    _verdicts: dict[tuple, str | None] = field(default_factory=dict)
+    _verdicts: dict[bytes | tuple, str | None] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self._indices = tuple(guard.index for guard in self.tensors)
 
     def refusal(self, leaves: list[Any]) -> str | None:
         """None where the region may run on these flat arguments, else the reason why not."""
-        seen: list[Any] = []
-        for guard in self.tensors:
-            value = leaves[guard.index]
-            if type(value) not in _TENSOR_TYPES:
-                return f"argument {guard.index} is {type(value).__name__}, not a plain tensor"
-            seen += value.dtype, value.device, value.layout, value.shape
+        key: bytes | list[Any] | tuple | None = _tensor_key(leaves, self._indices)
+        if key is None:
+            key = []
+            for index in self._indices:
+                value = leaves[index]
+                if type(value) not in _TENSOR_TYPES:
+                    return f"argument {index} is {type(value).__name__}, not a plain tensor"
+                key += value.dtype, value.device, value.layout, value.shape
+            key = tuple(key)
         for index, expected in self.constants:
             value = leaves[index]
             if type(value) is not type(expected) or value != expected:
                 return f"argument {index} is {value!r}, was traced as {expected!r}"
-        key = tuple(seen)
         try:
             return self._verdicts[key]
         except KeyError:

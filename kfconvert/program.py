@@ -29,12 +29,18 @@ class Program:
         fused: names of the fused modules in ``module``.
         weights: places of the tensors that the code itself reads, its first arguments in this order.
         synced: (place in the model, place in a fused module): tensors to copy over before a run.
+        images: which of the flat inputs have 4 or more dimensions; there are plans for each of their layouts.
     """
 
     def __init__(
-        self, module: fx.GraphModule, fused: list[str], weights: list[Place], synced: list[tuple[Place, Place]]
+        self,
+        module: fx.GraphModule,
+        fused: list[str],
+        weights: list[Place],
+        synced: list[tuple[Place, Place]],
+        images: tuple[int, ...],
     ):
-        self.module, self.fused, self.synced = module, fused, synced
+        self.module, self.fused, self.synced, self._images = module, fused, synced, images
         places = [place for name in fused for place in getattr(module, name).places()]
         # Modules that share a tensor, and sites that share a module, name its place more than once.
         distinct = {(id(store), key): (store, key) for store, key in places}
@@ -45,7 +51,7 @@ class Program:
         for (source, key), (store, attribute) in self.synced:
             store[attribute] = source[key]
         derived = self._derived.values(gather(self._sources))
-        layout = tuple([leaf.is_contiguous() for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() >= 4])
+        layout = tuple([leaves[index].is_contiguous() for index in self._images])
         plans = derived.get(layout)
         if plans is None:
             plans = derived[layout] = self._unplanned()

@@ -106,7 +106,8 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     weights = _drop_unused_weights(graph, copies, live)
     lower(graph)
     graph.lint()
-    return Program(fx.GraphModule(root, graph).eval(), fused, weights, synced)
+    images = tuple(tensor.index for tensor in region.guard.tensors if len(tensor.sizes) >= 4)
+    return Program(fx.GraphModule(root, graph).eval(), fused, weights, synced, images)
 
 
 def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx.Node], restored: bool) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from .calls import MAX_SPELLINGS
 from .model_state import ModelState
 from .program import Program
 from .recompute import needs_gradient, run_recorded
@@ -117,6 +118,7 @@ class GuardedForward:
         # A forward that somebody has put on the instance before, if any, stays the original one.
         self.own_forward = None if guarded_forward(model) else model.__dict__.get("forward")
         self.variants = variants
+        self._by_spelling: dict[tuple, list[Variant]] = {}
         self.ledger = ledger
         # While it is being unpickled, the model is still empty; without variants its state does not matter.
         settings = {name for variant in variants for name in variant.region.settings}
@@ -135,7 +137,7 @@ class GuardedForward:
             return self._missed(reason, args, kwargs)
         if self.stale:
             self.refresh()
-        for variant in self.variants:
+        for variant in self._candidates((len(args), *kwargs)):
             leaves = variant.region.call.leaves(args, kwargs)
             refusal = variant.refusal(leaves)
             if refusal is None:
@@ -143,6 +145,19 @@ class GuardedForward:
             # The refusal of a variant that takes these arguments says more than that another takes others.
             reason = refusal if leaves is not None else reason
         return self._missed(reason or self._other_form(), args, kwargs)
+
+    def _candidates(self, spelling: tuple) -> list[Variant]:
+        """The variants that may serve calls with so many positional arguments and these keywords, those with the most
+        arguments first: the others serve where some are None."""
+        try:
+            return self._by_spelling[spelling]
+        except KeyError:
+            count, *keywords = spelling
+            found = [variant for variant in self.variants if variant.region.call.takes(count, keywords)]
+            found.sort(key=lambda variant: -len(variant.region.call.names))
+            if len(self._by_spelling) < MAX_SPELLINGS:
+                self._by_spelling[spelling] = found
+            return found
 
     def _run(self, variant: Variant, leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled():

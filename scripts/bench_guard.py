@@ -58,14 +58,13 @@ def constant_code(variant: Variant, arguments: dict[str, Any]):
 
 def measure(model: nn.Module, arguments: dict[str, Any]) -> dict[str, float]:
     guarded = guarded_forward(model)
-    index = next(i for i, v in enumerate(guarded.variants) if v.region.call.leaves((), arguments) is not None)
-    variant = guarded.variants[index]
+    variant = next(v for v in guarded.variants if v.region.call.leaves((), arguments) is not None)
     with constant_code(variant, arguments) as result:
         leaves = variant.region.call.leaves((), arguments)
         parts = {
             "transforms": lambda: torch.compiler.is_compiling() or _transformed(),
             "state": guarded.state.refusal,
-            "call form": lambda: [v.region.call.leaves((), arguments) for v in guarded.variants[: index + 1]],
+            "call form": lambda: _taken(guarded, arguments),
             "arguments": lambda: variant.region.guard.refusal(leaves),
             "gradients": lambda: needs_gradient(_parameters(guarded), leaves),
             "freshness": lambda: variant.program.run(leaves),
@@ -75,6 +74,14 @@ def measure(model: nn.Module, arguments: dict[str, Any]) -> dict[str, float]:
         times = {"whole": least_us(lambda: guarded(**arguments))}
         assert guarded.hits - hits == RUNS * CALLS_A_RUN and not guarded.misses
         return times | {name: least_us(part) for name, part in parts.items()}
+
+
+def _taken(guarded: GuardedForward, arguments: dict[str, Any]) -> list[Any] | None:
+    for variant in guarded._candidates((0, *arguments)):
+        leaves = variant.region.call.leaves((), arguments)
+        if leaves is not None:
+            return leaves
+    return None
 
 
 def _parameters(guarded: GuardedForward) -> list[torch.Tensor]:

@@ -10,6 +10,7 @@
 
 #include <Python.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -180,11 +181,14 @@ inline const DLPackExchange* dlpack_exchange(PyObject* type) {
   return exchange != nullptr && exchange->major == 1 ? exchange : nullptr;
 }
 
-// The descriptors behind `tensor._version`, `tensor.data_ptr()` and `tensor.is_inference()`, looked up once.
+// The descriptors behind `tensor._version`, `tensor.data_ptr()` and `tensor.is_inference()`, and the types of plain
+// tensors, looked up once.
 struct TensorAttributes {
   PyObject* version;
   PyObject* data_ptr;
   PyObject* is_inference;
+  PyObject* tensor;
+  PyObject* parameter;
   const DLPackExchange* exchange;  // may be null
 
   // nullptr with an exception set where torch has none.
@@ -199,11 +203,16 @@ struct TensorAttributes {
     Owned data_ptr(PyObject_GetAttrString(tensor.get(), "data_ptr"));
     Owned is_inference(PyObject_GetAttrString(tensor.get(), "is_inference"));
     if (version.get() == nullptr || data_ptr.get() == nullptr || is_inference.get() == nullptr) return nullptr;
+    Owned nn(PyObject_GetAttrString(torch.get(), "nn"));
+    Owned parameter(nn.get() ? PyObject_GetAttrString(nn.get(), "Parameter") : nullptr);
+    if (parameter.get() == nullptr) return nullptr;
     if (Py_TYPE(version.get())->tp_descr_get == nullptr) {
       PyErr_SetString(PyExc_TypeError, "torch.Tensor._version is no descriptor");
       return nullptr;
     }
-    found = {version.release(), data_ptr.release(), is_inference.release(), dlpack_exchange(tensor.get())};
+    const DLPackExchange* const exchange = dlpack_exchange(tensor.get());
+    found = {version.release(), data_ptr.release(), is_inference.release(), tensor.release(), parameter.release(),
+             exchange};
     return &found;
   }
 };
@@ -298,6 +307,44 @@ inline PyObject* has_state(PyObject*, PyObject* const* arguments, Py_ssize_t giv
   Py_RETURN_TRUE;
 }
 
+// tensor_key(list, tuple of indices) -> bytes that tell dtype, device and shape of the tensors at the indices; None
+// where one is no plain strided tensor, or where torch has no exchange.
+inline PyObject* tensor_key(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
+  if (!takes("tensor_key", given, 2) || !is_flat(arguments[1], 1)) return nullptr;
+  if (!PyList_Check(arguments[0])) {
+    PyErr_SetString(PyExc_TypeError, "expected a list");
+    return nullptr;
+  }
+  const TensorAttributes* const attributes = TensorAttributes::get();
+  if (attributes == nullptr) return nullptr;
+  if (attributes->exchange == nullptr || attributes->exchange->tensor_from_object == nullptr) Py_RETURN_NONE;
+  char key[1024];
+  std::size_t used = 0;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments[1]); ++i) {
+    const Py_ssize_t index = PyLong_AsSsize_t(PyTuple_GET_ITEM(arguments[1], i));
+    if (index < 0 || index >= PyList_GET_SIZE(arguments[0])) {
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_IndexError, "there is no such argument");
+      return nullptr;
+    }
+    PyObject* const tensor = PyList_GET_ITEM(arguments[0], index);
+    PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+    if (type != attributes->tensor && type != attributes->parameter) Py_RETURN_NONE;
+    DLTensor view{};
+    if (attributes->exchange->tensor_from_object(tensor, &view) != 0) {
+      PyErr_Clear();  // a layout or dtype that DLPack does not know
+      Py_RETURN_NONE;
+    }
+    const std::int32_t facts[] = {view.device_type, view.device_id, view.ndim, view.type_code, view.type_bits,
+                                  view.type_lanes};
+    const std::size_t shape = static_cast<std::size_t>(view.ndim) * sizeof(std::int64_t);
+    if (used + sizeof(facts) + shape > sizeof(key)) Py_RETURN_NONE;
+    std::memcpy(key + used, facts, sizeof(facts));
+    if (shape > 0) std::memcpy(key + used + sizeof(facts), view.shape, shape);
+    used += sizeof(facts) + shape;
+  }
+  return PyBytes_FromStringAndSize(key, static_cast<Py_ssize_t>(used));
+}
+
 // Adds the functions to `module`; -1 with an exception set on failure.
 inline int add_to(PyObject* module) {
   static PyMethodDef functions[] = {
@@ -310,6 +357,8 @@ inline int add_to(PyObject* module) {
       {"tensor_state", tensor_state, METH_O, "tensor_state(tensors): see kfconvert.modules.derived"},
       {"has_state", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(has_state)), METH_FASTCALL,
        "has_state(tensors, state): see kfconvert.modules.derived"},
+      {"tensor_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(tensor_key)), METH_FASTCALL,
+       "tensor_key(leaves, indices): see kfconvert.guard"},
       {nullptr, nullptr, 0, nullptr}};
   return PyModule_AddFunctions(module, functions);
 }
