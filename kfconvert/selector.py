@@ -106,7 +106,7 @@ class Selector:
         """Whether the program with channels-last convolutions (True) is the faster one; both have run before."""
         candidates = {str(layout): lambda p=program: p.run(leaves) for layout, program in programs.items()}
         budget = SECONDS_PER_LAYOUT * len(candidates)
-        times = compare_timings(candidates, self.device, budget_s=budget, min_rounds=5, settled=True)
+        times = compare_timings(candidates, self.device, budget_s=budget, min_rounds=3, settled=True)
         return times[str(True)].median_ms < times[str(False)].median_ms
 
     def slower(self, original: Callable[[], Any], converted: Callable[[], Any]) -> str | None:
