@@ -279,7 +279,7 @@ class Conversion:
             variant = capture.variant([site for item in items for site in item])
 
             def run(call: ExampleCall) -> Any:
-                given = call.map_tensors(lambda tensor: tensor.detach().clone())  # as the original gets them
+                given = call.copied()  # as the original gets them
                 with torch.no_grad():
                     return variant.run(capture.region.call.leaves(given.args, given.kwargs))
 
@@ -355,7 +355,8 @@ class Conversion:
         """Original against converted; a model that got slower is given back unconverted."""
         if not any(captured.applied for captured in self.outermost()):
             return
-        args, kwargs = self.call.args, self.call.kwargs
+        own = self.call.copied()
+        args, kwargs = own.args, own.kwargs
 
         def original() -> Any:
             with originals():

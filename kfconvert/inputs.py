@@ -31,6 +31,10 @@ class ExampleCall:
         args, kwargs = pytree.tree_map_only(Tensor, fn, (self.args, self.kwargs))
         return ExampleCall(args, kwargs)
 
+    def copied(self) -> ExampleCall:
+        """The same call with tensors of its own, into which a forward may write."""
+        return self.map_tensors(lambda tensor: tensor.detach().clone())
+
     def tensors(self) -> list[Tensor]:
         return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
 

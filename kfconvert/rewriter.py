@@ -86,9 +86,8 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     """
     writes = any(written_arguments(node) for node in region.graph.nodes)
     graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    returned = graph.graph_copy(region.graph, copies)
-    output = graph.output(returned)
+    copies = _arguments(graph, region)
+    output = graph.output(graph.graph_copy(region.graph, copies))
     root = {
         node.target: getattr(region.root, node.target) for node in region.graph.nodes if node.op == "get_attr"
     }
@@ -108,6 +107,20 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     graph.lint()
     images = tuple(tensor.index for tensor in region.guard.tensors if len(tensor.sizes) >= 4)
     return Program(fx.GraphModule(root, graph).eval(), fused, weights, synced, images)
+
+
+# What generated code means by these names; an argument of the model may have one of them.
+_GLOBALS = frozenset(("NoneType", "device", "fx_pytree", "inf", "nan", "pytree", "torch"))
+
+
+def _arguments(graph: fx.Graph, region: Region) -> dict[fx.Node, fx.Node]:
+    """Placeholders in ``graph`` for those of ``region``, which hide no global name of the generated code."""
+    copies = {}
+    for node in region.graph.nodes:
+        if node.op == "placeholder":
+            copies[node] = graph.placeholder(f"{node.name}_argument" if node.name in _GLOBALS else node.name)
+            copies[node].meta = dict(node.meta)
+    return copies
 
 
 def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx.Node], restored: bool) -> None:

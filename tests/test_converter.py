@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import kfconvert
 from kfconvert import ConversionError, ModelConverter, auto_convert_model
@@ -121,6 +121,48 @@ def test_any_arguments(as_dict):
     assert converter.conversion_stats["add_layernorm_replaced"] == 1
     torch.testing.assert_close(fused(x, extra=extra)[0], model(x, extra)[0])
     assert fused(x, extra)[1] == ("a",)
+
+
+class NamedAsTheCodeNames(nn.Module):
+    """Its arguments have names that mean something else in generated code."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, torch: Tensor, inf: Tensor, device: Tensor) -> Tensor:
+        hidden = self.linear(torch).relu().reshape(torch.shape[0], -1)
+        return hidden.masked_fill(inf, float("inf")) * device
+
+
+def test_arguments_may_have_any_name():
+    model = NamedAsTheCodeNames().eval()
+    inputs = torch.randn(2, 3, 6), torch.rand(2, 18) > 0.5, torch.rand(2, 1)
+    converted = ModelConverter(select="all").convert_model(model, example_inputs=inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(converted(*inputs), model(*inputs))
+    assert converted.kfconvert_info()["guard"]["hits"] == 1
+
+
+class WritesItsInput(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        x.mul_(2.0)
+        return torch.relu(self.second(hidden + x))
+
+
+@pytest.mark.parametrize("select", ["all", "measured"])
+@pytest.mark.filterwarnings("ignore:kfconvert")
+def test_the_example_is_not_written(select):
+    x = torch.randn(2, 6)
+    before = x.clone()
+    blocks = nn.Sequential(WritesItsInput(), WritesItsInput(), nn.LayerNorm(6), nn.ReLU())
+    ModelConverter(select=select).convert_model(blocks.eval(), example_inputs=x)
+    assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize(
