@@ -45,11 +45,22 @@ def drop_kept_contiguous(graph: fx.Graph) -> None:
         alias = node.args[0]
         tensor = alias.args[0]
         node.replace_input_with(alias, tensor)
-        if is_weight(tensor) or not (aliases.is_written(node) or _shows(node)):
+        if _is_contiguous(tensor) or not (aliases.is_written(node) or _shows(node)):
             node.replace_all_uses_with(tensor)
             graph.erase_node(node)
         if not alias.users:
             graph.erase_node(alias)
+
+
+def _is_contiguous(node: fx.Node) -> bool:
+    """Whether ``node`` is contiguous for all inputs of the graph: a weight, or computed from one that is."""
+    if is_weight(node) or node.target in _ALWAYS_CONTIGUOUS:
+        return True
+    if node.op != "call_function" or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+        return False
+    values = [value.meta.get("val") for value in (node, *node.all_input_nodes)]
+    same_shape = len({str(getattr(value, "shape", None)) for value in values}) == 1
+    return same_shape and all(map(_is_contiguous, node.all_input_nodes))
 
 
 def _shows(node: fx.Node) -> bool:

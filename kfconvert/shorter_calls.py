@@ -3,10 +3,8 @@ what the model takes for those that are left out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
-
 import torch
 from torch import Tensor, fx, nn
 
@@ -14,6 +12,7 @@ from .calls import CallForm
 from .capture import Capture
 from .dataflow import aten
 from .guard import Guard
+from .id_reads import only_looked_up
 from .idle_masks import drop_true_masks
 from .inputs import ExampleCall
 from .matcher import find
@@ -24,16 +23,14 @@ from .tracer import Region, described
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 _STANDING_IN = {MASK: aten.ones_like.default, TYPES: aten.zeros_like.default}
-# Ids that models commonly give a meaning (padding, start, end, unknown), beside those that the configuration names.
-_FIRST_IDS = (0, 1, 2, 3)
 
 
 def shorter(captured: Capture, call: ExampleCall) -> Capture | None:
     """``captured`` for ``call``, whose arguments are the same but for a mask, token types or both, left out.
 
     Encoders of transformers take zeros for token types and see every token where there is no mask, so that nothing
-    needs to be traced anew. None for other models, where the calls differ in more, and where the graph without a mask
-    would still compute one.
+    needs to be traced anew. None for other models, where the calls differ in more, where the graph without a mask would
+    still compute one, and where the model does more with the ids than look them up: it may make a mask of its own.
     """
     region, names = captured.region, captured.region.call.names
     wanted = [name for name in names if name in call.kwargs]
@@ -62,9 +59,10 @@ def shorter(captured: Capture, call: ExampleCall) -> Capture | None:
         return None
     live, findings = LiveTensors(captured.module, narrowed), find(graph, REGISTRY)
     derived = replace(captured, region=narrowed, live=live, leaves=leaves, findings=findings, sites=[])
-    run = derived.variant(()).run
-    trials = _trials(captured.module, narrowed, leaves) if MASK in absent else [with_few(narrowed, leaves)]
-    return derived if all(is_faithful(captured.module, narrowed, run, trial) for trial in trials) else None
+    few = with_few(narrowed, leaves)
+    if MASK in absent and not only_looked_up(captured.module, IDS, narrowed.call.keywords(few)):
+        return None
+    return derived if is_faithful(captured.module, narrowed, derived.variant(()).run, few) else None
 
 
 def _is_of_transformers(module: nn.Module) -> bool:
@@ -83,25 +81,6 @@ def _takes_zeros(model: nn.Module) -> bool:
         and not module._buffers[TYPES].any()
         for module in holders
     )
-
-
-def _trials(model: nn.Module, region: Region, leaves: list[Any]) -> Iterator[list[Any]]:
-    """Calls with few tokens, every other one with a meaning: some models make a mask of their own from them."""
-    few, place = with_few(region, leaves), region.call.names.index(IDS)
-    waiting = sorted({*_FIRST_IDS, *_ids_with_meaning(model)})
-    while waiting:
-        ids = few[place].clone(memory_format=torch.contiguous_format)
-        for index in range(1, max(ids.numel(), 2), 2):
-            ids.view(-1)[min(index, ids.numel() - 1)] = waiting.pop() if waiting else 0
-        yield [*few[:place], ids, *few[place + 1 :]]
-
-
-def _ids_with_meaning(model: nn.Module) -> Iterator[int]:
-    config = getattr(model, "config", None)
-    size = getattr(config, "vocab_size", None) or 0
-    for name, value in vars(config).items() if config is not None else ():
-        if name.endswith("token_id") and isinstance(value, int) and 0 <= value < size:
-            yield value
 
 
 def _with_stand_ins(region: Region, absent: Collection[str]) -> fx.Graph | None:

@@ -219,6 +219,8 @@ def test_subgraphs_of_a_region_are_carried_along():
 def test_the_key_of_tensors_tells_dtype_and_shape():
     x = torch.zeros(2, 3)
     others = [x.double(), x.int(), x.half(), x.bfloat16(), x.t(), x[None], x.bool(), torch.zeros(()), torch.zeros(6)]
+    bytes_ = torch.zeros(2, 3, dtype=torch.uint8)
+    others += [bytes_, bytes_.view(torch.uint4), bytes_.view(torch.uint1), bytes_.view(torch.float8_e4m3fn)]
     keys = [guard._tensor_key([0, value], (1,)) for value in (x, *others)]
     assert None not in keys and len(set(keys)) == len(keys)
     alike = (nn.Parameter(x), x.clone(), torch.zeros(4, 6)[::2, ::2], torch.ones(2, 3, requires_grad=True))

@@ -181,12 +181,13 @@ inline const DLPackExchange* dlpack_exchange(PyObject* type) {
   return exchange != nullptr && exchange->major == 1 ? exchange : nullptr;
 }
 
-// The descriptors behind `tensor._version`, `tensor.data_ptr()` and `tensor.is_inference()`, and the types of plain
-// tensors, looked up once.
+// The descriptors behind `tensor._version`, `tensor.data_ptr()`, `tensor.is_inference()` and `tensor.dtype`, and the types
+// of plain tensors, looked up once.
 struct TensorAttributes {
   PyObject* version;
   PyObject* data_ptr;
   PyObject* is_inference;
+  PyObject* dtype;
   PyObject* tensor;
   PyObject* parameter;
   const DLPackExchange* exchange;  // may be null
@@ -203,16 +204,17 @@ struct TensorAttributes {
     Owned data_ptr(PyObject_GetAttrString(tensor.get(), "data_ptr"));
     Owned is_inference(PyObject_GetAttrString(tensor.get(), "is_inference"));
     if (version.get() == nullptr || data_ptr.get() == nullptr || is_inference.get() == nullptr) return nullptr;
+    Owned dtype(PyObject_GetAttrString(tensor.get(), "dtype"));
     Owned nn(PyObject_GetAttrString(torch.get(), "nn"));
     Owned parameter(nn.get() ? PyObject_GetAttrString(nn.get(), "Parameter") : nullptr);
-    if (parameter.get() == nullptr) return nullptr;
-    if (Py_TYPE(version.get())->tp_descr_get == nullptr) {
-      PyErr_SetString(PyExc_TypeError, "torch.Tensor._version is no descriptor");
+    if (dtype.get() == nullptr || parameter.get() == nullptr) return nullptr;
+    if (Py_TYPE(version.get())->tp_descr_get == nullptr || Py_TYPE(dtype.get())->tp_descr_get == nullptr) {
+      PyErr_SetString(PyExc_TypeError, "torch.Tensor._version or dtype is no descriptor");
       return nullptr;
     }
     const DLPackExchange* const exchange = dlpack_exchange(tensor.get());
-    found = {version.release(), data_ptr.release(), is_inference.release(), tensor.release(), parameter.release(),
-             exchange};
+    found = {version.release(), data_ptr.release(),     is_inference.release(), dtype.release(),
+             tensor.release(),  parameter.release(), exchange};
     return &found;
   }
 };
@@ -334,8 +336,12 @@ inline PyObject* tensor_key(PyObject*, PyObject* const* arguments, Py_ssize_t gi
       PyErr_Clear();  // a layout or dtype that DLPack does not know
       Py_RETURN_NONE;
     }
-    const std::int32_t facts[] = {view.device_type, view.device_id, view.ndim, view.type_code, view.type_bits,
-                                  view.type_lanes};
+    // The very dtype: DLPack has one name for several, such as uint4 and uint8. They live as long as torch does.
+    Owned dtype(Py_TYPE(attributes->dtype)->tp_descr_get(attributes->dtype, tensor, type));
+    if (dtype.get() == nullptr) return nullptr;
+    const std::uint64_t kind = address(dtype.get());
+    const std::uint64_t facts[] = {kind, static_cast<std::uint64_t>(view.device_type),
+                                   static_cast<std::uint64_t>(view.device_id), static_cast<std::uint64_t>(view.ndim)};
     const std::size_t shape = static_cast<std::size_t>(view.ndim) * sizeof(std::int64_t);
     if (used + sizeof(facts) + shape > sizeof(key)) Py_RETURN_NONE;
     std::memcpy(key + used, facts, sizeof(facts));
