@@ -12,7 +12,10 @@ import torch
 from torch import Tensor, nn
 
 _PLAIN = (bool, float, str, bytes, type(None), torch.dtype, torch.device)
-_OWN = frozenset(vars(nn.Module())) - {"training"}
+# What every module has in its instance dict.
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+_OWN = OF_EVERY_MODULE - {"training"}
 
 
 def groups(modules: Iterable[nn.Module], also: Callable[[nn.Module], Hashable]) -> list[list[nn.Module]]:

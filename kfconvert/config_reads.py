@@ -1,4 +1,4 @@
-"""Which settings the forward of a model reads from its configuration objects: a later change of others does not matter."""
+"""Which settings the forward of a model reads from its configuration objects; later changes of others do not matter."""
 
 from __future__ import annotations
 

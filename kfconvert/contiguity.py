@@ -38,29 +38,32 @@ class KeptContiguous(TorchFunctionMode):
 
 def drop_kept_contiguous(graph: fx.Graph) -> None:
     """Take out the calls that ``KeptContiguous`` added where no output, write or reader of strides depends on them."""
-    aliases = Aliases(graph)
+    aliases, always = Aliases(graph), _always_contiguous(graph)
     for node in list(graph.nodes):
         if node.target is not aten.contiguous.default or node.args[0].target is not aten.alias.default:
             continue
         alias = node.args[0]
         tensor = alias.args[0]
         node.replace_input_with(alias, tensor)
-        if _is_contiguous(tensor) or not (aliases.is_written(node) or _shows(node)):
+        if tensor in always or not (aliases.is_written(node) or _shows(node)):
             node.replace_all_uses_with(tensor)
             graph.erase_node(node)
         if not alias.users:
             graph.erase_node(alias)
 
 
-def _is_contiguous(node: fx.Node) -> bool:
-    """Whether ``node`` is contiguous for all inputs of the graph: a weight, or computed from one that is."""
-    if is_weight(node) or node.target in _ALWAYS_CONTIGUOUS:
-        return True
-    if node.op != "call_function" or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
-        return False
-    values = [value.meta.get("val") for value in (node, *node.all_input_nodes)]
-    same_shape = len({str(getattr(value, "shape", None)) for value in values}) == 1
-    return same_shape and all(map(_is_contiguous, node.all_input_nodes))
+def _always_contiguous(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that are contiguous for all inputs of the graph: weights, and what is computed from such nodes."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if is_weight(node) or node.target in _ALWAYS_CONTIGUOUS:
+            found.add(node)
+        elif node.op == "call_function" and torch.Tag.pointwise in getattr(node.target, "tags", ()):
+            values = [value.meta.get("val") for value in (node, *node.all_input_nodes)]
+            same_shape = len({str(getattr(value, "shape", None)) for value in values}) == 1
+            if same_shape and found.issuperset(node.all_input_nodes):
+                found.add(node)
+    return found
 
 
 def _shows(node: fx.Node) -> bool:

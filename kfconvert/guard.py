@@ -58,22 +58,20 @@ class Guard:
     # Tracing assumes that a free size is at least 2; sizes of 1 are admitted for the symbols in here, once
     # a run of the region with that size has been compared with the original.
     one_is_safe: set[sympy.Symbol] = field(default_factory=set)
-    _verdicts: dict[bytes | tuple, str | None] = field(default_factory=dict)
+    _verdicts: dict[bytes | tuple[Any, ...], str | None] = field(default_factory=dict)
 
     def __post_init__(self):
         self._indices = tuple(guard.index for guard in self.tensors)
 
     def refusal(self, leaves: list[Any]) -> str | None:
         """None where the region may run on these flat arguments, else the reason why not."""
-        key: bytes | list[Any] | tuple | None = _tensor_key(leaves, self._indices)
+        key: bytes | tuple[Any, ...] | None = _tensor_key(leaves, self._indices)
         if key is None:
-            key = []
-            for index in self._indices:
-                value = leaves[index]
+            tensors = [leaves[index] for index in self._indices]
+            for index, value in zip(self._indices, tensors):
                 if type(value) not in _TENSOR_TYPES:
                     return f"argument {index} is {type(value).__name__}, not a plain tensor"
-                key += value.dtype, value.device, value.layout, value.shape
-            key = tuple(key)
+            key = tuple((value.dtype, value.device, value.layout, value.shape) for value in tensors)
         for index, expected in self.constants:
             value = leaves[index]
             if type(value) is not type(expected) or value != expected:

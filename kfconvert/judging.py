@@ -31,8 +31,10 @@ Sample = tuple[ExampleCall, Reference, Any]
 
 
 class Judge:
-    """Compares a converted model with its original, whose ``outputs`` for ``call`` are given, against float64, and where
-    that is not clear, on variations of the call as well: for one input the largest error is a matter of chance."""
+    """Compares a converted model with its original, whose ``outputs`` for ``call`` are given, against float64.
+
+    Where that is not clear, on variations of the call as well: for one input the largest error is a matter of chance.
+    """
 
     def __init__(self, model: nn.Module, call: ExampleCall, outputs: Any, accuracy_threshold: float):
         self._model, self._accuracy_threshold = model, accuracy_threshold
@@ -44,9 +46,9 @@ class Judge:
         runs = []
         for call, reference, original in self._every_sample():
             runs.append((reference, original, run(call)))
-            result = compare_all(runs, self._accuracy_threshold * (1 if len(runs) == 1 else SHARE_OF_SEVERAL))
-            clear = self._is_clear if len(runs) == 1 else self._is_clear_by_mean
-            if result.passed and clear(result):
+            share, is_clear = (1, self._is_clear) if len(runs) == 1 else (SHARE_OF_SEVERAL, self._is_clear_by_mean)
+            result = compare_all(runs, share * self._accuracy_threshold)
+            if result.passed and is_clear(result):
                 break
         return replace(result, accuracy_threshold=self._accuracy_threshold)
 

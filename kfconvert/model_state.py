@@ -1,4 +1,4 @@
-"""What a fused program relies on besides the arguments: the model's structure, modes, attributes, hooks, dtype, device."""
+"""What a fused program relies on besides the arguments: structure, modes, attributes, hooks, dtype and device."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.hooks import RemovableHandle
 
+from .alike import OF_EVERY_MODULE
 from .config_reads import configurations
 from .program import Place
 from .watch import MISSING, SIZE, Entry, Watch
 
 # What nn.Module itself keeps in its instances, and what this package puts there, is looked at in other ways or not.
-_OWN_KEYS = frozenset(vars(nn.Module())) | {"forward", "kfconvert_info", "kfconvert_refresh"}
+_OWN_KEYS = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
 # Which decide in training only, or how much memory it takes.
 _TRAINING_KEYS = frozenset(("gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"))
 _UNWATCHED = _OWN_KEYS | _TRAINING_KEYS

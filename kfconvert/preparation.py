@@ -1,4 +1,4 @@
-"""The first step of a conversion: a model of our own, in eval mode on its device, and an example call that it accepts."""
+"""The first step of a conversion: a model of our own, in eval mode on its device, and an example call it accepts."""
 
 from __future__ import annotations
 

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .alike import inside
+from .alike import OF_EVERY_MODULE, inside
 from .inputs import ExampleCall
 from .validator import model_outputs
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def record(
@@ -28,9 +26,8 @@ def record(
     Raises:
         Exception: whatever the model raises for this call.
     """
-    keep = _copy if values else _outline
     calls: dict[nn.Module, ExampleCall] = {}
-    handles = [module.register_forward_pre_hook(_keeper(calls, keep), with_kwargs=True) for module in modules]
+    handles = [module.register_forward_pre_hook(_keeper(calls, values), with_kwargs=True) for module in modules]
     try:
         model_outputs(model, call.args, call.kwargs)
     finally:
@@ -91,7 +88,7 @@ def _objects(module: nn.Module) -> dict[str, Any]:
     return {
         name: (id(value), inside(value))
         for name, value in vars(module).items()
-        if name not in _OF_EVERY_MODULE and name != "config" and not callable(value) and _holds_values(value)
+        if name not in OF_EVERY_MODULE and name != "config" and not callable(value) and _holds_values(value)
     }
 
 
@@ -99,17 +96,13 @@ def _holds_values(value: Any) -> bool:
     return isinstance(value, (list, set, dict)) or hasattr(value, "__dict__")
 
 
-def _keeper(calls: dict[nn.Module, ExampleCall], keep: Callable[[Tensor], Tensor]) -> Callable[..., None]:
+def _keeper(calls: dict[nn.Module, ExampleCall], values: bool) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module not in calls:
-            calls[module] = ExampleCall(args, kwargs).map_tensors(keep)
+            call = ExampleCall(args, kwargs)
+            calls[module] = call.copied() if values else call.map_tensors(_outline)
 
     return hook
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """A copy in the same layout; only a stride of 0 (an expanded tensor) is not kept."""
-    return tensor.detach().clone()
 
 
 def _outline(tensor: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     """
     writes = any(written_arguments(node) for node in region.graph.nodes)
     graph = fx.Graph()
-    copies = _arguments(graph, region)
+    copies = _placeholders(graph, region)
     output = graph.output(graph.graph_copy(region.graph, copies))
     root = {
         node.target: getattr(region.root, node.target) for node in region.graph.nodes if node.op == "get_attr"
@@ -113,7 +113,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
 _GLOBALS = frozenset(("NoneType", "device", "fx_pytree", "inf", "nan", "pytree", "torch"))
 
 
-def _arguments(graph: fx.Graph, region: Region) -> dict[fx.Node, fx.Node]:
+def _placeholders(graph: fx.Graph, region: Region) -> dict[fx.Node, fx.Node]:
     """Placeholders in ``graph`` for those of ``region``, which hide no global name of the generated code."""
     copies = {}
     for node in region.graph.nodes:

@@ -23,6 +23,7 @@ from .program import Program
 from .recompute import needs_gradient, run_recorded
 from .tracer import Region
 
+
 @dataclass
 class Variant:
     """One captured call form of the model and the program that serves it."""
@@ -155,8 +156,9 @@ class GuardedForward:
             count, *keywords = spelling
             found = [variant for variant in self.variants if variant.region.call.takes(count, keywords)]
             found.sort(key=lambda variant: -len(variant.region.call.names))
-            if len(self._by_spelling) < MAX_SPELLINGS:
-                self._by_spelling[spelling] = found
+            if len(self._by_spelling) >= MAX_SPELLINGS:
+                self._by_spelling.clear()
+            self._by_spelling[spelling] = found
             return found
 
     def _run(self, variant: Variant, leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -3,9 +3,9 @@ what the model takes for those that are left out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
-import torch
+
 from torch import Tensor, fx, nn
 
 from .calls import CallForm
@@ -57,11 +57,11 @@ def shorter(captured: Capture, call: ExampleCall) -> Capture | None:
     leaves = list(arguments.values())
     if narrowed.call.names != tuple(wanted) or guard.refusal(leaves) is not None:
         return None
-    live, findings = LiveTensors(captured.module, narrowed), find(graph, REGISTRY)
-    derived = replace(captured, region=narrowed, live=live, leaves=leaves, findings=findings, sites=[])
     few = with_few(narrowed, leaves)
     if MASK in absent and not only_looked_up(captured.module, IDS, narrowed.call.keywords(few)):
         return None
+    live, findings = LiveTensors(captured.module, narrowed), find(graph, REGISTRY)
+    derived = replace(captured, region=narrowed, live=live, leaves=leaves, findings=findings, sites=[])
     return derived if is_faithful(captured.module, narrowed, derived.variant(()).run, few) else None
 
 
@@ -115,7 +115,10 @@ def _with_stand_ins(region: Region, absent: Collection[str]) -> fx.Graph | None:
 
 def _without(guard: Guard, places: Collection[int]) -> Guard | None:
     """``guard`` without the arguments at ``places``; None where those alone show a size."""
-    moved = _moved(places)
+
+    def moved(index: int) -> int:
+        return index - sum(place < index for place in places)
+
     tensors = [replace(t, index=moved(t.index)) for t in guard.tensors if t.index not in places]
     shown = set().union(*(getattr(size, "free_symbols", ()) for tensor in tensors for size in tensor.sizes))
     if not guard.ranges.keys() <= shown:
@@ -126,7 +129,3 @@ def _without(guard: Guard, places: Collection[int]) -> Guard | None:
         for name, found in guard.free.items()
     }
     return Guard(tensors, constants, guard.constraints, guard.ranges, free, set(guard.one_is_safe))
-
-
-def _moved(places: Collection[int]) -> Callable[[int], int]:
-    return lambda index: index - sum(place < index for place in places)

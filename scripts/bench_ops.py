@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python scripts/bench_ops.py --device cuda --dtype float16
 
-Device time on CUDA is that of 100 calls in one CUDA graph, over four sets of inputs in turn; host time is that of launching
-300 calls. On CPU there is one time. Bytes are those that must move: each input read once, each output written once.
+Device time on CUDA is that of 100 calls in one CUDA graph, over four sets of inputs in turn; host time is that of
+launching 300 calls. On CPU there is one time. Bytes are those that must move: each input read once, each output written once.
 Errors are root-mean-square against float64, relative to the result's root mean square.
 """
 

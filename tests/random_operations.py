@@ -144,7 +144,10 @@ _add(
     "group_norm", _call, lambda x: _real(x, 3) and x.shape[1] % 2 == 0,
     layer=lambda t: _made(nn.GroupNorm(2, t[0].shape[1]), t[0]),
 )  # fmt: skip
-_add("embedding", lambda layer, t: layer(t[0] % 32), lambda x: x.dtype == torch.int64, layer=lambda t: nn.Embedding(32, 6))
+_add(
+    "embedding", lambda layer, t: layer(t[0] % 32), lambda x: x.dtype == torch.int64,
+    layer=lambda t: nn.Embedding(32, 6),
+)  # fmt: skip
 _add(
     "dropout", _call, _real, rate=st.sampled_from([0.5, 0.0]), inplace=_flag,
     layer=lambda t, rate, inplace: nn.Dropout(rate, inplace),

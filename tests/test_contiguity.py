@@ -24,20 +24,19 @@ class Returned(_Linear):
         return x.contiguous(), torch.relu(self.linear(x))
 
 
-class WrittenAfterwards(_Linear):
+class ResultWritten(_Linear):
     def forward(self, x):
-        first = torch.relu(x)
-        second = first.contiguous()
-        second.mul_(2.0)
-        return first, torch.relu(self.linear(x))
+        source = torch.relu(x)
+        source.contiguous().mul_(2.0)
+        return source, torch.relu(self.linear(x))
 
 
-class BaseWrittenAfterwards(_Linear):
+class SourceWritten(_Linear):
     def forward(self, x):
-        first = torch.relu(x)
-        second = first.contiguous()
-        first.mul_(2.0)
-        return second, torch.relu(self.linear(x))
+        source = torch.relu(x)
+        result = source.contiguous()
+        source.mul_(2.0)
+        return result, torch.relu(self.linear(x))
 
 
 class SeenAsComplex(_Linear):
@@ -65,7 +64,7 @@ def layouts(shape):
         yield x.contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("kind", [Returned, WrittenAfterwards, BaseWrittenAfterwards, SeenAsComplex, ChannelsLast])
+@pytest.mark.parametrize("kind", [Returned, ResultWritten, SourceWritten, SeenAsComplex, ChannelsLast])
 @pytest.mark.parametrize("example", range(3))
 def test_every_layout_is_as_in_the_original(kind, example):
     model, shape = kind().eval(), (2, 4, 6, 6) if kind is ChannelsLast else (2, 5, 6)

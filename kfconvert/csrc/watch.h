@@ -181,8 +181,8 @@ inline const DLPackExchange* dlpack_exchange(PyObject* type) {
   return exchange != nullptr && exchange->major == 1 ? exchange : nullptr;
 }
 
-// The descriptors behind `tensor._version`, `tensor.data_ptr()`, `tensor.is_inference()` and `tensor.dtype`, and the types
-// of plain tensors, looked up once.
+// The descriptors behind `tensor._version`, `tensor.data_ptr()`, `tensor.is_inference()` and `tensor.dtype`, and the
+// types of plain tensors, looked up once.
 struct TensorAttributes {
   PyObject* version;
   PyObject* data_ptr;

@@ -325,7 +325,8 @@ def test_rows_without_keys_are_nan_as_in_the_original(kind):
     with torch.no_grad():
         expected = model(x, padding)
         assert expected[1].isnan().all() and expected[0].isfinite().all()
-        torch.testing.assert_close(fused(x, padding), expected, equal_nan=True, rtol=5e-2, atol=8 * torch.finfo(dtype).eps)
+        atol = 8 * torch.finfo(dtype).eps
+        torch.testing.assert_close(fused(x, padding), expected, equal_nan=True, rtol=5e-2, atol=atol)
     assert fused.kfconvert_info()["guard"]["misses"] == {}
 
 

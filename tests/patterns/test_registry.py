@@ -1,4 +1,4 @@
-"""Every pattern of the registry against its own cases: what must match does and computes the same, near misses do not."""
+"""Every pattern of the registry against its own cases: what must match does, computing the same; near misses do not."""
 
 from collections import Counter
 
