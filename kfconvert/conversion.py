@@ -211,6 +211,7 @@ class Conversion:
         if not modules or not self.timed:
             self._lay_out(capture, channels_last=bool(modules))
             return
+        self._measure(capture, (True, False))
         programs = {layout: self._laid_out_program(capture, layout) for layout in (True, False)}
         if self.selector.faster_layout(programs, capture.leaves):
             self._lay_out(capture, channels_last=True)
@@ -232,18 +233,21 @@ class Conversion:
             program.run(capture.leaves)
         return program
 
+    def _measure(self, capture: Capture, layouts: Sequence[bool]) -> list[Site]:
+        """The sites of ``capture`` to decide, measured in each of the ``layouts``; nothing is measured twice."""
+        undecided = [site for site in capture.sites if id(site.replacement.module) not in self.decided]
+        self.selector.measure(capture.region, undecided, capture.live, capture.leaves, layouts)
+        return undecided
+
     def _lay_out(self, capture: Capture, channels_last: bool) -> None:
         """Decide the sites of ``capture`` for one memory format of images."""
         capture.channels_last = channels_last
-        undecided = []
         for site in capture.sites:
             # A module that serves several captures can have one strategy only: the first capture decides.
             known = self.decided.get(id(site.replacement.module))
-            if known is None:
-                undecided.append(site)
-            else:
+            if known is not None:
                 Decision.of(known).apply_to(site)
-        self.selector.select(capture.region, undecided, capture.live, capture.leaves, channels_last)
+        self.selector.apply(self._measure(capture, (channels_last,)), channels_last)
         limit = max_rewrites(len(capture.sites))
         for site in capture.applied[limit:]:
             site.reject(f"KFCONVERT_MAX_REWRITES is {limit}")

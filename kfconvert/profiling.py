@@ -117,13 +117,15 @@ def compare_timings(
     budget_s: float = 2.0,
     min_rounds: int = 7,
     settled: bool = False,
+    decided: Callable[[Mapping[str, list[float]]], bool] | None = None,
 ) -> Comparison:
     """Time callables of no arguments against each other, without gradients.
 
     device: where they run; it is synchronised before and after each call.
     budget_s: seconds to spend on all candidates together, warm-up included. The first call of each (which may
     compile something) does not count, and `min_rounds` rounds are made even if that takes longer.
-    settled: they were called before, so that the first call is warm-up enough.
+    settled: they were called before and need no warm-up.
+    decided: after `min_rounds`, asked with the milliseconds so far of each candidate whether that is enough.
     """
     if not candidates:
         raise ValueError("compare_timings needs at least one candidate")
@@ -134,10 +136,12 @@ def compare_timings(
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     with torch.no_grad():
         start = time.perf_counter()
-        for _, call in calls:
-            start += _warm_up(call, synchronize, 0.0 if settled else WARM_UP_SHARE * budget_s / len(calls))
+        for _, call in calls if not settled else ():
+            start += _warm_up(call, synchronize, WARM_UP_SHARE * budget_s / len(calls))
         rounds = 0
         while rounds < min_rounds or (rounds < MAX_ROUNDS and time.perf_counter() - start < budget_s):
+            if decided is not None and rounds >= min_rounds and decided(samples):
+                break
             # every second round runs backwards: each candidate follows each neighbour equally often
             for name, call in calls if rounds % 2 == 0 else reversed(calls):
                 samples[name].append(1e3 * _seconds(call, synchronize))

@@ -24,6 +24,24 @@ def test_at_least_min_rounds_and_no_more_than_the_cap(monkeypatch):
     assert benchmark_callable(lambda: None, budget_s=60.0).rounds == 20
 
 
+def test_candidates_that_have_run_need_no_warm_up():
+    calls = []
+    candidates = {name: lambda name=name: calls.append(name) for name in "ab"}
+    compare_timings(candidates, budget_s=0.0, min_rounds=2, settled=True)
+    assert "".join(calls) == "ab" + "ba"
+
+
+def test_rounds_end_when_it_is_decided():
+    asked = []
+
+    def decided(samples):
+        asked.append({name: len(times) for name, times in samples.items()})
+        return len(asked) == 3
+
+    comparison = compare_timings({"a": lambda: None, "b": lambda: None}, budget_s=60.0, min_rounds=2, decided=decided)
+    assert asked == [{"a": rounds, "b": rounds} for rounds in (2, 3, 4)] and comparison["a"].rounds == 4
+
+
 def test_gradients_are_off():
     seen = []
     benchmark_callable(lambda: seen.append(torch.is_grad_enabled()), budget_s=0.0)

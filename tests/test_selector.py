@@ -2,15 +2,18 @@
 
 import math
 
+import pytest
 import torch
 from torch import nn
 
 from kfconvert.canonical import canonicalise
+from kfconvert.capture import capture
 from kfconvert.inputs import ExampleCall
 from kfconvert.matcher import find, mark_weights
 from kfconvert.patterns import REGISTRY
 from kfconvert.rewriter import LiveTensors, Site
-from kfconvert.selector import _error, _sample_inputs
+from kfconvert.samples import sample_inputs
+from kfconvert.selector import Selector, _error, _is_clear
 from kfconvert.tracer import trace
 
 
@@ -32,7 +35,7 @@ def test_the_exact_result_is_float64_where_the_model_casts():
     live = LiveTensors(model, region)
     (match,) = find(region.graph, REGISTRY).matches
     site = Site(match, match.pattern.build(match, live.tensor), "norm")
-    _, samples = _sample_inputs(region, [site], live, [x], channels_last=False)
+    _, samples = sample_inputs(region, [site], live, [x])
     (sample,) = samples.values()
     wide = x.double()
     truth = model.weight.double() * wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
@@ -56,11 +59,40 @@ def test_sizes_are_inputs_of_a_sample():
     canonicalise(region.graph)
     (match,) = find(region.graph, REGISTRY).matches
     site = Site(match, match.pattern.build(match, None), "attention")
-    _, samples = _sample_inputs(region, [site], LiveTensors(model, region), inputs, channels_last=False)
+    _, samples = sample_inputs(region, [site], LiveTensors(model, region), inputs)
     (sample,) = samples.values()
     assert any(isinstance(argument, int) for argument in sample.arguments)
     torch.testing.assert_close(sample.original()[0], model(*inputs))
     torch.testing.assert_close(sample.exact()[0], model(*(x.double() for x in inputs)))
+
+
+@pytest.mark.parametrize(("original", "others", "clear"), [
+    ([3.0, 4.0], [[1.0, 2.0], [1.0, 9.0]], True),
+    ([3.0, 4.0], [[1.0, 3.5], [2.0, 9.0]], False),
+    ([3.0, 4.0], [[5.0, 6.0], [4.5, 9.0]], True),
+    ([3.0, 4.0], [[5.0, 6.0], [3.5, 9.0]], False),
+])
+def test_what_few_rounds_leave_no_doubt_about(original, others, clear):
+    samples = {"original": original, **{str(index): times for index, times in enumerate(others)}}
+    assert _is_clear(samples) is clear
+
+
+@pytest.mark.parametrize("layouts", [(True, False), (False, True)])
+def test_layouts_are_measured_together_and_applied_one_by_one(layouts):
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8), nn.ReLU()
+    model, x = nn.Sequential(*layers).eval(), torch.randn(1, 3, 4, 4)
+    captured = capture(model, "", ExampleCall((x,)), [{}])
+    captured.sites = [
+        Site(match, match.pattern.build(match, captured.live.tensor), match.pattern.name)
+        for match in captured.findings.matches
+    ]
+    selector = Selector(torch.device("cpu"), 1e-5, timed=False)
+    selector.measure(captured.region, captured.sites, captured.live, [x], layouts)
+    for channels_last in layouts:
+        selector.apply(captured.sites, channels_last)
+        convolution, linear = (site.replacement.module for site in captured.sites)
+        assert convolution.channels_last is channels_last and not hasattr(linear, "channels_last")
+        assert all(site.status == "applied" and site.strategy for site in captured.sites)
 
 
 def test_values_that_are_not_finite_must_agree():

@@ -39,6 +39,13 @@ def test_rows_far_from_zero(device):
     assert_as_accurate(ops.group_norm_act, reference, x, 2, weight, bias)
 
 
+@pytest.mark.parametrize("inner", [1, 5, 64, 1000, 40000])
+def test_nothing_is_left_of_equal_values(device, inner):
+    values = torch.tensor([0.1709, 1.3, -7.77, 1e4, 1e-4], device=device)
+    x = values[:, None, None].expand(5, 4, inner).contiguous()
+    assert torch.equal(ops.group_norm_act(x, 2, eps=1e-12), torch.zeros_like(x))
+
+
 def test_other_layouts(device):
     x, weight, bias = inputs((2, 8, 6, 10), torch.float32, device)
     many = torch.randn(16, device=device)

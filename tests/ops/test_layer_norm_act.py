@@ -127,11 +127,11 @@ def test_large_mean_and_constant_rows(device):
     )
 
 
-@pytest.mark.parametrize("cols", [1, 3, 6, 7, 100, 768, 1001])
-def test_nothing_is_left_of_equal_values_on_cpu(cols):
-    values = torch.tensor([0.1709, 1.3, -7.77, 1e4, 1e-4])
+@pytest.mark.parametrize("cols", [1, 3, 6, 7, 64, 100, 768, 1001, 4096, 5000, 20000])
+def test_nothing_is_left_of_equal_values(device, cols):
+    values = torch.tensor([0.1709, 1.3, -7.77, 1e4, 1e-4], device=device)
     x = values[:, None].expand(5, cols).contiguous()
-    assert torch.equal(ops.layer_norm_act(x, (cols,), eps=1e-12), torch.zeros(5, cols))
+    assert torch.equal(ops.layer_norm_act(x, (cols,), eps=1e-12), torch.zeros_like(x))
 
 
 def test_nan_and_infinity(device, compiled):

@@ -18,12 +18,19 @@ KFC_ROW double sum_block(const A* x, int64_t n) {
   return total;
 }
 
+// Adds the deviations from `mean` to `sum`, their squares to `squares`.
 template <class A>
-KFC_ROW double sum_squares(const A* x, A mean, int64_t n) {
-  A total = 0;
-#pragma omp simd reduction(+ : total)
-  for (int64_t i = 0; i < n; ++i) total += (x[i] - mean) * (x[i] - mean);
-  return total;
+KFC_ROW void add_deviations(const A* x, A mean, int64_t n, double& sum, double& squares) {
+  A first = 0;
+  A second = 0;
+#pragma omp simd reduction(+ : first, second)
+  for (int64_t i = 0; i < n; ++i) {
+    const A deviation = x[i] - mean;
+    first += deviation;
+    second += deviation * deviation;
+  }
+  sum += first;
+  squares += second;
 }
 
 template <class A>
@@ -47,13 +54,18 @@ void group_norm_range(const kfc::GroupNorm& a, int64_t begin, int64_t end) {
       const int64_t n = cols - i < kBlock ? cols - i : kBlock;
       total += sum_block(as_accumulator(x + i, scratch, n), n);
     }
-    const A mean = static_cast<A>(total / static_cast<double>(cols));
+    A mean = static_cast<A>(total / static_cast<double>(cols));
+    double sum = 0;
     double squares = 0;
     for (int64_t i = 0; i < cols; i += kBlock) {
       const int64_t n = cols - i < kBlock ? cols - i : kBlock;
-      squares += sum_squares(as_accumulator(x + i, scratch, n), mean, n);
+      add_deviations(as_accumulator(x + i, scratch, n), mean, n, sum, squares);
     }
-    const double rstd = 1 / __builtin_sqrt(squares / static_cast<double>(cols) + a.eps);
+    // Else what rounding left over in the mean would be all there is of a row of equal values.
+    const double correction = sum / static_cast<double>(cols);
+    mean += static_cast<A>(correction);
+    const double variance = squares / static_cast<double>(cols) - correction * correction;
+    const double rstd = 1 / __builtin_sqrt((variance < 0 ? 0 : variance) + a.eps);
     for (int64_t c = 0; c < a.channels; ++c) {
       const int64_t channel = r % a.groups * a.channels + c;
       const auto affine = [&](const void* from) -> A {

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(THREADS) group_norm_kernel(GroupNorm a) {
 #pragma unroll
       for (int j = 0; j < N; ++j) total += s[j];
     }
-    const A mean = row_sum<THREADS>(total, shared) * inverse;
+    A mean = row_sum<THREADS>(total, shared) * inverse;
     A squares = 0;
     for (int64_t col = start; col < cols; col += kStep) {
       A s[N];
@@ -36,7 +36,18 @@ __global__ void __launch_bounds__(THREADS) group_norm_kernel(GroupNorm a) {
 #pragma unroll
       for (int j = 0; j < N; ++j) squares += (s[j] - mean) * (s[j] - mean);
     }
-    const A rstd = rsqrt(row_sum<THREADS>(squares, shared) * inverse + static_cast<A>(a.eps));
+    A variance = row_sum<THREADS>(squares, shared) * inverse;
+    correct_moments<THREADS>(mean, variance, inverse, shared, [&] {
+      A sum = 0;
+      for (int64_t col = start; col < cols; col += kStep) {
+        A s[N];
+        load<N>(x + col, s);
+#pragma unroll
+        for (int j = 0; j < N; ++j) sum += s[j] - mean;
+      }
+      return sum;
+    });
+    const A rstd = rsqrt(variance + static_cast<A>(a.eps));
     const int64_t first = row % a.groups * a.channels;
     for (int64_t col = start; col < cols; col += kStep) {
       // A division of 64-bit integers for each access would cost more than the access.

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(THREADS < kMinBlock ? kMinBlock : THREADS)
   using A = typename Accumulate<T>::type;
   constexpr int kBlock = THREADS < kMinBlock ? kMinBlock : THREADS;
   constexpr int kRows = kBlock / THREADS;
-  __shared__ A shared[32];
+  __shared__ A shared[64];
   __shared__ A columns[kRows > 1 ? THREADS * ITEMS * N : 1];
   const int lane = threadIdx.x % THREADS;
   const int group = threadIdx.x / THREADS;
@@ -98,8 +98,7 @@ __global__ void __launch_bounds__(THREADS < kMinBlock ? kMinBlock : THREADS)
     const A rstd = active ? static_cast<const A*>(a.rstd)[row] : A(0);
     A xhat[ITEMS][N];
     A g[ITEMS][N];
-    A total = 0;
-    A product = 0;
+    A sums[2] = {A(0), A(0)};  // of g and of g * xhat
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
@@ -115,13 +114,14 @@ __global__ void __launch_bounds__(THREADS < kMinBlock ? kMinBlock : THREADS)
         multiply_by_weight<T>(a, col, g[i]);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
-          total += g[i][j];
-          product += g[i][j] * xhat[i][j];
+          sums[0] += g[i][j];
+          sums[1] += g[i][j] * xhat[i][j];
         }
       }
     }
-    const A mean_g = a.mean == nullptr ? A(0) : row_sum<THREADS>(total, shared) * inverse;
-    const A mean_gx = row_sum<THREADS>(product, shared) * inverse;
+    row_sums<THREADS>(sums, shared);
+    const A mean_g = a.mean == nullptr ? A(0) : sums[0] * inverse;
+    const A mean_gx = sums[1] * inverse;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(THREADS < kMinBlock ? kMinBlock : THREADS)
 template <class T, int N, int THREADS>
 __global__ void __launch_bounds__(THREADS) layer_norm_backward_long_kernel(LayerNormBackward a) {
   using A = typename Accumulate<T>::type;
-  __shared__ A shared[32];
+  __shared__ A shared[64];
   const A inverse = A(1) / static_cast<A>(a.cols);
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const A mean = mean_of_row<A>(a, row);
@@ -181,18 +181,18 @@ __global__ void __launch_bounds__(THREADS) layer_norm_backward_long_kernel(Layer
     };
     A xhat[N];
     A g[N];
-    A total = 0;
-    A product = 0;
+    A sums[2] = {A(0), A(0)};  // of g and of g * xhat
     for (int64_t col = static_cast<int64_t>(threadIdx.x) * N; col < a.cols; col += THREADS * N) {
       load_pack(col, xhat, g);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        total += g[j];
-        product += g[j] * xhat[j];
+        sums[0] += g[j];
+        sums[1] += g[j] * xhat[j];
       }
     }
-    const A mean_g = a.mean == nullptr ? A(0) : row_sum<THREADS>(total, shared) * inverse;
-    const A mean_gx = row_sum<THREADS>(product, shared) * inverse;
+    row_sums<THREADS>(sums, shared);
+    const A mean_g = a.mean == nullptr ? A(0) : sums[0] * inverse;
+    const A mean_gx = sums[1] * inverse;
     for (int64_t col = static_cast<int64_t>(threadIdx.x) * N; col < a.cols; col += THREADS * N) {
       load_pack(col, xhat, g);
       write_grad_x<T>(a, row * a.cols + col, rstd, mean_g, mean_gx, xhat, g);

@@ -4,7 +4,7 @@
 //   (rows)
 //
 // Limited by memory bandwidth: a row is read once into registers, its mean and its centred variance are taken
-// there (two passes, as exact as the float sum), and it is written once. Rows that do not fit are read three
+// there in two passes, and it is written once. Rows that do not fit are read three
 // times (an RMS norm's twice), mostly from L2.
 #include "kernels.h"
 #include "vector.cuh"
@@ -104,6 +104,17 @@ __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS) layer_norm_kern
         }
       }
       variance = row_sum<THREADS>(squares, shared) * inverse;
+      correct_moments<THREADS>(mean, variance, inverse, shared, [&] {
+        A sum = 0;
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+          if (active && (i * THREADS + lane) * N < a.cols) {
+#pragma unroll
+            for (int j = 0; j < N; ++j) sum += s[i][j] - mean;
+          }
+        }
+        return sum;
+      });
     }
     const A rstd = rsqrt(variance + static_cast<A>(a.eps));
 #pragma unroll
@@ -144,6 +155,15 @@ __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
         for (int j = 0; j < N; ++j) squares += (s[j] - mean) * (s[j] - mean);
       }
       variance = row_sum<THREADS>(squares, shared) * inverse;
+      correct_moments<THREADS>(mean, variance, inverse, shared, [&] {
+        A sum = 0;
+        for (int64_t col = start; col < a.cols; col += kStep) {
+          load_sum<T>(a, row, residual_row, col, s);
+#pragma unroll
+          for (int j = 0; j < N; ++j) sum += s[j] - mean;
+        }
+        return sum;
+      });
     }
     const A rstd = rsqrt(variance + static_cast<A>(a.eps));
     for (int64_t col = start; col < a.cols; col += kStep) {

@@ -186,25 +186,57 @@ __device__ __noinline__ Pack<A, N> activate_backward_call(int code, Pack<A, N> g
   return g;
 }
 
-// Adds up over the THREADS threads of a row: within a warp by shuffles, across warps through shared memory.
-// Every thread gets the sum. With more than a warp a row, the row must be the whole block; `shared` holds 32
-// values.
-template <int THREADS, class A>
-__device__ __forceinline__ A row_sum(A value, A* shared) {
+// Sums over WIDTH neighbouring lanes, all at once: the latency of one.
+template <int WIDTH, class A, int SUMS>
+__device__ __forceinline__ void lane_sums(A (&values)[SUMS]) {
 #pragma unroll
-  for (int offset = (THREADS < 32 ? THREADS : 32) / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
+  for (int offset = WIDTH / 2; offset > 0; offset /= 2) {
+#pragma unroll
+    for (int k = 0; k < SUMS; ++k) values[k] += __shfl_xor_sync(0xffffffffu, values[k], offset);
   }
+}
+
+// Adds up over the THREADS threads of a row: within a warp by shuffles, across warps through shared memory. Every
+// thread gets the sums. With more than a warp a row, the row must be the whole block; `shared` holds 32 values for
+// each sum.
+template <int THREADS, class A, int SUMS>
+__device__ __forceinline__ void row_sums(A (&values)[SUMS], A* shared) {
+  lane_sums<(THREADS < 32 ? THREADS : 32)>(values);
   if constexpr (THREADS > 32) {
     const int warp = threadIdx.x / 32;
-    __syncthreads();  // the last sum has been read by all
-    if (threadIdx.x % 32 == 0) shared[warp] = value;
-    __syncthreads();
-    value = threadIdx.x % 32 < THREADS / 32 ? shared[threadIdx.x % 32] : A(0);
+    const int lane = threadIdx.x % 32;
+    __syncthreads();  // the last sums have been read by all
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+    for (int k = 0; k < SUMS; ++k) {
+      if (lane == 0) shared[32 * k + warp] = values[k];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < SUMS; ++k) values[k] = lane < THREADS / 32 ? shared[32 * k + lane] : A(0);
+    lane_sums<32>(values);
   }
-  return value;
+}
+
+template <int THREADS, class A>
+__device__ __forceinline__ A row_sum(A value, A* shared) {
+  A values[1] = {value};
+  row_sums<THREADS>(values, shared);
+  return values[0];
+}
+
+// Takes what rounding left over in the mean of a row out of its mean and variance: the corrected two-pass algorithm
+// (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983). Of a row of equal values that would
+// be all there is. Other rows have less of it than they vary, so that `deviations`, which returns a thread's part of
+// the sum of deviations from `mean`, is called for rows that hardly vary only.
+template <int THREADS, class A, class Deviations>
+__device__ __forceinline__ void correct_moments(A& mean, A& variance, A inverse, A* shared, Deviations deviations) {
+  bool needed = variance < A(1e-6) * mean * mean;
+  if constexpr (THREADS < 32) needed = __any_sync(0xffffffffu, needed);  // a warp has several rows
+  if (!needed) return;
+  const A rest = row_sum<THREADS>(deviations(), shared) * inverse;
+  mean += rest;
+  variance -= rest * rest;
+  if (variance < A(0)) variance = 0;
 }
 
 inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kPackBytes == 0; }

@@ -1,0 +1,148 @@
+"""Inputs of one site of each kind, recorded in a run of the region's graph, and what the original makes of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_aggregate
+
+from .lowering import lower
+from .matcher import is_weight
+from .modules.base import CHANNELS_LAST
+from .rewriter import LiveTensors, Site
+from .tracer import Region
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Real inputs of one site, and the original subgraph to run on them."""
+
+    site: Site
+    inputs: tuple[Tensor, ...]
+    subgraph: Callable[..., Any]
+    exact_subgraph: Callable[..., Any]
+    arguments: tuple[Any, ...]  # tensors, and sizes as integers
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inputs[0].dtype
+
+    @property
+    def has_layouts(self) -> bool:
+        """Whether there are images that another memory format can bring."""
+        images = any(x.dim() in CHANNELS_LAST for x in self.inputs)
+        return images or hasattr(self.site.replacement.module, "channels_last")
+
+    def laid_out(self, channels_last: bool) -> tuple[Tensor, ...]:
+        """The inputs, images among them in the memory format that a program of that layout brings."""
+        return tuple(map(_in_channels_last, self.inputs)) if channels_last else self.inputs
+
+    def original(self) -> Any:
+        return self.subgraph(*self.arguments)
+
+    def exact(self) -> Any:
+        """The original in float64 throughout, where the model itself casts as well."""
+        return self.exact_subgraph(*map(_in_float64, self.arguments))
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a region's graph and keeps the inputs of one site of each kind."""
+
+    def __init__(self, region: Region, sites: list[Site]):
+        super().__init__(region.root, graph=region.graph)
+        self.kinds: dict[int, Any] = {}
+        self.samples: dict[Any, Sample] = {}
+        # A value is held from when it is computed until the last site that reads it has been recorded.
+        self._held: dict[fx.Node, Any] = {}
+        self._readers: Counter[fx.Node] = Counter()
+        self._sites_at: dict[fx.Node, list[tuple[Site, list[fx.Node]]]] = {}
+        order = {node: index for index, node in enumerate(region.graph.nodes)}
+        for site in sites:
+            outer = _outer_values(site)
+            self._readers.update(outer)
+            self._sites_at.setdefault(max(outer, key=order.__getitem__), []).append((site, outer))
+
+    def run_node(self, node: fx.Node) -> Any:
+        result = super().run_node(node)
+        if node in self._readers:
+            self._held[node] = result
+        for site, outer in self._sites_at.get(node, ()):
+            self._record(site, outer)
+            self._readers.subtract(outer)
+            for value in outer:
+                if not self._readers[value]:
+                    self._held.pop(value, None)
+        return result
+
+    def _record(self, site: Site, outer: list[fx.Node]) -> None:
+        inputs = tuple(self._held[node] for node in site.replacement.inputs)
+        layouts = tuple((tuple(x.shape), x.stride(), x.dtype) for x in inputs)
+        tensors = tuple(name for _, name, _ in site.replacement.bindings)
+        kind = (site.match.pattern.name, site.kind, tensors, len(site.replacement.outputs), layouts)
+        self.kinds[id(site)] = kind
+        if kind in self.samples:
+            return
+        arguments = tuple(self._held[node] for node in outer)
+        subgraph, exact = _subgraph(site, outer), _subgraph(site, outer, _in_float64)
+        self.samples[kind] = Sample(site, inputs, subgraph, exact, arguments)
+
+
+def sample_inputs(
+    region: Region, sites: list[Site], live: LiveTensors, leaves: list[Any]
+) -> tuple[dict[int, Any], dict[Any, Sample]]:
+    """The kind of each site, by its id, and a sample of each kind."""
+    recorder = _Recorder(region, sites)
+    users = iter(leaves)
+    inputs = [
+        live.tensor(node) if is_weight(node) else next(users)
+        for node in region.graph.nodes
+        if node.op == "placeholder"
+    ]
+    with torch.no_grad():
+        recorder.run(*inputs)
+    return recorder.kinds, recorder.samples
+
+
+def _in_channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=CHANNELS_LAST[x.dim()]) if x.dim() in CHANNELS_LAST else x
+
+
+def _covered(site: Site) -> list[fx.Node]:
+    """The matched calls in graph order."""
+    return [node for node in site.match.root.graph.nodes if node in site.match.nodes]
+
+
+def _outer_values(site: Site) -> list[fx.Node]:
+    """The values that the matched calls read: inputs and weights."""
+    covered = _covered(site)
+    return list(dict.fromkeys(value for node in covered for value in node.all_input_nodes if value not in covered))
+
+
+def _unchanged(argument: Any) -> Any:
+    return argument
+
+
+def _in_float64(value: Any) -> Any:
+    """float64 in place of a floating-point dtype, for a tensor and for a dtype that a call names."""
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+
+
+def _subgraph(
+    site: Site, outer: list[fx.Node], change: Callable[[Any], Any] = _unchanged
+) -> Callable[..., Any]:
+    """The matched calls as a function of ``outer``, the values that they read; ``change`` maps their constants."""
+    graph = fx.Graph()
+    copies = {node: graph.placeholder(f"value_{index}") for index, node in enumerate(outer)}
+    for node in _covered(site):
+        copied = copies[node] = graph.node_copy(node, copies.__getitem__)
+        copied.args, copied.kwargs = (map_aggregate(given, change) for given in (copied.args, copied.kwargs))
+    graph.output(tuple(copies[node] for node in site.replacement.outputs))
+    lower(graph)
+    return fx.GraphModule(torch.nn.Module(), graph).forward
