@@ -129,8 +129,10 @@ class GuardedForward:
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or _originals.wanted or _transformed():
+        if torch.compiler.is_compiling() or _transformed():
             return self.original(*args, **kwargs)
+        if _originals.wanted:
+            return self._original_unwatched(args, kwargs)
         reason = self.state.refusal() if self.variants else self._other_form()
         if self.model.training:
             self.stale = True
@@ -215,6 +217,10 @@ class GuardedForward:
         if not self.model.training:
             self.ledger.warn(self, reason, stacklevel=5)
         self.misses[reason] += 1
+        return self._original_unwatched(args, kwargs)
+
+    def _original_unwatched(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The original forward, whose own writes to attributes of the model are no change of the model."""
         if self.state is None:
             return self.original(*args, **kwargs)
         with self.state.forgetting_writes():

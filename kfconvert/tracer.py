@@ -28,6 +28,7 @@ from .deadline import Deadline
 from .guard import Guard, Places, guard_from_placeholders
 from .input_spec import InputSpecError, describe
 from .inputs import ExampleCall
+from .quick_batch_norms import QuickBatchNorms, restore_batch_norms
 from .repetition import Repetition
 
 
@@ -213,10 +214,12 @@ def _export(
 ) -> ExportedProgram:
     export = partial(torch.export.export, model, (), kwargs, dynamic_shapes=dynamic, strict=False)
     try:
-        with _quiet(), torch.no_grad(), KeptContiguous():
-            return export() if repetition is None else repetition.trace(model, export)
+        with _quiet(), torch.no_grad(), KeptContiguous(), QuickBatchNorms():
+            program = export() if repetition is None else repetition.trace(model, export)
     except Exception as error:  # the exporter raises anything the model's own code may raise
         raise CaptureError(_export_reason(error)) from error
+    restore_batch_norms(program.graph_module)
+    return program
 
 
 def depends_on_data(error: CaptureError) -> bool:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
+from kfconvert.runtime import originals
 
 
 class Scaled(nn.Module):
@@ -105,6 +106,14 @@ def test_what_the_forward_writes_itself_is_no_change(fused, train):
     assert counts(fused)["hits"] == hits + 1
     fused.inner.scale = 3.0
     torch.testing.assert_close(call(fused, X), original(fused, X))
+
+
+def test_what_the_original_writes_in_between_is_no_change(fused):
+    with originals():
+        call(fused, X[:2])
+    assert fused.inner.last_shape == (2, 16)
+    torch.testing.assert_close(call(fused, X), original(fused, X))
+    assert counts(fused) == {"hits": 1, "misses": {}}
 
 
 class Config:

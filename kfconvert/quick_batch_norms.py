@@ -1,0 +1,50 @@
+"""Batch norms of inference, traced as an operator of our own: what PyTorch's own returns is worked out at every call
+from a dozen operators that it decomposes into, which makes them half of the time that a convolutional model takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch.overrides import TorchFunctionMode
+
+from .dataflow import aten
+
+# No operator for use: it lives from the trace of a model until its graph is done.
+_LIBRARY = torch.library.Library("kfconvert_traced", "DEF")
+_LIBRARY.define(
+    "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, "
+    "float momentum, float eps, bool cudnn_enabled) -> Tensor"
+)
+torch.library.register_fake("kfconvert_traced::batch_norm", lambda x, *rest: torch.empty_like(x), lib=_LIBRARY)
+_TRACED = torch.ops.kfconvert_traced.batch_norm.default
+_SIGNATURE = inspect.signature(F.batch_norm)
+
+
+class QuickBatchNorms(TorchFunctionMode):
+    """Within the block, batch norms of inference are traced as the operator that ``restore_batch_norms`` looks for."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.batch_norm:
+            given = _SIGNATURE.bind(*args, **kwargs)
+            given.apply_defaults()
+            x, mean, variance, weight, bias, training, momentum, eps = given.args
+            if not (training or mean is None or variance is None or torch.is_autocast_enabled(x.device.type)):
+                return _TRACED(x, weight, bias, mean, variance, momentum, eps, torch.backends.cudnn.enabled)
+        return func(*args, **kwargs)
+
+
+def restore_batch_norms(root: fx.GraphModule) -> None:
+    """Put PyTorch's operator back in the graph of ``root`` and those that it calls."""
+    for module in root.modules():
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            if node.target is _TRACED:
+                node.target = aten.batch_norm.default
+                node.args = (*node.args[:5], False, *node.args[5:])
