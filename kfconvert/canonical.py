@@ -82,7 +82,7 @@ def _is_forced_copy(conversion: fx.Node) -> bool:
 
 
 def make_functional(graph: fx.Graph) -> None:
-    """``relu_(x)`` becomes ``relu(x)`` where no other view of x sees the write.
+    """``relu_(x)`` becomes ``relu(x)`` where no other view of x sees the write, and the result lies as x does.
 
     Raises:
         CaptureError: the write reaches an argument, a parameter or a buffer.
@@ -117,7 +117,7 @@ def _functional_overload(node: fx.Node) -> torch._ops.OpOverload | None:
 
 def _is_private(node: fx.Node, written: list[fx.Node], aliases: Aliases, order: dict[fx.Node, int]) -> bool:
     """Whether the write is seen only through the written value itself and the result of this call."""
-    if written != [node.args[0]]:
+    if written != [node.args[0]] or not _is_dense(node.args[0].meta["val"]):
         return False
     others = [argument for argument in node.args[1:] if isinstance(argument, fx.Node)]
     dtype = node.meta["val"].dtype
@@ -128,6 +128,11 @@ def _is_private(node: fx.Node, written: list[fx.Node], aliases: Aliases, order: 
             if any(order[user] > order[node] for user in member.users):
                 return False
     return True
+
+
+def _is_dense(value: Tensor) -> bool:
+    """Whether what an elementwise operator makes of ``value`` has its strides."""
+    return torch.empty_like(value).stride() == value.stride()
 
 
 def views_to_reshapes(graph: fx.Graph) -> None:

@@ -79,6 +79,29 @@ FOUND: dict[str, Description] = {
         ),
         outputs=(3,),
     ),
+    # Next to what it doubles in place, a column, a tensor of its own was made, of which ATen's GELU is less accurate.
+    "column_written": Description(
+        inputs=(Input("rows"),),
+        steps=(
+            Step("view", options={"kind": "transpose"}),
+            Step("linear", (1,), {"features": 8, "bias": True}),
+            Step("view", (2,), {"kind": "unbind"}),
+            Step("number_", (3,), {"kind": "mul_"}),
+            Step("activation", (4,), {"form": ("gelu", "functional")}),
+        ),
+        outputs=(5,),
+    ),
+    # The batch's statistics of equal rows leave nothing but rounding, of which there may be more.
+    "nothing_but_rounding": Description(
+        inputs=(Input("rows", "expanded"),),
+        steps=(
+            Step("square_linear", options={"bias": False}),
+            Step("binary", (1, 1), {"kind": "add"}),
+            Step("layer_norm", (2,), {"last": 1, "affine": False, "bias": False}),
+            Step("batch_norm", (3,), {"affine": False, "tracked": False}),
+        ),
+        outputs=(4,),
+    ),
 }
 
 
