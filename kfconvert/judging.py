@@ -23,6 +23,8 @@ CLEAR_SHARE, CLEAR_RATIO = 0.5, 1.25
 # Over so many values the mean error is no matter of chance: where it is the original's, but for some percent, so will
 # the largest errors of other inputs be.
 MANY_VALUES, CLEAR_MEAN = 500, 1.1
+# Where fewer values fail, which may be chance, so many further inputs are looked at.
+FURTHER = 8
 # Of several inputs, what always passes is so much smaller, for the same reason: that inputs to come pass as well.
 SHARE_OF_SEVERAL = 0.7
 
@@ -40,6 +42,7 @@ class Judge:
         self._model, self._accuracy_threshold = model, accuracy_threshold
         self._samples = [(call, self._reference(call), outputs)]
         self._variations = [call.map_tensors(change) for change in _CHANGES]
+        self._further = [call.map_tensors(_turned(amount)) for amount in range(3, 3 + FURTHER)]
 
     def __call__(self, run: Callable[[ExampleCall], Any]) -> ValidationResult:
         """``run`` returns the outputs of the converted model for a call of the same form."""
@@ -50,14 +53,22 @@ class Judge:
             result = compare_all(runs, share * self._accuracy_threshold)
             if result.passed and is_clear(result):
                 break
+        if not result.passed and self._values() * len(runs) < MANY_VALUES:
+            # So few values may fail by chance.
+            runs += [(reference, original, run(call)) for call, reference, original in self._made(self._further)]
+            result = compare_all(runs, SHARE_OF_SEVERAL * self._accuracy_threshold)
         return replace(result, accuracy_threshold=self._accuracy_threshold)
 
     def _every_sample(self) -> Iterator[Sample]:
         """The call and its variations, each made when it is asked for first."""
         yield from list(self._samples)
-        while self._variations:
+        yield from self._made(self._variations)
+
+    def _made(self, calls: list[ExampleCall]) -> Iterator[Sample]:
+        """Samples made of ``calls``, which are used up."""
+        while calls:
             try:
-                self._samples.append(self._sample(self._variations.pop()))
+                self._samples.append(self._sample(calls.pop()))
             except Exception:  # the model does not take this variation, which may be for any reason
                 continue
             yield self._samples[-1]
@@ -74,10 +85,13 @@ class Judge:
         own, error = result.original_error, result.optimized_error
         if own is None or error is None:
             return False
+        return self._values() >= MANY_VALUES and error.mean_rel <= CLEAR_MEAN * own.mean_rel
+
+    def _values(self) -> int:
+        """How many values the smallest of the inexact outputs has."""
         _, _, outputs = self._samples[0]
         inexact = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-        many = min((leaf.numel() for leaf in inexact), default=0) >= MANY_VALUES
-        return many and error.mean_rel <= CLEAR_MEAN * own.mean_rel
+        return min((leaf.numel() for leaf in inexact), default=0)
 
     def _sample(self, call: ExampleCall) -> Sample:
         with originals():  # parts may be installed while several of them are judged

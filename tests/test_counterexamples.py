@@ -102,6 +102,22 @@ FOUND: dict[str, Description] = {
         ),
         outputs=(4,),
     ),
+    # Of so few values the largest error of the captured graph was more than the original's by chance.
+    "few_values": Description(
+        inputs=(Input("signal"),),
+        steps=(
+            Step("transposed_linear", options={"features": 6}),
+            Step("batch_norm", (1,), {"affine": True, "tracked": False}),
+            Step("activation", (2,), {"form": ("gelu_tanh", "written")}),
+            Step("activation", (3,), {"form": ("gelu", "module")}),
+            Step("conv1d", (4,), {**_CONV, "padding": "same", "dilation": 2, "grouped": True, "bias": True}),
+            Step("batch_norm", (5,), {"affine": True, "tracked": False}, like=1),
+            Step("activation", (6,), {"form": ("relu", "functional")}),
+            Step("view", (7,), {"kind": "transpose"}),
+        ),
+        outputs=(8,),
+        dtype="float16",
+    ),
 }
 
 

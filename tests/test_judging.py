@@ -107,6 +107,14 @@ def test_chance_is_told_from_a_loss_of_accuracy():
     assert not result.passed and "allowed is 6.0e-05" in result.reason
 
 
+def test_few_values_that_fail_are_asked_for_further_inputs():
+    lucky = [1e-5] * 4 + [2e-5] * 8
+    result, calls = judged(lucky, [2e-5] * 12)
+    assert result.passed and calls == 12
+    result, calls = judged(lucky, [2e-5] * 10 + [4e-5])
+    assert not result.passed and calls == 12
+
+
 def test_an_error_near_the_threshold_leaves_room_for_other_inputs():
     own = [1e-5] * 4
     result, _ = judged(own, [8e-5, 6e-5, 6e-5, 6e-5], threshold=1e-4)
