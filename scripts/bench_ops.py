@@ -77,6 +77,26 @@ def elementwise_cases(rows: int, columns: int, make: Callable[..., Tensor]) -> I
         )
 
 
+def pair_cases(rows: int, columns: int, make: Callable[..., Tensor]) -> Iterator[Case]:
+    aten = {
+        "add_relu": lambda x, y: F.relu(x + y),
+        "multiply_relu": lambda x, y: F.relu(x * y),
+        "add_sigmoid": lambda x, y: torch.sigmoid(x + y),
+        "mul_tanh": lambda x, y: torch.tanh(x * y),
+        "add_mul_exp": lambda x, y: torch.exp((x + y) * 2),
+        "swish_multiply": lambda x, y: F.silu(x) * y,
+        "geglu": lambda x, y: F.gelu(x) * y,
+    }
+
+    def inputs() -> tuple[Tensor, ...]:
+        return make(rows, columns), make(rows, columns)
+
+    for name, function in aten.items():
+        yield Case(name, (rows, columns), 3, inputs, function, getattr(ops, name))
+    row = "add_relu, one row"
+    yield Case(row, (rows, columns), 2, lambda: (make(rows, columns), make(columns)), aten["add_relu"], ops.add_relu)
+
+
 def linear_cases(rows: int, columns: int, make: Callable[..., Tensor]) -> Iterator[Case]:
     inner = columns // 4
 
@@ -166,6 +186,9 @@ def main() -> None:
                 print(row(case), flush=True)
         for rows, columns in ((128, 3072), (4096, 3072), (16384, 4096)):
             for case in elementwise_cases(rows, columns, make):
+                print(row(case), flush=True)
+        for elements in (2**19, 2**20, 5 * 2**20, 50 * 2**20):
+            for case in pair_cases(elements // 1024, 1024, make):
                 print(row(case), flush=True)
         for rows, columns in ((128, 3072), (4096, 3072)):
             for case in linear_cases(rows, columns, make):

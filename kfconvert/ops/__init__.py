@@ -4,6 +4,21 @@ from .act_mul import act_mul
 from .activations import ACTIVATIONS, Activation, apply_activation
 from .bias_act import bias_act
 from .conv_act import conv_act
+from .elementwise import (
+    add_mul_exp,
+    add_relu,
+    add_sigmoid,
+    bias_gelu,
+    bias_relu,
+    bias_silu,
+    elementwise_add_relu,
+    elementwise_mul_tanh,
+    fused_bias_gelu,
+    geglu,
+    mul_tanh,
+    multiply_relu,
+    swish_multiply,
+)
 from .group_norm_act import group_norm_act
 from .layer_norm_act import layer_norm_act
 from .linear_act import linear_act
@@ -14,12 +29,25 @@ __all__ = [
     "ACTIVATIONS",
     "Activation",
     "act_mul",
+    "add_mul_exp",
+    "add_relu",
+    "add_sigmoid",
     "apply_activation",
     "bias_act",
+    "bias_gelu",
+    "bias_relu",
+    "bias_silu",
     "conv_act",
+    "elementwise_add_relu",
+    "elementwise_mul_tanh",
+    "fused_bias_gelu",
+    "geglu",
     "group_norm_act",
     "layer_norm_act",
     "linear_act",
+    "mul_tanh",
+    "multiply_relu",
     "rms_norm_act",
     "scale_shift_act",
+    "swish_multiply",
 ]

@@ -1,7 +1,7 @@
 // The activations and their derivatives, once for CPU and CUDA.
 //
 //   forward   y  = act(v)
-//   backward  dv = g * act'(v); relu, tanh, sigmoid and relu6 take the output y in place of v
+//   backward  dv = g * act'(v); relu, tanh, sigmoid, relu6 and exp(2 v) take the output y in place of v
 //   (Activation.saves_output)
 //
 // M supplies exp, erf and tanh for the accumulation type A (float for the half types and float32, double for
@@ -30,6 +30,7 @@ enum Act : int {
   kLeakyRelu = 9,
   kQuickGelu = 10,
   kHardsigmoid = 11,
+  kExpTwice = 12,
 };
 
 template <class A>
@@ -78,6 +79,7 @@ KFC_FN A activate(A v, A slope) {
     const A gate = v + A(3);
     return (gate <= A(0) ? A(0) : (gate >= A(6) ? A(6) : gate)) / A(6);
   }
+  if constexpr (act == kExpTwice) return M::exp(v + v);
   return v;
 }
 
@@ -104,13 +106,14 @@ KFC_FN A activate_backward(A g, A v, A slope) {
   if constexpr (act == kHardswish) return v <= A(-3) ? A(0) : (v < A(3) ? g * (v / A(3) + A(0.5)) : g);
   if constexpr (act == kLeakyRelu) return v > A(0) ? g : g * slope;
   if constexpr (act == kHardsigmoid) return v > A(-3) && v < A(3) ? g / A(6) : A(0);
+  if constexpr (act == kExpTwice) return A(2) * g * v;
   return g;
 }
 
 // The same from the input v, also for the activations whose derivative is written in terms of the output.
 template <Act act, class M, class A>
 KFC_FN A activate_backward_from_input(A g, A v, A slope) {
-  if constexpr (act == kTanh || act == kSigmoid) v = activate<act, M>(v, slope);
+  if constexpr (act == kTanh || act == kSigmoid || act == kExpTwice) v = activate<act, M>(v, slope);
   return activate_backward<act, M>(g, v, slope);  // relu and relu6 read the same from v as from y
 }
 
@@ -136,6 +139,7 @@ KFC_FN A activate_backward_from_input(A g, A v, A slope) {
     KFC_CASE(kLeakyRelu, __VA_ARGS__)      \
     KFC_CASE(kQuickGelu, __VA_ARGS__)      \
     KFC_CASE(kHardsigmoid, __VA_ARGS__)    \
+    KFC_CASE(kExpTwice, __VA_ARGS__)       \
     default:                               \
       KFC_CASE_NONE(__VA_ARGS__)           \
   }

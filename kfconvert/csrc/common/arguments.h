@@ -42,6 +42,30 @@ struct ActMul {
   double slope;
 };
 
+// Where the elements of a tensor lie that is broadcast to `sizes`, which are those of the result, outermost first.
+constexpr int kMostDims = 5;
+struct Broadcast {
+  const void* data;
+  int64_t strides[kMostDims];  // 0 where it is repeated
+};
+
+// y = act(x + other), or of the product; with `grad`, of the product only: y = d * other and grad_other = d * x
+// with d = grad * act'(x * other). y, grad and grad_other are dense in the order of `sizes`.
+struct CombineAct {
+  void* y;           // (numel)
+  void* grad_other;  // (numel), or null without grad
+  const void* grad;  // (numel) or null
+  Broadcast x;
+  Broadcast other;
+  int64_t sizes[kMostDims];
+  int dims;  // at least 1
+  int64_t numel;
+  bool product;
+  DType dtype;
+  int activation;
+  double slope;
+};
+
 // y = act((x - mean(x)) * rstd(x) * weight + bias), statistics over rows of channels * inner elements: the
 // `channels` channels of one of `groups` groups of an image. Channel c of row r has weight (r % groups) *
 // channels + c.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "act_mul.h"
+#include "combine_act.h"
 #include "group_norm.h"
 #include "layer_norm.h"
 #include "library_ops.h"
@@ -18,6 +19,9 @@ void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("act_mul", TORCH_BOX(&act_mul<Backend>));
   m.impl("act_mul_inference", TORCH_BOX(&act_mul<Backend>));
   m.impl("act_mul_backward", TORCH_BOX(&act_mul_backward<Backend>));
+  m.impl("combine_act", TORCH_BOX(&combine_act<Backend>));
+  m.impl("combine_act_inference", TORCH_BOX(&combine_act<Backend>));
+  m.impl("product_act_backward", TORCH_BOX(&product_act_backward<Backend>));
   m.impl("scale_shift_act", TORCH_BOX(&scale_shift_act<Backend>));
   m.impl("scale_shift_act_inference", TORCH_BOX(&scale_shift_act<Backend>));
   m.impl("linear_act", TORCH_BOX(&linear_act<Backend>));

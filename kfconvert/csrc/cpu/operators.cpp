@@ -34,6 +34,13 @@ struct Cpu {
                                 [&](int64_t begin, int64_t end) { kernels.act_mul(a, begin, end); });
   }
 
+  static void combine_act(const CombineAct& a, const Tensor&) {
+    const CpuKernels& kernels = cpu_kernels();
+    if (a.numel <= kElementsPerThread) return kernels.combine_act(a, 0, a.numel);
+    torch::stable::parallel_for(0, a.numel, kElementsPerThread,
+                                [&](int64_t begin, int64_t end) { kernels.combine_act(a, begin, end); });
+  }
+
   static int64_t rows_per_thread(int64_t cols) { return kElementsPerThread / cols + 1; }
 
   static void group_norm(const GroupNorm& a, const Tensor&) {

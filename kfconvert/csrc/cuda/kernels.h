@@ -8,6 +8,7 @@ namespace kfc {
 
 int launch_bias_act(const BiasAct& a, void* stream);
 int launch_act_mul(const ActMul& a, void* stream);
+int launch_combine_act(const CombineAct& a, void* stream);
 int launch_group_norm(const GroupNorm& a, void* stream);
 int launch_layer_norm(const LayerNorm& a, void* stream);
 

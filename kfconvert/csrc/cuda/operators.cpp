@@ -35,6 +35,11 @@ class Cuda {
     check_cuda(launch_act_mul(a, here.stream()), "act_mul");
   }
 
+  static void combine_act(const CombineAct& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_combine_act(a, here.stream()), "combine_act");
+  }
+
   static void group_norm(const GroupNorm& a, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_group_norm(a, here.stream()), "group_norm");

@@ -1,0 +1,116 @@
+// y = act(x + other) or act(x * other), broadcast, or the two gradients of the product: one pass over memory. Limited as
+// bias_act is: by memory bandwidth, or by the arithmetic of exp and tanh when the data lie in the cache. Built once for
+// each instruction set.
+#include "convert.h"
+#include "kernels.h"
+
+namespace {
+
+// A block lives in the first-level cache: 4 kB of float or 8 kB of double for each operand.
+constexpr int64_t kBlock = 1024;
+
+// Where elements of both operands lie: the first is number `at` of the result.
+struct Place {
+  int64_t x;
+  int64_t other;
+  int64_t left;  // in the row of the innermost dimension
+};
+
+KFC_FN Place place_of(const kfc::CombineAct& a, int64_t at) {
+  Place place{0, 0, 0};
+  for (int dim = a.dims - 1; dim >= 0; --dim) {
+    const int64_t outer = at / a.sizes[dim];
+    const int64_t here = at - outer * a.sizes[dim];
+    place.x += here * a.x.strides[dim];
+    place.other += here * a.other.strides[dim];
+    if (dim == a.dims - 1) place.left = a.sizes[dim] - here;
+    at = outer;
+  }
+  return place;
+}
+
+// n elements, `stride` apart, in the accumulation type: the data themselves where they lie so, else a copy in scratch.
+template <class T, class A>
+const A* as_row(const void* data, int64_t at, int64_t stride, A* scratch, int64_t n) {
+  const T* from = static_cast<const T*>(data) + at;
+  if (stride == 1) return as_accumulator(from, scratch, n);
+  if (stride == 0) {
+    const A value = *as_accumulator(from, scratch, 1);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) scratch[i] = value;
+    return scratch;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    A value;
+    scratch[i] = *as_accumulator(from + i * stride, &value, 1);
+  }
+  return scratch;
+}
+
+template <class T, class A>
+KFC_FN void store_result(const A* row, T* to, int64_t n) {
+  if constexpr (!__is_same(T, A)) store_row(row, to, n);
+}
+
+template <class T>
+void combine_act_range(const kfc::CombineAct& a, int64_t begin, int64_t end) {
+  using A = typename Accumulate<T>::type;
+  T* y = static_cast<T*>(a.y);
+  T* grad_other = static_cast<T*>(a.grad_other);
+  const T* grads = static_cast<const T*>(a.grad);
+  const A slope = static_cast<A>(a.slope);
+  const int inner = a.dims - 1;
+  alignas(64) A x_scratch[kBlock];
+  alignas(64) A other_scratch[kBlock];
+  alignas(64) A grad_scratch[kBlock];
+  alignas(64) A combined[kBlock];
+  alignas(64) A result[kBlock];
+  for (int64_t i = begin; i < end;) {
+    const Place place = place_of(a, i);
+    int64_t n = place.left;
+    if (n > end - i) n = end - i;
+    if (n > kBlock) n = kBlock;
+    const A* x = as_row<T>(a.x.data, place.x, a.x.strides[inner], x_scratch, n);
+    const A* other = as_row<T>(a.other.data, place.other, a.other.strides[inner], other_scratch, n);
+    A* out = grads == nullptr ? result_row(y + i, combined) : combined;
+    if (a.product) {
+      multiply_rows(x, other, out, n);
+    } else {
+      add_rows(x, other, out, n);
+    }
+    if (grads == nullptr) {
+      activate_row(a.activation, static_cast<const A*>(out), out, n, slope);
+      store_result(out, y + i, n);
+    } else {
+      const A* grad = as_accumulator(grads + i, grad_scratch, n);
+      for (int64_t j = 0; j < n; ++j) grad_scratch[j] = grad[j];
+      activate_backward_from_input_row(a.activation, grad_scratch, static_cast<const A*>(out), n, slope);
+      A* of_x = result_row(y + i, result);
+      multiply_rows(grad_scratch, other, of_x, n);
+      store_result(of_x, y + i, n);
+      A* of_other = result_row(grad_other + i, result);
+      multiply_rows(grad_scratch, x, of_other, n);
+      store_result(of_other, grad_other + i, n);
+    }
+    i += n;
+  }
+}
+
+}  // namespace
+
+namespace kfc {
+
+void KFC_FOR_CAPABILITY(combine_act)(const CombineAct& a, int64_t begin, int64_t end) {
+  switch (a.dtype) {
+    case DType::f32:
+      return combine_act_range<float>(a, begin, end);
+    case DType::f64:
+      return combine_act_range<double>(a, begin, end);
+    case DType::f16:
+      return combine_act_range<Float16>(a, begin, end);
+    case DType::bf16:
+      return combine_act_range<BFloat16>(a, begin, end);
+  }
+}
+
+}  // namespace kfc

@@ -1,0 +1,126 @@
+// y = act(x + other) or act(x * other), or with grad the two gradients of the product
+//   y, grad, grad_other: (numel), dense;  x, other: broadcast to the same `sizes`, any strides
+//
+// Limited by memory bandwidth: each element is read and written once, 16 bytes a thread and access where the
+// innermost dimension allows it. Where a pack lies costs a multiplication for each further dimension.
+#include "elementwise.cuh"
+#include "kernels.h"
+
+namespace kfc {
+namespace {
+
+// The divisors of all dimensions but the outermost.
+template <class Divider>
+struct Dividers {
+  Divider of[kMostDims - 1];
+};
+
+template <class Divider>
+Dividers<Divider> dividers(const CombineAct& a) {
+  const auto at = [&](int i) { return Divider(i < a.dims ? a.sizes[i] : 1); };
+  static_assert(kMostDims == 5, "one divider for each dimension but the first");
+  return {{at(1), at(2), at(3), at(4)}};
+}
+
+// Elements `at` and the N - 1 after it, which lie in one row of the innermost dimension, or are one element repeated.
+template <int N, class T, class A>
+__device__ __forceinline__ void load_operand(const void* data, int64_t at, bool repeated, A (&to)[N]) {
+  const T* from = static_cast<const T*>(data) + at;
+  if (N > 1 && repeated) {
+    const A value = widen(*from);
+#pragma unroll
+    for (int j = 0; j < N; ++j) to[j] = value;
+  } else {
+    load<N>(from, to);
+  }
+}
+
+template <class T, int N, class Index, class Divider>
+__global__ void __launch_bounds__(kThreads) combine_act_kernel(CombineAct a, Dividers<Divider> sizes) {
+  using A = typename Accumulate<T>::type;
+  const T* grads = static_cast<const T*>(a.grad);
+  T* y = static_cast<T*>(a.y);
+  T* grad_other = static_cast<T*>(a.grad_other);
+  const A slope = static_cast<A>(a.slope);
+  const int inner = a.dims - 1;
+  const bool x_repeated = a.x.strides[inner] == 0;
+  const bool other_repeated = a.other.strides[inner] == 0;
+  const Index packs = static_cast<Index>(a.numel / N);
+  const Index step = static_cast<Index>(gridDim.x) * kThreads;
+  for (Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
+    const Index at = i * N;
+    int64_t x_at = 0;
+    int64_t other_at = 0;
+    Index rest = at;
+#pragma unroll
+    for (int dim = kMostDims - 1; dim > 0; --dim) {
+      if (dim >= a.dims) continue;
+      const Index outer = sizes.of[dim - 1].divide(rest);
+      const int64_t here = rest - outer * sizes.of[dim - 1].divisor;
+      x_at += here * a.x.strides[dim];
+      other_at += here * a.other.strides[dim];
+      rest = outer;
+    }
+    x_at += static_cast<int64_t>(rest) * a.x.strides[0];
+    other_at += static_cast<int64_t>(rest) * a.other.strides[0];
+    Pack<A, N> x;
+    Pack<A, N> other;
+    load_operand<N, T>(a.x.data, x_at, x_repeated, x.v);
+    load_operand<N, T>(a.other.data, other_at, other_repeated, other.v);
+    Pack<A, N> v;
+#pragma unroll
+    for (int j = 0; j < N; ++j) v.v[j] = a.product ? x.v[j] * other.v[j] : x.v[j] + other.v[j];
+    if (grads == nullptr) {
+      activate_pack<T>(a.activation, v.v, slope);
+      store<N>(y + at, v.v);
+    } else {
+      Pack<A, N> grad;
+      load<N>(grads + at, grad.v);
+      grad = activate_backward_call(a.activation, grad, v, slope);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        other.v[j] *= grad.v[j];
+        x.v[j] *= grad.v[j];
+      }
+      store<N>(y + at, other.v);
+      store<N>(grad_other + at, x.v);
+    }
+  }
+}
+
+template <class T, int N, class Index, class Divider>
+void launch_kernel(const CombineAct& a, cudaStream_t stream) {
+  combine_act_kernel<T, N, Index, Divider>
+      <<<elementwise_grid(a.numel / N), kThreads, 0, stream>>>(a, dividers<Divider>(a));
+}
+
+// Whether packs of N elements of t lie together, 16 bytes from 16 bytes.
+bool packs_of(const Broadcast& t, int dims, int64_t n) {
+  const int64_t inner = t.strides[dims - 1];
+  if (inner == 0) return true;
+  bool fits = inner == 1 && aligned(t.data);
+  for (int i = 0; i < dims - 1; ++i) fits = fits && t.strides[i] % n == 0;
+  return fits;
+}
+
+template <class T>
+void launch(const CombineAct& a, cudaStream_t stream) {
+  constexpr int N = kPackBytes / sizeof(T);
+  // float64 is a reference type: one kernel is enough.
+  if constexpr (sizeof(T) < 8) {
+    const bool packed = a.sizes[a.dims - 1] % N == 0 && packs_of(a.x, a.dims, N) && packs_of(a.other, a.dims, N) &&
+                        aligned(a.y) && aligned(a.grad) && aligned(a.grad_other);
+    if (packed && a.numel <= kMostElements) return launch_kernel<T, N, uint32_t, Divider32>(a, stream);
+    if (packed) return launch_kernel<T, N, uint64_t, Divider64>(a, stream);
+  }
+  launch_kernel<T, 1, uint64_t, Divider64>(a, stream);
+}
+
+}  // namespace
+
+int launch_combine_act(const CombineAct& a, void* stream) {
+  KFC_DISPATCH_DTYPE(a.dtype, launch<T>(a, static_cast<cudaStream_t>(stream)));
+  return cudaGetLastError();
+}
+
+}  // namespace kfc

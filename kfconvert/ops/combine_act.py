@@ -1,0 +1,127 @@
+"""combine_act: ``y = act(x + other)`` or ``act(x * other)`` with broadcasting, in one pass over memory.
+
+Backward: of the sum, d = grad * act'(x + other) is the gradient of both; of the product, it is d * other and d * x.
+Either is summed over the dimensions in which its operand was repeated.
+"""
+
+import torch
+
+from .activations import BY_CODE
+from .registration import (
+    LIBRARY,
+    autocast,
+    cast_to_widest,
+    define,
+    define_with_twin,
+    has_kernels,
+    require,
+    require_float,
+    require_same_options,
+)
+
+
+def combine_act(
+    x: torch.Tensor, other: torch.Tensor, product: bool, code: int, negative_slope: float = 0.01
+) -> torch.Tensor:
+    """``act(x * other)`` where ``product``, else ``act(x + other)``; the functions of :mod:`.elementwise` are its faces.
+
+    Args:
+        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in float32).
+        other: x's dtype and device (autocast aligns the dtypes), a shape that broadcasts with x's.
+        code: of the activation, a key of ``activations.BY_CODE``.
+        negative_slope: of leaky_relu.
+
+    Returns:
+        A tensor of the broadcast shape, in the memory format of the first of x and other that has that shape.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not fit.
+    """
+    if not has_kernels(x):
+        _check("combine_act", x, other)
+        return _reference(x, other, product, code, negative_slope)
+    if torch.is_grad_enabled() and (x.requires_grad or other.requires_grad):
+        return _OPERATOR(x, other, product, code, negative_slope)
+    return _INFERENCE(x, other, product, code, negative_slope)
+
+
+def _combined(x, other, product):
+    return x * other if product else x + other
+
+
+def _reference(x, other, product, code, negative_slope):
+    return BY_CODE[code].reference(_combined(x, other, product), negative_slope)
+
+
+def _check(operator, x, other):
+    require_float(operator, x)
+    require_same_options(operator, "other", x, other)
+    for one, two in zip(reversed(x.shape), reversed(other.shape)):
+        message = f"shapes {tuple(x.shape)} and {tuple(other.shape)} do not broadcast"
+        require(one == two or one == 1 or two == 1, operator, message)
+
+
+def _empty(x, other):
+    shape = torch.broadcast_shapes(x.shape, other.shape)
+    like = next((tensor for tensor in (x, other) if tensor.shape == shape), None)
+    return x.new_empty(shape) if like is None else torch.empty_like(like)
+
+
+def _compose(x, other, product, code, negative_slope):
+    _check("combine_act", x, other)
+    return _empty(x, other).copy_(_reference(x, other, product, code, negative_slope))
+
+
+def _fake(x, other, product, code, negative_slope):
+    _check("combine_act", x, other)
+    return _empty(x, other)
+
+
+def _compose_backward(grad, x, other, code, negative_slope):
+    activation, v = BY_CODE[code], x * other
+    saved = activation.reference(v, negative_slope) if activation.saves_output else v
+    g = activation.backward(grad, saved, negative_slope)
+    return _empty(x, other).copy_(g * other), _empty(x, other).copy_(g * x)
+
+
+def _fake_backward(grad, x, other, code, negative_slope):
+    return _empty(x, other), _empty(x, other)
+
+
+def _save(ctx, inputs, output):
+    x, other, ctx.product, code, ctx.negative_slope = inputs
+    ctx.activation, ctx.shapes = BY_CODE[code], (x.shape, other.shape)
+    if ctx.product:
+        ctx.save_for_backward(x, other)
+    elif ctx.activation.saves_output:
+        ctx.save_for_backward(output)
+    else:
+        ctx.save_for_backward(x + other)
+
+
+def _differentiate(ctx, grad):
+    if ctx.product:
+        grads = _BACKWARD(grad, *ctx.saved_tensors, ctx.activation.code, ctx.negative_slope)
+    else:
+        (saved,) = ctx.saved_tensors
+        grads = (ctx.activation.backward(grad, saved, ctx.negative_slope),) * 2
+    wanted = (
+        g.sum_to_size(shape) if needed else None
+        for g, shape, needed in zip(grads, ctx.shapes, ctx.needs_input_grad)
+    )
+    return *wanted, None, None, None
+
+
+_OPERATOR, _INFERENCE = define_with_twin(
+    "combine_act(Tensor x, Tensor other, bool product, int activation, float negative_slope) -> Tensor",
+    _compose,
+    _fake,
+)
+_BACKWARD = define(
+    "product_act_backward(Tensor grad, Tensor x, Tensor other, int activation, float negative_slope) "
+    "-> (Tensor, Tensor)",
+    _compose_backward,
+    _fake_backward,
+)
+torch.library.register_autograd("kfconvert::combine_act", _differentiate, setup_context=_save, lib=LIBRARY)
+autocast((_OPERATOR, _INFERENCE), cast_to_widest)

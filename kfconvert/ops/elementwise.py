@@ -1,0 +1,72 @@
+"""Elementwise functions of two tensors, each in one pass over memory, under the names by which people know them.
+
+All take float64, float32, float16 or bfloat16 (the half types are computed in float32), any shapes that broadcast
+and any strides, and have a backward pass; the arguments must have one dtype and lie on one device, else RuntimeError.
+The result has the memory format of the first argument that has its shape.
+"""
+
+import torch
+from torch import Tensor
+
+from .act_mul import act_mul
+from .activations import CODES, EXP_TWICE
+from .bias_act import bias_act
+from .combine_act import combine_act
+
+
+def add_relu(x: Tensor, y: Tensor) -> Tensor:
+    """``relu(x + y)``."""
+    return combine_act(x, y, False, CODES["relu"])
+
+
+def multiply_relu(x: Tensor, y: Tensor) -> Tensor:
+    """``relu(x * y)``."""
+    return combine_act(x, y, True, CODES["relu"])
+
+
+def add_sigmoid(x: Tensor, y: Tensor) -> Tensor:
+    """``sigmoid(x + y)``."""
+    return combine_act(x, y, False, CODES["sigmoid"])
+
+
+def mul_tanh(x: Tensor, y: Tensor) -> Tensor:
+    """``tanh(x * y)``."""
+    return combine_act(x, y, True, CODES["tanh"])
+
+
+def add_mul_exp(x: Tensor, y: Tensor) -> Tensor:
+    """``exp((x + y) * 2)``."""
+    return combine_act(x, y, False, EXP_TWICE.code)
+
+
+def swish_multiply(gate: Tensor, up: Tensor) -> Tensor:
+    """``silu(gate) * up``, the middle of SwiGLU; contiguous. Halves of one packed tensor are read without a copy."""
+    return act_mul(*torch.broadcast_tensors(gate, up), "silu")
+
+
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """``gelu(gate) * up`` with the exact (erf) GELU; contiguous. Halves of one packed tensor are read without a copy.
+
+    The formula is that of Shazeer, "GLU Variants Improve Transformer" (2020).
+    """
+    return act_mul(*torch.broadcast_tensors(gate, up), "gelu")
+
+
+def bias_relu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
+    """``relu(x + bias)`` with ``bias`` of shape (x.shape[dim],) along ``dim``."""
+    return bias_act(x, bias, activation="relu", dim=dim)
+
+
+def bias_gelu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
+    """``gelu(x + bias)``, the exact (erf) GELU, with ``bias`` of shape (x.shape[dim],) along ``dim``."""
+    return bias_act(x, bias, activation="gelu", dim=dim)
+
+
+def bias_silu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
+    """``silu(x + bias)`` with ``bias`` of shape (x.shape[dim],) along ``dim``."""
+    return bias_act(x, bias, activation="silu", dim=dim)
+
+
+elementwise_add_relu = add_relu
+elementwise_mul_tanh = mul_tanh
+fused_bias_gelu = bias_gelu

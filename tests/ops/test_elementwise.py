@@ -1,0 +1,191 @@
+"""The functions of two tensors against plain ATen: broadcasting, layouts, special values, gradients, errors."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+
+from kfconvert import ops
+
+OPERATORS = torch.ops.kfconvert
+REFERENCES = {
+    "add_relu": lambda x, y: F.relu(x + y),
+    "multiply_relu": lambda x, y: F.relu(x * y),
+    "add_sigmoid": lambda x, y: torch.sigmoid(x + y),
+    "mul_tanh": lambda x, y: torch.tanh(x * y),
+    "add_mul_exp": lambda x, y: torch.exp((x + y) * 2),
+    "swish_multiply": lambda x, y: F.silu(x) * y,
+    "geglu": lambda x, y: F.gelu(x) * y,
+}
+COMBINED = ["add_relu", "multiply_relu", "add_sigmoid", "mul_tanh", "add_mul_exp"]
+# Pairs of shapes that broadcast.
+SHAPES = [
+    ((5, 7, 40), (5, 7, 40)),
+    ((5, 7, 40), (40,)),
+    ((40,), (5, 7, 40)),
+    ((6, 1), (1, 33)),
+    ((2, 8, 4, 6), (8, 1, 1)),
+    ((2, 8, 4, 6), (2, 8, 1, 1)),
+    ((2, 1, 4, 1), (8, 1, 6)),
+    ((2, 3, 2, 3, 2, 3, 2), (2, 1, 2, 1, 2, 1, 2)),
+    ((17,), ()),
+    ((), ()),
+    ((3, 70_001), (3, 1)),
+    ((0, 8), (8,)),
+    ((4, 1), (4, 0)),
+]
+
+
+def inputs(shapes, dtype, device):
+    return [torch.randn(shape, device=device).mul(1.5).to(dtype) for shape in shapes]
+
+
+def laid_out(x, layout):
+    if layout == "channels_last":
+        return x.contiguous(memory_format=torch.channels_last)
+    if layout == "strided":
+        return x.repeat_interleave(2, -1)[..., ::2]
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2) if layout == "transposed" else x
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_shapes(device, compiled, name, shapes):
+    assert_as_accurate(getattr(ops, name), REFERENCES[name], *inputs(shapes, torch.float32, device))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_as_accurate_as_aten(device, compiled, name, dtype):
+    for shapes in (SHAPES[0], SHAPES[1], SHAPES[5]):
+        assert_as_accurate(getattr(ops, name), REFERENCES[name], *inputs(shapes, dtype, device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("layouts", [
+    ("plain", "channels_last"), ("channels_last", "plain"), ("channels_last", "channels_last"),
+    ("strided", "plain"), ("transposed", "strided"), ("transposed", "transposed"),
+])
+@pytest.mark.parametrize("name", ["add_relu", "mul_tanh"])
+def test_layouts(device, name, layouts, dtype):
+    function = getattr(ops, name)
+    for shapes in (((2, 8, 6, 10), (2, 8, 6, 10)), ((2, 8, 6, 10), (2, 8, 1, 1)), ((1, 8, 6, 1), (2, 8, 6, 10))):
+        x, y = (laid_out(x, layout) for x, layout in zip(inputs(shapes, dtype, device), layouts))
+        result = assert_as_accurate(function, REFERENCES[name], x, y)
+        full = x if x.shape == result.shape else y
+        assert result.stride() == torch.empty_like(full).stride()
+
+
+def test_misaligned_pointers(device):
+    x, y = (torch.randn(8 * 64 + 1, device=device).half()[1:].view(8, 64) for _ in "xy")
+    assert_as_accurate(ops.add_relu, REFERENCES["add_relu"], x, y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", COMBINED)
+def test_special_values_as_aten_in_float64(device, name, dtype):
+    special = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 2.0, -2.0, 60000.0, -60000.0, 1e-30]
+    x, y = torch.cartesian_prod(*[torch.tensor(special, device=device, dtype=dtype)] * 2).t().contiguous()
+    got = getattr(ops, name)(x, y)
+    want = REFERENCES[name](x.double(), y.double()).to(dtype)
+    torch.testing.assert_close(got, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("shapes", [((3, 8, 6), (3, 8, 6)), ((3, 8, 6), (6,)), ((3, 1, 6), (8, 1))])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_gradients(device, compiled, name, dtype, shapes):
+    weights = [torch.randn(3, 8, 6, device=device).to(dtype)]
+    tensors = inputs(shapes, dtype, device)
+    assert_gradients_as_accurate(getattr(ops, name), REFERENCES[name], tensors, weights)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_gradcheck(device, name):
+    leaves = [x.requires_grad_() for x in inputs(((2, 3, 4), (3, 1)), torch.float64, device)]
+    assert torch.autograd.gradcheck(getattr(ops, name), leaves)
+
+
+def test_gradient_of_one_argument(device):
+    x, y = inputs(((3, 8), (8,)), torch.float64, device)
+    for name in COMBINED:
+        for wanted, fixed in ((x, y), (y, x)):
+            wanted.requires_grad_(), fixed.requires_grad_(False)
+            want = torch.autograd.grad(REFERENCES[name](x, y).sum(), wanted)
+            torch.testing.assert_close(torch.autograd.grad(getattr(ops, name)(x, y).sum(), wanted), want)
+
+
+@pytest.mark.parametrize("product", [False, True])
+@pytest.mark.parametrize("code", [0, 1, 5, 12])
+def test_opcheck(device, product, code):
+    image = torch.randn(2, 4, 3, 5, device=device).contiguous(memory_format=torch.channels_last)
+    for x, other in (inputs(((2, 3, 8), (2, 3, 8)), torch.float32, device), (image, torch.randn(4, 1, 1, device=device))):
+        for requires_grad in (False, True):
+            tensors = [t.clone().requires_grad_(requires_grad) for t in (x, other)]
+            torch.library.opcheck(OPERATORS.combine_act.default, (*tensors, product, code, 0.01))
+        torch.library.opcheck(OPERATORS.combine_act_inference.default, (x, other, product, code, 0.01))
+        grad = torch.randn(torch.broadcast_shapes(x.shape, other.shape), device=device)
+        torch.library.opcheck(OPERATORS.product_act_backward.default, (grad, x, other, code, 0.01))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_autocast(device, compiled, requires_grad):
+    x, y = (t.requires_grad_(requires_grad) for t in inputs(((4, 16), (16,)), torch.float32, device))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        for pair in ((x, y), (x.bfloat16(), y.bfloat16()), (x.bfloat16(), y)):
+            got, want = ops.add_relu(*pair), F.relu(pair[0] + pair[1])
+            assert got.dtype == want.dtype
+            torch.testing.assert_close(got, want)
+
+
+def test_compile(device):
+    compiled = torch.compile(lambda x, y: ops.mul_tanh(x, y) + 1, backend="aot_eager")
+    for batch in (2, 3):
+        x, y = inputs(((batch, 8), (8,)), torch.float32, device)
+        torch.testing.assert_close(compiled(x, y), torch.tanh(x * y) + 1)
+
+
+@pytest.mark.parametrize(("shapes", "dtypes", "message"), [
+    (((3, 4), (3,)), (torch.float32, torch.float32), r"shapes \(3, 4\) and \(3,?\) do not broadcast"),
+    (((3,), (3,)), (torch.float32, torch.float64), "other has another dtype than x"),
+    (((3,), (3,)), (torch.int64, torch.int64), "expected float64, float32, float16 or bfloat16"),
+])
+def test_errors(device, compiled, shapes, dtypes, message):
+    x, y = (torch.ones(shape, device=device, dtype=dtype) for shape, dtype in zip(shapes, dtypes))
+    with pytest.raises(RuntimeError, match=message):
+        ops.add_relu(x, y)
+
+
+@pytest.mark.cuda
+def test_two_devices():
+    with pytest.raises(RuntimeError, match="another device"):
+        ops.add_relu(torch.ones(3), torch.ones(3, device="cuda"))
+
+
+@pytest.mark.cuda
+def test_more_elements_than_32_bits_count():
+    if torch.cuda.mem_get_info()[0] < 30 * 2**30:
+        pytest.skip("needs 30 GiB of free GPU memory")
+    rows = 2**31 // 4096 + 3
+    x = torch.randn(rows, 4096, device="cuda", dtype=torch.float16)
+    y = torch.randn(rows, 4096, device="cuda", dtype=torch.float16)
+    for other in (y, y[0], y[:, :1]):
+        result = ops.multiply_relu(x, other)
+        for part in (slice(0, 2), slice(rows // 2, rows // 2 + 2), slice(rows - 2, rows)):
+            want = F.relu(x[part].float() * (other[part] if other.dim() == 2 else other).float()).half()
+            assert torch.equal(result[part], want)
+        del result
+
+
+def test_biases(device, compiled):
+    image, bias = torch.randn(2, 8, 4, 6, device=device), torch.randn(8, device=device)
+    rows = torch.randn(5, 8, device=device)
+    for name, function in (("relu", F.relu), ("gelu", F.gelu), ("silu", F.silu)):
+        operator = getattr(ops, f"bias_{name}")
+        torch.testing.assert_close(operator(rows, bias), function(rows + bias))
+        torch.testing.assert_close(operator(image, bias, dim=1), function(image + bias[:, None, None]))
+
+
+def test_other_names():
+    assert ops.elementwise_add_relu is ops.add_relu and ops.elementwise_mul_tanh is ops.mul_tanh
+    assert ops.fused_bias_gelu is ops.bias_gelu
