@@ -29,7 +29,7 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
     return written
 
 
-def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
+def aliased_arguments(node: fx.Node) -> list[fx.Node]:
     """The arguments whose storage a result of ``node`` may share (views, in-place results, list items)."""
     if node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem":
         return [node.args[0]]
@@ -50,7 +50,7 @@ def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
 def is_written(node: fx.Node) -> bool:
     """Whether ``node``, or a view made of it, is written in place; a write through its own base is not seen."""
     for user in node.users:
-        if node in written_arguments(user) or (node in _aliased_arguments(user) and is_written(user)):
+        if node in written_arguments(user) or (node in aliased_arguments(user) and is_written(user)):
             return True
     return False
 
@@ -69,7 +69,7 @@ class Aliases:
         self._members: dict[fx.Node, list[fx.Node]] = defaultdict(list)
         firsts: dict[int, fx.Node] = {}
         for node in graph.nodes:
-            for argument in _aliased_arguments(node):
+            for argument in aliased_arguments(node):
                 self._join(node, argument)
             storage = _storage(node)
             if storage is not None:

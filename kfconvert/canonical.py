@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from .aliases import Aliases, written_arguments
 from .constants import spell_numbers
-from .contiguity import drop_kept_contiguous
+from .contiguity import drop_kept_contiguous, lies_in_output
 from .dataflow import Number, Op, Var, arguments, aten, unify
 from .idle_masks import drop_true_masks, drop_zero_masks
 from .matcher import is_weight
@@ -82,7 +82,7 @@ def _is_forced_copy(conversion: fx.Node) -> bool:
 
 
 def make_functional(graph: fx.Graph) -> None:
-    """``relu_(x)`` becomes ``relu(x)`` where no other view of x sees the write, and the result lies as x does.
+    """``relu_(x)`` becomes ``relu(x)`` where no other view of x sees the write, and no output shows how x lies.
 
     Raises:
         CaptureError: the write reaches an argument, a parameter or a buffer.
@@ -117,7 +117,9 @@ def _functional_overload(node: fx.Node) -> torch._ops.OpOverload | None:
 
 def _is_private(node: fx.Node, written: list[fx.Node], aliases: Aliases, order: dict[fx.Node, int]) -> bool:
     """Whether the write is seen only through the written value itself and the result of this call."""
-    if written != [node.args[0]] or not _is_dense(node.args[0].meta["val"]):
+    if written != [node.args[0]]:
+        return False
+    if not _is_dense(node.args[0].meta["val"]) and lies_in_output(node):
         return False
     others = [argument for argument in node.args[1:] if isinstance(argument, fx.Node)]
     dtype = node.meta["val"].dtype

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from .aliases import Aliases
+from .aliases import Aliases, aliased_arguments
 from .dataflow import aten
 from .matcher import is_weight
 
@@ -64,6 +64,20 @@ def _always_contiguous(graph: fx.Graph) -> set[fx.Node]:
             if same_shape and found.issuperset(node.all_input_nodes):
                 found.add(node)
     return found
+
+
+def lies_in_output(node: fx.Node) -> bool:
+    """Whether an output of the graph is ``node``, a view of it, or computed from it element by element."""
+    seen, open_nodes = {node}, [node]
+    while open_nodes:
+        for user in open_nodes.pop().users:
+            if user.op == "output":
+                return True
+            tags = getattr(user.target, "tags", ())
+            if user not in seen and (torch.Tag.pointwise in tags or aliased_arguments(user)):
+                seen.add(user)
+                open_nodes.append(user)
+    return False
 
 
 def _shows(node: fx.Node) -> bool:

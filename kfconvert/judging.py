@@ -74,7 +74,7 @@ class Judge:
             yield self._samples[-1]
 
     def _is_clear(self, result: ValidationResult) -> bool:
-        own, error = result.original_error, result.optimized_error
+        error = result.optimized_error
         if error is None or error.max_rel <= CLEAR_SHARE * self._accuracy_threshold:
             return True
         if result.ratio is not None and result.ratio <= CLEAR_RATIO:

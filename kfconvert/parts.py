@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -70,19 +70,16 @@ class Parts:
         self.refused: list[Refused] = []
         self._paths = {module: path for path, module in model.named_modules() if path}
         base, outlines = _base(model, call, cheap, self._paths)
-        another_batch = _has_another_batch(call, base)
-        self._varied = _varied(model, base, self._paths, without={"batch"} if another_batch else ())
+        self._varied = _varied(model, base, self._paths)
         alike = groups(outlines, lambda module: _kinds(outlines[module]))
         self._groups = {module: group for group in alike for module in group}
         self._counting, self._repetition = counting, repetition
         self._unsettled = unsettled(model, base)
         blocks = [group for group in alike if whole is None or _is_block(group, model)]
-        wanted = {group[0] for group in blocks if self._is_plain(group, outlines[group[0]])}
-        self._calls = record(model, base, wanted, wanted)
+        wanted = [group[0] for group in blocks if self._is_plain(group, outlines[group[0]])]
+        self._calls = record(model, base, wanted, values=True)
         # What the example call itself hands them, where the traced call is a wider one.
-        self._examples = self._calls if base is call else record(model, call, self._paths, wanted)
-        if another_batch:
-            self._varied = {"batch": self._examples, **self._varied}
+        self._examples = self._calls if base is call else record(model, call, wanted, values=True)
         self._captured: dict[nn.Module, Part | None] = {}
         self._search(model, whole)
         self._leave_out_singles()
@@ -156,7 +153,7 @@ class Parts:
         """Capture the first of ``group`` with the call that ``recorded``, of the same structure, received."""
         first, call = group[0], self._calls[recorded]
         choices = _choices(first, call, {name: calls.get(recorded) for name, calls in self._varied.items()})
-        example = self._examples[recorded]
+        example = self._examples.get(recorded, call)  # the example call itself may not reach it
         captured = capture(first, self._paths[first], call, choices, example, self._repetition, patience)
         others = [captured.alike(self._paths[module], module) for module in group[1:]]
         return Part([captured, *others])
@@ -189,31 +186,20 @@ def _base(
         if wide is call:
             break
         try:
-            return wide, record(model, wide, modules)
+            return wide, record(model, wide, modules, values=False)
         except Exception:  # the model takes no other batch or sequence: the call as it is remains
             continue
-    return call, record(model, call, modules)
-
-
-def _has_another_batch(call: ExampleCall, base: ExampleCall) -> bool:
-    """Whether the tensors of ``call`` differ from those of ``base`` in their first size only, and all do."""
-    pairs = [(one.shape, other.shape) for one, other in zip(call.tensors(), base.tensors())]
-    return len(pairs) == len(call.tensors()) == len(base.tensors()) and all(
-        len(one) > 0 and one[0] != other[0] and one[1:] == other[1:] for one, other in pairs
-    )
+    return call, record(model, call, modules, values=False)
 
 
 def _varied(
-    model: nn.Module, base: ExampleCall, modules: Iterable[nn.Module], without: Collection[str]
+    model: nn.Module, base: ExampleCall, modules: Iterable[nn.Module]
 ) -> dict[str, dict[nn.Module, ExampleCall]]:
-    """What the modules receive when one size of the input is another, for each size that the model lets vary, but for
-    those in ``without``."""
+    """What the modules receive when one size of the input is another, for each size that the model lets vary."""
     found = {}
     for name, call in variations(base).items():
-        if name in without:
-            continue
         try:
-            found[name] = record(model, call, modules)
+            found[name] = record(model, call, modules, values=False)
         except Exception:  # this size is fixed
             continue
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from .dataflow import aten
@@ -36,15 +36,25 @@ class QuickBatchNorms(TorchFunctionMode):
             given = _SIGNATURE.bind(*args, **kwargs)
             given.apply_defaults()
             x, mean, variance, weight, bias, training, momentum, eps = given.args
-            if not (training or mean is None or variance is None or torch.is_autocast_enabled(x.device.type)):
+            if not training and mean is not None and variance is not None and _fits(x, mean, variance, weight, bias):
                 return _TRACED(x, weight, bias, mean, variance, momentum, eps, torch.backends.cudnn.enabled)
         return func(*args, **kwargs)
 
 
-def restore_batch_norms(root: fx.GraphModule) -> None:
-    """Put PyTorch's operator back in the graph of ``root`` and those that it calls."""
-    for module in root.modules():
-        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
-            if node.target is _TRACED:
-                node.target = aten.batch_norm.default
-                node.args = (*node.args[:5], False, *node.args[5:])
+def _fits(x: Tensor, *of_channels: Tensor | None) -> bool:
+    """Whether PyTorch takes these tensors without a change of dtype; it is left to refuse, or to cast, others."""
+    if x.dim() < 2 or torch.is_autocast_enabled(x.device.type):
+        return False
+    return all(tensor is None or tensor.shape == x.shape[1:2] for tensor in of_channels)
+
+
+def restore_batch_norms(graph: fx.Graph) -> None:
+    """Put PyTorch's operator back in ``graph``."""
+    for node in graph.nodes:
+        if is_traced_batch_norm(node):
+            node.target = aten.batch_norm.default
+            node.args = (*node.args[:5], False, *node.args[5:])
+
+
+def is_traced_batch_norm(node: fx.Node) -> bool:
+    return node.target is _TRACED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,21 +15,19 @@ from .validator import model_outputs
 
 
 def record(
-    model: nn.Module, call: ExampleCall, modules: Iterable[nn.Module], values: Collection[nn.Module] = ()
+    model: nn.Module, call: ExampleCall, modules: Iterable[nn.Module], values: bool
 ) -> dict[nn.Module, ExampleCall]:
     """The first call of each of ``modules`` during ``call`` of ``model``; one that was not called is missing.
 
     Args:
-        values: those of which copies of the tensors are kept (a later in-place write would change the tensors
-            themselves); of others, tensors on the meta device, which hold sizes, strides and dtypes only.
+        values: keep copies of the tensors (a later in-place write would change the tensors themselves); otherwise
+            tensors on the meta device, which hold sizes, strides and dtypes only.
 
     Raises:
         Exception: whatever the model raises for this call.
     """
     calls: dict[nn.Module, ExampleCall] = {}
-    handles = [
-        module.register_forward_pre_hook(_keeper(calls, module in values), with_kwargs=True) for module in modules
-    ]
+    handles = [module.register_forward_pre_hook(_keeper(calls, values), with_kwargs=True) for module in modules]
     try:
         model_outputs(model, call.args, call.kwargs)
     finally:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
+
+from .quick_batch_norms import is_traced_batch_norm, restore_batch_norms
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Recording:
         known = set(copies.values())
         for node in nodes:
             copies[node] = graph.node_copy(node, copied)
+        restore_batch_norms(graph)
         sizes = tuple(copy for copy in copies.values() if copy.op == "placeholder" and copy not in known)
         kept = tuple(copies[node] for node in nodes)
         outputs = tuple(copies[output] if isinstance(output, fx.Node) else output for output in outputs)
@@ -92,7 +95,8 @@ def _is_pure(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     if isinstance(node.target, torch._ops.OpOverload):
-        return node.target.namespace == "aten" and node.meta.get("val") is not None
+        known = node.target.namespace == "aten" or is_traced_batch_norm(node)
+        return known and node.meta.get("val") is not None
     return getattr(node.target, "__module__", None) in (operator.add.__module__, "math") or node.target in _OF_SIZES
 
 

@@ -36,7 +36,7 @@ class Site:
     error_ratio: float | None = None
 
     def reject(self, reason: str) -> None:
-        self.status, self.reason = "rejected", reason
+        self.status, self.reason, self.strategy = "rejected", reason, None
 
     @property
     def module_path(self) -> str:

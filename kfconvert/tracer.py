@@ -218,7 +218,9 @@ def _export(
             program = export() if repetition is None else repetition.trace(model, export)
     except Exception as error:  # the exporter raises anything the model's own code may raise
         raise CaptureError(_export_reason(error)) from error
-    restore_batch_norms(program.graph_module)
+    for module in program.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            restore_batch_norms(module.graph)
     return program
 
 

@@ -124,6 +124,13 @@ def test_in_place_chain_becomes_functional():
     assert aten.relu.default in targets(region) and aten.relu_.default not in targets(region)
 
 
+def test_a_write_into_a_strided_view_stays_one_where_an_output_shows_it():
+    x = torch.randn(3, 5)
+    for after, stays in ((lambda y: y + 1, True), (lambda y: y[:2], True), (lambda y: y.softmax(-1), False)):
+        region = canonical_region(OneArgument(lambda x, after=after: after((x * 2)[:, ::2].relu_())), x)
+        assert (aten.relu_.default in targets(region)) is stays
+
+
 def test_half_written_with_float_keeps_its_dtype():
     model = OneArgument(lambda x: (x * 2).add_(torch.ones(5)))
     x = torch.randn(3, 5).half()

@@ -252,6 +252,38 @@ def test_the_originals_can_be_had():
     assert set(hits(fused).values()) == {0}
 
 
+class OneIsApart(Branching):
+    """Takes a batch of one apart: doubles it, or leaves a layer out."""
+
+    def __init__(self, doubles):
+        super().__init__()
+        self.doubles = doubles
+
+    def forward(self, x):
+        count = x.shape[0]
+        if count == 1 and self.doubles:
+            x = x.expand(2, -1, -1)
+        first = 1 if count == 1 and not self.doubles else 0
+        for layer in list(self.layers)[first:]:
+            x = x + layer(x)
+            if x.sum() > 1e9:
+                break
+        return x[:count]
+
+
+@pytest.mark.parametrize("doubles", [True, False])
+def test_an_example_of_one_that_is_taken_apart(doubles):
+    model = OneIsApart(doubles)
+    model.layers[0] = MLP(16) if doubles else nn.Sequential(MLP(16))  # in a group of its own
+    fused, stats = convert(model, input_shape=(1, 5, 16))
+    assert stats["total_replaced"] == 6
+    for batch in (1, 2, 3, 8):
+        x = torch.randn(batch, 5, 16)
+        with torch.no_grad():
+            torch.testing.assert_close(fused(x), type(model).forward(fused, x))
+    assert not any(part["misses"] for part in fused.kfconvert_info()["parts"].values())
+
+
 def test_variations_change_one_size_each():
     call = ExampleCall((torch.randn(1, 3, 8, 8),), {"ids": torch.ones(1, 5, dtype=torch.long)})
     shapes = {name: [tuple(t.shape) for t in other.tensors()] for name, other in variations(call).items()}

@@ -5,8 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kfconvert import ModelConverter
+from kfconvert.block_regions import region_of_block
 from kfconvert.dataflow import aten
 from kfconvert.inputs import ExampleCall
+from kfconvert.repetition import Repetition
 from kfconvert.tracer import trace
 
 
@@ -45,6 +48,37 @@ def test_statistics_of_the_batch_are_left_to_pytorch():
 
     (node,) = norms(Model().eval(), torch.randn(4, 3, 5))
     assert node.args[5] is True
+
+
+def test_what_pytorch_refuses_is_refused_in_the_trace():
+    class Tries(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            try:
+                return F.batch_norm(x, self.norm.running_mean[:2], self.norm.running_var[:2])
+            except RuntimeError:
+                return torch.relu(self.norm(x))
+
+    model, x = Tries().eval(), torch.randn(4, 3)
+    converter = ModelConverter(select="all")
+    converted = converter.convert_model(model, example_inputs=x)
+    assert converter.conversion_stats["total_replaced"] == 1
+    with torch.no_grad():
+        torch.testing.assert_close(converted(x), model(x))
+
+
+def test_blocks_are_derived_from_the_trace_of_the_model():
+    def block():
+        return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+
+    model = nn.Sequential(*(nn.Sequential(block(), block()) for _ in range(2))).eval()
+    call, places, repetition = ExampleCall((torch.randn(2, 4, 6, 6),)), {"batch": [(0, 0)]}, Repetition(model)
+    trace(model, call, places, repetition)
+    region = region_of_block(model[0][0], call, places, repetition.recordings)
+    assert [node.target for node in region.graph.nodes].count(aten.batch_norm.default) == 1
 
 
 def test_a_call_by_keywords():
