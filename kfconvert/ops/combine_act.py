@@ -23,7 +23,7 @@ from .registration import (
 def combine_act(
     x: torch.Tensor, other: torch.Tensor, product: bool, code: int, negative_slope: float = 0.01
 ) -> torch.Tensor:
-    """``act(x * other)`` where ``product``, else ``act(x + other)``; the functions of :mod:`.elementwise` are its faces.
+    """``act(x * other)`` where ``product``, else ``act(x + other)``; :mod:`.elementwise` has names for some of them.
 
     Args:
         x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in float32).

@@ -6,18 +6,11 @@ import torch.nn.functional as F
 from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
 
 from kfconvert import ops
+from kfconvert.kernels import reference
 
 OPERATORS = torch.ops.kfconvert
-REFERENCES = {
-    "add_relu": lambda x, y: F.relu(x + y),
-    "multiply_relu": lambda x, y: F.relu(x * y),
-    "add_sigmoid": lambda x, y: torch.sigmoid(x + y),
-    "mul_tanh": lambda x, y: torch.tanh(x * y),
-    "add_mul_exp": lambda x, y: torch.exp((x + y) * 2),
-    "swish_multiply": lambda x, y: F.silu(x) * y,
-    "geglu": lambda x, y: F.gelu(x) * y,
-}
 COMBINED = ["add_relu", "multiply_relu", "add_sigmoid", "mul_tanh", "add_mul_exp"]
+REFERENCES = {name: getattr(reference, name) for name in (*COMBINED, "swish_multiply", "geglu")}
 # Pairs of shapes that broadcast.
 SHAPES = [
     ((5, 7, 40), (5, 7, 40)),
@@ -119,7 +112,8 @@ def test_gradient_of_one_argument(device):
 @pytest.mark.parametrize("code", [0, 1, 5, 12])
 def test_opcheck(device, product, code):
     image = torch.randn(2, 4, 3, 5, device=device).contiguous(memory_format=torch.channels_last)
-    for x, other in (inputs(((2, 3, 8), (2, 3, 8)), torch.float32, device), (image, torch.randn(4, 1, 1, device=device))):
+    scale = torch.randn(4, 1, 1, device=device)
+    for x, other in (inputs(((2, 3, 8), (2, 3, 8)), torch.float32, device), (image, scale)):
         for requires_grad in (False, True):
             tensors = [t.clone().requires_grad_(requires_grad) for t in (x, other)]
             torch.library.opcheck(OPERATORS.combine_act.default, (*tensors, product, code, 0.01))

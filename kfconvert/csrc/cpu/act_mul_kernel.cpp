@@ -55,16 +55,7 @@ void act_mul_range(const kfc::ActMul& a, int64_t begin, int64_t end) {
 namespace kfc {
 
 void KFC_FOR_CAPABILITY(act_mul)(const ActMul& a, int64_t begin, int64_t end) {
-  switch (a.dtype) {
-    case DType::f32:
-      return act_mul_range<float>(a, begin, end);
-    case DType::f64:
-      return act_mul_range<double>(a, begin, end);
-    case DType::f16:
-      return act_mul_range<Float16>(a, begin, end);
-    case DType::bf16:
-      return act_mul_range<BFloat16>(a, begin, end);
-  }
+  KFC_DISPATCH_DTYPE(a.dtype, act_mul_range<T>(a, begin, end));
 }
 
 }  // namespace kfc

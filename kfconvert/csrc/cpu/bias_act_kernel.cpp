@@ -110,16 +110,7 @@ void bias_act_range(const kfc::BiasAct& a, int64_t begin, int64_t end) {
 namespace kfc {
 
 void KFC_FOR_CAPABILITY(bias_act)(const BiasAct& a, int64_t begin, int64_t end) {
-  switch (a.dtype) {
-    case DType::f32:
-      return bias_act_range<float>(a, begin, end);
-    case DType::f64:
-      return bias_act_range<double>(a, begin, end);
-    case DType::f16:
-      return bias_act_range<Float16>(a, begin, end);
-    case DType::bf16:
-      return bias_act_range<BFloat16>(a, begin, end);
-  }
+  KFC_DISPATCH_DTYPE(a.dtype, bias_act_range<T>(a, begin, end));
 }
 
 }  // namespace kfc

@@ -1,6 +1,6 @@
-// y = act(x + other) or act(x * other), broadcast, or the two gradients of the product: one pass over memory. Limited as
-// bias_act is: by memory bandwidth, or by the arithmetic of exp and tanh when the data lie in the cache. Built once for
-// each instruction set.
+// y = act(x + other) or act(x * other), broadcast, or the two gradients of the product: one pass over memory. Limited
+// as bias_act is: by memory bandwidth, or by the arithmetic of exp and tanh when the data lie in the cache. Built once
+// for each instruction set.
 #include "convert.h"
 #include "kernels.h"
 
@@ -101,16 +101,7 @@ void combine_act_range(const kfc::CombineAct& a, int64_t begin, int64_t end) {
 namespace kfc {
 
 void KFC_FOR_CAPABILITY(combine_act)(const CombineAct& a, int64_t begin, int64_t end) {
-  switch (a.dtype) {
-    case DType::f32:
-      return combine_act_range<float>(a, begin, end);
-    case DType::f64:
-      return combine_act_range<double>(a, begin, end);
-    case DType::f16:
-      return combine_act_range<Float16>(a, begin, end);
-    case DType::bf16:
-      return combine_act_range<BFloat16>(a, begin, end);
-  }
+  KFC_DISPATCH_DTYPE(a.dtype, combine_act_range<T>(a, begin, end));
 }
 
 }  // namespace kfc

@@ -184,6 +184,31 @@ KFC_FN A* result_row(T* to, A* scratch) {
   }
 }
 
+// Calls the code with T as the type of a dtype.
+#define KFC_DISPATCH_DTYPE(DTYPE, ...) \
+  switch (DTYPE) {                     \
+    case kfc::DType::f32: {            \
+      using T = float;                 \
+      __VA_ARGS__;                     \
+      break;                           \
+    }                                  \
+    case kfc::DType::f64: {            \
+      using T = double;                \
+      __VA_ARGS__;                     \
+      break;                           \
+    }                                  \
+    case kfc::DType::f16: {            \
+      using T = Float16;               \
+      __VA_ARGS__;                     \
+      break;                           \
+    }                                  \
+    case kfc::DType::bf16: {           \
+      using T = BFloat16;              \
+      __VA_ARGS__;                     \
+      break;                           \
+    }                                  \
+  }
+
 // out[i] = a[i] * b[i]
 template <class A>
 KFC_FN void multiply_rows(const A* a, const A* b, A* out, int64_t n) {

@@ -90,16 +90,7 @@ void group_norm_range(const kfc::GroupNorm& a, int64_t begin, int64_t end) {
 namespace kfc {
 
 void KFC_FOR_CAPABILITY(group_norm)(const GroupNorm& a, int64_t begin, int64_t end) {
-  switch (a.dtype) {
-    case DType::f32:
-      return group_norm_range<float>(a, begin, end);
-    case DType::f64:
-      return group_norm_range<double>(a, begin, end);
-    case DType::f16:
-      return group_norm_range<Float16>(a, begin, end);
-    case DType::bf16:
-      return group_norm_range<BFloat16>(a, begin, end);
-  }
+  KFC_DISPATCH_DTYPE(a.dtype, group_norm_range<T>(a, begin, end));
 }
 
 }  // namespace kfc

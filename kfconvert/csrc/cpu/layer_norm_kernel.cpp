@@ -170,30 +170,12 @@ void layer_norm_backward_range(const kfc::LayerNormBackward& a, int64_t begin, i
 namespace kfc {
 
 void KFC_FOR_CAPABILITY(layer_norm)(const LayerNorm& a, int64_t begin, int64_t end) {
-  switch (a.dtype) {
-    case DType::f32:
-      return layer_norm_range<float>(a, begin, end);
-    case DType::f64:
-      return layer_norm_range<double>(a, begin, end);
-    case DType::f16:
-      return layer_norm_range<Float16>(a, begin, end);
-    case DType::bf16:
-      return layer_norm_range<BFloat16>(a, begin, end);
-  }
+  KFC_DISPATCH_DTYPE(a.dtype, layer_norm_range<T>(a, begin, end));
 }
 
 void KFC_FOR_CAPABILITY(layer_norm_backward)(const LayerNormBackward& a, int64_t begin, int64_t end,
                                              int64_t partial) {
-  switch (a.dtype) {
-    case DType::f32:
-      return layer_norm_backward_range<float>(a, begin, end, partial);
-    case DType::f64:
-      return layer_norm_backward_range<double>(a, begin, end, partial);
-    case DType::f16:
-      return layer_norm_backward_range<Float16>(a, begin, end, partial);
-    case DType::bf16:
-      return layer_norm_backward_range<BFloat16>(a, begin, end, partial);
-  }
+  KFC_DISPATCH_DTYPE(a.dtype, layer_norm_backward_range<T>(a, begin, end, partial));
 }
 
 }  // namespace kfc
