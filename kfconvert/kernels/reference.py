@@ -31,3 +31,21 @@ def swish_multiply(gate: Tensor, up: Tensor) -> Tensor:
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.gelu(gate) * up
+
+
+def bias_relu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
+    return F.relu(x + _along(bias, x, dim))
+
+
+def bias_gelu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
+    return F.gelu(x + _along(bias, x, dim))
+
+
+def bias_silu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
+    return F.silu(x + _along(bias, x, dim))
+
+
+def _along(bias: Tensor, x: Tensor, dim: int) -> Tensor:
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    return bias.reshape(shape)

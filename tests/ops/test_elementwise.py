@@ -175,9 +175,11 @@ def test_biases(device, compiled):
     image, bias = torch.randn(2, 8, 4, 6, device=device), torch.randn(8, device=device)
     rows = torch.randn(5, 8, device=device)
     for name, function in (("relu", F.relu), ("gelu", F.gelu), ("silu", F.silu)):
-        operator = getattr(ops, f"bias_{name}")
-        torch.testing.assert_close(operator(rows, bias), function(rows + bias))
-        torch.testing.assert_close(operator(image, bias, dim=1), function(image + bias[:, None, None]))
+        operator, definition = (getattr(package, f"bias_{name}") for package in (ops, reference))
+        torch.testing.assert_close(definition(rows, bias), function(rows + bias))
+        torch.testing.assert_close(definition(image, bias, dim=1), function(image + bias[:, None, None]))
+        assert_as_accurate(operator, definition, rows, bias)
+        assert_as_accurate(operator, definition, image, bias, dim=1)
 
 
 def test_other_names():
