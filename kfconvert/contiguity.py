@@ -68,26 +68,30 @@ def _always_contiguous(graph: fx.Graph) -> set[fx.Node]:
 
 def lies_in_output(node: fx.Node) -> bool:
     """Whether an output of the graph is ``node``, a view of it, or computed from it element by element."""
-    seen, open_nodes = {node}, [node]
-    while open_nodes:
-        for user in open_nodes.pop().users:
-            if user.op == "output":
-                return True
-            tags = getattr(user.target, "tags", ())
-            if user not in seen and (torch.Tag.pointwise in tags or aliased_arguments(user)):
-                seen.add(user)
-                open_nodes.append(user)
-    return False
+
+    def keeps_layout(user: fx.Node) -> bool:
+        return torch.Tag.pointwise in getattr(user.target, "tags", ()) or bool(aliased_arguments(user))
+
+    return _reaches(node, lambda user: user.op == "output", keeps_layout)
 
 
 def _shows(node: fx.Node) -> bool:
     """Whether the layout of ``node`` may reach an output or something that reads strides."""
+    return _reaches(
+        node,
+        lambda user: user.op == "output" or user.target in _LAYOUT_READERS,
+        lambda user: user.target not in _ALWAYS_CONTIGUOUS,
+    )
+
+
+def _reaches(node: fx.Node, goal: Callable[[fx.Node], bool], passes_on: Callable[[fx.Node], bool]) -> bool:
+    """Whether a ``goal`` uses ``node``, or what it becomes in users that pass it on."""
     seen, open_nodes = {node}, [node]
     while open_nodes:
         for user in open_nodes.pop().users:
-            if user.op == "output" or user.target in _LAYOUT_READERS:
+            if goal(user):
                 return True
-            if user not in seen and user.target not in _ALWAYS_CONTIGUOUS:
+            if user not in seen and passes_on(user):
                 seen.add(user)
                 open_nodes.append(user)
     return False

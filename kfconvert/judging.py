@@ -41,8 +41,8 @@ class Judge:
     def __init__(self, model: nn.Module, call: ExampleCall, outputs: Any, accuracy_threshold: float):
         self._model, self._accuracy_threshold = model, accuracy_threshold
         self._samples = [(call, self._reference(call), outputs)]
-        self._variations = [call.map_tensors(change) for change in _CHANGES]
-        self._further = [call.map_tensors(_turned(amount)) for amount in range(3, 3 + FURTHER)]
+        self._variations = list(_CHANGES)
+        self._further = [_turned(amount) for amount in range(3, 3 + FURTHER)]
 
     def __call__(self, run: Callable[[ExampleCall], Any]) -> ValidationResult:
         """``run`` returns the outputs of the converted model for a call of the same form."""
@@ -64,11 +64,13 @@ class Judge:
         yield from list(self._samples)
         yield from self._made(self._variations)
 
-    def _made(self, calls: list[ExampleCall]) -> Iterator[Sample]:
-        """Samples made of ``calls``, which are used up."""
-        while calls:
+    def _made(self, changes: list[Callable[[Tensor], Tensor]]) -> Iterator[Sample]:
+        """Samples of the call with each of the ``changes``, which are used up."""
+        example, _, _ = self._samples[0]
+        while changes:
+            call = example.map_tensors(changes.pop())
             try:
-                self._samples.append(self._sample(calls.pop()))
+                self._samples.append(self._sample(call))
             except Exception:  # the model does not take this variation, which may be for any reason
                 continue
             yield self._samples[-1]

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kfconvert.ops.bias_act import reference as bias_act
+
 
 def add_relu(x: Tensor, y: Tensor) -> Tensor:
     return F.relu(x + y)
@@ -34,18 +36,12 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def bias_relu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    return F.relu(x + _along(bias, x, dim))
+    return bias_act(x, bias, activation="relu", dim=dim)
 
 
 def bias_gelu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    return F.gelu(x + _along(bias, x, dim))
+    return bias_act(x, bias, activation="gelu", dim=dim)
 
 
 def bias_silu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    return F.silu(x + _along(bias, x, dim))
-
-
-def _along(bias: Tensor, x: Tensor, dim: int) -> Tensor:
-    shape = [1] * x.dim()
-    shape[dim] = -1
-    return bias.reshape(shape)
+    return bias_act(x, bias, activation="silu", dim=dim)

@@ -45,12 +45,8 @@ def combine_act(
     return _INFERENCE(x, other, product, code, negative_slope)
 
 
-def _combined(x, other, product):
-    return x * other if product else x + other
-
-
 def _reference(x, other, product, code, negative_slope):
-    return BY_CODE[code].reference(_combined(x, other, product), negative_slope)
+    return BY_CODE[code].reference(x * other if product else x + other, negative_slope)
 
 
 def _check(operator, x, other):

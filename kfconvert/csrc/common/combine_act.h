@@ -80,12 +80,6 @@ inline bool set_operands(CombineAct& a, const Tensor& y, const Tensor& x, const 
   return true;
 }
 
-inline Tensor expanded_copy(const Tensor& y, const Tensor& t) {
-  const Tensor copy = empty_with_layout_of(y);
-  copy_into(copy, t);
-  return copy;
-}
-
 // `keep` holds the copies that the pointers need.
 inline CombineAct combine_act_arguments(const char* op, const Tensor& y, const Tensor& x, const Tensor& other,
                                         bool product, int64_t activation, double slope,
@@ -96,7 +90,7 @@ inline CombineAct combine_act_arguments(const char* op, const Tensor& y, const T
   a.activation = static_cast<int>(activation);
   a.slope = slope;
   if (!set_operands(a, y, x, other)) {
-    keep = {expanded_copy(y, x), expanded_copy(y, other)};
+    keep = {copy_with_layout_of(y, x), copy_with_layout_of(y, other)};
     set_operands(a, y, keep[0], keep[1]);
   }
   return a;

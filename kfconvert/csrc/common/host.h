@@ -169,11 +169,15 @@ inline Tensor empty_with_layout_of(const Tensor& dense) {
   return empty_strided(options_of(dense), dense.dim(), dense.sizes().data(), dense.strides().data());
 }
 
-inline Tensor with_layout_of(const Tensor& dense, const Tensor& t) {
-  if (same_layout(dense, t)) return t;
+// t may have fewer dimensions and sizes of 1 where it is repeated.
+inline Tensor copy_with_layout_of(const Tensor& dense, const Tensor& t) {
   Tensor copy = empty_with_layout_of(dense);
   copy_into(copy, t);
   return copy;
+}
+
+inline Tensor with_layout_of(const Tensor& dense, const Tensor& t) {
+  return same_layout(dense, t) ? t : copy_with_layout_of(dense, t);
 }
 
 inline const void* data_or_null(const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; }

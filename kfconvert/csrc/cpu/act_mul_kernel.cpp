@@ -8,11 +8,6 @@ namespace {
 // A block lives in the first-level cache: 4 kB of float or 8 kB of double for each operand.
 constexpr int64_t kBlock = 1024;
 
-template <class T, class A>
-KFC_FN void store_result(const A* row, T* to, int64_t n) {
-  if constexpr (!__is_same(T, A)) store_row(row, to, n);
-}
-
 template <class T>
 void act_mul_range(const kfc::ActMul& a, int64_t begin, int64_t end) {
   using A = typename Accumulate<T>::type;

@@ -101,7 +101,7 @@ void bias_act_range(const kfc::BiasAct& a, int64_t begin, int64_t end) {
     } else {
       activate_row(a.activation, v, out, n, slope);
     }
-    if constexpr (!__is_same(T, A)) store_row(out, y + i, n);
+    store_result(out, y + i, n);
   }
 }
 

@@ -47,11 +47,6 @@ const A* as_row(const void* data, int64_t at, int64_t stride, A* scratch, int64_
   return scratch;
 }
 
-template <class T, class A>
-KFC_FN void store_result(const A* row, T* to, int64_t n) {
-  if constexpr (!__is_same(T, A)) store_row(row, to, n);
-}
-
 template <class T>
 void combine_act_range(const kfc::CombineAct& a, int64_t begin, int64_t end) {
   using A = typename Accumulate<T>::type;

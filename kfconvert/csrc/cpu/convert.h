@@ -184,6 +184,12 @@ KFC_FN A* result_row(T* to, A* scratch) {
   }
 }
 
+// Rounds what was computed in result_row(to, ...) to its place, where it is not there already.
+template <class T, class A>
+KFC_FN void store_result(const A* row, T* to, int64_t n) {
+  if constexpr (!__is_same(T, A)) store_row(row, to, n);
+}
+
 // Calls the code with T as the type of a dtype.
 #define KFC_DISPATCH_DTYPE(DTYPE, ...) \
   switch (DTYPE) {                     \

@@ -79,7 +79,7 @@ void group_norm_range(const kfc::GroupNorm& a, int64_t begin, int64_t end) {
         A* out = result_row(y + i, scratch);
         normalize_block(as_accumulator(x + i, scratch, n), mean, scale, shift, out, n);
         activate_row(a.activation, static_cast<const A*>(out), out, n, slope);
-        if constexpr (!__is_same(T, A)) store_row(out, y + i, n);
+        store_result(out, y + i, n);
       }
     }
   }

@@ -109,7 +109,7 @@ void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
     A* out = result_row(y, scratch.row(0));
     normalize_row(s, mean, rstd, weight, bias, out, cols);
     activate_row(a.activation, static_cast<const A*>(out), out, cols, slope);
-    if constexpr (!__is_same(T, A)) store_row(out, y, cols);
+    store_result(out, y, cols);
     if (a.mean != nullptr) static_cast<A*>(a.mean)[r] = mean;
     if (a.rstd != nullptr) static_cast<A*>(a.rstd)[r] = rstd;
   }
