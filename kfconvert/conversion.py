@@ -22,6 +22,7 @@ from .preparation import prepare
 from .probing import with_few
 from .profiling import Comparison, compare_timings
 from .program import Program
+from .references import model_outputs
 from .repetition import Repetition
 from .rewriter import LiveTensors, Site
 from .runtime import Variant, install, originals, uninstall
@@ -31,7 +32,7 @@ from .shorter_calls import shorter
 from .sources import blame, definition
 from .stats import conversion_stats
 from .tracer import CaptureError, free_places
-from .validator import ValidationResult, model_outputs
+from .validator import ValidationResult
 
 Progress = Callable[[str, int, int], None]
 

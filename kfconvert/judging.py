@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .inputs import ExampleCall
+from .references import Reference, model_outputs, reference_outputs
 from .rewriter import Site
 from .runtime import originals
-from .validator import Reference, ValidationResult, compare_all, model_outputs, reference_outputs
+from .validator import ValidationResult, compare_all
 
 # So many times the site at which the outputs become inaccurate is found by bisection and dropped. What fails after
 # that are many sites together, each of which is accurate enough.

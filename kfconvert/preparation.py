@@ -12,9 +12,9 @@ from torch import nn
 
 from .inputs import ExampleCall, InputError, example_call
 from .recording import around
+from .references import model_outputs
 from .runtime import uninstall
 from .settings import SettingError, max_rewrites
-from .validator import model_outputs
 
 
 class ConversionError(ValueError):

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from .alike import OF_EVERY_MODULE, inside
 from .inputs import ExampleCall
-from .validator import model_outputs
+from .references import model_outputs
 
 
 def record(

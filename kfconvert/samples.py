@@ -14,6 +14,7 @@ from torch.fx.node import map_aggregate
 from .lowering import lower
 from .matcher import is_weight
 from .modules.base import CHANNELS_LAST
+from .references import in_float64
 from .rewriter import LiveTensors, Site
 from .tracer import Region
 
@@ -131,7 +132,7 @@ def _in_float64(value: Any) -> Any:
     """float64 in place of a floating-point dtype, for a tensor and for a dtype that a call names."""
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
-    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+    return in_float64(value)
 
 
 def _subgraph(

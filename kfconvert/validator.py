@@ -5,20 +5,16 @@ with the original alone: both are compared with the same computation in float64,
 to be about as close to it as the original is.
 """
 
-import copy
 import dataclasses
-import gc
 import math
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from .outputs import Outputs
+from .references import Reference, model_outputs, one_line, reference_outputs
 
 # The optimised model may be this much further from float64 than the original. Another order of summation
 # moves the largest error of a big output by some tens of percent, a wrong formula by orders of magnitude.
@@ -50,14 +46,6 @@ class ErrorStats:
     def as_dict(self) -> dict[str, Any]:
         """The fields, ready for JSON; a number that is not finite becomes None."""
         return {key: _json_number(value) for key, value in dataclasses.asdict(self).items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """Outputs to measure against, and in words where they come from."""
-
-    outputs: Any
-    description: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +118,7 @@ def validate_optimization(
     try:
         optimized_out = model_outputs(optimized, args, kwargs)
     except Exception as error:  # whatever it is, the optimised model is not usable and the caller learns why
-        reason = f"the optimised model failed: {_one_line(error)}"
+        reason = f"the optimised model failed: {one_line(error)}"
         return ValidationResult(False, reason, reference.description, None, None, None, accuracy_threshold)
     return compare(reference, original_out, optimized_out, accuracy_threshold)
 
@@ -144,34 +132,6 @@ def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             return tuple(inputs[0]), dict(inputs[1])
         return tuple(inputs), {}
     return (inputs,), {}
-
-
-def model_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Outputs of `model` in evaluation mode, without gradients, on copies of the inputs.
-
-    The training flags of all submodules and the random state are restored.
-    """
-    with _evaluation(model):
-        return model(*tree_map(_fresh, args), **tree_map(_fresh, kwargs))
-
-
-def reference_outputs(original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference:
-    """Outputs of a float64 copy of `original`, on its device, with floating-point inputs in float64.
-
-    A model that cannot run in float64 (dtypes written into its code, no memory) is run in float32, and when
-    that is its own dtype or fails too, as it is; `Reference.description` says which and why.
-    """
-    try:
-        return Reference(_outputs_in(torch.float64, original, args, kwargs), "float64 run of the original")
-    except Exception as error:  # any forward may refuse float64 in its own way; the reason is passed on
-        why = f"(the float64 run failed: {_one_line(error)})"
-    if any(t.is_floating_point() and t.dtype != torch.float32 for t in _tensors_of(original)):
-        try:
-            outputs = _outputs_in(torch.float32, original, args, kwargs)
-            return Reference(outputs, f"float32 run of the original {why}")
-        except Exception:  # dtypes written into the code: the original as it is remains
-            pass
-    return Reference(model_outputs(original, args, kwargs), f"original itself {why}")
 
 
 def compare(
@@ -339,71 +299,6 @@ def _float64(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.detach().double()
-
-
-def _fresh(leaf: Any) -> Any:
-    """A copy: forwards may write into their inputs (in-place activations, caches)."""
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
-
-
-def _outputs_in(
-    dtype: torch.dtype, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Outputs of a copy of `original`, with its floating-point tensors and those of the inputs in `dtype`."""
-
-    def cast(leaf: Any) -> Any:
-        return leaf.detach().to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-    replica = _replica(original, dtype)
-    remains = weakref.ref(replica)
-    try:
-        return model_outputs(replica, tree_map(cast, args), tree_map(cast, kwargs))
-    finally:
-        # twice the model's size: give it back before candidates are run
-        del replica
-        if remains() is not None:
-            gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-
-
-def _replica(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A deep copy of `model` in `dtype`, made without a copy in the model's own dtype first."""
-    tensors = {id(tensor): tensor for tensor in _tensors_of(model) if tensor.is_floating_point()}
-    memo: dict[int, Any] = {}
-    for key, tensor in tensors.items():
-        if type(tensor) is nn.Parameter:
-            memo[key] = nn.Parameter(tensor.detach().to(dtype, copy=True), tensor.requires_grad)
-        elif type(tensor) is Tensor:
-            memo[key] = tensor.detach().to(dtype, copy=True)
-    return copy.deepcopy(model, memo).to(dtype)
-
-
-def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
-
-
-@contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients; training flags and random state are put back."""
-    flags = [(module, module.training) for module in model.modules()]
-    devices = {tensor.device.index for tensor in _tensors_of(model) if tensor.is_cuda}
-    with torch.random.fork_rng(devices=sorted(devices)), torch.no_grad():
-        if any(training for _, training in flags):
-            model.eval()
-        try:
-            yield
-        finally:
-            if any(training for _, training in flags):
-                model.train(flags[0][1])  # undoes what an overridden eval() did, such as merged adapters
-                for module, training in flags:
-                    module.training = training
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _json_number(value: Any) -> Any:

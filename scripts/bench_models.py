@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 from kfconvert import validator
 from kfconvert.profiling import compare_timings
+from kfconvert.references import reference_outputs
 
 EAGER = "eager"
 COMPILED = "torch.compile"
@@ -119,7 +120,7 @@ def bench(name: str, batch: int, device: torch.device, options: argparse.Namespa
     note(f"{name}, batch {batch}: building the model and its float64 outputs")
     try:
         case = build_case(name, batch, options.seq_len, device, getattr(torch, options.dtype))
-        reference = validator.reference_outputs(case.model, (), case.inputs)
+        reference = reference_outputs(case.model, (), case.inputs)
         reference = dataclasses.replace(reference, outputs=tensors_only(reference.outputs))
     except Exception as error:
         return [Row(name, batch, EAGER, failure=one_line(error))]

@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 
 from kfconvert import ModelConverter
 from kfconvert.conversion import Conversion
-from kfconvert.validator import ERROR_RATIO, Reference, compare
+from kfconvert.references import Reference
+from kfconvert.validator import ERROR_RATIO, compare
 
 # A few numbers carry no reliable largest error: where the original's own error on the very inputs is not enough, its
 # worst over this many other inputs of the same kind, and weights, stands for it.

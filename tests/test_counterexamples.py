@@ -65,6 +65,22 @@ FOUND: dict[str, Description] = {
         ),
         outputs=(6,),
     ),
+    # A model that casts by itself was its own truth: the zeros of a norm over one value were wrong beside its rounding.
+    "norm_of_one_value_cast": Description(
+        inputs=(Input("ids"), Input("ids")),
+        steps=(
+            Step("number", (1,), {"kind": "add"}),
+            Step("cast", (2,), {"dtype": "float16"}),
+            Step("linear", (3,), {"features": 1, "bias": False}),
+            Step("linear", (4,), {"features": 6, "bias": False}),
+            Step("linear", (5,), {"features": 6, "bias": False}),
+            Step("square_linear", (4,), {"bias": False}),
+            Step("layer_norm", (7,), {"last": 1, "affine": True, "bias": False}),
+        ),
+        outputs=(8, 5),
+        packed="optional",
+        form="dict",
+    ),
     # What contiguous() made of the example, the example itself, was returned for strided inputs as well.
     "contiguous_input": Description(
         inputs=(Input("sequence"),), steps=(Step("copy", options={"kind": "contiguous"}),), outputs=(1,)

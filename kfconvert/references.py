@@ -1,0 +1,138 @@
+"""Outputs of a model as it is, and in float64: the truth that it and its conversion are measured against."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Outputs to measure against, and in words where they come from."""
+
+    outputs: Any
+    description: str
+
+
+def model_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Outputs of `model` in evaluation mode, without gradients, on copies of the inputs.
+
+    The training flags of all submodules and the random state are restored.
+    """
+    with _evaluation(model):
+        return model(*tree_map(_fresh, args), **tree_map(_fresh, kwargs))
+
+
+def reference_outputs(original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference:
+    """Outputs of a float64 copy of `original`, on its device, with floating-point inputs in float64.
+
+    Where that fails because the model casts to other dtypes itself, its casts go to float64 as well. A model that
+    refuses float64 altogether (or there is no memory for it) is run in float32, and when that is its own dtype or
+    fails too, as it is; `Reference.description` says which and why.
+    """
+    runs = [
+        ("float64 run of the original", torch.float64, nullcontext),
+        ("float64 run of the original and of its casts", torch.float64, _CastsToFloat64),
+    ]
+    if any(t.is_floating_point() and t.dtype != torch.float32 for t in _tensors_of(original)):
+        runs.append(("float32 run of the original", torch.float32, nullcontext))
+    why = ""
+    for description, dtype, context in runs:
+        try:
+            with context():
+                return Reference(_outputs_in(dtype, original, args, kwargs), description + why)
+        except Exception as error:  # any forward may refuse a dtype in its own way; the first reason is passed on
+            why = why or f" (the float64 run failed: {one_line(error)})"
+    return Reference(model_outputs(original, args, kwargs), f"original itself{why}")
+
+
+def in_float64(dtype: Any) -> Any:
+    """float64 in place of a floating-point dtype; anything else as it is."""
+    return torch.float64 if isinstance(dtype, torch.dtype) and dtype.is_floating_point else dtype
+
+
+def one_line(error: Exception) -> str:
+    """Its type and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+class _CastsToFloat64(TorchDispatchMode):
+    """Computes in float64 where a call names another floating-point dtype."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # Bits that are read as numbers have that width, and random numbers of another dtype are others.
+        if func is not torch.ops.aten.view.dtype and torch.Tag.nondeterministic_seeded not in func.tags:
+            args, kwargs = tree_map(in_float64, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _fresh(leaf: Any) -> Any:
+    """A copy: forwards may write into their inputs (in-place activations, caches)."""
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+
+
+def _outputs_in(
+    dtype: torch.dtype, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Outputs of a copy of `original`, with its floating-point tensors and those of the inputs in `dtype`."""
+
+    def cast(leaf: Any) -> Any:
+        return leaf.detach().to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    replica = _replica(original, dtype)
+    remains = weakref.ref(replica)
+    try:
+        return model_outputs(replica, tree_map(cast, args), tree_map(cast, kwargs))
+    finally:
+        # twice the model's size: give it back before candidates are run
+        del replica
+        if remains() is not None:
+            gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def _replica(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A deep copy of `model` in `dtype`, made without a copy in the model's own dtype first."""
+    tensors = {id(tensor): tensor for tensor in _tensors_of(model) if tensor.is_floating_point()}
+    memo: dict[int, Any] = {}
+    for key, tensor in tensors.items():
+        if type(tensor) is nn.Parameter:
+            memo[key] = nn.Parameter(tensor.detach().to(dtype, copy=True), tensor.requires_grad)
+        elif type(tensor) is Tensor:
+            memo[key] = tensor.detach().to(dtype, copy=True)
+    return copy.deepcopy(model, memo).to(dtype)
+
+
+def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+@contextmanager
+def _evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients; training flags and random state are put back."""
+    flags = [(module, module.training) for module in model.modules()]
+    devices = {tensor.device.index for tensor in _tensors_of(model) if tensor.is_cuda}
+    with torch.random.fork_rng(devices=sorted(devices)), torch.no_grad():
+        if any(training for _, training in flags):
+            model.eval()
+        try:
+            yield
+        finally:
+            if any(training for _, training in flags):
+                model.train(flags[0][1])  # undoes what an overridden eval() did, such as merged adapters
+                for module, training in flags:
+                    module.training = training
