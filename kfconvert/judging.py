@@ -24,7 +24,7 @@ CLEAR_SHARE, CLEAR_RATIO = 0.5, 1.25
 # Over so many values the mean error is no matter of chance: where it is the original's, but for some percent, so will
 # the largest errors of other inputs be.
 MANY_VALUES, CLEAR_MEAN = 500, 1.1
-# Where fewer values fail, which may be chance, so many further inputs are looked at.
+# Where fewer values fail, or by their largest error alone, which may be chance, so many further inputs are looked at.
 FURTHER = 8
 # Of several inputs, what always passes is so much smaller, for the same reason: that inputs to come pass as well.
 SHARE_OF_SEVERAL = 0.7
@@ -54,8 +54,8 @@ class Judge:
             result = compare_all(runs, share * self._accuracy_threshold)
             if result.passed and is_clear(result):
                 break
-        if not result.passed and self._values() * len(runs) < MANY_VALUES:
-            # So few values may fail by chance.
+        by_chance = self._values() * len(runs) < MANY_VALUES or self._is_clear_by_mean(result)
+        if not result.passed and by_chance:
             runs += [(reference, original, run(call)) for call, reference, original in self._made(self._further)]
             result = compare_all(runs, SHARE_OF_SEVERAL * self._accuracy_threshold)
         return replace(result, accuracy_threshold=self._accuracy_threshold)

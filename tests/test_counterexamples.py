@@ -81,6 +81,24 @@ FOUND: dict[str, Description] = {
         packed="optional",
         form="dict",
     ),
+    # Its largest error on four inputs was by chance twice the original's, its mean error smaller: nothing was fused.
+    "unlucky_largest_error": Description(
+        inputs=(Input("image"),),
+        steps=(
+            Step("linear", options={"features": 4, "bias": True}),
+            Step("activation", (1,), {"form": ("hardswish", "written")}),
+            Step("conv2d", (2,), {**_CONV, "kernel": 2, "padding": 2, "dilation": 2, "bias": True, "mode": "replicate"}),
+            Step("batch_norm", (3,), {"affine": True, "tracked": False}),
+            Step("activation_", (4,), {"form": ("leaky_relu", "in_place")}),
+            Step("parameter", (5,), {"use": "add"}),
+            Step("linear", (6,), {"features": 6, "bias": True}),
+            Step("activation", (7,), {"form": ("relu", "functional")}),
+        ),
+        outputs=(8,),
+        packed="arguments",
+        form="tuple",
+        dtype="bfloat16",
+    ),
     # What contiguous() made of the example, the example itself, was returned for strided inputs as well.
     "contiguous_input": Description(
         inputs=(Input("sequence"),), steps=(Step("copy", options={"kind": "contiguous"}),), outputs=(1,)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from itertools import chain, repeat
 from types import SimpleNamespace
 
 import torch
@@ -122,17 +124,18 @@ def test_an_error_near_the_threshold_leaves_room_for_other_inputs():
     assert judged(own, [6e-5] * 4, threshold=1e-4)[0].passed
 
 
-def off_by(errors: Tensor, values: int, later: float = 1e-5) -> tuple[bool, int]:
-    """Whether outputs with these relative errors pass, and in how many calls; those of the original are 0 to 1e-5, in
-    its second call and those that follow 0 to ``later``."""
+def off_by(errors: Tensor, values: int, original: Sequence[float] = (1e-5,)) -> tuple[bool, int]:
+    """Whether outputs with these relative errors pass, and in how many calls.
+
+    Those of the original are 0 to a largest one, which ``original`` gives for its calls, the last for all that follow.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(values, generator=generator, dtype=torch.float64) + 1
+    largest = chain(original, repeat(original[-1]))
 
     class Rounding(nn.Module):
-        largest = 1e-5
-
         def forward(self, x: Tensor) -> Tensor:
-            return x if x.dtype is torch.float64 else x * (1 + torch.linspace(0, self.largest, x.numel()))
+            return x if x.dtype is torch.float64 else x * (1 + torch.linspace(0, next(largest), x.numel()))
 
     calls = []
 
@@ -141,17 +144,23 @@ def off_by(errors: Tensor, values: int, later: float = 1e-5) -> tuple[bool, int]
         return call.args[0] * (1 + errors)
 
     model, x = Rounding().eval(), x.float()
-    outputs = model(x)
-    model.largest = later
-    return Judge(model, ExampleCall((x,)), outputs, 1e-9)(run).passed, len(calls)
+    return Judge(model, ExampleCall((x,)), model(x), 1e-9)(run).passed, len(calls)
 
 
 def test_the_mean_error_of_many_values_settles_it():
     for last, values, later, expected in ((1.4e-5, 1000, 1e-5, 1), (1.4e-5, 100, 1e-5, 4), (1.8e-5, 1000, 1.3e-5, 2)):
         errors = torch.linspace(0, 1e-5, values)
         errors[-1] = last
-        assert off_by(errors, values, later) == (True, expected)
+        assert off_by(errors, values, (1e-5, later)) == (True, expected)
     assert off_by(torch.linspace(0, 1.4e-5, 1000), 1000) == (True, 4)
+
+
+def test_many_values_that_fail_by_the_largest_alone_are_asked_for_further_inputs():
+    errors = torch.linspace(0, 1e-5, 1000)
+    for last, passes in ((1.8e-5, True), (3.5e-5, False)):
+        errors[-1] = last
+        assert off_by(errors, 1000, (1e-5,) * 4 + (2e-5,)) == (passes, 12)
+    assert off_by(torch.linspace(0, 1.8e-5, 1000), 1000) == (False, 4)
 
 
 def test_variations_that_the_model_does_not_take_are_left_out():
