@@ -95,10 +95,13 @@ ACTIVATIONS: dict[str, Activation] = {
     )
 }
 
-# Of one operator only, and so with no name among the others: exp((x + y) * 2).
+# Each of one operator only, and so with no name among the others: exp((x + y) * 2) and mish(x) * scale.
 EXP_TWICE = Activation("exp_twice", 12, lambda x, _: torch.exp(x * 2), lambda g, y, _: 2 * g * y, saves_output=True)
+MISH = Activation("mish", 13, lambda x, _: F.mish(x), lambda g, x, _: _aten.mish_backward(g, x))
 
-BY_CODE: dict[int, Activation] = {activation.code: activation for activation in (*ACTIVATIONS.values(), EXP_TWICE)}
+BY_CODE: dict[int, Activation] = {
+    activation.code: activation for activation in (*ACTIVATIONS.values(), EXP_TWICE, MISH)
+}
 
 
 class _Codes(dict):

@@ -49,7 +49,7 @@ def bias_act(
     """
     code = CODES[activation]
     if not has_kernels(x):
-        _check("bias_act", x, bias, residual, dim)
+        check_terms("bias_act", x, bias, residual, dim)
         return reference(x, bias, residual, activation, negative_slope, dim)
     if torch.is_grad_enabled() and (
         x.requires_grad
@@ -60,26 +60,19 @@ def bias_act(
     return _INFERENCE(x, bias, residual, code, negative_slope, dim)
 
 
-def _sum(x, bias, residual, dim):
-    if bias is not None:
-        shape = [1] * x.dim()
-        shape[dim] = -1
-        x = x + bias.reshape(shape)
-    return x if residual is None else x + residual
+def spread(values: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """``values``, one for each channel of x along ``dim``, in the shape in which they broadcast with x."""
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    return values.reshape(shape)
 
 
-def _check(operator, x, bias, residual, dim):
+def check_terms(operator: str, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, dim: int):
+    """RuntimeError unless x + bias + residual is a sum that the kernels take."""
     require_float(operator, x)
     if bias is not None:
-        require(
-            -x.dim() <= dim < x.dim(), operator, f"dim {dim} is out of range for x of shape {tuple(x.shape)}"
-        )
         require_same_options(operator, "bias", x, bias)
-        require(
-            bias.dim() == 1 and bias.shape[0] == x.shape[dim],
-            operator,
-            f"bias has shape {tuple(bias.shape)}, but x has {x.shape[dim]} channels in dim {dim}",
-        )
+        check_channels(operator, "bias", x, bias, dim)
     if residual is not None:
         require_same_options(operator, "residual", x, residual)
         require(
@@ -89,14 +82,30 @@ def _check(operator, x, bias, residual, dim):
         )
 
 
+def check_channels(operator: str, name: str, x: torch.Tensor, values: torch.Tensor, dim: int) -> None:
+    """RuntimeError unless ``values`` are (x.shape[dim],)."""
+    require(-x.dim() <= dim < x.dim(), operator, f"dim {dim} is out of range for x of shape {tuple(x.shape)}")
+    require(
+        values.dim() == 1 and values.shape[0] == x.shape[dim],
+        operator,
+        f"{name} has shape {tuple(values.shape)}, but x has {x.shape[dim]} channels in dim {dim}",
+    )
+
+
+def _sum(x, bias, residual, dim):
+    if bias is not None:
+        x = x + spread(bias, x, dim)
+    return x if residual is None else x + residual
+
+
 def _compose(x, bias, residual, code, negative_slope, dim):
-    _check("bias_act", x, bias, residual, dim)
+    check_terms("bias_act", x, bias, residual, dim)
     y = BY_CODE[code].reference(_sum(x, bias, residual, dim), negative_slope)
     return y.clone() if y is x else y
 
 
 def _fake(x, bias, residual, code, negative_slope, dim):
-    _check("bias_act", x, bias, residual, dim)
+    check_terms("bias_act", x, bias, residual, dim)
     return torch.empty_like(x)
 
 
@@ -105,7 +114,7 @@ def _compose_in_place(x, bias, residual, code, negative_slope, dim=-1):
 
 
 def _fake_in_place(x, bias, residual, code, negative_slope, dim=-1):
-    _check("bias_act_", x, bias, residual, dim)
+    check_terms("bias_act_", x, bias, residual, dim)
 
 
 def _compose_backward(grad, saved, bias, residual, code, negative_slope, dim):

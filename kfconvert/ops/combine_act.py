@@ -1,8 +1,11 @@
-"""combine_act: ``y = act(x + other)`` or ``act(x * other)`` with broadcasting, in one pass over memory.
+"""combine_act: ``act(x + other)``, ``act(x * other)`` or ``act(x) * other`` with broadcasting, in one pass over memory.
 
-Backward: of the sum, d = grad * act'(x + other) is the gradient of both; of the product, it is d * other and d * x.
-Either is summed over the dimensions in which its operand was repeated.
+Backward: of the sum, d = grad * act'(x + other) is the gradient of both; of the product, it is d * other and d * x with
+d = grad * act'(x * other); of the gated combination, grad * other * act'(x) and grad * act(x). Each is summed over the
+dimensions in which its operand was repeated.
 """
+
+from enum import IntEnum
 
 import torch
 
@@ -20,10 +23,18 @@ from .registration import (
 )
 
 
+class Combination(IntEnum):
+    """The numbers are those of csrc/common/arguments.h."""
+
+    SUM = 0  # act(x + other)
+    PRODUCT = 1  # act(x * other)
+    GATED = 2  # act(x) * other
+
+
 def combine_act(
-    x: torch.Tensor, other: torch.Tensor, product: bool, code: int, negative_slope: float = 0.01
+    x: torch.Tensor, other: torch.Tensor, combination: Combination, code: int, negative_slope: float = 0.01
 ) -> torch.Tensor:
-    """``act(x * other)`` where ``product``, else ``act(x + other)``; :mod:`.elementwise` has names for some of them.
+    """x and other combined; :mod:`.elementwise` has names for some of the combinations and activations.
 
     Args:
         x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in float32).
@@ -39,14 +50,17 @@ def combine_act(
     """
     if not has_kernels(x):
         _check("combine_act", x, other)
-        return _reference(x, other, product, code, negative_slope)
+        return _reference(x, other, combination, code, negative_slope)
     if torch.is_grad_enabled() and (x.requires_grad or other.requires_grad):
-        return _OPERATOR(x, other, product, code, negative_slope)
-    return _INFERENCE(x, other, product, code, negative_slope)
+        return _OPERATOR(x, other, combination, code, negative_slope)
+    return _INFERENCE(x, other, combination, code, negative_slope)
 
 
-def _reference(x, other, product, code, negative_slope):
-    return BY_CODE[code].reference(x * other if product else x + other, negative_slope)
+def _reference(x, other, combination, code, negative_slope):
+    act = BY_CODE[code].reference
+    if combination == Combination.GATED:
+        return act(x, negative_slope) * other
+    return act(x * other if combination == Combination.PRODUCT else x + other, negative_slope)
 
 
 def _check(operator, x, other):
@@ -63,31 +77,35 @@ def _empty(x, other):
     return x.new_empty(shape) if like is None else torch.empty_like(like)
 
 
-def _compose(x, other, product, code, negative_slope):
+def _compose(x, other, combination, code, negative_slope):
     _check("combine_act", x, other)
-    return _empty(x, other).copy_(_reference(x, other, product, code, negative_slope))
+    return _empty(x, other).copy_(_reference(x, other, combination, code, negative_slope))
 
 
-def _fake(x, other, product, code, negative_slope):
+def _fake(x, other, combination, code, negative_slope):
     _check("combine_act", x, other)
     return _empty(x, other)
 
 
-def _compose_backward(grad, x, other, code, negative_slope):
-    activation, v = BY_CODE[code], x * other
-    saved = activation.reference(v, negative_slope) if activation.saves_output else v
-    g = activation.backward(grad, saved, negative_slope)
-    return _empty(x, other).copy_(g * other), _empty(x, other).copy_(g * x)
+def _compose_backward(grad, x, other, combination, code, negative_slope):
+    activation = BY_CODE[code]
+    gated = combination == Combination.GATED
+    v = x if gated else x * other
+    activated = activation.reference(v, negative_slope)
+    saved = activated if activation.saves_output else v
+    g = activation.backward(grad * other if gated else grad, saved, negative_slope)
+    grads = (g, grad * activated) if gated else (g * other, g * x)
+    return tuple(_empty(x, other).copy_(gradient) for gradient in grads)
 
 
-def _fake_backward(grad, x, other, code, negative_slope):
+def _fake_backward(grad, x, other, combination, code, negative_slope):
     return _empty(x, other), _empty(x, other)
 
 
 def _save(ctx, inputs, output):
-    x, other, ctx.product, code, ctx.negative_slope = inputs
+    x, other, ctx.combination, code, ctx.negative_slope = inputs
     ctx.activation, ctx.shapes = BY_CODE[code], (x.shape, other.shape)
-    if ctx.product:
+    if ctx.combination != Combination.SUM:
         ctx.save_for_backward(x, other)
     elif ctx.activation.saves_output:
         ctx.save_for_backward(output)
@@ -96,8 +114,8 @@ def _save(ctx, inputs, output):
 
 
 def _differentiate(ctx, grad):
-    if ctx.product:
-        grads = _BACKWARD(grad, *ctx.saved_tensors, ctx.activation.code, ctx.negative_slope)
+    if ctx.combination != Combination.SUM:
+        grads = _BACKWARD(grad, *ctx.saved_tensors, ctx.combination, ctx.activation.code, ctx.negative_slope)
     else:
         (saved,) = ctx.saved_tensors
         grads = (ctx.activation.backward(grad, saved, ctx.negative_slope),) * 2
@@ -109,13 +127,13 @@ def _differentiate(ctx, grad):
 
 
 _OPERATOR, _INFERENCE = define_with_twin(
-    "combine_act(Tensor x, Tensor other, bool product, int activation, float negative_slope) -> Tensor",
+    "combine_act(Tensor x, Tensor other, int combination, int activation, float negative_slope) -> Tensor",
     _compose,
     _fake,
 )
 _BACKWARD = define(
-    "product_act_backward(Tensor grad, Tensor x, Tensor other, int activation, float negative_slope) "
-    "-> (Tensor, Tensor)",
+    "combine_act_backward(Tensor grad, Tensor x, Tensor other, int combination, int activation, "
+    "float negative_slope) -> (Tensor, Tensor)",
     _compose_backward,
     _fake_backward,
 )

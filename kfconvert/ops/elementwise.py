@@ -5,51 +5,58 @@ and any strides, and have a backward pass; the arguments must have one dtype and
 The result has the memory format of the first argument that has its shape.
 """
 
-import torch
 from torch import Tensor
 
 from .act_mul import act_mul
-from .activations import CODES, EXP_TWICE
+from .activations import CODES, EXP_TWICE, MISH
 from .bias_act import bias_act
-from .combine_act import combine_act
+from .combine_act import Combination, combine_act
 
 
 def add_relu(x: Tensor, y: Tensor) -> Tensor:
     """``relu(x + y)``."""
-    return combine_act(x, y, False, CODES["relu"])
+    return combine_act(x, y, Combination.SUM, CODES["relu"])
 
 
 def multiply_relu(x: Tensor, y: Tensor) -> Tensor:
     """``relu(x * y)``."""
-    return combine_act(x, y, True, CODES["relu"])
+    return combine_act(x, y, Combination.PRODUCT, CODES["relu"])
 
 
 def add_sigmoid(x: Tensor, y: Tensor) -> Tensor:
     """``sigmoid(x + y)``."""
-    return combine_act(x, y, False, CODES["sigmoid"])
+    return combine_act(x, y, Combination.SUM, CODES["sigmoid"])
 
 
 def mul_tanh(x: Tensor, y: Tensor) -> Tensor:
     """``tanh(x * y)``."""
-    return combine_act(x, y, True, CODES["tanh"])
+    return combine_act(x, y, Combination.PRODUCT, CODES["tanh"])
 
 
 def add_mul_exp(x: Tensor, y: Tensor) -> Tensor:
     """``exp((x + y) * 2)``."""
-    return combine_act(x, y, False, EXP_TWICE.code)
+    return combine_act(x, y, Combination.SUM, EXP_TWICE.code)
 
 
 def swish_multiply(gate: Tensor, up: Tensor) -> Tensor:
-    """``silu(gate) * up``, the middle of SwiGLU; contiguous. Halves of one packed tensor are read without a copy."""
-    return act_mul(*torch.broadcast_tensors(gate, up), "silu")
+    """``silu(gate) * up``, the middle of SwiGLU. Halves of one packed tensor are read without a copy."""
+    return act_mul(gate, up, "silu")
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """``gelu(gate) * up`` with the exact (erf) GELU; contiguous. Halves of one packed tensor are read without a copy.
+    """``gelu(gate) * up`` with the exact (erf) GELU. Halves of one packed tensor are read without a copy.
 
     The formula is that of Shazeer, "GLU Variants Improve Transformer" (2020).
     """
-    return act_mul(*torch.broadcast_tensors(gate, up), "gelu")
+    return act_mul(gate, up, "gelu")
+
+
+def mish_scale(x: Tensor, scale: Tensor) -> Tensor:
+    """``mish(x) * scale`` with ``mish(x) = x tanh(softplus(x))``.
+
+    The formula is that of Misra, "Mish: A Self Regularized Non-Monotonic Activation Function" (2019).
+    """
+    return combine_act(x, scale, Combination.GATED, MISH.code)
 
 
 def bias_relu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:

@@ -10,7 +10,7 @@ from kfconvert.kernels import reference
 
 OPERATORS = torch.ops.kfconvert
 COMBINED = ["add_relu", "multiply_relu", "add_sigmoid", "mul_tanh", "add_mul_exp"]
-REFERENCES = {name: getattr(reference, name) for name in (*COMBINED, "swish_multiply", "geglu")}
+REFERENCES = {name: getattr(reference, name) for name in (*COMBINED, "swish_multiply", "geglu", "mish_scale")}
 # Pairs of shapes that broadcast.
 SHAPES = [
     ((5, 7, 40), (5, 7, 40)),
@@ -59,7 +59,7 @@ def test_as_accurate_as_aten(device, compiled, name, dtype):
     ("plain", "channels_last"), ("channels_last", "plain"), ("channels_last", "channels_last"),
     ("strided", "plain"), ("transposed", "strided"), ("transposed", "transposed"),
 ])
-@pytest.mark.parametrize("name", ["add_relu", "mul_tanh"])
+@pytest.mark.parametrize("name", ["add_relu", "mul_tanh", "mish_scale"])
 def test_layouts(device, name, layouts, dtype):
     function = getattr(ops, name)
     for shapes in (((2, 8, 6, 10), (2, 8, 6, 10)), ((2, 8, 6, 10), (2, 8, 1, 1)), ((1, 8, 6, 1), (2, 8, 6, 10))):
@@ -75,7 +75,7 @@ def test_misaligned_pointers(device):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", COMBINED)
+@pytest.mark.parametrize("name", REFERENCES)
 def test_special_values_as_aten_in_float64(device, name, dtype):
     special = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 2.0, -2.0, 60000.0, -60000.0, 1e-30]
     x, y = torch.cartesian_prod(*[torch.tensor(special, device=device, dtype=dtype)] * 2).t().contiguous()
@@ -101,25 +101,27 @@ def test_gradcheck(device, name):
 
 def test_gradient_of_one_argument(device):
     x, y = inputs(((3, 8), (8,)), torch.float64, device)
-    for name in COMBINED:
+    for name in REFERENCES:
         for wanted, fixed in ((x, y), (y, x)):
             wanted.requires_grad_(), fixed.requires_grad_(False)
             want = torch.autograd.grad(REFERENCES[name](x, y).sum(), wanted)
             torch.testing.assert_close(torch.autograd.grad(getattr(ops, name)(x, y).sum(), wanted), want)
 
 
-@pytest.mark.parametrize("product", [False, True])
-@pytest.mark.parametrize("code", [0, 1, 5, 12])
-def test_opcheck(device, product, code):
+@pytest.mark.parametrize("combination", [0, 1, 2])
+@pytest.mark.parametrize("code", [0, 1, 5, 12, 13])
+def test_opcheck(device, combination, code):
     image = torch.randn(2, 4, 3, 5, device=device).contiguous(memory_format=torch.channels_last)
     scale = torch.randn(4, 1, 1, device=device)
     for x, other in (inputs(((2, 3, 8), (2, 3, 8)), torch.float32, device), (image, scale)):
         for requires_grad in (False, True):
             tensors = [t.clone().requires_grad_(requires_grad) for t in (x, other)]
-            torch.library.opcheck(OPERATORS.combine_act.default, (*tensors, product, code, 0.01))
-        torch.library.opcheck(OPERATORS.combine_act_inference.default, (x, other, product, code, 0.01))
+            torch.library.opcheck(OPERATORS.combine_act.default, (*tensors, combination, code, 0.01))
+        torch.library.opcheck(OPERATORS.combine_act_inference.default, (x, other, combination, code, 0.01))
         grad = torch.randn(torch.broadcast_shapes(x.shape, other.shape), device=device)
-        torch.library.opcheck(OPERATORS.product_act_backward.default, (grad, x, other, code, 0.01))
+        arguments = (grad, x, other, combination, code, 0.01)
+        if combination:
+            torch.library.opcheck(OPERATORS.combine_act_backward.default, arguments)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

@@ -31,7 +31,14 @@ enum Act : int {
   kQuickGelu = 10,
   kHardsigmoid = 11,
   kExpTwice = 12,
+  kMish = 13,
 };
+
+// tanh(softplus(v)) = n / (n + 2) with n = e (e + 2), e = exp(v); from v = 40 on that is 1, and e^2 stays finite.
+template <class M, class A>
+KFC_FN A mish_exp(A v) {
+  return M::exp(v > A(40) ? A(40) : v);
+}
 
 template <class A>
 struct Constants {
@@ -80,6 +87,11 @@ KFC_FN A activate(A v, A slope) {
     return (gate <= A(0) ? A(0) : (gate >= A(6) ? A(6) : gate)) / A(6);
   }
   if constexpr (act == kExpTwice) return M::exp(v + v);
+  if constexpr (act == kMish) {
+    const A e = mish_exp<M>(v);
+    const A n = e * (e + A(2));
+    return v * (n / (n + A(2)));
+  }
   return v;
 }
 
@@ -107,6 +119,13 @@ KFC_FN A activate_backward(A g, A v, A slope) {
   if constexpr (act == kLeakyRelu) return v > A(0) ? g : g * slope;
   if constexpr (act == kHardsigmoid) return v > A(-3) && v < A(3) ? g / A(6) : A(0);
   if constexpr (act == kExpTwice) return A(2) * g * v;
+  if constexpr (act == kMish) {
+    // With t = n / (n + 2): t + v (1 - t^2) sigmoid(v), and 1 - t^2 = 4 (1 + e)^2 / (n + 2)^2, sigmoid = e / (1 + e).
+    const A e = mish_exp<M>(v);
+    const A n = e * (e + A(2));
+    const A inverse = A(1) / (n + A(2));
+    return g * (n * inverse + A(4) * v * ((A(1) + e) * inverse) * (e * inverse));
+  }
   return g;
 }
 
@@ -140,6 +159,7 @@ KFC_FN A activate_backward_from_input(A g, A v, A slope) {
     KFC_CASE(kQuickGelu, __VA_ARGS__)      \
     KFC_CASE(kHardsigmoid, __VA_ARGS__)    \
     KFC_CASE(kExpTwice, __VA_ARGS__)       \
+    KFC_CASE(kMish, __VA_ARGS__)           \
     default:                               \
       KFC_CASE_NONE(__VA_ARGS__)           \
   }

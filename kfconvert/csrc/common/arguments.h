@@ -16,6 +16,7 @@ struct BiasAct {
   const void* x;         // (numel); may be y
   const void* bias;      // (channels) or null; with scale in the accumulation type, and not null
   const void* scale;     // (channels), accumulation type, or null
+  const void* slopes;    // (channels) or null: prelu in place of the activation; without scale and grad only
   const void* residual;  // (numel) or null
   const void* grad;      // (numel) or null
   int64_t numel;
@@ -26,20 +27,29 @@ struct BiasAct {
   double slope;
 };
 
-// y = act(gate) * up, or with `grad`: y = grad * up * act'(gate) and grad_up = grad * act(gate).
-struct ActMul {
-  void* y;           // (rows, cols)
-  void* grad_up;     // (rows, cols), or null without grad
-  const void* gate;  // (rows, cols), rows gate_stride elements apart
-  const void* up;    // (rows, cols), rows up_stride elements apart
-  const void* grad;  // (rows, cols) or null
-  int64_t rows;
-  int64_t cols;
-  int64_t gate_stride;
-  int64_t up_stride;
-  DType dtype;
-  int activation;
-  double slope;
+// y = dropout(act(x + bias)) + residual, or with `grad`: y = dropout(grad) * act'(x + bias). Element i is kept where
+// word i % 4 of Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) with counter i / 4
+// and key `seed` is at least `dropped`, and then multiplied by `scale`.
+struct DropoutAct {
+  BiasAct terms;
+  const int64_t* seed;  // one number, on the device
+  uint32_t dropped;     // p * 2^32
+  double scale;         // 1 / (1 - p)
+};
+
+// integers = clamp(round(reals / scale + zero_point), -128, 127), or the other way reals = (integers - zero_point) *
+// scale. The channel of element i is (i / inner) % channels.
+struct Quantize {
+  void* reals;             // (numel), read only where integers are made
+  int8_t* integers;        // (numel), read only where reals are made
+  const void* scale;       // (channels), accumulation type of reals, or null: scale_value
+  const void* zero_point;  // the same, or null: zero_point_value
+  double scale_value;
+  double zero_point_value;
+  int64_t numel;
+  int64_t channels;
+  int64_t inner;
+  DType dtype;  // of reals
 };
 
 // Where the elements of a tensor lie that is broadcast to `sizes`, which are those of the result, outermost first.
@@ -49,8 +59,15 @@ struct Broadcast {
   int64_t strides[kMostDims];  // 0 where it is repeated
 };
 
-// y = act(x + other), or of the product; with `grad`, of the product only: y = d * other and grad_other = d * x
-// with d = grad * act'(x * other). y, grad and grad_other are dense in the order of `sizes`.
+// The numbers are those of kfconvert/ops/combine_act.py.
+enum class Combination : int {
+  sum = 0,      // act(x + other)
+  product = 1,  // act(x * other)
+  gated = 2,    // act(x) * other
+};
+
+// The combination of x and other; with `grad` its gradients, y that of x and grad_other that of other (of the sum
+// they are equal, and there is no kernel for them). y, grad and grad_other are dense in the order of `sizes`.
 struct CombineAct {
   void* y;           // (numel)
   void* grad_other;  // (numel), or null without grad
@@ -60,7 +77,7 @@ struct CombineAct {
   int64_t sizes[kMostDims];
   int dims;  // at least 1
   int64_t numel;
-  bool product;
+  Combination combination;
   DType dtype;
   int activation;
   double slope;

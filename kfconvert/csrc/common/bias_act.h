@@ -1,10 +1,18 @@
-// Host side of bias_act, for any backend: y = act(x + bias + residual) and its backward, and of
-// scale_shift_act: y = act(x * scale + shift). Results are in x's memory layout.
+// Host side of bias_act, for any backend: y = act(x + bias + residual) and its backward, of scale_shift_act:
+// y = act(x * scale + shift), and of prelu_bias: y = prelu(x + bias). Results are in x's memory layout.
 #pragma once
 
 #include "host.h"
 
 namespace kfc {
+
+// x, or a dense copy of it.
+inline Tensor as_dense(const Tensor& x) {
+  if (is_dense(x)) return x;
+  Tensor copy = torch::stable::empty_like(x);
+  copy_into(copy, x);
+  return copy;
+}
 
 inline void set_channels(BiasAct& a, const Tensor& x, int64_t dim) {
   a.channels = x.size(dim);
@@ -90,11 +98,7 @@ Tensor bias_act_backward(const Tensor& grad, const Tensor& x, const OptionalTens
   const char* op = "bias_act_backward";
   check_same_options(op, "grad", options_of(x), grad);
   check_same_shape(op, "grad", x, grad);
-  Tensor dense = x;
-  if (!is_dense(x)) {
-    dense = torch::stable::empty_like(x);
-    copy_into(dense, x);
-  }
+  const Tensor dense = as_dense(x);
   std::vector<Tensor> keep;
   BiasAct a = bias_act_arguments(op, dense, bias, residual, activation, slope, dim, keep);
   const Tensor grad_here = with_layout_of(dense, grad);
@@ -105,11 +109,29 @@ Tensor bias_act_backward(const Tensor& grad, const Tensor& x, const OptionalTens
   return out;
 }
 
+// v = x + bias; v where it is positive, else v * slopes, bias and slopes along `dim`.
+template <class Backend>
+Tensor prelu_bias(const Tensor& x_in, const Tensor& bias, const Tensor& slopes, int64_t dim) {
+  const char* op = "prelu_bias";
+  const Tensor x = as_dense(x_in);
+  std::vector<Tensor> keep;
+  BiasAct a = bias_act_arguments(op, x, bias, std::nullopt, 0, 0.0, dim, keep);
+  check_same_options(op, "weight", options_of(x), slopes);
+  check_same_shape(op, "weight", bias, slopes);
+  keep.push_back(as_contiguous(slopes));
+  a.slopes = keep.back().const_data_ptr();
+  Tensor y = empty_with_layout_of(x);
+  a.y = y.mutable_data_ptr();
+  if (a.numel > 0) Backend::bias_act(a, x);
+  return y;
+}
+
 // act(x * scale + shift) along dimension 1. scale and shift: in the accumulation type of x.
 template <class Backend>
-Tensor scale_shift_act(const Tensor& x, const Tensor& scale, const Tensor& shift, int64_t activation,
+Tensor scale_shift_act(const Tensor& x_in, const Tensor& scale, const Tensor& shift, int64_t activation,
                        double slope) {
   const char* op = "scale_shift_act";
+  const Tensor x = as_dense(x_in);
   const Options options = options_of(x);
   KFC_CHECK(x.dim() >= 2, op, "x has shape ", shape_text(x), ", expected (N, C, ...)");
   const bool is_double = dtype_of(op, options) == DType::f64;
@@ -123,11 +145,6 @@ Tensor scale_shift_act(const Tensor& x, const Tensor& scale, const Tensor& shift
   };
   check("scale", scale);
   check("shift", shift);
-  if (!is_dense(x)) {
-    const Tensor copy = torch::stable::empty_like(x);
-    copy_into(copy, x);
-    return scale_shift_act<Backend>(copy, scale, shift, activation, slope);
-  }
   std::vector<Tensor> keep;
   BiasAct a = bias_act_arguments(op, x, std::nullopt, std::nullopt, activation, slope, 1, keep);
   const Tensor scale_here = as_contiguous(scale);

@@ -1,5 +1,5 @@
-// Host side of combine_act, for any backend: y = act(x + other) or act(x * other), broadcast, and the gradients of
-// the product.
+// Host side of combine_act, for any backend: act(x + other), act(x * other) or act(x) * other, broadcast, and the
+// gradients of the last two.
 #pragma once
 
 #include <algorithm>
@@ -82,11 +82,11 @@ inline bool set_operands(CombineAct& a, const Tensor& y, const Tensor& x, const 
 
 // `keep` holds the copies that the pointers need.
 inline CombineAct combine_act_arguments(const char* op, const Tensor& y, const Tensor& x, const Tensor& other,
-                                        bool product, int64_t activation, double slope,
+                                        int64_t combination, int64_t activation, double slope,
                                         std::vector<Tensor>& keep) {
   CombineAct a{};
   a.dtype = dtype_of(op, options_of(x));
-  a.product = product;
+  a.combination = static_cast<Combination>(combination);
   a.activation = static_cast<int>(activation);
   a.slope = slope;
   if (!set_operands(a, y, x, other)) {
@@ -97,22 +97,23 @@ inline CombineAct combine_act_arguments(const char* op, const Tensor& y, const T
 }
 
 template <class Backend>
-Tensor combine_act(const Tensor& x, const Tensor& other, bool product, int64_t activation, double slope) {
+Tensor combine_act(const Tensor& x, const Tensor& other, int64_t combination, int64_t activation, double slope) {
   const char* op = "combine_act";
   check_same_options(op, "other", options_of(x), other);
   const Tensor y = empty_result(x, other, broadcast_sizes(op, x, other));
   std::vector<Tensor> keep;
-  CombineAct a = combine_act_arguments(op, y, x, other, product, activation, slope, keep);
+  CombineAct a = combine_act_arguments(op, y, x, other, combination, activation, slope, keep);
   a.y = y.mutable_data_ptr();
   if (a.numel > 0) Backend::combine_act(a, x);
   return y;
 }
 
-// The gradients of act(x * other) with respect to x and to other, both in the sizes and layout of the result.
+// The gradients of act(x * other) or act(x) * other with respect to x and to other, both in the sizes and layout of
+// the result.
 template <class Backend>
-std::tuple<Tensor, Tensor> product_act_backward(const Tensor& grad, const Tensor& x, const Tensor& other,
-                                                int64_t activation, double slope) {
-  const char* op = "product_act_backward";
+std::tuple<Tensor, Tensor> combine_act_backward(const Tensor& grad, const Tensor& x, const Tensor& other,
+                                                int64_t combination, int64_t activation, double slope) {
+  const char* op = "combine_act_backward";
   check_same_options(op, "other", options_of(x), other);
   check_same_options(op, "grad", options_of(x), grad);
   const std::vector<int64_t> sizes = broadcast_sizes(op, x, other);
@@ -120,7 +121,7 @@ std::tuple<Tensor, Tensor> product_act_backward(const Tensor& grad, const Tensor
   Tensor grad_other = empty_with_layout_of(grad_x);
   check_same_shape(op, "grad", grad_x, grad);
   std::vector<Tensor> keep;
-  CombineAct a = combine_act_arguments(op, grad_x, x, other, true, activation, slope, keep);
+  CombineAct a = combine_act_arguments(op, grad_x, x, other, combination, activation, slope, keep);
   const Tensor dense = with_layout_of(grad_x, grad);
   a.grad = dense.const_data_ptr();
   a.y = grad_x.mutable_data_ptr();

@@ -1,11 +1,12 @@
 // The list of operators, once for every backend; their schemas are beside their references in kfconvert/ops.
 #pragma once
 
-#include "act_mul.h"
 #include "combine_act.h"
+#include "dropout_act.h"
 #include "group_norm.h"
 #include "layer_norm.h"
 #include "library_ops.h"
+#include "quantize.h"
 
 namespace kfc {
 
@@ -16,12 +17,14 @@ void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("bias_act_inference", TORCH_BOX(&bias_act<Backend>));
   m.impl("bias_act_", TORCH_BOX(&bias_act_<Backend>));
   m.impl("bias_act_backward", TORCH_BOX(&bias_act_backward<Backend>));
-  m.impl("act_mul", TORCH_BOX(&act_mul<Backend>));
-  m.impl("act_mul_inference", TORCH_BOX(&act_mul<Backend>));
-  m.impl("act_mul_backward", TORCH_BOX(&act_mul_backward<Backend>));
   m.impl("combine_act", TORCH_BOX(&combine_act<Backend>));
   m.impl("combine_act_inference", TORCH_BOX(&combine_act<Backend>));
-  m.impl("product_act_backward", TORCH_BOX(&product_act_backward<Backend>));
+  m.impl("combine_act_backward", TORCH_BOX(&combine_act_backward<Backend>));
+  m.impl("dropout_act", TORCH_BOX(&dropout_act<Backend>));
+  m.impl("dropout_act_backward", TORCH_BOX(&dropout_act_backward<Backend>));
+  m.impl("prelu_bias", TORCH_BOX(&prelu_bias<Backend>));
+  m.impl("quantize_int8", TORCH_BOX(&quantize_int8<Backend>));
+  m.impl("dequantize_int8", TORCH_BOX(&dequantize_int8<Backend>));
   m.impl("scale_shift_act", TORCH_BOX(&scale_shift_act<Backend>));
   m.impl("scale_shift_act_inference", TORCH_BOX(&scale_shift_act<Backend>));
   m.impl("linear_act", TORCH_BOX(&linear_act<Backend>));

@@ -1,34 +1,16 @@
-// y = act(x + bias + residual), act(x * scale + bias), and grad * act'(x + bias + residual): one pass over
-// memory.
+// y = act(x + bias + residual), act(x * scale + bias), prelu(x + bias), and grad * act'(x + bias + residual): one pass
+// over memory.
 // Limited by memory bandwidth for relu and the like; by arithmetic for erf and tanh when the data lie in the
 // cache. Built once for each instruction set (KFC_CAPABILITY).
-#include "convert.h"
+#include "channels.h"
 #include "kernels.h"
 
 namespace {
 
-// A block lives in the first-level cache: 4 kB of float or 8 kB of double.
-constexpr int64_t kBlock = 1024;
-
-// What a channel does to its elements: v = x + bias, or v = x * scale + bias. B is the type of the bias in
-// memory. `row`: consecutive channels, an element each; `run`: one channel, many elements.
-template <class B, class A>
-struct AddBias {
-  const B* bias;
-  explicit AddBias(const kfc::BiasAct& a) : bias(static_cast<const B*>(a.bias)) {}
-  void row(int64_t channel, const A* x, A* v, A* scratch, int64_t n) const {
-    add_rows(x, as_accumulator(bias + channel, scratch, n), v, n);
-  }
-  void run(int64_t channel, const A* x, A* v, int64_t n) const {
-    A scratch;
-    const A value = *as_accumulator(bias + channel, &scratch, 1);
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) v[i] = x[i] + value;
-  }
-};
-
+// What a channel does to its elements, beside AddBias: v = x * scale + bias.
 template <class A>
 struct ScaleShift {
+  using Scratch = A;
   const A* scale;
   const A* shift;
   explicit ScaleShift(const kfc::BiasAct& a)
@@ -47,29 +29,24 @@ struct ScaleShift {
   }
 };
 
-// v[i] = x[i] after its channel, that of element begin + i
-template <class Channels, class A>
-KFC_ROW void apply_channels(const kfc::BiasAct& a, int64_t begin, const A* x, A* v, int64_t n) {
-  const Channels channels(a);
-  if (a.inner > 1) {
-    for (int64_t i = 0; i < n;) {
-      const int64_t element = begin + i;
-      const int64_t left = a.inner - element % a.inner;
-      const int64_t stop = left < n - i ? i + left : n;
-      channels.run((element / a.inner) % a.channels, x + i, v + i, stop - i);
-      i = stop;
-    }
-    return;
+// v = x where it is positive, else x * slope; B is the type of the slopes in memory.
+template <class B, class A>
+struct Prelu {
+  using Scratch = A;
+  const B* slopes;
+  explicit Prelu(const kfc::BiasAct& a) : slopes(static_cast<const B*>(a.slopes)) {}
+  void row(int64_t channel, const A* x, A* v, A* scratch, int64_t n) const {
+    const A* slope = as_accumulator(slopes + channel, scratch, n);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) v[i] = x[i] > A(0) ? x[i] : x[i] * slope[i];
   }
-  A scratch[kBlock];
-  for (int64_t i = 0; i < n;) {
-    const int64_t channel = (begin + i) % a.channels;
-    const int64_t left = a.channels - channel;
-    const int64_t length = left < n - i ? left : n - i;
-    channels.row(channel, x + i, v + i, scratch, length);
-    i += length;
+  void run(int64_t channel, const A* x, A* v, int64_t n) const {
+    A scratch;
+    const A slope = *as_accumulator(slopes + channel, &scratch, 1);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) v[i] = x[i] > A(0) ? x[i] : x[i] * slope;
   }
-}
+};
 
 template <class T>
 void bias_act_range(const kfc::BiasAct& a, int64_t begin, int64_t end) {
@@ -89,6 +66,10 @@ void bias_act_range(const kfc::BiasAct& a, int64_t begin, int64_t end) {
       v = scratch;
     } else if (a.bias != nullptr) {
       apply_channels<AddBias<T, A>>(a, i, v, scratch, n);
+      v = scratch;
+    }
+    if (a.slopes != nullptr) {
+      apply_channels<Prelu<T, A>>(a, i, v, scratch, n);
       v = scratch;
     }
     if (residual != nullptr) {

@@ -1,6 +1,6 @@
-// y = act(x + other) or act(x * other), broadcast, or the two gradients of the product: one pass over memory. Limited
-// as bias_act is: by memory bandwidth, or by the arithmetic of exp and tanh when the data lie in the cache. Built once
-// for each instruction set.
+// y = act(x + other), act(x * other) or act(x) * other, broadcast, or the two gradients of one of the last two: one
+// pass over memory. Limited as bias_act is: by memory bandwidth, or by the arithmetic of exp and tanh when the data lie
+// in the cache. Built once for each instruction set.
 #include "convert.h"
 #include "kernels.h"
 
@@ -47,19 +47,54 @@ const A* as_row(const void* data, int64_t at, int64_t stride, A* scratch, int64_
   return scratch;
 }
 
+template <class A>
+void combine_rows(const kfc::CombineAct& a, const A* x, const A* other, A* out, int64_t n) {
+  const A slope = static_cast<A>(a.slope);
+  if (a.combination == kfc::Combination::gated) {
+    activate_row(a.activation, x, out, n, slope);
+    multiply_rows(out, other, out, n);
+    return;
+  }
+  if (a.combination == kfc::Combination::product) {
+    multiply_rows(x, other, out, n);
+  } else {
+    add_rows(x, other, out, n);
+  }
+  activate_row(a.activation, static_cast<const A*>(out), out, n, slope);
+}
+
+// The gradients of the product or of the gated combination; `d` is scratch.
+template <class A>
+void differentiate_rows(const kfc::CombineAct& a, const A* grad, const A* x, const A* other, A* of_x, A* of_other, A* d,
+                        int64_t n) {
+  const A slope = static_cast<A>(a.slope);
+  if (a.combination == kfc::Combination::gated) {
+    activate_row(a.activation, x, of_other, n, slope);
+    multiply_rows(of_other, grad, of_other, n);
+    multiply_rows(grad, other, of_x, n);
+    activate_backward_from_input_row(a.activation, of_x, x, n, slope);
+    return;
+  }
+  multiply_rows(x, other, of_x, n);
+  for (int64_t i = 0; i < n; ++i) d[i] = grad[i];
+  activate_backward_from_input_row(a.activation, d, static_cast<const A*>(of_x), n, slope);
+  multiply_rows(d, other, of_x, n);
+  multiply_rows(d, x, of_other, n);
+}
+
 template <class T>
 void combine_act_range(const kfc::CombineAct& a, int64_t begin, int64_t end) {
   using A = typename Accumulate<T>::type;
   T* y = static_cast<T*>(a.y);
   T* grad_other = static_cast<T*>(a.grad_other);
   const T* grads = static_cast<const T*>(a.grad);
-  const A slope = static_cast<A>(a.slope);
   const int inner = a.dims - 1;
   alignas(64) A x_scratch[kBlock];
   alignas(64) A other_scratch[kBlock];
   alignas(64) A grad_scratch[kBlock];
-  alignas(64) A combined[kBlock];
   alignas(64) A result[kBlock];
+  alignas(64) A other_result[kBlock];
+  alignas(64) A d[kBlock];
   for (int64_t i = begin; i < end;) {
     const Place place = place_of(a, i);
     int64_t n = place.left;
@@ -67,24 +102,16 @@ void combine_act_range(const kfc::CombineAct& a, int64_t begin, int64_t end) {
     if (n > kBlock) n = kBlock;
     const A* x = as_row<T>(a.x.data, place.x, a.x.strides[inner], x_scratch, n);
     const A* other = as_row<T>(a.other.data, place.other, a.other.strides[inner], other_scratch, n);
-    A* out = grads == nullptr ? result_row(y + i, combined) : combined;
-    if (a.product) {
-      multiply_rows(x, other, out, n);
-    } else {
-      add_rows(x, other, out, n);
-    }
     if (grads == nullptr) {
-      activate_row(a.activation, static_cast<const A*>(out), out, n, slope);
+      A* out = result_row(y + i, result);
+      combine_rows(a, x, other, out, n);
       store_result(out, y + i, n);
     } else {
       const A* grad = as_accumulator(grads + i, grad_scratch, n);
-      for (int64_t j = 0; j < n; ++j) grad_scratch[j] = grad[j];
-      activate_backward_from_input_row(a.activation, grad_scratch, static_cast<const A*>(out), n, slope);
       A* of_x = result_row(y + i, result);
-      multiply_rows(grad_scratch, other, of_x, n);
+      A* of_other = result_row(grad_other + i, other_result);
+      differentiate_rows(a, grad, x, other, of_x, of_other, d, n);
       store_result(of_x, y + i, n);
-      A* of_other = result_row(grad_other + i, result);
-      multiply_rows(grad_scratch, x, of_other, n);
       store_result(of_other, grad_other + i, n);
     }
     i += n;

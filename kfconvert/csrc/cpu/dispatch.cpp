@@ -10,15 +10,18 @@ namespace kfc {
 
 #define KFC_DECLARE(capability)                                     \
   void bias_act_##capability(const BiasAct&, int64_t, int64_t);     \
-  void act_mul_##capability(const ActMul&, int64_t, int64_t);       \
   void combine_act_##capability(const CombineAct&, int64_t, int64_t); \
+  void dropout_act_##capability(const DropoutAct&, int64_t, int64_t); \
+  void quantize_##capability(const Quantize&, int64_t, int64_t);    \
+  void dequantize_##capability(const Quantize&, int64_t, int64_t); \
   void group_norm_##capability(const GroupNorm&, int64_t, int64_t); \
   void layer_norm_##capability(const LayerNorm&, int64_t, int64_t); \
   void layer_norm_backward_##capability(const LayerNormBackward&, int64_t, int64_t, int64_t);
-#define KFC_TABLE(capability)                                                                     \
-  CpuKernels {                                                                                    \
-    #capability, bias_act_##capability, act_mul_##capability, combine_act_##capability,           \
-        group_norm_##capability, layer_norm_##capability, layer_norm_backward_##capability        \
+#define KFC_TABLE(capability)                                                                         \
+  CpuKernels {                                                                                        \
+    #capability, bias_act_##capability, combine_act_##capability, dropout_act_##capability,           \
+        quantize_##capability, dequantize_##capability, group_norm_##capability,                      \
+        layer_norm_##capability, layer_norm_backward_##capability                                     \
   }
 
 KFC_DECLARE(generic)

@@ -9,8 +9,10 @@ namespace kfc {
 struct CpuKernels {
   const char* name;
   void (*bias_act)(const BiasAct&, int64_t begin, int64_t end);
-  void (*act_mul)(const ActMul&, int64_t begin, int64_t end);
   void (*combine_act)(const CombineAct&, int64_t begin, int64_t end);
+  void (*dropout_act)(const DropoutAct&, int64_t begin, int64_t end);  // begin: a multiple of 4
+  void (*quantize)(const Quantize&, int64_t begin, int64_t end);
+  void (*dequantize)(const Quantize&, int64_t begin, int64_t end);
   void (*group_norm)(const GroupNorm&, int64_t begin, int64_t end);
   void (*layer_norm)(const LayerNorm&, int64_t begin, int64_t end);
   // Adds the rows' shares of grad_weight and grad_bias into partial number `partial`, which must start as

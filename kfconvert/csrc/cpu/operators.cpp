@@ -19,26 +19,26 @@ struct Cpu {
 
   explicit Cpu(const Tensor&) {}
 
-  static void bias_act(const BiasAct& a, const Tensor&) {
-    const CpuKernels& kernels = cpu_kernels();
-    if (a.numel <= kElementsPerThread) return kernels.bias_act(a, 0, a.numel);
-    torch::stable::parallel_for(0, a.numel, kElementsPerThread,
-                                [&](int64_t begin, int64_t end) { kernels.bias_act(a, begin, end); });
-  }
-
-  static void act_mul(const ActMul& a, const Tensor&) {
-    const CpuKernels& kernels = cpu_kernels();
-    const int64_t numel = a.rows * a.cols;
-    if (numel <= kElementsPerThread) return kernels.act_mul(a, 0, numel);
+  template <class Arguments>
+  static void split(void (*kernel)(const Arguments&, int64_t, int64_t), const Arguments& a, int64_t numel) {
+    if (numel <= kElementsPerThread) return kernel(a, 0, numel);
     torch::stable::parallel_for(0, numel, kElementsPerThread,
-                                [&](int64_t begin, int64_t end) { kernels.act_mul(a, begin, end); });
+                                [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
 
-  static void combine_act(const CombineAct& a, const Tensor&) {
+  static void bias_act(const BiasAct& a, const Tensor&) { split(cpu_kernels().bias_act, a, a.numel); }
+  static void combine_act(const CombineAct& a, const Tensor&) { split(cpu_kernels().combine_act, a, a.numel); }
+  static void quantize(const Quantize& a, const Tensor&) { split(cpu_kernels().quantize, a, a.numel); }
+  static void dequantize(const Quantize& a, const Tensor&) { split(cpu_kernels().dequantize, a, a.numel); }
+
+  static void dropout_act(const DropoutAct& a, const Tensor&) {
     const CpuKernels& kernels = cpu_kernels();
-    if (a.numel <= kElementsPerThread) return kernels.combine_act(a, 0, a.numel);
-    torch::stable::parallel_for(0, a.numel, kElementsPerThread,
-                                [&](int64_t begin, int64_t end) { kernels.combine_act(a, begin, end); });
+    const int64_t numel = a.terms.numel;
+    if (numel <= kElementsPerThread) return kernels.dropout_act(a, 0, numel);
+    // Four elements share a block of random words.
+    torch::stable::parallel_for(0, (numel + 3) / 4, kElementsPerThread / 4, [&](int64_t begin, int64_t end) {
+      kernels.dropout_act(a, 4 * begin, 4 * end < numel ? 4 * end : numel);
+    });
   }
 
   static int64_t rows_per_thread(int64_t cols) { return kElementsPerThread / cols + 1; }

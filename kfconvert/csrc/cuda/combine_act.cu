@@ -1,4 +1,4 @@
-// y = act(x + other) or act(x * other), or with grad the two gradients of the product
+// y = act(x + other), act(x * other) or act(x) * other, or with grad the two gradients of one of the last two
 //   y, grad, grad_other: (numel), dense;  x, other: broadcast to the same `sizes`, any strides
 //
 // Limited by memory bandwidth: each element is read and written once, 16 bytes a thread and access where the
@@ -35,6 +35,12 @@ __device__ __forceinline__ void load_operand(const void* data, int64_t at, bool 
   }
 }
 
+template <class A, int N>
+__device__ __forceinline__ void multiply(A (&v)[N], const A (&by)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) v[j] *= by[j];
+}
+
 template <class T, int N, class Index, class Divider>
 __global__ void __launch_bounds__(kThreads) combine_act_kernel(CombineAct a, Dividers<Divider> sizes) {
   using A = typename Accumulate<T>::type;
@@ -42,6 +48,8 @@ __global__ void __launch_bounds__(kThreads) combine_act_kernel(CombineAct a, Div
   T* y = static_cast<T*>(a.y);
   T* grad_other = static_cast<T*>(a.grad_other);
   const A slope = static_cast<A>(a.slope);
+  const bool product = a.combination == Combination::product;
+  const bool gated = a.combination == Combination::gated;
   const int inner = a.dims - 1;
   const bool x_repeated = a.x.strides[inner] == 0;
   const bool other_repeated = a.other.strides[inner] == 0;
@@ -67,23 +75,31 @@ __global__ void __launch_bounds__(kThreads) combine_act_kernel(CombineAct a, Div
     Pack<A, N> other;
     load_operand<N, T>(a.x.data, x_at, x_repeated, x.v);
     load_operand<N, T>(a.other.data, other_at, other_repeated, other.v);
-    Pack<A, N> v;
+    Pack<A, N> v = x;
+    if (!gated) {
 #pragma unroll
-    for (int j = 0; j < N; ++j) v.v[j] = a.product ? x.v[j] * other.v[j] : x.v[j] + other.v[j];
+      for (int j = 0; j < N; ++j) v.v[j] = product ? x.v[j] * other.v[j] : x.v[j] + other.v[j];
+    }
     if (grads == nullptr) {
       activate_pack<T>(a.activation, v.v, slope);
+      if (gated) multiply(v.v, other.v);
       store<N>(y + at, v.v);
     } else {
       Pack<A, N> grad;
       load<N>(grads + at, grad.v);
-      grad = activate_backward_call(a.activation, grad, v, slope);
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        other.v[j] *= grad.v[j];
-        x.v[j] *= grad.v[j];
+      if (gated) {
+        Pack<A, N> of_other = activate_call<T>(a.activation, v, slope);
+        multiply(of_other.v, grad.v);
+        store<N>(grad_other + at, of_other.v);
+        multiply(grad.v, other.v);
+        store<N>(y + at, activate_backward_call(a.activation, grad, v, slope).v);
+      } else {
+        grad = activate_backward_call(a.activation, grad, v, slope);
+        multiply(other.v, grad.v);
+        multiply(x.v, grad.v);
+        store<N>(y + at, other.v);
+        store<N>(grad_other + at, x.v);
       }
-      store<N>(y + at, other.v);
-      store<N>(grad_other + at, x.v);
     }
   }
 }

@@ -1,5 +1,9 @@
-// What kernels that give each thread a pack of elements share: the grid, and division by sizes known at launch.
+// What kernels that give each thread a pack of elements share: the grid, division by sizes known at launch, and what
+// belongs to channels.
 #pragma once
+
+#include <initializer_list>
+#include <type_traits>
 
 #include "vector.cuh"
 
@@ -38,6 +42,69 @@ inline dim3 elementwise_grid(int64_t packs) {
   const int64_t wanted = (packs + kThreads - 1) / kThreads;
   const int64_t most = kBlocksPerMultiprocessor * multiprocessors();
   return dim3(static_cast<unsigned>(wanted < most ? wanted : most));
+}
+
+// N elements in packs of at most 16 bytes
+template <int N, class T, class A>
+__device__ __forceinline__ void load_wide(const T* from, A (&to)[N]) {
+  constexpr int M = N * sizeof(T) > kPackBytes ? kPackBytes / sizeof(T) : N;
+#pragma unroll
+  for (int i = 0; i < N; i += M) {
+    A part[M];
+    load<M>(from + i, part);
+#pragma unroll
+    for (int j = 0; j < M; ++j) to[i + j] = part[j];
+  }
+}
+
+// How what belongs to the channels of a pack of elements is found.
+enum class Channels {
+  none,
+  pack,    // inner = 1 and channels fill whole packs: a pack of channels
+  shared,  // inner fills whole packs: one channel for all
+  lanes,   // anything else: each element its own
+};
+
+// to[j] = the value of the channel of element at + j
+template <Channels kind, int N, class P, class Index, class Divider, class A>
+__device__ __forceinline__ void load_channels(const P* from, Index at, const Divider& inner,
+                                              const Divider& channels, A (&to)[N]) {
+  if constexpr (kind == Channels::pack) {
+    load_wide<N>(from + channels.remainder(at), to);
+  } else if constexpr (kind == Channels::shared) {
+    const A value = widen(from[channels.remainder(inner.divide(at))]);
+#pragma unroll
+    for (int j = 0; j < N; ++j) to[j] = value;
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; ++j) to[j] = widen(from[channels.remainder(inner.divide(at + j))]);
+  }
+}
+
+// v[j] += the value of the channel of element at + j, where channels have values
+template <Channels kind, int N, class P, class Index, class Divider, class A>
+__device__ __forceinline__ void add_channels(const P* from, Index at, const Divider& inner, const Divider& channels,
+                                             A (&v)[N]) {
+  if constexpr (kind != Channels::none) {
+    A values[N];
+    load_channels<kind>(from, at, inner, channels, values);
+#pragma unroll
+    for (int j = 0; j < N; ++j) v[j] += values[j];
+  }
+}
+
+// Calls launch with the kind for packs of N elements as a compile-time constant; `values` are read for each channel.
+template <int N, class Launch>
+void dispatch_channels(int64_t inner, int64_t channels, std::initializer_list<const void*> values, Launch launch) {
+  bool all_aligned = true;
+  for (const void* value : values) all_aligned = all_aligned && aligned(value);
+  if (inner == 1 && channels % N == 0 && all_aligned) {
+    launch(std::integral_constant<Channels, Channels::pack>());
+  } else if (channels == 1 || (inner > 1 && inner % N == 0)) {
+    launch(std::integral_constant<Channels, Channels::shared>());
+  } else {
+    launch(std::integral_constant<Channels, Channels::lanes>());
+  }
 }
 
 }  // namespace

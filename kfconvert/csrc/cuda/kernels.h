@@ -7,8 +7,10 @@
 namespace kfc {
 
 int launch_bias_act(const BiasAct& a, void* stream);
-int launch_act_mul(const ActMul& a, void* stream);
 int launch_combine_act(const CombineAct& a, void* stream);
+int launch_dropout_act(const DropoutAct& a, void* stream);
+int launch_quantize(const Quantize& a, void* stream);
+int launch_dequantize(const Quantize& a, void* stream);
 int launch_group_norm(const GroupNorm& a, void* stream);
 int launch_layer_norm(const LayerNorm& a, void* stream);
 

@@ -30,14 +30,24 @@ class Cuda {
     check_cuda(launch_bias_act(a, here.stream()), "bias_act");
   }
 
-  static void act_mul(const ActMul& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_act_mul(a, here.stream()), "act_mul");
-  }
-
   static void combine_act(const CombineAct& a, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_combine_act(a, here.stream()), "combine_act");
+  }
+
+  static void dropout_act(const DropoutAct& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_dropout_act(a, here.stream()), "dropout_act");
+  }
+
+  static void quantize(const Quantize& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_quantize(a, here.stream()), "quantize");
+  }
+
+  static void dequantize(const Quantize& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_dequantize(a, here.stream()), "dequantize");
   }
 
   static void group_norm(const GroupNorm& a, const Tensor& like) {

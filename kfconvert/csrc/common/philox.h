@@ -1,0 +1,34 @@
+// Random words by counter, the same on CPU and CUDA: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy
+// as 1, 2, 3", 2011).
+#pragma once
+
+#include <cstdint>
+
+#include "activation.h"
+
+namespace {
+
+struct Words {
+  uint32_t v[4];
+};
+
+// Words 4 block to 4 block + 3 of the sequence of `seed`.
+KFC_FN Words philox(uint64_t seed, uint64_t block) {
+  uint32_t key0 = static_cast<uint32_t>(seed);
+  uint32_t key1 = static_cast<uint32_t>(seed >> 32);
+  Words c{{static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), 0u, 0u}};
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t first = uint64_t{0xD2511F53u} * c.v[0];
+    const uint64_t second = uint64_t{0xCD9E8D57u} * c.v[2];
+    c = {{static_cast<uint32_t>(second >> 32) ^ c.v[1] ^ key0, static_cast<uint32_t>(second),
+          static_cast<uint32_t>(first >> 32) ^ c.v[3] ^ key1, static_cast<uint32_t>(first)}};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return c;
+}
+
+}  // namespace

@@ -1,0 +1,106 @@
+// y = dropout(act(x + bias)) + residual, or with grad: y = dropout(grad) * act'(x + bias)
+//   x, residual, grad, y: (numel), one memory layout;  bias: (channels), channel of element i = (i / inner) % channels
+//
+// Which elements are dropped follows from their number and the seed alone, so that no mask is written. The seed is read
+// from the device: a captured graph draws a new one at each replay. Limited by memory bandwidth; the random words cost
+// 70 integer instructions for each four elements.
+#include "../common/philox.h"
+#include "elementwise.cuh"
+#include "kernels.h"
+
+namespace kfc {
+namespace {
+
+// Elements at to at + N - 1 of dropout(v); at is a multiple of N, and N of 4 or 1.
+template <int N, class A>
+__device__ __forceinline__ void drop(const DropoutAct& a, uint64_t seed, uint64_t at, A (&v)[N]) {
+  const A scale = static_cast<A>(a.scale);
+  constexpr int kWords = N < 4 ? N : 4;
+#pragma unroll
+  for (int i = 0; i < N; i += kWords) {
+    const Words words = philox(seed, (at + i) / 4);
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) {
+      const int word = N < 4 ? static_cast<int>(at % 4) : j;
+      v[i + j] = words.v[word] >= a.dropped ? v[i + j] * scale : A(0);
+    }
+  }
+}
+
+template <class T, int N, class Index, class Divider, Channels kind>
+__global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Divider inner, Divider channels) {
+  using A = typename Accumulate<T>::type;
+  const T* x = static_cast<const T*>(a.terms.x);
+  const T* bias = static_cast<const T*>(a.terms.bias);
+  const T* residual = static_cast<const T*>(a.terms.residual);
+  const T* grad = static_cast<const T*>(a.terms.grad);
+  T* y = static_cast<T*>(a.terms.y);
+  const A slope = static_cast<A>(a.terms.slope);
+  const uint64_t seed = static_cast<uint64_t>(*a.seed);
+  const Index packs = static_cast<Index>(a.terms.numel / N);
+  const Index step = static_cast<Index>(gridDim.x) * kThreads;
+  for (Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
+    const Index at = i * N;
+    A v[N];
+    A other[N];
+    load<N>(x + at, v);
+    add_channels<kind>(bias, at, inner, channels, v);
+    if (grad != nullptr) {
+      load<N>(grad + at, other);
+      drop<N>(a, seed, at, other);
+      // The derivatives of all activations from their inputs: the outputs were not kept.
+      Pack<A, N> g;
+      Pack<A, N> input;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        g.v[j] = other[j];
+        input.v[j] = v[j];
+      }
+      store<N>(y + at, activate_backward_call(a.terms.activation, g, input, slope).v);
+    } else {
+      activate_pack<T>(a.terms.activation, v, slope);
+      drop<N>(a, seed, at, v);
+      if (residual != nullptr) {
+        load<N>(residual + at, other);
+#pragma unroll
+        for (int j = 0; j < N; ++j) v[j] += other[j];
+      }
+      store<N>(y + at, v);
+    }
+  }
+}
+
+template <class T, int N, class Index, class Divider, Channels kind>
+void launch_kernel(const DropoutAct& a, cudaStream_t stream) {
+  dropout_act_kernel<T, N, Index, Divider, kind><<<elementwise_grid(a.terms.numel / N), kThreads, 0, stream>>>(
+      a, Divider(a.terms.inner), Divider(a.terms.channels));
+}
+
+template <class T>
+void launch(const DropoutAct& a, cudaStream_t stream) {
+  constexpr int N = kPackBytes / sizeof(T);
+  const BiasAct& terms = a.terms;
+  // float64 is a reference type: one kernel is enough.
+  if constexpr (sizeof(T) < 8) {
+    const bool packed = terms.numel % N == 0 && terms.numel <= kMostElements && aligned(terms.x) && aligned(terms.y) &&
+                        aligned(terms.residual) && aligned(terms.grad);
+    if (packed && terms.bias == nullptr)
+      return launch_kernel<T, N, uint32_t, Divider32, Channels::none>(a, stream);
+    if (packed) {
+      return dispatch_channels<N>(terms.inner, terms.channels, {terms.bias}, [&](auto kind) {
+        launch_kernel<T, N, uint32_t, Divider32, kind()>(a, stream);
+      });
+    }
+  }
+  if (terms.bias == nullptr) return launch_kernel<T, 1, uint64_t, Divider64, Channels::none>(a, stream);
+  launch_kernel<T, 1, uint64_t, Divider64, Channels::lanes>(a, stream);
+}
+
+}  // namespace
+
+int launch_dropout_act(const DropoutAct& a, void* stream) {
+  KFC_DISPATCH_DTYPE(a.terms.dtype, launch<T>(a, static_cast<cudaStream_t>(stream)));
+  return cudaGetLastError();
+}
+
+}  // namespace kfc

@@ -1,0 +1,150 @@
+"""dropout_act: ``dropout(act(x + bias)) + residual`` in one pass over memory, without a mask.
+
+Which elements are dropped follows from a seed and the number of the element in memory (Philox 4x32-10: Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", 2011). The seed is drawn from torch's generator of the device into a
+tensor there: `torch.manual_seed` repeats it, and a CUDA graph draws another at each replay. CPU and GPU draw different
+seeds, but the same elements for the same seed.
+
+Backward: dropout(grad) * act'(x + bias) is the gradient of x and, summed over all other dimensions, of bias; that of
+residual is grad.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .activations import BY_CODE, CODES
+from .bias_act import check_terms, spread
+from .registration import LIBRARY, autocast, cast_to_widest, define, has_kernels, require
+
+
+def gelu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+    """``dropout(gelu(x), p)`` with the exact (erf) GELU; see :func:`bias_dropout_add` for the arguments."""
+    return _dropout_act(x, None, None, p, training, CODES["gelu"], -1)
+
+
+def bias_dropout_add(
+    x: Tensor, bias: Tensor | None, residual: Tensor, p: float = 0.5, training: bool = True, dim: int = -1
+) -> Tensor:
+    """``dropout(x + bias, p) + residual``, the end of a transformer's block, in x's dtype, shape and memory format.
+
+    Args:
+        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in float32).
+        bias: (x.shape[dim],), along ``dim``, or None; x's dtype and device (autocast aligns the dtypes).
+        residual: x's shape, dtype and device.
+        p: the probability to drop an element; the others are multiplied by 1 / (1 - p).
+        training: without it nothing is dropped.
+
+    Raises:
+        ValueError: p outside of 0 to 1. RuntimeError: shapes, dtypes or devices that do not fit.
+    """
+    return _dropout_act(x, bias, residual, p, training, CODES["none"], dim)
+
+
+def _dropout_act(x, bias, residual, p, training, code, dim):
+    if not 0 <= p <= 1:
+        raise ValueError(f"p must be between 0 and 1, got {p}")
+    p = float(p) if training else 0.0
+    if not has_kernels(x) or p == 1:
+        check_terms("dropout_act", x, bias, residual, dim)
+        return _plain(x, bias, residual, p, code, dim)
+    seed = torch.randint(-(2**63), 2**63 - 1, (), device=x.device) if p else x.new_zeros((), dtype=torch.int64)
+    return _OPERATOR(x, bias, residual, seed, p, code, 0.01, dim)
+
+
+def _plain(x, bias, residual, p, code, dim):
+    """With torch's own dropout, and so with other elements dropped."""
+    y = F.dropout(BY_CODE[code].reference(_sum(x, bias, dim), 0.01), p)
+    return y if residual is None else y + residual
+
+
+def _sum(x, bias, dim):
+    return x if bias is None else x + spread(bias, x, dim)
+
+
+def _check(x, bias, residual, seed, p, dim):
+    operator = "dropout_act"
+    check_terms(operator, x, bias, residual, dim)
+    require(seed.dtype == torch.int64 and seed.numel() == 1, operator, "seed must be one int64")
+    require(0 <= p < 1, operator, f"p must be at least 0 and less than 1, got {p}")
+
+
+def keep_mask(like: Tensor, seed: Tensor, p: float) -> Tensor:
+    """Which elements of a tensor in the shape and dense layout of ``like`` are kept: the definition, in plain ATen."""
+    numel = like.numel()
+    words = _philox(seed.reshape(()), torch.arange((numel + 3) // 4, device=like.device)).flatten()[:numel]
+    in_memory = torch.empty_like(like, dtype=torch.bool)
+    dropped = min(round(p * 2**32), 2**32 - 1)
+    return in_memory.as_strided((numel,), (1,)).copy_(words >= dropped).as_strided(like.shape, in_memory.stride())
+
+
+_LOW = 0xFFFFFFFF
+
+
+def _multiply(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """The upper and the lower half of the 64 bits of word * factor, both of 32 bits, without a sign in int64."""
+    low, high = word * (factor & 0xFFFF), word * (factor >> 16)
+    middle = high + (low >> 16)
+    return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+def _philox(seed: Tensor, block: Tensor) -> Tensor:
+    """(blocks, 4) words of 32 bits, as int64."""
+    key = [seed & _LOW, (seed >> 32) & _LOW]
+    c = [block & _LOW, block >> 32, torch.zeros_like(block), torch.zeros_like(block)]
+    for _ in range(10):
+        (high0, low0), (high1, low1) = _multiply(c[0], 0xD2511F53), _multiply(c[2], 0xCD9E8D57)
+        c = [high1 ^ c[1] ^ key[0], low1, high0 ^ c[3] ^ key[1], low0]
+        key = [(key[0] + 0x9E3779B9) & _LOW, (key[1] + 0xBB67AE85) & _LOW]
+    return torch.stack(c, -1)
+
+
+def _drop(v, like, seed, p):
+    return torch.where(keep_mask(like, seed, p), v / (1 - p), 0)
+
+
+def _compose(x, bias, residual, seed, p, code, negative_slope, dim):
+    _check(x, bias, residual, seed, p, dim)
+    y = _drop(BY_CODE[code].reference(_sum(x, bias, dim), negative_slope), x, seed, p)
+    return torch.empty_like(x).copy_(y if residual is None else y + residual)
+
+
+def _fake(x, bias, residual, seed, p, code, negative_slope, dim):
+    _check(x, bias, residual, seed, p, dim)
+    return torch.empty_like(x)
+
+
+def _compose_backward(grad, x, bias, seed, p, code, negative_slope, dim):
+    activation, v = BY_CODE[code], _sum(x, bias, dim)
+    saved = activation.reference(v, negative_slope) if activation.saves_output else v
+    return torch.empty_like(x).copy_(activation.backward(_drop(grad, x, seed, p), saved, negative_slope))
+
+
+def _fake_backward(grad, x, bias, seed, p, code, negative_slope, dim):
+    return torch.empty_like(x)
+
+
+def _save(ctx, inputs, output):
+    x, bias, _, seed, *ctx.options = inputs
+    ctx.save_for_backward(x, bias, seed)
+
+
+def _differentiate(ctx, grad):
+    x, bias, seed = ctx.saved_tensors
+    x_needs, bias_needs, residual_needs = ctx.needs_input_grad[:3]
+    of_x = _BACKWARD(grad, x, bias, seed, *ctx.options) if x_needs or bias_needs else None
+    of_bias = of_x.sum_to_size(spread(bias, x, ctx.options[-1]).shape).flatten() if bias_needs else None
+    return of_x if x_needs else None, of_bias, grad if residual_needs else None, None, None, None, None, None
+
+
+_OPTIONS = "Tensor seed, float p, int activation, float negative_slope, int dim"
+_OPERATOR = define(f"dropout_act(Tensor x, Tensor? bias, Tensor? residual, {_OPTIONS}) -> Tensor", _compose, _fake)
+_BACKWARD = define(
+    f"dropout_act_backward(Tensor grad, Tensor x, Tensor? bias, {_OPTIONS}) -> Tensor",
+    _compose_backward,
+    _fake_backward,
+)
+torch.library.register_autograd("kfconvert::dropout_act", _differentiate, setup_context=_save, lib=LIBRARY)
+autocast((_OPERATOR,), cast_to_widest)
+
+fused_gelu_dropout = gelu_dropout

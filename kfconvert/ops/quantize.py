@@ -1,0 +1,105 @@
+"""quantize_int8 and dequantize_int8: float to int8 by scale and zero point and back, in one pass over memory."""
+
+import torch
+from torch import Tensor
+
+from .bias_act import check_channels, spread
+from .registration import define, has_kernels, require, require_float
+
+
+def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
+    """``clamp(round(x / scale + zero_point), -128, 127)`` as int8, in x's shape and memory format.
+
+    Args:
+        x: any shape and strides; float64, float32, float16 or bfloat16. The half types are computed in float32.
+        scale: a number or a tensor of one element for all, or (x.shape[dim],), one for each channel along ``dim``.
+        zero_point: the same.
+
+    Half-way cases go to the even number; a NaN becomes 0. Not differentiable. RuntimeError: shapes, dtypes or devices
+    that do not fit.
+    """
+    operator = "quantize_int8"
+    require_float(operator, x)
+    scale, zero_point = _parameters(operator, x, scale, zero_point, _wide(x.dtype), dim)
+    if not has_kernels(x):
+        return _quantized(x, scale, zero_point, dim)
+    return _QUANTIZE(x, *_arguments(scale, zero_point), dim)
+
+
+def dequantize_int8(
+    q: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """``(q - zero_point) * scale`` in ``dtype`` (the half types are computed in float32); the arguments are those of
+    :func:`quantize_int8`, q int8 of any shape and strides. Differentiable in a ``scale`` that requires a gradient."""
+    operator = "dequantize_int8"
+    require(q.dtype == torch.int8, operator, "expected int8")
+    empty = q.new_empty(0, dtype=dtype)
+    require_float(operator, empty)
+    scale, zero_point = _parameters(operator, q, scale, zero_point, _wide(dtype), dim)
+    learned = torch.is_grad_enabled() and isinstance(scale, Tensor) and scale.requires_grad
+    if not has_kernels(q) or learned:
+        return _dequantized(q, scale, zero_point, dim, dtype)
+    return _DEQUANTIZE(q, *_arguments(scale, zero_point), dim, empty)
+
+
+def _wide(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _parameters(operator, x, scale, zero_point, wide, dim):
+    """Each a number, or a tensor of one element or of x.shape[dim] in the dtype of the computation."""
+    values = []
+    for name, value in (("scale", scale), ("zero_point", zero_point)):
+        if isinstance(value, Tensor):
+            require(value.device == x.device, operator, f"{name} is on another device than x")
+            value = value.to(wide)
+            if value.numel() == 1 and value.dim() <= 1:
+                value = value.reshape(1)
+            else:
+                check_channels(operator, name, x, value, dim)
+        values.append(value if isinstance(value, Tensor) else float(value))
+    sizes = [value.numel() for value in values if isinstance(value, Tensor)]
+    return [value.expand(max(sizes)) if isinstance(value, Tensor) else value for value in values]
+
+
+def _arguments(scale, zero_point):
+    """Tensors where they are tensors, numbers where they are numbers: what the operators take."""
+    tensors = (value if isinstance(value, Tensor) else None for value in (scale, zero_point))
+    numbers = (0.0 if isinstance(value, Tensor) else value for value in (scale, zero_point))
+    return *tensors, *numbers
+
+
+def _spread(value, x, dim):
+    return spread(value, x, dim) if isinstance(value, Tensor) and value.numel() > 1 else value
+
+
+def _quantized(x, scale, zero_point, dim):
+    scaled = x.to(_wide(x.dtype)) / _spread(scale, x, dim) + _spread(zero_point, x, dim)
+    return scaled.round().clamp(-128, 127).nan_to_num(0).to(torch.int8)
+
+
+def _dequantized(q, scale, zero_point, dim, dtype):
+    return ((q.to(_wide(dtype)) - _spread(zero_point, q, dim)) * _spread(scale, q, dim)).to(dtype)
+
+
+def _compose(x, scale, zero_point, scale_value, zero_point_value, dim):
+    values = scale_value if scale is None else scale, zero_point_value if zero_point is None else zero_point
+    return torch.empty_like(x, dtype=torch.int8).copy_(_quantized(x, *values, dim))
+
+
+def _fake(x, scale, zero_point, scale_value, zero_point_value, dim):
+    return torch.empty_like(x, dtype=torch.int8)
+
+
+def _compose_back(q, scale, zero_point, scale_value, zero_point_value, dim, like):
+    values = scale_value if scale is None else scale, zero_point_value if zero_point is None else zero_point
+    return torch.empty_like(q, dtype=like.dtype).copy_(_dequantized(q, *values, dim, like.dtype))
+
+
+def _fake_back(q, scale, zero_point, scale_value, zero_point_value, dim, like):
+    return torch.empty_like(q, dtype=like.dtype)
+
+
+_PARAMETERS = "Tensor? scale, Tensor? zero_point, float scale_value, float zero_point_value, int dim"
+_QUANTIZE = define(f"quantize_int8(Tensor x, {_PARAMETERS}) -> Tensor", _compose, _fake)
+_DEQUANTIZE = define(f"dequantize_int8(Tensor q, {_PARAMETERS}, Tensor like) -> Tensor", _compose_back, _fake_back)
