@@ -13,7 +13,7 @@ FUZZ ?= 2000
 DEMO ?= --models resnet50 bert-base-uncased --weights auto --save-path out
 
 PACKAGES := torch torchvision transformers timm safetensors rich click numpy \
-	setuptools wheel ninja pybind11 pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft
+	setuptools wheel ninja pybind11 pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib
 SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
 
 .PHONY: demo test fuzz build clean

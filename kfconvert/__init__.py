@@ -1,7 +1,8 @@
 """kfconvert: finds the fusable operations in a PyTorch model, swaps in fused modules, and proves the result.
 
 The front door: ``auto_convert_model`` for one call, ``ModelConverter`` for its options and statistics, ``save`` and
-``load`` for artifacts, ``modules`` and ``ops`` to use the fused pieces by hand, ``kernels`` for single implementations.
+``load`` for artifacts, ``modules`` and ``ops`` to use the fused pieces by hand, ``kernels`` for single implementations,
+``profiling`` to measure them.
 """
 
 import importlib
@@ -19,7 +20,7 @@ _HOMES = {
     "save": "artifact",
     "validate_optimization": "validator",
 }
-_PACKAGES = ("kernels", "modules", "ops")
+_PACKAGES = ("kernels", "modules", "ops", "profiling")
 
 __all__ = sorted([*_HOMES, *_PACKAGES, "__version__"])
 

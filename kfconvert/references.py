@@ -29,7 +29,7 @@ def model_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
     The training flags of all submodules and the random state are restored.
     """
-    with _evaluation(model):
+    with evaluation(model):
         return model(*tree_map(_fresh, args), **tree_map(_fresh, kwargs))
 
 
@@ -122,7 +122,7 @@ def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _evaluation(model: nn.Module) -> Iterator[None]:
+def evaluation(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients; training flags and random state are put back."""
     flags = [(module, module.training) for module in model.modules()]
     devices = {tensor.device.index for tensor in _tensors_of(model) if tensor.is_cuda}

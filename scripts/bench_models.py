@@ -8,7 +8,7 @@ From the repository root, without installing anything:
 Models have random weights from a fixed seed and nothing is downloaded; the batch norms of CNNs get the
 statistics of random images, so that folding them is not a no-op. Images are standard normal numbers, token
 ids are uniform, and no attention mask is given. For each model and batch size all variants are timed in turns
-(see kfconvert/profiling.py), so that the ratios belong to one state of the machine. A variant that fails
+(see kfconvert.profiling), so that the ratios belong to one state of the machine. A variant that fails
 becomes a row that says why.
 
 "+ CUDA graph" rows replay the same forward from a graph captured here, the copy of the inputs included: they

@@ -6,12 +6,12 @@ import json
 import pytest
 import torch
 
-from kfconvert import profiling
 from kfconvert.profiling import Comparison, Timing, benchmark_callable, compare_timings
+from kfconvert.profiling import comparison as comparing
 
 
 def test_candidates_take_turns_in_alternating_order(monkeypatch):
-    monkeypatch.setattr(profiling, "WARM_UP_SHARE", 0.0)
+    monkeypatch.setattr(comparing, "WARM_UP_SHARE", 0.0)
     calls = []
     candidates = {name: lambda name=name: calls.append(name) for name in "abc"}
     compare_timings(candidates, budget_s=0.0, min_rounds=4)
@@ -20,7 +20,7 @@ def test_candidates_take_turns_in_alternating_order(monkeypatch):
 
 def test_at_least_min_rounds_and_no_more_than_the_cap(monkeypatch):
     assert benchmark_callable(lambda: None, budget_s=0.0, min_rounds=3).rounds == 3
-    monkeypatch.setattr(profiling, "MAX_ROUNDS", 20)
+    monkeypatch.setattr(comparing, "MAX_ROUNDS", 20)
     assert benchmark_callable(lambda: None, budget_s=60.0).rounds == 20
 
 

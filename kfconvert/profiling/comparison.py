@@ -9,7 +9,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -131,7 +131,7 @@ def compare_timings(
         raise ValueError("compare_timings needs at least one candidate")
     if min_rounds < 1:
         raise ValueError(f"min_rounds must be at least 1, got {min_rounds}")
-    synchronize = _synchronizer(torch.device(device))
+    synchronize = synchronizer(torch.device(device))
     calls = list(candidates.items())
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     with torch.no_grad():
@@ -144,7 +144,7 @@ def compare_timings(
                 break
             # every second round runs backwards: each candidate follows each neighbour equally often
             for name, call in calls if rounds % 2 == 0 else reversed(calls):
-                samples[name].append(1e3 * _seconds(call, synchronize))
+                samples[name].append(1e3 * seconds(call, synchronize))
             rounds += 1
     return Comparison(samples)
 
@@ -156,7 +156,8 @@ def benchmark_callable(
     return compare_timings({"call": call}, device, budget_s, min_rounds)["call"]
 
 
-def _synchronizer(device: torch.device) -> Callable[[], None]:
+def synchronizer(device: torch.device) -> Callable[[], None]:
+    """What waits until everything launched on `device` is done."""
     if device.type == "cpu":
         return lambda: None
     if device.type == "cuda":
@@ -164,7 +165,8 @@ def _synchronizer(device: torch.device) -> Callable[[], None]:
     return lambda: torch.accelerator.synchronize(device)
 
 
-def _seconds(call: Callable[[], Any], synchronize: Callable[[], None]) -> float:
+def seconds(call: Callable[[], Any], synchronize: Callable[[], None]) -> float:
+    """Wall-clock time of one call, from an idle device to an idle device."""
     synchronize()
     start = time.perf_counter()
     result = call()
@@ -176,13 +178,24 @@ def _seconds(call: Callable[[], Any], synchronize: Callable[[], None]) -> float:
 
 def _warm_up(call: Callable[[], Any], synchronize: Callable[[], None], limit_s: float) -> float:
     """Call until the times settle; returns the seconds of the first call, which no budget includes."""
-    first = _seconds(call, synchronize)
+    first = seconds(call, synchronize)
     times: list[float] = []
     while len(times) < WARM_UP_CALLS and sum(times) < limit_s:
-        times.append(_seconds(call, synchronize))
+        times.append(seconds(call, synchronize))
         if len(times) >= 3 and max(times[-3:]) <= STABLE_WITHIN * min(times[-3:]):
             break
     return first
+
+
+def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
+    """Bounds of the median with at least 95 % confidence from 6 values on, whatever their distribution is.
+
+    They are order statistics: the number of independent values below the median is binomial(n, 1/2), here by
+    its normal approximation with continuity correction (1.96 standard deviations of sqrt(n)/2); see J.-Y. Le
+    Boudec, Performance Evaluation of Computer and Communication Systems (2010), chapter 2.
+    """
+    rank = max(0, math.floor((len(ordered) - 1) / 2 - 0.98 * math.sqrt(len(ordered))))
+    return ordered[rank], ordered[-1 - rank]
 
 
 def _timing(times: list[float]) -> Timing:
@@ -193,10 +206,7 @@ def _timing(times: list[float]) -> Timing:
 def _speedup(baseline: list[float], candidate: list[float]) -> Speedup:
     ratios = sorted(base / own for base, own in zip(baseline, candidate, strict=True))
     q1, median, q3 = _quartiles(ratios)
-    # Order statistics that enclose the median: the number of ratios below it is binomial(n, 1/2), here by its
-    # normal approximation with continuity correction (1.96 standard deviations of sqrt(n)/2).
-    rank = max(0, math.floor((len(ratios) - 1) / 2 - 0.98 * math.sqrt(len(ratios))))
-    return Speedup(median, q1, q3, ratios[rank], ratios[-1 - rank])
+    return Speedup(median, q1, q3, *median_interval(ratios))
 
 
 def _quartiles(values: list[float]) -> tuple[float, float, float]:

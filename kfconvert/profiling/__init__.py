@@ -1,0 +1,24 @@
+"""How fast functions and models are, and what their calls move, launch and allocate."""
+
+from .bandwidth import copy_bandwidth
+from .benchmarks import benchmark_kernel, quick_benchmark
+from .comparison import Comparison, Speedup, Timing, benchmark_callable, compare_timings
+from .implementations import ImplementationResult, KernelProfiler, compare_functions
+from .measurement import Measurement
+from .models import profile_model_inference
+
+__all__ = [
+    "Comparison",
+    "ImplementationResult",
+    "KernelProfiler",
+    "Measurement",
+    "Speedup",
+    "Timing",
+    "benchmark_callable",
+    "benchmark_kernel",
+    "compare_functions",
+    "compare_timings",
+    "copy_bandwidth",
+    "profile_model_inference",
+    "quick_benchmark",
+]

@@ -1,0 +1,117 @@
+"""Measurements of single functions."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..inputs import ExampleCall
+from ..validator import split_inputs
+from .bandwidth import bytes_of_call, copy_bandwidth, tensors_in, tensors_of
+from .comparison import Comparison
+from .device_cost import count_launches, peak_memory
+from .measurement import Measurement
+from .sampling import sample
+
+QUICK_WARMUP = 3
+QUICK_REPEAT = 20
+
+
+def benchmark_kernel(
+    fn: Callable[..., Any], inputs: Any, warmup: int = 10, repeat: int = 100, bytes_moved: int | None = None
+) -> Measurement:
+    """Measure a function as a loop in eager mode sees it, without gradients.
+
+    inputs: a tensor, a tuple of positional arguments, a mapping of keyword arguments, or the pair (args,
+    kwargs). Every call gets these very objects: what a function writes into them, the next call finds there.
+    warmup: calls before the timed ones, besides a first one, which may compile something.
+    repeat: measurements. On CUDA each is the mean over a batch of calls that takes about a millisecond (100
+    calls at most) between two events: the time that the device needs for a call, or the host to launch it
+    where that is more; the L2 cache is not flushed. Elsewhere each is the wall-clock time of one call.
+    bytes_moved: bytes that a call reads and writes, where inputs, outputs, and the parameters of a module,
+    each counted once, are not what it has to move.
+
+    Afterwards a few more calls find the number of launches and the peak of memory (see `Measurement`).
+    Errors of the function are raised; ValueError or TypeError tells in one line what is wrong with an
+    argument.
+    """
+    check({"fn": fn}, warmup, repeat, bytes_moved)
+    measurements, _ = measure({"fn": fn}, call_of(inputs), warmup, repeat, bytes_moved)
+    return measurements["fn"]
+
+
+def quick_benchmark(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
+    """Measure `fn(*args, **kwargs)` as `benchmark_kernel` does: 20 measurements after 3 calls of warm-up."""
+    return benchmark_kernel(fn, (args, kwargs), QUICK_WARMUP, QUICK_REPEAT)
+
+
+def call_of(inputs: Any) -> ExampleCall:
+    """The call that `inputs`, as `benchmark_kernel` takes them, stand for."""
+    if not isinstance(inputs, (Tensor, tuple, list, Mapping)):
+        raise TypeError(
+            "inputs must be a tensor, a tuple of arguments, a mapping of keyword arguments or "
+            f"(args, kwargs), not {type(inputs).__name__}"
+        )
+    return ExampleCall(*split_inputs(inputs))
+
+
+@torch.no_grad()
+def measure(
+    functions: Mapping[str, Callable[..., Any]],
+    call: ExampleCall,
+    warmup: int,
+    repeat: int,
+    bytes_moved: int | None,
+) -> tuple[dict[str, Measurement], Comparison]:
+    """Measure functions of the same inputs in turns; further arguments as those of `benchmark_kernel`."""
+    moved, devices = {}, []
+    for name, fn in functions.items():
+        own_bytes, own_devices = _first_call(fn, call)
+        moved[name] = own_bytes if bytes_moved is None else bytes_moved
+        devices += own_devices
+    device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+    calls = {name: partial(fn, *call.args, **call.kwargs) for name, fn in functions.items()}
+    samples = sample(calls, device, warmup, repeat)
+    copy_gb_s = _copy_gb_s(device) if any(moved.values()) else None
+    # The profiler and the counters of the allocator come last: they are not to slow what is timed.
+    measurements = {
+        name: Measurement.of(
+            *samples[name],
+            device=str(device),
+            bytes_moved=moved[name],
+            copy_gb_s=copy_gb_s,
+            peak_bytes=peak_memory(calls[name], device),
+            launches=count_launches(calls[name], device),
+        )
+        for name in functions
+    }
+    return measurements, Comparison({name: times_ms for name, (times_ms, _) in samples.items()})
+
+
+def _first_call(fn: Callable[..., Any], call: ExampleCall) -> tuple[int, list[torch.device]]:
+    """The bytes that a call moves, and the devices of its tensors."""
+    outputs = call(fn)
+    tensors = (*call.tensors(), *tensors_of(fn), *tensors_in(outputs))
+    return bytes_of_call(fn, call, outputs), [tensor.device for tensor in tensors]
+
+
+def check(functions: Mapping[str, Any], warmup: int, repeat: int, bytes_moved: int | None) -> None:
+    """Raise one clear line where a measurement is asked for that cannot be made."""
+    for name, fn in functions.items():
+        if not callable(fn):
+            raise TypeError(f"{name} must be callable, not {type(fn).__name__}")
+    if warmup < 0:
+        raise ValueError(f"warmup must be at least 0, got {warmup}")
+    if repeat < 1:
+        raise ValueError(f"repeat must be at least 1, got {repeat}")
+    if bytes_moved is not None and bytes_moved < 0:
+        raise ValueError(f"bytes_moved must be at least 0, got {bytes_moved}")
+
+
+def _copy_gb_s(device: torch.device) -> float | None:
+    try:
+        return copy_bandwidth(device)
+    except torch.OutOfMemoryError:  # a model that fills the GPU can still be timed
+        return None

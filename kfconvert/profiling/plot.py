@@ -1,0 +1,43 @@
+"""A chart of measurements; the only piece that needs matplotlib."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from .measurement import Measurement
+
+# Times further apart than this get a logarithmic axis, on which the smallest bar can still be read.
+LINEAR_RANGE = 20.0
+
+
+def bar_chart(groups: Mapping[str, Mapping[str, Measurement]], path: Path) -> None:
+    """Write the median times as PNG to `path`: a group of bars a label, one bar a name, with 95 % intervals.
+
+    A name has one colour in all groups, and may be missing in some.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plot_comparison needs matplotlib: pip install 'kfconvert[plot]'") from error
+
+    names = list(dict.fromkeys(name for group in groups.values() for name in group))
+    medians = [measurement.median_ms for group in groups.values() for measurement in group.values()]
+    unit, per_ms = ("us", 1e3) if max(medians) < 1 else ("ms", 1.0)
+    width = 0.8 / len(names)
+    # A figure with a canvas of its own leaves the backend that the caller chose alone.
+    figure = Figure(figsize=(max(6.0, 1.0 + 0.4 * len(names) * len(groups)), 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for index, name in enumerate(names):
+        shown = [(place, group[name]) for place, group in enumerate(groups.values()) if name in group]
+        heights = [per_ms * measurement.median_ms for _, measurement in shown]
+        below = [per_ms * (measurement.median_ms - measurement.low_ms) for _, measurement in shown]
+        above = [per_ms * (measurement.high_ms - measurement.median_ms) for _, measurement in shown]
+        places = [place + (index - (len(names) - 1) / 2) * width for place, _ in shown]
+        axes.bar(places, heights, width, yerr=(below, above), capsize=2, label=name)
+    if max(medians) > LINEAR_RANGE * min(medians):
+        axes.set_yscale("log")
+    axes.set_xticks(range(len(groups)), list(groups), rotation=15 if len(groups) > 2 else 0)
+    axes.set_ylabel(f"median time of a call, {unit}")
+    axes.legend()
+    figure.savefig(path, format="png", dpi=150)

@@ -1,0 +1,170 @@
+"""Implementations against each other: agreement, speed-ups, the table and the chart."""
+
+import builtins
+import json
+import struct
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kfconvert.profiling import KernelProfiler, compare_functions, implementations
+
+QUICK = {"warmup": 0, "repeat": 6}
+
+
+def plain(x):
+    return F.gelu(x + 1)
+
+
+def rounded(x):
+    return F.gelu((x + 1) * (1 + 2e-7))
+
+
+def wrong(x):
+    return F.gelu(x + 1) * 1.5
+
+
+def shorter(x):
+    return F.gelu(x + 1)[:1]
+
+
+@pytest.fixture
+def x():
+    return torch.randn(8, 16)
+
+
+def test_rows_in_the_order_given(x):
+    rows = KernelProfiler().compare_implementations({"plain": plain, "rounded": rounded}, x, **QUICK)
+    assert [row.name for row in rows] == ["plain", "rounded"]
+    assert rows[0].speedup is None and rows[1].speedup.ratio > 0
+    assert [row.measurement.repeat for row in rows] == [6, 6]
+    assert rows[0].measurement.bytes_moved == 2 * 512
+
+
+def test_disagreement_is_reported_and_not_raised(x):
+    functions = {"plain": plain, "rounded": rounded, "wrong": wrong, "shorter": shorter}
+    same, close, off, cut = KernelProfiler().compare_implementations(functions, x, **QUICK)
+    assert (same.agrees, same.difference, same.reason) == (True, 0.0, None)
+    assert close.agrees and 0 < close.difference < 1e-6
+    assert not off.agrees and off.difference == pytest.approx(0.5) and "first implementation" in off.reason
+    assert not cut.agrees and cut.difference is None and "shape" in cut.reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_few_units_of_rounding_agree(x, dtype):
+    x = x.to(dtype)
+    exact = compare_functions(plain, lambda x: F.gelu(x.double() + 1).to(dtype), x, **QUICK)
+    assert exact.agrees and 0 < exact.difference < 4 * torch.finfo(dtype).eps
+
+
+def test_integers_agree_where_they_are_equal(x):
+    same = compare_functions(lambda x: x.argmax(), lambda x: x.flatten().argmax(), x, **QUICK)
+    assert (same.agrees, same.difference) == (True, 0.0)
+    other = compare_functions(lambda x: x.argmax(), lambda x: x.argmax() + 1, x, **QUICK)
+    assert not other.agrees and other.difference is None
+
+
+def test_inputs_and_random_numbers_are_the_same_for_each(x):
+    before, state = x.clone(), torch.get_rng_state()
+    assert compare_functions(F.relu, F.relu_, x, **QUICK).agrees  # the copy, not x, is written to first
+    assert compare_functions(F.relu_, F.relu_, before, **QUICK).agrees
+    assert torch.equal(torch.get_rng_state(), state)
+    assert compare_functions(lambda x: F.dropout(x, 0.5), lambda x: F.dropout(x, 0.5), x, **QUICK).agrees
+
+
+def test_modules_are_implementations(x):
+    linear = nn.Linear(16, 16)
+    row = compare_functions(linear, lambda x: F.linear(x, linear.weight, linear.bias), x, **QUICK)
+    assert row.agrees and row.name == "b" and row.speedup is not None
+
+
+def test_results_are_kept_by_label(x):
+    profiler = KernelProfiler()
+    first = profiler.compare_implementations({"plain": plain}, x, **QUICK)
+    profiler.compare_implementations({"plain": plain, "wrong": wrong}, x, **QUICK, label="again")
+    assert list(profiler.results) == ["float32[8, 16]", "again"]
+    assert profiler.results["float32[8, 16]"] is first
+    second = profiler.compare_implementations({"plain": plain}, x, **QUICK)
+    assert profiler.results["float32[8, 16]"] is second
+
+
+def test_reports(x):
+    profiler = KernelProfiler()
+    functions = {"plain": plain, "[wrong]": wrong, "zero": torch.zeros_like}
+    rows = profiler.compare_implementations(functions, x, **QUICK)
+    report = json.loads(json.dumps([row.as_dict() for row in rows], allow_nan=False))
+    assert report[0]["speedup"] is None and report[1]["speedup"]["ratio"] > 0
+    assert report[1]["measurement"]["repeat"] == 6 and report[1]["agrees"] is False
+    lines = [row.summary() for row in rows]
+    assert "agree" not in lines[0] and "outputs do NOT agree" in lines[1] and "\n" not in "".join(lines)
+    table = profiler.summary()
+    assert "float32[8, 16]" in table and "[wrong]" in table and table.count("DIFFERS") == 2
+    assert max(map(len, table.splitlines())) <= implementations.WIDTH
+
+
+def test_an_infinite_difference_is_none_in_json(x):
+    row = compare_functions(torch.zeros_like, plain, x, **QUICK)
+    assert row.difference == float("inf") and row.as_dict()["difference"] is None
+
+
+@pytest.mark.parametrize("functions", [{}, [plain], None])
+def test_implementations_must_be_a_mapping(functions, x):
+    with pytest.raises(ValueError, match="implementations must be a mapping of names to functions"):
+        KernelProfiler().compare_implementations(functions, x)
+
+
+def test_bad_arguments(x):
+    profiler = KernelProfiler()
+    with pytest.raises(ValueError, match="repeat must be at least 1"):
+        profiler.compare_implementations({"plain": plain}, x, repeat=0)
+    with pytest.raises(TypeError, match="broken must be callable, not int"):
+        profiler.compare_implementations({"plain": plain, "broken": 3}, x)
+    with pytest.raises(TypeError, match="inputs must be"):
+        profiler.compare_implementations({"plain": plain}, None)
+    assert profiler.results == {}
+
+
+def test_the_chart_is_a_png(x, tmp_path):
+    pytest.importorskip("matplotlib")
+    profiler = KernelProfiler()
+    profiler.compare_implementations({"plain": plain, "rounded": rounded}, x, **QUICK)
+    profiler.compare_implementations({"plain": plain}, torch.randn(64, 64), **QUICK)  # one without the other
+    path = profiler.plot_comparison(str(tmp_path / "chart.of.kernels"))
+    content = path.read_bytes()
+    width, height = struct.unpack(">II", content[16:24])
+    assert content[:8] == b"\x89PNG\r\n\x1a\n" and content[12:16] == b"IHDR" and content[-8:-4] == b"IEND"
+    assert width > 600 and height > 400
+
+
+def test_a_chart_needs_results():
+    with pytest.raises(ValueError, match="nothing to plot"):
+        KernelProfiler().plot_comparison("never.png")
+
+
+def test_a_chart_needs_matplotlib(x, tmp_path, monkeypatch):
+    original = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return original(name, *args, **kwargs)
+
+    profiler = KernelProfiler()
+    profiler.compare_implementations({"plain": plain}, x, **QUICK)
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"pip install 'kfconvert\[plot\]'"):
+        profiler.plot_comparison(tmp_path / "chart.png")
+
+
+@pytest.mark.cuda
+def test_implementations_on_a_gpu():
+    x = torch.randn(2048, 1024, device="cuda")
+    fused, unfused = KernelProfiler().compare_implementations(
+        {"addcmul": lambda x: torch.addcmul(x, x, x), "two": lambda x: x + x * x}, x, **QUICK
+    )
+    assert (fused.measurement.launches, unfused.measurement.launches) == (1, 2)
+    assert fused.agrees and unfused.agrees and unfused.difference < 1e-6
+    assert fused.measurement.device == str(x.device)
+    assert fused.measurement.peak_bytes < unfused.measurement.peak_bytes

@@ -1,0 +1,82 @@
+"""The statistics, and what is derived from them."""
+
+import dataclasses
+import json
+import math
+import statistics
+
+import pytest
+
+from kfconvert.profiling import Measurement
+from kfconvert.profiling.comparison import median_interval
+from kfconvert.profiling.measurement import bytes_text, time_text
+
+COST = {
+    "device": "cuda:0",
+    "bytes_moved": 3_000_000,
+    "copy_gb_s": 2000.0,
+    "launches": 1,
+    "peak_bytes": 4 * 2**20,
+}
+
+
+def test_statistics_of_the_times():
+    times_ms = [float(n) for n in range(30, 0, -1)]
+    measurement = Measurement.of(times_ms, 4, **COST)
+    assert (measurement.mean_ms, measurement.median_ms, measurement.min_ms) == (15.5, 15.5, 1.0)
+    assert measurement.std_ms == statistics.stdev(times_ms)
+    # ranks 10 and 21 enclose the median of 30 with 95.7 % (binomial tables)
+    assert (measurement.low_ms, measurement.high_ms) == (10.0, 21.0)
+    assert (measurement.repeat, measurement.calls) == (30, 4)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        measurement.repeat = 6
+
+
+def test_a_single_measurement_has_no_spread():
+    measurement = Measurement.of([2.0], 1, **COST)
+    assert measurement.std_ms == 0.0
+    assert {measurement.mean_ms, measurement.median_ms, measurement.low_ms, measurement.high_ms} == {2.0}
+
+
+@pytest.mark.parametrize("count", [6, 7, 20, 71, 100, 400])
+def test_the_interval_covers_the_median_with_95_per_cent(count):
+    low, high = median_interval(range(count))
+    # the median lies outside when at most `low` of the values are below it, or above it
+    outside = 2 * sum(math.comb(count, below) for below in range(low + 1)) / 2**count
+    assert high == count - 1 - low and 1 - outside >= 0.95
+
+
+def test_bandwidth_and_its_share_of_a_copy():
+    measurement = Measurement.of([0.001, 0.002, 0.009], 1, **COST)
+    assert measurement.bandwidth_gb_s == pytest.approx(1500.0)  # 3 MB in 2 us
+    assert measurement.copy_share == pytest.approx(0.75)
+    unknown = dataclasses.replace(measurement, copy_gb_s=None)
+    assert unknown.copy_share is None and "of a copy" not in unknown.summary()
+
+
+def test_report():
+    measurement = Measurement.of([0.002] * 9, 100, **COST)
+    report = json.loads(json.dumps(measurement.as_dict(), allow_nan=False))
+    assert report["median_ms"] == 0.002 and report["launches"] == 1 and report["peak_bytes"] == 4 * 2**20
+    assert report["bandwidth_gb_s"] == pytest.approx(1500.0) and report["copy_share"] == pytest.approx(0.75)
+    line = measurement.summary()
+    assert "\n" not in line and line.startswith("2.00 us") and "1.5e+03 GB/s (75 % of a copy)" in line
+    assert "1 launch," in line and line.endswith("peak memory 4.0 MiB")
+    elsewhere = dataclasses.replace(measurement, launches=None, peak_bytes=None, bytes_moved=0).summary()
+    assert not any(word in elsewhere for word in ("launch", "peak", "GB/s"))
+
+
+def test_numbers_for_people():
+    assert [time_text(ms) for ms in (0.00431, 0.9, 1.0, 1234.5)] == [
+        "4.31 us",
+        "900.00 us",
+        "1.000 ms",
+        "1234.500 ms",
+    ]
+    assert [bytes_text(count) for count in (0, 512, 1024, 3 * 2**19, 2**33)] == [
+        "0 B",
+        "512 B",
+        "1.0 KiB",
+        "1.5 MiB",
+        "8.0 GiB",
+    ]
