@@ -2,7 +2,7 @@
 
 The front door: ``auto_convert_model`` for one call, ``ModelConverter`` for its options and statistics, ``save`` and
 ``load`` for artifacts, ``modules`` and ``ops`` to use the fused pieces by hand, ``kernels`` for single implementations,
-``profiling`` to measure them.
+``profiling`` to measure them, ``get_cuda_compiler`` for CUDA sources of your own.
 """
 
 import importlib
@@ -13,14 +13,16 @@ from .version import __version__
 _HOMES = {
     "CUDA_AVAILABLE": "extension",
     "EXTENSION_LOADED": "extension",
+    "CompileError": "jit",
     "ConversionError": "converter",
     "ModelConverter": "converter",
     "auto_convert_model": "converter",
+    "get_cuda_compiler": "jit",
     "load": "artifact",
     "save": "artifact",
     "validate_optimization": "validator",
 }
-_PACKAGES = ("kernels", "modules", "ops", "profiling")
+_PACKAGES = ("jit", "kernels", "modules", "ops", "profiling")
 
 __all__ = sorted([*_HOMES, *_PACKAGES, "__version__"])
 

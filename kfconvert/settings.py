@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 
 class SettingError(ValueError):
@@ -23,3 +24,16 @@ def max_rewrites(default: int) -> int:
     if not value.isdecimal():
         raise SettingError(f"KFCONVERT_MAX_REWRITES must be a whole number from 0 on, not {value!r}")
     return int(value)
+
+
+def cuda_archs() -> list[str]:
+    """What CUDA code is compiled for where there is no GPU: KFCONVERT_CUDA_ARCHS, as in setup.py, like ["80", "90"].
+
+    Raises:
+        SettingError: it is set to something else than compute capabilities.
+    """
+    value = os.environ.get("KFCONVERT_CUDA_ARCHS", "").strip() or "8.0 9.0"
+    archs = [part.replace(".", "") for part in re.split(r"[;,\s]+", value) if part]
+    if not all(re.fullmatch(r"\d{2,3}[af]?", arch) for arch in archs):
+        raise SettingError(f'KFCONVERT_CUDA_ARCHS must be like "8.0 9.0", not {value!r}')
+    return archs

@@ -1,0 +1,6 @@
+"""CUDA sources of your own, compiled when they are needed: ``kfconvert.get_cuda_compiler()``."""
+
+from .compiler import CudaCompiler, get_cuda_compiler
+from .errors import CompileError
+
+__all__ = ["CompileError", "CudaCompiler", "get_cuda_compiler"]
