@@ -6,17 +6,26 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+# What runs on the way out has so long before the next error: it may have to put something back.
+GRACE_SECONDS = 1.0
 
 
 class Deadline(TorchFunctionMode):
-    """Within the block, the first function of PyTorch that is called after ``seconds`` raises a TimeoutError."""
+    """Within the block, the first computation with a tensor that begins after ``seconds`` raises a TimeoutError.
+
+    Calls that only set something never do, such as the one by which `torch.no_grad` turns gradients on again.
+    """
 
     def __init__(self, seconds: float):
         super().__init__()
         self.seconds, self._end = seconds, time.perf_counter() + seconds
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if time.perf_counter() > self._end:
+        now = time.perf_counter()
+        if now > self._end and any(isinstance(arg, Tensor) for arg in args) and func.__name__ != "__set__":
+            self._end = now + GRACE_SECONDS
             raise TimeoutError(f"took longer than {self.seconds:.1f} s")
         return func(*args, **(kwargs or {}))
