@@ -67,8 +67,10 @@ def bias_dropout_add(
 
 
 def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
-    scale, zero_point = (_along(value, x, dim) for value in (scale, zero_point))
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    # A tensor: by a number ATen divides on CUDA as the product with its reciprocal, which rounds otherwise.
+    scale = torch.as_tensor(scale, dtype=wide.dtype, device=x.device)
+    scale, zero_point = (_along(value, x, dim) for value in (scale, zero_point))
     return torch.clamp(torch.round(wide / scale + zero_point), -128, 127).to(torch.int8)
 
 

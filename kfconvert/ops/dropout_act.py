@@ -1,9 +1,10 @@
 """dropout_act: ``dropout(act(x + bias)) + residual`` in one pass over memory, without a mask.
 
-Which elements are dropped follows from a seed and the number of the element in memory (Philox 4x32-10: Salmon et al.,
-"Parallel random numbers: as easy as 1, 2, 3", 2011). The seed is drawn from torch's generator of the device into a
-tensor there: `torch.manual_seed` repeats it, and a CUDA graph draws another at each replay. CPU and GPU draw different
-seeds, but the same elements for the same seed.
+Which elements are dropped follows from the number of the element in memory, a seed and a sequence (Philox 4x32-10:
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). Seed and sequence come from torch's generator of
+the device, so that `torch.manual_seed` repeats them. Of a GPU's generator they are its seed and its offset, which
+then moves on; where a CUDA graph or torch.compile records the call, they are drawn into a tensor on the device, and each
+replay draws others.
 
 Backward: dropout(grad) * act'(x + bias) is the gradient of x and, summed over all other dimensions, of bias; that of
 residual is grad.
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from .activations import BY_CODE, CODES
 from .bias_act import check_terms, spread
-from .registration import LIBRARY, autocast, cast_to_widest, define, has_kernels, require
+from .registration import LIBRARY, autocast, cast_to_widest, define, define_with_twin, has_kernels, require
 
 
 def gelu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
@@ -48,8 +49,28 @@ def _dropout_act(x, bias, residual, p, training, code, dim):
     if not has_kernels(x) or p == 1:
         check_terms("dropout_act", x, bias, residual, dim)
         return _plain(x, bias, residual, p, code, dim)
-    seed = torch.randint(-(2**63), 2**63 - 1, (), device=x.device) if p else x.new_zeros((), dtype=torch.int64)
-    return _OPERATOR(x, bias, residual, seed, p, code, 0.01, dim)
+    given = [tensor for tensor in (x, bias, residual) if tensor is not None]
+    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    operator = _OPERATOR if differentiable else _INFERENCE
+    return operator(x, bias, residual, *(_draw(x.device) if p else (None, 0, 0)), p, code, 0.01, dim)
+
+
+def _draw(device):
+    """(state, seed, sequence) as the operators take them."""
+    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return torch.randint(_LEAST, _MOST, (2,), device=device), 0, 0
+    if device.type == "cpu":
+        return None, *torch.randint(_LEAST, _MOST, (2,)).tolist()
+    generator = torch.cuda.default_generators[device.index]
+    sequence = generator.get_offset()
+    generator.set_offset(sequence + 4)
+    # Another seed than that of ATen's own operators: none of our words is one of theirs.
+    seed = generator.initial_seed() ^ _OURS
+    return None, seed - 2**64 if seed > _MOST else seed, sequence
+
+
+_LEAST, _MOST = -(2**63), 2**63 - 1
+_OURS = 0x6B66636F6E766572
 
 
 def _plain(x, bias, residual, p, code, dim):
@@ -62,17 +83,19 @@ def _sum(x, bias, dim):
     return x if bias is None else x + spread(bias, x, dim)
 
 
-def _check(x, bias, residual, seed, p, dim):
+def _check(x, bias, residual, state, p, dim):
     operator = "dropout_act"
     check_terms(operator, x, bias, residual, dim)
-    require(seed.dtype == torch.int64 and seed.numel() == 1, operator, "seed must be one int64")
+    if state is not None:
+        require(state.dtype == torch.int64 and state.numel() == 2, operator, "state must be two int64")
     require(0 <= p < 1, operator, f"p must be at least 0 and less than 1, got {p}")
 
 
-def keep_mask(like: Tensor, seed: Tensor, p: float) -> Tensor:
+def keep_mask(like: Tensor, state: Tensor | None, seed: int, sequence: int, p: float) -> Tensor:
     """Which elements of a tensor in the shape and dense layout of ``like`` are kept: the definition, in plain ATen."""
     numel = like.numel()
-    words = _philox(seed.reshape(()), torch.arange((numel + 3) // 4, device=like.device)).flatten()[:numel]
+    seed, sequence = (seed, sequence) if state is None else state.unbind()
+    words = _philox(seed, sequence, torch.arange((numel + 3) // 4, device=like.device)).flatten()[:numel]
     in_memory = torch.empty_like(like, dtype=torch.bool)
     dropped = min(round(p * 2**32), 2**32 - 1)
     return in_memory.as_strided((numel,), (1,)).copy_(words >= dropped).as_strided(like.shape, in_memory.stride())
@@ -88,10 +111,11 @@ def _multiply(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
-def _philox(seed: Tensor, block: Tensor) -> Tensor:
+def _philox(seed: int | Tensor, sequence: int | Tensor, block: Tensor) -> Tensor:
     """(blocks, 4) words of 32 bits, as int64."""
     key = [seed & _LOW, (seed >> 32) & _LOW]
-    c = [block & _LOW, block >> 32, torch.zeros_like(block), torch.zeros_like(block)]
+    zeros = torch.zeros_like(block)
+    c = [block & _LOW, (block >> 32) & _LOW, zeros + (sequence & _LOW), zeros + ((sequence >> 32) & _LOW)]
     for _ in range(10):
         (high0, low0), (high1, low1) = _multiply(c[0], 0xD2511F53), _multiply(c[2], 0xCD9E8D57)
         c = [high1 ^ c[1] ^ key[0], low1, high0 ^ c[3] ^ key[1], low0]
@@ -99,52 +123,54 @@ def _philox(seed: Tensor, block: Tensor) -> Tensor:
     return torch.stack(c, -1)
 
 
-def _drop(v, like, seed, p):
-    return torch.where(keep_mask(like, seed, p), v / (1 - p), 0)
+def _drop(v, like, state, seed, sequence, p):
+    return torch.where(keep_mask(like, state, seed, sequence, p), v / (1 - p), 0)
 
 
-def _compose(x, bias, residual, seed, p, code, negative_slope, dim):
-    _check(x, bias, residual, seed, p, dim)
-    y = _drop(BY_CODE[code].reference(_sum(x, bias, dim), negative_slope), x, seed, p)
+def _compose(x, bias, residual, state, seed, sequence, p, code, negative_slope, dim):
+    _check(x, bias, residual, state, p, dim)
+    y = _drop(BY_CODE[code].reference(_sum(x, bias, dim), negative_slope), x, state, seed, sequence, p)
     return torch.empty_like(x).copy_(y if residual is None else y + residual)
 
 
-def _fake(x, bias, residual, seed, p, code, negative_slope, dim):
-    _check(x, bias, residual, seed, p, dim)
+def _fake(x, bias, residual, state, seed, sequence, p, code, negative_slope, dim):
+    _check(x, bias, residual, state, p, dim)
     return torch.empty_like(x)
 
 
-def _compose_backward(grad, x, bias, seed, p, code, negative_slope, dim):
+def _compose_backward(grad, x, bias, state, seed, sequence, p, code, negative_slope, dim):
     activation, v = BY_CODE[code], _sum(x, bias, dim)
     saved = activation.reference(v, negative_slope) if activation.saves_output else v
-    return torch.empty_like(x).copy_(activation.backward(_drop(grad, x, seed, p), saved, negative_slope))
+    return torch.empty_like(x).copy_(activation.backward(_drop(grad, x, state, seed, sequence, p), saved, negative_slope))
 
 
-def _fake_backward(grad, x, bias, seed, p, code, negative_slope, dim):
+def _fake_backward(grad, x, bias, state, seed, sequence, p, code, negative_slope, dim):
     return torch.empty_like(x)
 
 
 def _save(ctx, inputs, output):
-    x, bias, _, seed, *ctx.options = inputs
-    ctx.save_for_backward(x, bias, seed)
+    x, bias, _, state, *ctx.options = inputs
+    ctx.save_for_backward(x, bias, state)
 
 
 def _differentiate(ctx, grad):
-    x, bias, seed = ctx.saved_tensors
+    x, bias, state = ctx.saved_tensors
     x_needs, bias_needs, residual_needs = ctx.needs_input_grad[:3]
-    of_x = _BACKWARD(grad, x, bias, seed, *ctx.options) if x_needs or bias_needs else None
+    of_x = _BACKWARD(grad, x, bias, state, *ctx.options) if x_needs or bias_needs else None
     of_bias = of_x.sum_to_size(spread(bias, x, ctx.options[-1]).shape).flatten() if bias_needs else None
-    return of_x if x_needs else None, of_bias, grad if residual_needs else None, None, None, None, None, None
+    return of_x if x_needs else None, of_bias, grad if residual_needs else None, *(None,) * 7
 
 
-_OPTIONS = "Tensor seed, float p, int activation, float negative_slope, int dim"
-_OPERATOR = define(f"dropout_act(Tensor x, Tensor? bias, Tensor? residual, {_OPTIONS}) -> Tensor", _compose, _fake)
+_OPTIONS = "Tensor? state, int seed, int sequence, float p, int activation, float negative_slope, int dim"
+_OPERATOR, _INFERENCE = define_with_twin(
+    f"dropout_act(Tensor x, Tensor? bias, Tensor? residual, {_OPTIONS}) -> Tensor", _compose, _fake
+)
 _BACKWARD = define(
     f"dropout_act_backward(Tensor grad, Tensor x, Tensor? bias, {_OPTIONS}) -> Tensor",
     _compose_backward,
     _fake_backward,
 )
 torch.library.register_autograd("kfconvert::dropout_act", _differentiate, setup_context=_save, lib=LIBRARY)
-autocast((_OPERATOR,), cast_to_widest)
+autocast((_OPERATOR, _INFERENCE), cast_to_widest)
 
 fused_gelu_dropout = gelu_dropout

@@ -15,7 +15,8 @@ def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0
         scale: a number or a tensor of one element for all, or (x.shape[dim],), one for each channel along ``dim``.
         zero_point: the same.
 
-    Half-way cases go to the even number; a NaN becomes 0. Not differentiable. RuntimeError: shapes, dtypes or devices
+    The division is exact, where ATen multiplies by the reciprocal of a Python number on CUDA. Half-way cases go to the
+    even number; a NaN becomes 0. Not differentiable. RuntimeError: shapes, dtypes or devices
     that do not fit.
     """
     operator = "quantize_int8"
@@ -74,7 +75,10 @@ def _spread(value, x, dim):
 
 
 def _quantized(x, scale, zero_point, dim):
-    scaled = x.to(_wide(x.dtype)) / _spread(scale, x, dim) + _spread(zero_point, x, dim)
+    wide = x.to(_wide(x.dtype))
+    # A tensor: by a number ATen divides on CUDA as the product with its reciprocal, which rounds otherwise.
+    scale = torch.as_tensor(_spread(scale, x, dim), dtype=wide.dtype, device=x.device)
+    scaled = wide / scale + _spread(zero_point, x, dim)
     return scaled.round().clamp(-128, 127).nan_to_num(0).to(torch.int8)
 
 

@@ -20,22 +20,27 @@ def inputs(shape, dtype, device, dim=-1):
 
 
 def test_known_answers_of_philox():
-    """From the Random123 distribution (Salmon et al.): counter and key all zeros, and all ones in the counter used."""
-    zeros = _philox(torch.tensor(0), torch.tensor([0]))
+    """From the Random123 distribution (Salmon et al.): counter and key all zeros, all ones, and digits of pi."""
+    zeros = _philox(0, 0, torch.tensor([0]))
     assert zeros.tolist() == [[0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]]
+    ones = _philox(torch.tensor(-1), torch.tensor(-1), torch.tensor([-1]))
+    assert ones.tolist() == [[0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]]
+    pi = _philox(0x299F31D0A4093822, 0x0370734413198A2E, torch.tensor([0x85A308D3243F6A88 - 2**64]))
+    assert pi.tolist() == [[0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_seed_drops_the_same_elements_everywhere(device, shape, dtype):
     x, bias, residual = inputs(shape, dtype, device)
-    seed = torch.tensor(-(2**62) - 12345, device=device)
+    numbers = -(2**62) - 12345, 2**40 + 7
+    states = (None, *numbers), (torch.tensor(numbers, device=device), 0, 0)
     for p in (0.0, 0.1, 0.5, 0.999):
-        keep = keep_mask(x, seed, p)
-        assert torch.equal(keep.cpu(), keep_mask(x.cpu(), seed.cpu(), p))
-        for code, added in ((GELU, None), (NONE, residual)):
+        keep = keep_mask(x, None, *numbers, p)
+        assert torch.equal(keep.cpu(), keep_mask(x.cpu(), torch.tensor(numbers), 0, 0, p))
+        for code, added, state in ((GELU, None, states[0]), (NONE, residual, states[1])):
             use = bias if shape else None
-            y = OPERATORS.dropout_act(x, use, added, seed, p, code, 0.01, -1)
+            y = OPERATORS.dropout_act(x, use, added, *state, p, code, 0.01, -1)
             v = x.double() if use is None else x.double() + bias.double()
             v = F.gelu(v) if code == GELU else v
             truth = torch.where(keep, v / (1 - p), 0) + (0 if added is None else added.double())
@@ -47,9 +52,8 @@ def test_layouts(device, layout):
     x, bias, residual = inputs((2, 8, 4, 6), torch.float32, device, 1)
     x = x.contiguous(memory_format=torch.channels_last) if layout == "channels_last" else x[:, :, ::2]
     residual = residual[:, :, : x.shape[2]]
-    seed = torch.tensor(5, device=device)
-    y = OPERATORS.dropout_act(x, bias, residual, seed, 0.3, NONE, 0.01, 1)
-    keep = keep_mask(torch.empty_like(x), seed, 0.3)
+    y = OPERATORS.dropout_act(x, bias, residual, None, 5, 0, 0.3, NONE, 0.01, 1)
+    keep = keep_mask(torch.empty_like(x), None, 5, 0, 0.3)
     torch.testing.assert_close(y, torch.where(keep, (x + bias[:, None, None]) / 0.7, 0) + residual)
     assert y.stride() == torch.empty_like(x).stride()
 
@@ -107,23 +111,22 @@ def test_gradients(device, compiled):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_backward_kernel(device, dtype):
     x, bias, grad = inputs((6, 33), dtype, device)
-    seed = torch.tensor(9, device=device)
     for code in (NONE, GELU, ops.ACTIVATIONS["tanh"].code):
-        got = OPERATORS.dropout_act_backward(grad, x, bias, seed, 0.25, code, 0.01, -1)
+        got = OPERATORS.dropout_act_backward(grad, x, bias, None, 9, 4, 0.25, code, 0.01, -1)
         v = (x.double() + bias.double()).requires_grad_()
         act = next(a for a in ops.ACTIVATIONS.values() if a.code == code)
-        y = torch.where(keep_mask(x, seed, 0.25), act.reference(v, 0.01) / 0.75, 0)
+        y = torch.where(keep_mask(x, None, 9, 4, 0.25), act.reference(v, 0.01) / 0.75, 0)
         (truth,) = torch.autograd.grad(y, v, grad.double())
         compare(got, truth.to(dtype), truth)
 
 
 def test_opcheck(device):
-    seed = torch.tensor(1, device=device)
+    state = torch.tensor((1, 2), device=device)
     for requires_grad in (False, True):
         x, bias, residual = (t.requires_grad_(requires_grad) for t in inputs((4, 8), torch.float32, device))
-        torch.library.opcheck(OPERATORS.dropout_act.default, (x, bias, residual, seed, 0.5, NONE, 0.01, -1))
+        torch.library.opcheck(OPERATORS.dropout_act.default, (x, bias, residual, None, 1, 2, 0.5, NONE, 0.01, -1))
     x, bias, grad = inputs((4, 8), torch.float32, device)
-    torch.library.opcheck(OPERATORS.dropout_act_backward.default, (grad, x, bias, seed, 0.5, GELU, 0.01, -1))
+    torch.library.opcheck(OPERATORS.dropout_act_backward.default, (grad, x, bias, state, 0, 0, 0.5, GELU, 0.01, -1))
 
 
 def test_autocast_and_compile(device):

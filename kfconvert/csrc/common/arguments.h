@@ -28,11 +28,13 @@ struct BiasAct {
 };
 
 // y = dropout(act(x + bias)) + residual, or with `grad`: y = dropout(grad) * act'(x + bias). Element i is kept where
-// word i % 4 of Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) with counter i / 4
-// and key `seed` is at least `dropped`, and then multiplied by `scale`.
+// word i % 4 of Philox 4x32-10 (common/philox.h) with counter (i / 4, sequence) and key `seed` is at least `dropped`, and
+// then multiplied by `scale`.
 struct DropoutAct {
   BiasAct terms;
-  const int64_t* seed;  // one number, on the device
+  const int64_t* state;  // (seed, sequence) on the device, or null: those that follow
+  uint64_t seed;
+  uint64_t sequence;
   uint32_t dropped;     // p * 2^32
   double scale;         // 1 / (1 - p)
 };

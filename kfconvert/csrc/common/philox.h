@@ -12,11 +12,12 @@ struct Words {
   uint32_t v[4];
 };
 
-// Words 4 block to 4 block + 3 of the sequence of `seed`.
-KFC_FN Words philox(uint64_t seed, uint64_t block) {
+// Words 4 block to 4 block + 3 of sequence number `sequence` of `seed`.
+KFC_FN Words philox(uint64_t seed, uint64_t sequence, uint64_t block) {
   uint32_t key0 = static_cast<uint32_t>(seed);
   uint32_t key1 = static_cast<uint32_t>(seed >> 32);
-  Words c{{static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), 0u, 0u}};
+  Words c{{static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
+           static_cast<uint32_t>(sequence), static_cast<uint32_t>(sequence >> 32)}};
 #ifdef __CUDACC__
 #pragma unroll
 #endif

@@ -21,8 +21,10 @@ void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("combine_act_inference", TORCH_BOX(&combine_act<Backend>));
   m.impl("combine_act_backward", TORCH_BOX(&combine_act_backward<Backend>));
   m.impl("dropout_act", TORCH_BOX(&dropout_act<Backend>));
+  m.impl("dropout_act_inference", TORCH_BOX(&dropout_act<Backend>));
   m.impl("dropout_act_backward", TORCH_BOX(&dropout_act_backward<Backend>));
   m.impl("prelu_bias", TORCH_BOX(&prelu_bias<Backend>));
+  m.impl("prelu_bias_inference", TORCH_BOX(&prelu_bias<Backend>));
   m.impl("quantize_int8", TORCH_BOX(&quantize_int8<Backend>));
   m.impl("dequantize_int8", TORCH_BOX(&dequantize_int8<Backend>));
   m.impl("scale_shift_act", TORCH_BOX(&scale_shift_act<Backend>));

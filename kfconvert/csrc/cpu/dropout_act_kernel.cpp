@@ -8,15 +8,17 @@ namespace {
 
 // v[i] = dropout(v[i]), element begin + i; begin is a multiple of 4.
 template <class A>
-KFC_ROW void drop(const kfc::DropoutAct& a, uint64_t seed, int64_t begin, A* v, int64_t n) {
+KFC_ROW void drop(const kfc::DropoutAct& a, int64_t begin, A* v, int64_t n) {
   const A scale = static_cast<A>(a.scale);
   const uint32_t dropped = a.dropped;
+  const uint64_t seed = a.state == nullptr ? a.seed : static_cast<uint64_t>(a.state[0]);
+  const uint64_t sequence = a.state == nullptr ? a.sequence : static_cast<uint64_t>(a.state[1]);
   const uint64_t first = static_cast<uint64_t>(begin) / 4;
   alignas(64) uint32_t words[kBlock + 4];
   const int64_t blocks = (n + 3) / 4;
 #pragma omp simd
   for (int64_t i = 0; i < blocks; ++i) {
-    const Words block = philox(seed, first + static_cast<uint64_t>(i));
+    const Words block = philox(seed, sequence, first + static_cast<uint64_t>(i));
     for (int j = 0; j < 4; ++j) words[4 * i + j] = block.v[j];
   }
 #pragma omp simd
@@ -32,7 +34,6 @@ void dropout_act_range(const kfc::DropoutAct& a, int64_t begin, int64_t end) {
   const T* grad = static_cast<const T*>(terms.grad);
   T* y = static_cast<T*>(terms.y);
   const A slope = static_cast<A>(terms.slope);
-  const uint64_t seed = static_cast<uint64_t>(*a.seed);
   alignas(64) A scratch[kBlock];
   alignas(64) A other[kBlock];
   alignas(64) A result[kBlock];
@@ -47,11 +48,11 @@ void dropout_act_range(const kfc::DropoutAct& a, int64_t begin, int64_t end) {
     if (grad != nullptr) {
       const A* g = as_accumulator(grad + i, other, n);
       for (int64_t j = 0; j < n; ++j) out[j] = g[j];
-      drop(a, seed, i, out, n);
+      drop(a, i, out, n);
       activate_backward_from_input_row(terms.activation, out, v, n, slope);
     } else {
       activate_row(terms.activation, v, out, n, slope);
-      drop(a, seed, i, out, n);
+      drop(a, i, out, n);
       if (residual != nullptr) add_rows(static_cast<const A*>(out), as_accumulator(residual + i, other, n), out, n);
     }
     store_result(out, y + i, n);

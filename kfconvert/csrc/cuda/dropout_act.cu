@@ -1,8 +1,8 @@
 // y = dropout(act(x + bias)) + residual, or with grad: y = dropout(grad) * act'(x + bias)
 //   x, residual, grad, y: (numel), one memory layout;  bias: (channels), channel of element i = (i / inner) % channels
 //
-// Which elements are dropped follows from their number and the seed alone, so that no mask is written. The seed is read
-// from the device: a captured graph draws a new one at each replay. Limited by memory bandwidth; the random words cost
+// Which elements are dropped follows from their number, a seed and a sequence alone, so that no mask is written. In a
+// captured graph these are read from the device, where each replay draws new ones. Limited by memory bandwidth; the random words cost
 // 70 integer instructions for each four elements.
 #include "../common/philox.h"
 #include "elementwise.cuh"
@@ -13,12 +13,13 @@ namespace {
 
 // Elements at to at + N - 1 of dropout(v); at is a multiple of N, and N of 4 or 1.
 template <int N, class A>
-__device__ __forceinline__ void drop(const DropoutAct& a, uint64_t seed, uint64_t at, A (&v)[N]) {
+__device__ __forceinline__ void drop(const DropoutAct& a, uint64_t seed, uint64_t sequence, uint64_t at,
+                                     A (&v)[N]) {
   const A scale = static_cast<A>(a.scale);
   constexpr int kWords = N < 4 ? N : 4;
 #pragma unroll
   for (int i = 0; i < N; i += kWords) {
-    const Words words = philox(seed, (at + i) / 4);
+    const Words words = philox(seed, sequence, (at + i) / 4);
 #pragma unroll
     for (int j = 0; j < kWords; ++j) {
       const int word = N < 4 ? static_cast<int>(at % 4) : j;
@@ -36,7 +37,8 @@ __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Div
   const T* grad = static_cast<const T*>(a.terms.grad);
   T* y = static_cast<T*>(a.terms.y);
   const A slope = static_cast<A>(a.terms.slope);
-  const uint64_t seed = static_cast<uint64_t>(*a.seed);
+  const uint64_t seed = a.state == nullptr ? a.seed : static_cast<uint64_t>(a.state[0]);
+  const uint64_t sequence = a.state == nullptr ? a.sequence : static_cast<uint64_t>(a.state[1]);
   const Index packs = static_cast<Index>(a.terms.numel / N);
   const Index step = static_cast<Index>(gridDim.x) * kThreads;
   for (Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
@@ -47,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Div
     add_channels<kind>(bias, at, inner, channels, v);
     if (grad != nullptr) {
       load<N>(grad + at, other);
-      drop<N>(a, seed, at, other);
+      drop<N>(a, seed, sequence, at, other);
       // The derivatives of all activations from their inputs: the outputs were not kept.
       Pack<A, N> g;
       Pack<A, N> input;
@@ -59,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Div
       store<N>(y + at, activate_backward_call(a.terms.activation, g, input, slope).v);
     } else {
       activate_pack<T>(a.terms.activation, v, slope);
-      drop<N>(a, seed, at, v);
+      drop<N>(a, seed, sequence, at, v);
       if (residual != nullptr) {
         load<N>(residual + at, other);
 #pragma unroll
