@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from kfconvert.ops import apply_activation, scale_shift_act
 from kfconvert.ops.registration import has_kernels
+from kfconvert.ops.scale_shift_act import batch_norm_scale_and_shift
 
 from .base import CHANNELS_LAST, FusedModule, Plan, require_plain, takes_plain_path
 
@@ -16,16 +17,8 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def scale_and_shift(bn: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor]:
-    """What bn does in eval mode, ``y = x * scale + shift`` by channel: two float64 tensors (C,).
-
-    scale = weight / sqrt(running_var + eps), shift = bias - running_mean * scale (Ioffe and Szegedy,
-    arXiv:1502.03167, algorithm 2).
-    """
-    scale = torch.rsqrt(bn.running_var.double() + bn.eps)
-    if bn.weight is not None:
-        scale = scale * bn.weight.double()
-    shift = -bn.running_mean.double() * scale
-    return scale, shift if bn.bias is None else shift + bn.bias.double()
+    """:func:`kfconvert.ops.scale_shift_act.batch_norm_scale_and_shift` of bn's tensors."""
+    return batch_norm_scale_and_shift(bn.running_mean, bn.running_var, bn.weight, bn.bias, bn.eps)
 
 
 def batch_norm(bn: _BatchNorm, x: torch.Tensor) -> torch.Tensor:

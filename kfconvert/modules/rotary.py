@@ -2,6 +2,8 @@
 
 import torch
 
+from kfconvert.ops.rotary import by_parts, reference
+
 from .base import FusedModule, Plan, takes_plain_path
 
 
@@ -30,14 +32,10 @@ class FusedRotary(FusedModule):
 
     def reference(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """The definition in plain ATen calls."""
-        half = x.shape[-1] // 2
-        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+        return reference(x, cos, sin)
 
     def _halves(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        half, y = x.shape[-1] // 2, x * cos
-        y[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
-        y[..., half:].addcmul_(x[..., :half], sin[..., half:])
-        return y
+        return by_parts(x, cos, sin)
 
     def extra_repr(self) -> str:
         return f"strategy={self.strategy!r}" if self.strategy is not None else ""

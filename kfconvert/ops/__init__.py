@@ -2,7 +2,24 @@
 
 from .act_mul import act_mul
 from .activations import ACTIVATIONS, Activation, apply_activation
+from .attention import (
+    attention_dropout,
+    attention_score,
+    flash_attention,
+    fused_attention_score,
+    fused_multihead_attention,
+    rope_attention,
+)
 from .bias_act import bias_act
+from .block_sparse import block_sparse_attention
+from .blocks import (
+    conv2d_bn_act,
+    conv2d_gelu_dropout,
+    depthwise_pointwise,
+    embedding_layer_norm,
+    ffn_block,
+    fused_linear_activation,
+)
 from .conv_act import conv_act
 from .dropout_act import bias_dropout_add, fused_gelu_dropout, gelu_dropout
 from .elementwise import (
@@ -24,41 +41,87 @@ from .elementwise import (
 from .group_norm_act import group_norm_act
 from .layer_norm_act import layer_norm_act
 from .linear_act import linear_act
+from .norm_names import (
+    add_layer_norm,
+    add_rms_norm,
+    batch_norm_relu,
+    fused_add_norm,
+    fused_add_rms_norm,
+    fused_layer_norm_relu,
+    group_norm_silu,
+    layer_norm_gelu,
+    layer_norm_relu,
+    layer_norm_silu,
+    rms_norm,
+    rms_norm_gelu,
+)
+from .optimizers import fused_adamw, fused_sgd
 from .prelu_bias import prelu_bias
 from .quantize import dequantize_int8, quantize_int8
 from .rms_norm_act import rms_norm_act
+from .rotary import rope
 from .scale_shift_act import scale_shift_act
+from .series import sliding_window_mean_std
 
 __all__ = [
     "ACTIVATIONS",
     "Activation",
     "act_mul",
+    "add_layer_norm",
     "add_mul_exp",
     "add_relu",
+    "add_rms_norm",
     "add_sigmoid",
     "apply_activation",
+    "attention_dropout",
+    "attention_score",
+    "batch_norm_relu",
     "bias_act",
     "bias_dropout_add",
     "bias_gelu",
     "bias_relu",
     "bias_silu",
+    "block_sparse_attention",
+    "conv2d_bn_act",
+    "conv2d_gelu_dropout",
     "conv_act",
+    "depthwise_pointwise",
     "dequantize_int8",
     "elementwise_add_relu",
     "elementwise_mul_tanh",
+    "embedding_layer_norm",
+    "ffn_block",
+    "flash_attention",
+    "fused_adamw",
+    "fused_add_norm",
+    "fused_add_rms_norm",
+    "fused_attention_score",
     "fused_bias_gelu",
     "fused_gelu_dropout",
+    "fused_layer_norm_relu",
+    "fused_linear_activation",
+    "fused_multihead_attention",
+    "fused_sgd",
     "geglu",
     "gelu_dropout",
     "group_norm_act",
+    "group_norm_silu",
     "layer_norm_act",
+    "layer_norm_gelu",
+    "layer_norm_relu",
+    "layer_norm_silu",
     "linear_act",
     "mish_scale",
     "mul_tanh",
     "multiply_relu",
     "prelu_bias",
     "quantize_int8",
+    "rms_norm",
     "rms_norm_act",
+    "rms_norm_gelu",
+    "rope",
+    "rope_attention",
     "scale_shift_act",
+    "sliding_window_mean_std",
     "swish_multiply",
 ]

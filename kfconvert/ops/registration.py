@@ -110,11 +110,11 @@ def require_float(operator: str, x: torch.Tensor) -> None:
     require(floating, operator, "expected float64, float32, float16 or bfloat16")
 
 
-def require_same_options(operator, name, x, other):
+def require_same_options(operator, name, x, other, x_name="x"):
     """The device and, outside of autocast (which aligns them), the dtype of ``other`` are those of x."""
-    require(other.device == x.device, operator, f"{name} is on another device than x")
+    require(other.device == x.device, operator, f"{name} is on another device than {x_name}")
     require(
         other.dtype == x.dtype or torch.is_autocast_enabled(x.device.type),
         operator,
-        f"{name} has another dtype than x",
+        f"{name} has another dtype than {x_name}",
     )

@@ -44,6 +44,25 @@ def scale_shift_act(
     return _INFERENCE(x, scale, shift, code, negative_slope)
 
 
+def batch_norm_scale_and_shift(
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a batch norm does in eval mode, ``y = x * scale + shift`` by channel: two float64 tensors (C,).
+
+    scale = weight / sqrt(running_var + eps), shift = bias - running_mean * scale (Ioffe and Szegedy,
+    arXiv:1502.03167, algorithm 2). All arguments: (C,), weight and bias may be None.
+    """
+    scale = torch.rsqrt(running_var.double() + eps)
+    if weight is not None:
+        scale = scale * weight.double()
+    shift = -running_mean.double() * scale
+    return scale, shift if bias is None else shift + bias.double()
+
+
 def _scaled(x, scale, shift):
     shape = (-1, *[1] * (x.dim() - 2))
     return (x.to(scale.dtype) * scale.reshape(shape) + shift.reshape(shape)).to(x.dtype)

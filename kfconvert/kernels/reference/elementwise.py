@@ -1,4 +1,4 @@
-"""The operators in plain ATen: their definitions, on any device and differentiable."""
+"""Elementwise operators in plain ATen."""
 
 import torch
 import torch.nn.functional as F

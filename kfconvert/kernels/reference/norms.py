@@ -1,0 +1,51 @@
+"""Norms in plain ATen."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kfconvert.ops.layer_norm_act import reference as layer_norm_act
+from kfconvert.ops.norms import accumulator
+from kfconvert.ops.rms_norm_act import reference as rms_norm_act
+
+
+def layer_norm_relu(x, normalized_shape, weight=None, bias=None, eps=1e-5) -> Tensor:
+    return layer_norm_act(x, normalized_shape, weight, bias, eps, "relu")
+
+
+def layer_norm_gelu(x, normalized_shape, weight=None, bias=None, eps=1e-5) -> Tensor:
+    return layer_norm_act(x, normalized_shape, weight, bias, eps, "gelu")
+
+
+def layer_norm_silu(x, normalized_shape, weight=None, bias=None, eps=1e-5) -> Tensor:
+    return layer_norm_act(x, normalized_shape, weight, bias, eps, "silu")
+
+
+def add_layer_norm(x, residual, normalized_shape, weight=None, bias=None, eps=1e-5) -> tuple[Tensor, Tensor]:
+    return layer_norm_act(x, normalized_shape, weight, bias, eps, "none", residual, True)
+
+
+def rms_norm(x, normalized_shape, weight=None, eps=None) -> Tensor:
+    return rms_norm_act(x, normalized_shape, weight, _rms_eps(x, eps))
+
+
+def rms_norm_gelu(x, normalized_shape, weight=None, eps=None) -> Tensor:
+    return rms_norm_act(x, normalized_shape, weight, _rms_eps(x, eps), "gelu")
+
+
+def add_rms_norm(x, residual, normalized_shape, weight=None, eps=None) -> tuple[Tensor, Tensor]:
+    return rms_norm_act(x, normalized_shape, weight, _rms_eps(x, eps), "none", residual, True)
+
+
+def _rms_eps(x, eps):
+    return torch.finfo(accumulator(x.dtype)).eps if eps is None else eps
+
+
+def group_norm_silu(x, num_groups, weight=None, bias=None, eps=1e-5) -> Tensor:
+    return F.silu(F.group_norm(x, num_groups, weight, bias, eps))
+
+
+def batch_norm_relu(
+    x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
+) -> Tensor:
+    return F.relu(F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps))

@@ -1,0 +1,143 @@
+"""Attention, whole and in parts: ``softmax(q k^T scale) v``, Vaswani et al., arXiv:1706.03762.
+
+The whole is ``F.scaled_dot_product_attention``, which picks PyTorch's fastest kernel for a device. Scores
+that are NaN or infinite come out as that kernel makes them: some on the CPU give 0 where the formula gives
+NaN. All take float64, float32, float16 or bfloat16 and have a backward pass; the arguments must have one
+dtype (autocast aligns them) and lie on one device, else RuntimeError.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .registration import require, require_float, require_same_options
+from .rotary import rope
+
+
+def attention_score(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
+    """``q k^T scale``, the scores before the softmax, of shape (..., N, M); ``torch.baddbmm``.
+
+    The product is scaled while it is computed, not in a pass of its own. q: (..., N, D), k: (..., M, D),
+    leading dimensions that broadcast. scale: 1 / sqrt(D) by default.
+    """
+    operator = "attention_score"
+    _check_keys(operator, q, k)
+    message = f"leading dimensions of q {tuple(q.shape)} and k {tuple(k.shape)} do not broadcast"
+    sizes = zip(reversed(q.shape[:-2]), reversed(k.shape[:-2]))
+    require(all(n == m or n == 1 or m == 1 for n, m in sizes), operator, message)
+    leading = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+    batch = math.prod(leading)
+    q, k = (t.expand(*leading, *t.shape[-2:]).reshape(batch, *t.shape[-2:]) for t in (q, k))
+    scale = _default_scale(q) if scale is None else scale
+    scores = torch.baddbmm(q.new_empty(1, 1, 1), q, k.mT, beta=0, alpha=scale)
+    return scores.reshape(*leading, *scores.shape[-2:])
+
+
+def attention_dropout(scores: Tensor, p: float, training: bool = True) -> Tensor:
+    """``dropout(softmax(scores))``, the softmax over the last dimension; outside of ``training`` the softmax.
+
+    p: the part of the weights that is dropped; the others are divided by 1 - p. ValueError outside of 0 to 1.
+    The two are PyTorch's: the backward of the softmax needs its result without the dropout.
+    """
+    require_float("attention_dropout", scores)
+    return F.dropout(torch.softmax(scores, -1), p, training)
+
+
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, is_causal: bool = False
+) -> Tensor:
+    """``softmax(q k^T scale) v``, of shape (..., N, E), by ``F.scaled_dot_product_attention``.
+
+    On the CPU, and for the half types on CUDA, that is flash attention (Dao et al., arXiv:2205.14135) as far
+    as shapes and GPU allow: no scores are written.
+
+    Args:
+        q: (..., N, D), k: (..., M, D), v: (..., M, E), leading dimensions alike, any strides: usually
+            (batch, heads, sequence, head_dim).
+        scale: factor of the scores, 1 / sqrt(D) by default.
+        is_causal: query i sees the keys 0 to i only, also where N and M differ.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not fit.
+    """
+    check_attention("flash_attention", q, k, v)
+    y = F.scaled_dot_product_attention(*with_four_dimensions(q, k, v), scale=scale, is_causal=is_causal)
+    return y.reshape(*q.shape[:-2], *y.shape[-2:])
+
+
+def fused_multihead_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tensor:
+    """:func:`flash_attention` of ``num_heads`` parts of the columns, put side by side again: (..., N, E).
+
+    q: (..., N, D), k: (..., M, D), v: (..., M, E), usually (batch, sequence, embed), after their projections;
+    num_heads divides D and E.
+    """
+    operator = "fused_multihead_attention"
+    check_attention(operator, q, k, v)
+    require(
+        num_heads > 0 and q.shape[-1] % num_heads == 0 and v.shape[-1] % num_heads == 0,
+        operator,
+        f"{q.shape[-1]} columns of q and k and {v.shape[-1]} of v do not make {num_heads} heads",
+    )
+    q, k, v = (t.unflatten(-1, (num_heads, t.shape[-1] // num_heads)).transpose(-2, -3) for t in (q, k, v))
+    return flash_attention(q, k, v).transpose(-2, -3).flatten(-2)
+
+
+def rope_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    scale: float | None = None,
+    is_causal: bool = False,
+    interleaved: bool = False,
+) -> Tensor:
+    """:func:`flash_attention` of ``rope(q)``, ``rope(k)`` and v; cos, sin, interleaved: see :func:`rope`.
+
+    q and k are as long as each other where cos and sin have more than one row.
+    """
+    q, k = (rope(t, cos, sin, interleaved) for t in (q, k))
+    return flash_attention(q, k, v, scale, is_causal)
+
+
+def with_four_dimensions(*tensors: Tensor) -> list[Tensor]:
+    """(..., N, D) as (batch, heads, N, D), which the kernels take."""
+    return [
+        t if t.dim() == 4 else t.reshape(math.prod(t.shape[:-3]), *(t.shape[-3:-2] or (1,)), *t.shape[-2:])
+        for t in tensors
+    ]
+
+
+def check_attention(operator: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """RuntimeError where shapes, dtypes or devices do not fit."""
+    _check_keys(operator, q, k)
+    require_same_options(operator, "v", q, v, "q")
+    require(
+        k.shape[:-2] == q.shape[:-2],
+        operator,
+        f"k has shape {tuple(k.shape)}, but q of shape {tuple(q.shape)} has other leading dimensions",
+    )
+    require(
+        v.dim() == k.dim() and v.shape[:-1] == k.shape[:-1],
+        operator,
+        f"v has shape {tuple(v.shape)}, but k of shape {tuple(k.shape)}",
+    )
+
+
+def _check_keys(operator, q, k):
+    require_float(operator, q)
+    require_same_options(operator, "k", q, k, "q")
+    require(
+        q.dim() >= 2 and k.dim() >= 2 and q.shape[-1] == k.shape[-1],
+        operator,
+        f"q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}, expected (..., N, D) and (..., M, D)",
+    )
+
+
+def _default_scale(q):
+    return 1.0 if q.shape[-1] == 0 else q.shape[-1] ** -0.5
+
+
+fused_attention_score = attention_score

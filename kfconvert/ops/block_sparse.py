@@ -1,0 +1,147 @@
+"""block_sparse_attention: attention of which only some square blocks of scores are computed.
+
+flex_attention is imported where it is used: the import takes a second.
+"""
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+
+from .attention import check_attention, with_four_dimensions
+from .registration import cast_to_lower, require
+
+# The edge of the blocks that the kernels of flex_attention skip, and the narrowest heads that they take.
+_TILE = 128
+_NARROWEST = 16
+
+
+def block_sparse_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: torch.Tensor,
+    block_size: int,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """``softmax(q k^T scale) v`` over the blocks of scores that ``layout`` keeps, of shape (..., N, E).
+
+    On CUDA it is ``torch.nn.attention.flex_attention``, compiled at the first call (by torch.compile, which
+    needs a C compiler): blocks that are left out cost nothing, and no scores are written. It takes block
+    sizes that divide or are divisible by 128, sequences and heads not too small for its kernels (128 and 16),
+    and all dtypes but float64. In all other cases, and on the CPU, it is ``F.scaled_dot_product_attention``
+    with the layout expanded to a boolean mask (N, M), which costs as much as without a layout.
+
+    Args:
+        q: (..., N, D), k: (..., M, D), v: (..., M, E), any strides; leading dimensions, dtype (float64,
+            float32, float16 or bfloat16) and device alike.
+        layout: boolean, (..., ceil(N / block_size), ceil(M / block_size)), its leading dimensions broadcast
+            to q's. Entry (i, j) says whether queries i * block_size and following see keys j * block_size and
+            following. Queries that see no key give 0.
+        block_size: edge of a block in queries and keys.
+        scale: factor of the scores, 1 / sqrt(D) by default.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not fit.
+    """
+    check_attention("block_sparse_attention", q, k, v)
+    _check_layout(q, k, layout, block_size)
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = cast_to_lower((q, k, v), q.device.type)
+    leading = q.shape[:-2]
+    if q.dim() > 4:
+        layout = layout.expand(*leading, *layout.shape[-2:])
+        layout = layout.reshape(-1, leading[-1], *layout.shape[-2:])
+    layout = layout[(None,) * (4 - layout.dim())]
+    tensors = with_four_dimensions(q, k, v)
+    if _has_kernel(q, k, v, block_size):
+        mask = block_mask(layout, block_size, q.shape[-2], k.shape[-2])
+        y = _flex_attention()(*tensors, block_mask=mask, scale=scale)
+    else:
+        mask = _expanded(layout, block_size, q.shape[-2], k.shape[-2])
+        y = F.scaled_dot_product_attention(*tensors, mask, scale=scale)
+    return y.reshape(*leading, *y.shape[-2:])
+
+
+def block_mask(layout: torch.Tensor, block_size: int, queries: int, keys: int):
+    """The ``BlockMask`` of a boolean layout (batch or 1, heads or 1, rows, columns).
+
+    Small blocks are joined to tiles. Only tiles of which a part is left out, or that reach beyond the end of
+    a sequence, look up the layout for every score.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    tile, joined = max(_TILE, block_size), max(1, _TILE // block_size)
+    rows, columns = math.ceil(queries / tile), math.ceil(keys / tile)
+    missing = (0, columns * joined - layout.shape[-1], 0, rows * joined - layout.shape[-2])
+    tiles = F.pad(layout, missing).unflatten(-1, (columns, joined)).unflatten(-3, (rows, joined))
+    some, whole = tiles.any(-1).any(-2), tiles.all(-1).all(-2)
+    # A tile of one block has no padding that would make it incomplete where the sequence ends within it.
+    if queries % tile:
+        whole[..., -1, :] = False
+    if keys % tile:
+        whole[..., -1] = False
+    partial = some & ~whole
+    batch, heads = layout.shape[:2]
+
+    def keeps(b, h, i, j):
+        return layout[b % batch, h % heads, i // block_size, j // block_size]
+
+    return BlockMask.from_kv_blocks(
+        *_listed(partial),
+        *_listed(whole),
+        BLOCK_SIZE=tile,
+        mask_mod=keeps,
+        seq_lengths=(queries, keys),
+    )
+
+
+def _listed(tiles):
+    """How many tiles each row has, and their columns in order, followed by the other columns."""
+    order = torch.argsort(tiles.to(torch.int32), dim=-1, descending=True, stable=True)
+    return tiles.sum(-1, dtype=torch.int32), order.to(torch.int32).contiguous()
+
+
+def _expanded(layout, block_size, queries, keys):
+    rows = layout.repeat_interleave(block_size, -2)[..., :queries, :]
+    return rows.repeat_interleave(block_size, -1)[..., :keys]
+
+
+def _has_kernel(q, k, v, block_size):
+    return (
+        q.is_cuda
+        and q.dtype != torch.float64
+        and (_TILE % block_size == 0 or block_size % _TILE == 0)
+        and min(q.shape[-2], k.shape[-2]) >= _TILE
+        and min(q.shape[-1], v.shape[-1]) >= _NARROWEST
+        and math.prod(q.shape[:-2]) > 0
+    )
+
+
+def _flex_attention():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)
+
+
+@functools.cache
+def _compiled(function):
+    return torch.compile(function)
+
+
+def _check_layout(q, k, layout, block_size):
+    operator = "block_sparse_attention"
+    require(block_size >= 1, operator, f"block_size is {block_size}, expected 1 or more")
+    require(layout.dtype == torch.bool, operator, "layout is not boolean")
+    require(layout.device == q.device, operator, "layout is on another device than q")
+    blocks = tuple(math.ceil(n / block_size) for n in (q.shape[-2], k.shape[-2]))
+    leading = tuple(q.shape[:-2])
+    sizes = zip(reversed(layout.shape[:-2]), reversed(leading))
+    require(
+        2 <= layout.dim() <= q.dim()
+        and tuple(layout.shape[-2:]) == blocks
+        and all(n in (1, size) for n, size in sizes),
+        operator,
+        f"layout has shape {tuple(layout.shape)}, expected {(*leading, *blocks)} or what broadcasts to it",
+    )

@@ -1,0 +1,204 @@
+"""Blocks of models, each a few calls of the operators that its docstring names.
+
+All take float64, float32, float16 or bfloat16, one dtype and device in a call (autocast aligns the dtypes),
+and have a backward pass. Arguments that do not fit are a RuntimeError, an activation that is not in
+:data:`kfconvert.ops.ACTIVATIONS` a ValueError. Convolutions are two-dimensional: x is (N, C, H, W) or
+(C, H, W), contiguous or channels-last; stride, padding, dilation and groups are those of
+torch.nn.functional.conv2d.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .conv_act import conv_act
+from .layer_norm_act import layer_norm_act
+from .linear_act import linear_act
+from .registration import require, require_same_options
+from .scale_shift_act import batch_norm_scale_and_shift
+
+Pair = int | tuple[int, int]
+
+
+def fused_linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """``act(x W^T + b)``, of shape (..., out); :func:`kfconvert.ops.linear_act` by another name.
+
+    x: (..., in); weight: (out, in); bias: (out,) or None.
+    """
+    return linear_act(x, weight, bias, activation)
+
+
+def ffn_block(
+    x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, activation: str = "gelu"
+) -> Tensor:
+    """``act(x W1^T + b1) W2^T + b2``, of shape (..., out): two calls of :func:`kfconvert.ops.linear_act`.
+
+    x: (..., in); w1: (hidden, in); w2: (out, hidden); b1: (hidden,) or None; b2: (out,) or None.
+    """
+    return linear_act(linear_act(x, w1, b1, activation), w2, b2)
+
+
+def embedding_layer_norm(
+    ids: Tensor,
+    word: Tensor,
+    position: Tensor,
+    token_type: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float = 1e-12,
+    token_type_ids: Tensor | None = None,
+) -> Tensor:
+    """``layer_norm(word[ids] + position[n] + token_type[token_type_ids])``, (..., N, D): the input of BERT.
+
+    ``F.embedding``, and :func:`kfconvert.ops.layer_norm_act` with the position as its residual; the sum is
+    never written where all tokens are of one type.
+
+    Args:
+        ids: (..., N) of int32 or int64, rows of ``word``; one out of range is an IndexError on the CPU and a
+            failed device-side assertion on CUDA.
+        word: (V, D); position: (P, D), P at least N, of which row n is added at place n; token_type: (T, D).
+        weight, bias: (D,) or None, of the norm.
+        eps: added to the variance.
+        token_type_ids: as ids, rows of ``token_type``; None is 0 everywhere.
+    """
+    _check_embedding(ids, word, position, token_type, token_type_ids)
+    x, added = F.embedding(ids, word), position[: ids.shape[-1]]
+    if token_type_ids is None:
+        added = added + token_type[0]
+    else:
+        x = x + F.embedding(token_type_ids, token_type)
+    return layer_norm_act(x, word.shape[1], weight, bias, eps, residual=added)
+
+
+def conv2d_bn_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    bn_weight: Tensor | None,
+    bn_bias: Tensor | None,
+    activation: str,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``act(batch_norm(conv(x)))`` with the running statistics, for inference: (N, out, H', W').
+
+    The norm is folded into the convolution's weight and bias, in float64, at every call; what is left is one
+    :func:`kfconvert.ops.conv_act`. It reads the weight once more and the result twice less than the norm
+    alone. ``kfconvert.modules.FusedConv2dBNReLU`` keeps the folded weight.
+
+    Args:
+        weight: (out, C / groups, height, width); bias: (out,) or None.
+        running_mean, running_var, bn_weight, bn_bias: (out,), any float dtype; the last two may be None.
+        eps: added to the variance.
+    """
+    operator = "conv2d_bn_act"
+    _require_four_dimensions(operator, "weight", weight)
+    statistics = (("running_mean", running_mean), ("running_var", running_var))
+    for name, tensor in (*statistics, ("bn_weight", bn_weight), ("bn_bias", bn_bias)):
+        if tensor is not None:
+            require(tensor.device == x.device, operator, f"{name} is on another device than x")
+            _require_channels(operator, name, tensor, weight.shape[0])
+    if bias is not None:
+        require_same_options(operator, "bias", x, bias)
+        _require_channels(operator, "bias", bias, weight.shape[0])
+    scale, shift = batch_norm_scale_and_shift(running_mean, running_var, bn_weight, bn_bias, eps)
+    folded = (weight.double() * scale[:, None, None, None]).to(weight.dtype)
+    shift = shift if bias is None else shift + bias.double() * scale
+    shift = shift.to(weight.dtype)
+    return conv_act(x, folded, shift, None, stride, padding, dilation, groups, activation)
+
+
+def conv2d_gelu_dropout(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    p: float,
+    training: bool = True,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """``dropout(gelu(conv(x)))``, the exact (erf) GELU: :func:`kfconvert.ops.conv_act`, then ``F.dropout``.
+
+    weight: (out, C / groups, height, width); bias: (out,) or None. p: the part of the values that is dropped
+    in ``training``; ValueError outside of 0 to 1.
+    """
+    _require_four_dimensions("conv2d_gelu_dropout", "weight", weight)
+    return F.dropout(conv_act(x, weight, bias, None, stride, padding, dilation, groups, "gelu"), p, training)
+
+
+def depthwise_pointwise(
+    x: Tensor,
+    depthwise_weight: Tensor,
+    depthwise_bias: Tensor | None,
+    pointwise_weight: Tensor,
+    pointwise_bias: Tensor | None,
+    activation: str,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+) -> Tensor:
+    """``act(pointwise(depthwise(x)))``, a separable convolution (Chollet, arXiv:1610.02357), then act.
+
+    Two calls of :func:`kfconvert.ops.conv_act`; as in Keras's SeparableConv2D nothing stands between them.
+
+    Args:
+        depthwise_weight: (C * multiplier, 1, height, width), with groups = C, to which stride, padding and
+            dilation apply; depthwise_bias: (C * multiplier,) or None.
+        pointwise_weight: (out, C * multiplier, 1, 1); pointwise_bias: (out,) or None.
+    """
+    operator = "depthwise_pointwise"
+    _require_four_dimensions(operator, "depthwise_weight", depthwise_weight)
+    _require_four_dimensions(operator, "pointwise_weight", pointwise_weight)
+    require(x.dim() in (3, 4), operator, f"x has shape {tuple(x.shape)}, expected (N, C, H, W) or (C, H, W)")
+    channels = x.shape[-3]
+    require(
+        channels > 0 and depthwise_weight.shape[0] % channels == 0 and depthwise_weight.shape[1] == 1,
+        operator,
+        f"depthwise_weight has shape {tuple(depthwise_weight.shape)}, but x has {channels} channels",
+    )
+    require(
+        pointwise_weight.shape[1:] == (depthwise_weight.shape[0], 1, 1),
+        operator,
+        f"pointwise_weight has shape {tuple(pointwise_weight.shape)}, expected (out, "
+        f"{depthwise_weight.shape[0]}, 1, 1)",
+    )
+    y = conv_act(x, depthwise_weight, depthwise_bias, None, stride, padding, dilation, channels)
+    return conv_act(y, pointwise_weight, pointwise_bias, activation=activation)
+
+
+def _require_four_dimensions(operator, name, tensor):
+    shape = tuple(tensor.shape)
+    message = f"{name} has shape {shape}, expected (out, in / groups, height, width)"
+    require(len(shape) == 4, operator, message)
+
+
+def _require_channels(operator, name, tensor, channels):
+    shape = tuple(tensor.shape)
+    require(shape == (channels,), operator, f"{name} has shape {shape}, expected ({channels},)")
+
+
+def _check_embedding(ids, word, position, token_type, token_type_ids):
+    operator = "embedding_layer_norm"
+    for name, tensor in (("ids", ids), ("token_type_ids", token_type_ids)):
+        if tensor is not None:
+            require(tensor.dtype in (torch.int32, torch.int64), operator, f"{name} must be int32 or int64")
+            require(tensor.device == word.device, operator, f"{name} is on another device than word")
+            require(tensor.dim() >= 1, operator, f"{name} has no dimension")
+            shape, expected = tuple(tensor.shape), tuple(ids.shape)
+            require(shape == expected, operator, f"{name} has shape {shape}, expected {expected}")
+    require(word.dim() == 2, operator, f"word has shape {tuple(word.shape)}, expected (V, D)")
+    for name, tensor, rows in (("position", position, ids.shape[-1]), ("token_type", token_type, 1)):
+        require(tensor.device == word.device, operator, f"{name} is on another device than word")
+        require(tensor.dtype == word.dtype, operator, f"{name} has another dtype than word")
+        require(
+            tensor.dim() == 2 and tensor.shape[1] == word.shape[1] and tensor.shape[0] >= rows,
+            operator,
+            f"{name} has shape {tuple(tensor.shape)}, expected {rows} or more rows of {word.shape[1]}",
+        )

@@ -1,0 +1,189 @@
+"""Norms under the names by which people know them, each a call of the operator that its docstring names.
+
+All take float64, float32, float16 or bfloat16 (the half types are computed in float32) and have a backward
+pass. Arguments that do not fit (shapes, dtypes, devices) are a RuntimeError of one line.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .group_norm_act import group_norm_act
+from .layer_norm_act import layer_norm_act
+from .norms import accumulator, wants_gradient
+from .registration import has_kernels, require, require_float
+from .rms_norm_act import rms_norm_act
+from .scale_shift_act import batch_norm_scale_and_shift, scale_shift_act
+
+Shape = int | tuple[int, ...]
+
+# Scale and shift are computed at every call, which must cost less than the pass over x that they save. ms of
+# one CPU thread with F.batch_norm and with them: 0.06 and 0.18 for 12,544 values, 3.9 and 2.6 for 1,605,632.
+_LARGE = 2**18
+
+
+def layer_norm_relu(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``relu(layer_norm(x))``; :func:`kfconvert.ops.layer_norm_act` has the shapes and dtypes."""
+    return layer_norm_act(x, normalized_shape, weight, bias, eps, "relu")
+
+
+def layer_norm_gelu(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``gelu(layer_norm(x))``, the exact (erf) GELU; see :func:`layer_norm_relu`."""
+    return layer_norm_act(x, normalized_shape, weight, bias, eps, "gelu")
+
+
+def layer_norm_silu(
+    x: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``silu(layer_norm(x))``; see :func:`layer_norm_relu`."""
+    return layer_norm_act(x, normalized_shape, weight, bias, eps, "silu")
+
+
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
+    """``(layer_norm(x + residual), x + residual)``; :func:`kfconvert.ops.layer_norm_act` with ``return_sum``.
+
+    residual: x's shape, or one that repeats over its leading dimensions.
+    """
+    return layer_norm_act(x, normalized_shape, weight, bias, eps, residual=residual, return_sum=True)
+
+
+def rms_norm(
+    x: Tensor, normalized_shape: Shape, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight``; :func:`kfconvert.ops.rms_norm_act`.
+
+    eps: None is the difference of 1 from the next number in the dtype of the computation, as in
+    ``torch.nn.functional.rms_norm``: 2.2e-16 for float64, 1.2e-7 for all others.
+    """
+    return rms_norm_act(x, normalized_shape, weight, _eps(x, eps))
+
+
+def rms_norm_gelu(
+    x: Tensor, normalized_shape: Shape, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """``gelu(rms_norm(x))``, the exact (erf) GELU; see :func:`rms_norm`."""
+    return rms_norm_act(x, normalized_shape, weight, _eps(x, eps), "gelu")
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    normalized_shape: Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``(rms_norm(x + residual), x + residual)``; :func:`kfconvert.ops.rms_norm_act` with ``return_sum``.
+
+    residual: x's shape, or one that repeats over its leading dimensions. eps: see :func:`rms_norm`.
+    """
+    return rms_norm_act(x, normalized_shape, weight, _eps(x, eps), residual=residual, return_sum=True)
+
+
+def group_norm_silu(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``silu(group_norm(x))``; :func:`kfconvert.ops.group_norm_act` has the shapes and dtypes."""
+    return group_norm_act(x, num_groups, weight, bias, eps, "silu")
+
+
+def batch_norm_relu(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``relu(batch_norm(x))``, in x's dtype and shape; the arguments are those of F.batch_norm.
+
+    F.batch_norm, which in training updates the running statistics, and an in-place ReLU; for a large x (2^18
+    values) in eval without a gradient :func:`kfconvert.ops.scale_shift_act`, with scale and shift computed in
+    float64.
+
+    Args:
+        x: (N, C, ...).
+        running_mean, running_var, weight, bias: (C,), on x's device and of one dtype: x's, or float32 beside
+            a half type. Each may be None, the running statistics only in training, and both at once.
+        momentum: the part of the new statistics in the updated ones.
+        eps: added to the variance.
+
+    Raises:
+        ValueError: in training, a single value per channel. RuntimeError: see above.
+    """
+    _check_batch_norm(x, running_mean, running_var, weight, bias, training)
+    folds = has_kernels(x) and x.numel() >= _LARGE and not wants_gradient(x, weight, bias, None)
+    if training or not folds:
+        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps).relu_()
+    scale, shift = batch_norm_scale_and_shift(running_mean, running_var, weight, bias, eps)
+    wide = accumulator(x.dtype)
+    return scale_shift_act(x, scale.to(wide), shift.to(wide), "relu")
+
+
+def _eps(x: Tensor, eps: float | None) -> float:
+    return torch.finfo(accumulator(x.dtype)).eps if eps is None else eps
+
+
+def _check_batch_norm(x, running_mean, running_var, weight, bias, training):
+    operator = "batch_norm_relu"
+    require_float(operator, x)
+    require(x.dim() >= 2, operator, f"x has shape {tuple(x.shape)}, expected (N, C, ...)")
+    statistics = running_mean is not None and running_var is not None
+    require(statistics or training, operator, "running_mean and running_var are needed outside of training")
+    require(
+        statistics or (running_mean is None and running_var is None),
+        operator,
+        "running_mean and running_var must both be given or both be None",
+    )
+    named = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+    given = {name: tensor for name, tensor in named.items() if tensor is not None}
+    for name, tensor in given.items():
+        require(tensor.device == x.device, operator, f"{name} is on another device than x")
+        require(
+            tensor.dtype == x.dtype or (x.element_size() == 2 and tensor.dtype == torch.float32),
+            operator,
+            f"{name} has another dtype than x",
+        )
+        require(
+            tensor.dim() == 1 and tensor.shape[0] == x.shape[1],
+            operator,
+            f"{name} has shape {tuple(tensor.shape)}, but x has {x.shape[1]} channels in dim 1",
+        )
+    require(
+        len({tensor.dtype for tensor in given.values()}) <= 1,
+        operator,
+        f"{' and '.join(given)} have different dtypes",
+    )
+
+
+fused_layer_norm_relu = layer_norm_relu
+fused_add_norm = add_layer_norm
+fused_add_rms_norm = add_rms_norm

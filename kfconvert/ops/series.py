@@ -1,0 +1,35 @@
+"""Statistics of series: windows that slide over the last dimension."""
+
+import torch
+
+from .registration import require, require_float
+
+
+def sliding_window_mean_std(x: torch.Tensor, window: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of every ``window`` neighbours of the last dimension.
+
+    The standard deviation is the population's, sqrt(mean((x - mean)^2)): exactly 0, with a gradient of 0,
+    where all values of a window are equal. ``torch.std_mean`` over ``x.unfold``, a view: it reads each window
+    anew, so that nothing cancels in series far from 0, as would in differences of cumulative sums. The
+    backward needs memory for all values of all windows.
+
+    Args:
+        x: (..., L), any strides; float64, float32, float16 or bfloat16 (the half types are computed in
+            float32).
+        window: from 1 to L.
+
+    Returns:
+        mean, std: both (..., L - window + 1), in x's dtype.
+
+    Raises:
+        RuntimeError: an x or a window that does not fit.
+    """
+    operator = "sliding_window_mean_std"
+    require_float(operator, x)
+    require(x.dim() >= 1, operator, "x has no dimension")
+    require(1 <= window <= x.shape[-1], operator, f"window {window} is not in 1 to {x.shape[-1]}")
+    if x.numel() == 0:  # std_mean warns of it
+        y = x[..., window - 1 :]
+        return y.clone(), y.clone()
+    std, mean = torch.std_mean(x.unfold(-1, window, 1), -1, correction=0)
+    return mean, std

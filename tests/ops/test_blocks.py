@@ -1,0 +1,253 @@
+"""Blocks of models against their definitions in plain ATen."""
+
+import pytest
+import torch
+from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+
+from kfconvert import ops
+from kfconvert.kernels import reference
+
+CONVOLUTIONS = ["conv2d_bn_act", "conv2d_gelu_dropout", "depthwise_pointwise"]
+NAMES = ["fused_linear_activation", "ffn_block", *CONVOLUTIONS]
+
+
+def arguments(name, dtype, device, leading=(2,), size=6):
+    """(tensors, the others) of a call; x has the ``leading`` dimensions and, if an image, the ``size``."""
+
+    def tensor(*shape):
+        return torch.randn(shape, device=device).to(dtype)
+
+    if name == "fused_linear_activation":
+        return [tensor(*leading, 5, 8), tensor(12, 8), tensor(12)], ["silu"]
+    if name == "ffn_block":
+        return [tensor(*leading, 5, 8), tensor(12, 8), tensor(12), tensor(7, 12), tensor(7)], []
+    x = tensor(*leading, 4, size, size)
+    if name == "conv2d_bn_act":
+        statistics = tensor(6), (tensor(6).abs() + 0.5)
+        return [x, tensor(6, 4, 3, 3), tensor(6), *statistics, tensor(6), tensor(6)], ["silu", 1, 1]
+    if name == "conv2d_gelu_dropout":
+        return [x, tensor(6, 4, 3, 3), tensor(6)], [0.4, False, 1, 1]
+    return [x, tensor(8, 1, 3, 3), tensor(8), tensor(6, 8, 1, 1), tensor(6)], ["relu", 1, 1]
+
+
+def call(package, name, rest):
+    """A function of the tensors alone."""
+    return lambda *tensors: getattr(package, name)(*tensors, *rest)
+
+
+def compare_all(name, tensors, rest):
+    factor = 4 if name == "conv2d_bn_act" else 2  # with the norm folded it is a sum of other numbers
+    return assert_as_accurate(call(ops, name, rest), call(reference, name, rest), *tensors, factor=factor)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_as_accurate_as_aten(device, compiled, name, dtype):
+    for leading in ((2,), (), (0,)):
+        tensors, rest = arguments(name, dtype, device, leading)
+        if name == "conv2d_bn_act" and leading == ():  # F.batch_norm has no images without a batch
+            got = call(ops, name, rest)(*tensors)
+            torch.testing.assert_close(got, call(ops, name, rest)(tensors[0][None], *tensors[1:])[0])
+        else:
+            compare_all(name, tensors, rest)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_biases(device, compiled, name):
+    tensors, rest = arguments(name, torch.float32, device)
+    statistics = (3, 4) if name == "conv2d_bn_act" else ()
+    tensors = [t if t.dim() > 1 or i in statistics else None for i, t in enumerate(tensors)]
+    compare_all(name, tensors, rest)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layouts(device, name):
+    tensors, rest = arguments(name, torch.float32, device)
+    x = tensors[0]
+    layouts = [x.mT.contiguous().mT, x.repeat_interleave(2, -1)[..., ::2]]
+    if x.dim() == 4:
+        layouts.append(x.contiguous(memory_format=torch.channels_last))
+    for layout in layouts:
+        y = compare_all(name, [layout, *tensors[1:]], rest)
+    if x.dim() == 4:
+        assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients(device, compiled, name, dtype):
+    tensors, rest = arguments(name, dtype, device)
+    operator, definition = (call(package, name, rest) for package in (ops, reference))
+    if name == "conv2d_bn_act":
+        if dtype == torch.float64:
+            return  # test_gradcheck has it: the rounding errors of another sum are not ATen's
+        # The statistics have no gradient.
+        *first, mean, var, weight, bias = tensors
+        tensors = [*first, weight, bias]
+        operator, definition = (
+            lambda *t, f=f: f(*t[:3], mean.to(t[0].dtype), var.to(t[0].dtype), *t[3:])
+            for f in (operator, definition)
+        )
+    weights = [torch.randn_like(definition(*tensors))]
+    assert_gradients_as_accurate(operator, definition, tensors, weights, factor=3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradcheck(device, name):
+    tensors, rest = arguments(name, torch.float64, device, (1,), 3)
+    statistics = (3, 4) if name == "conv2d_bn_act" else ()
+    tensors = [t.requires_grad_(i not in statistics) for i, t in enumerate(tensors)]
+    assert torch.autograd.gradcheck(call(ops, name, rest), tensors)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compile(device, name):
+    tensors, rest = arguments(name, torch.float32, device)
+    compiled = torch.compile(call(ops, name, rest), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*tensors), call(ops, name, rest)(*tensors))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast(device, compiled, name):
+    tensors, rest = arguments(name, torch.float32, device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got, want = (call(package, name, rest)(*tensors) for package in (ops, reference))
+    assert got.dtype == want.dtype == torch.bfloat16
+    exact = call(reference, name, rest)(*tensors)
+    torch.testing.assert_close(got.float(), exact, rtol=5e-2, atol=0.02 * exact.abs().max().item())
+
+
+@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
+def test_activations(device, activation):
+    for name in ("fused_linear_activation", "ffn_block", "depthwise_pointwise"):
+        tensors, rest = arguments(name, torch.float32, device)
+        compare_all(name, tensors, [activation, *rest[1:]])
+    tensors, rest = arguments("conv2d_bn_act", torch.float32, device)
+    y, plain = (ops.conv2d_bn_act(*tensors, act, *rest[1:]) for act in (activation, "none"))
+    torch.testing.assert_close(y, ops.apply_activation(plain, activation))
+
+
+def test_geometry(device, compiled):
+    for rest in ([2, 1, 1], [1, (2, 1), (2, 1)], [(1, 2), "valid"]):
+        for name in CONVOLUTIONS:
+            tensors, (first, *_) = arguments(name, torch.float32, device)
+            compare_all(name, tensors, [first, *([False] if "dropout" in name else []), *rest])
+    x, weight, bias, *vectors = arguments("conv2d_bn_act", torch.float32, device)[0]
+    compare_all("conv2d_bn_act", [x, weight[:, :2], bias, *vectors], ["none", 1, 0, 1, 2, 0.1])
+    compare_all("conv2d_gelu_dropout", [x, weight[:, :2], bias], [0.1, False, 1, 0, 1, 2])
+
+
+def test_statistics_of_another_dtype(device, compiled):
+    tensors, rest = arguments("conv2d_bn_act", torch.float16, device)
+    wide = [*tensors[:3], *(t.float() for t in tensors[3:])]
+    compare_all("conv2d_bn_act", wide, rest)
+
+
+def test_dropout(device):
+    tensors, _ = arguments("conv2d_gelu_dropout", torch.float32, device, size=40)
+    whole = ops.conv2d_gelu_dropout(*tensors, 0.4, False)
+    results = []
+    for package in (ops, reference):
+        torch.manual_seed(1)
+        results.append(package.conv2d_gelu_dropout(*tensors, 0.4))
+    torch.testing.assert_close(*results)
+    kept = results[0] != 0
+    assert 0.58 < kept[whole != 0].float().mean() < 0.62
+    torch.testing.assert_close(results[0][kept], whole[kept] / 0.6)
+    with pytest.raises(ValueError, match="probability"):
+        ops.conv2d_gelu_dropout(*tensors, -0.1)
+
+
+def embedding(dtype, device, ids=(2, 5), kind=torch.int64):
+    ids = torch.randint(0, 11, ids, device=device, dtype=kind)
+    tables = [torch.randn(rows, 8, device=device).to(dtype) for rows in (11, 7, 2)]
+    vectors = [torch.randn(8, device=device).to(dtype) for _ in range(2)]
+    return [ids, *tables, *vectors], torch.randint_like(ids, 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("typed", [False, True])
+def test_embedding_layer_norm(device, compiled, dtype, typed):
+    operator, definition = ops.embedding_layer_norm, reference.embedding_layer_norm
+    long, short = torch.int64, torch.int32
+    for shape, kind in (((2, 5), long), ((7,), short), ((2, 3, 1), long), ((0, 5), long)):
+        tensors, types = embedding(dtype, device, shape, kind)
+        types = types if typed else None
+        assert_as_accurate(operator, definition, *tensors, 1e-5, types, factor=2)
+    (ids, *tensors), types = embedding(dtype, device)
+    types = types if typed else None
+    operator, definition = (lambda *t, f=f: f(ids, *t, 1e-5, types) for f in (operator, definition))
+    weights = [torch.randn(2, 5, 8, device=device).to(dtype)]
+    assert_gradients_as_accurate(operator, definition, tensors, weights, factor=2)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_gradcheck_and_compile_of_embedding_layer_norm(device, typed):
+    (ids, *tensors), types = embedding(torch.float64, device)
+    types = types if typed else None
+
+    def function(*tensors):
+        return ops.embedding_layer_norm(ids.mT.contiguous().mT, *tensors, 1e-5, types)
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*tensors), function(*tensors))
+    assert torch.autograd.gradcheck(function, [t.requires_grad_() for t in tensors])
+
+
+def test_errors_of_embedding_layer_norm(device, compiled):
+    (ids, word, position, token_type, weight, bias), types = embedding(torch.float32, device)
+    for changed, message in (
+        ({"ids": ids.float()}, "ids must be int32 or int64"),
+        ({"ids": ids[0, 0]}, "ids has no dimension"),
+        ({"ids": ids.repeat(1, 2)}, "position has shape .*, expected 10 or more rows of 8"),
+        ({"token_type_ids": types[:1]}, r"token_type_ids has shape \(1, 5\), expected \(2, 5\)"),
+        ({"word": word[0]}, r"word has shape \(8,\), expected \(V, D\)"),
+        ({"token_type": token_type[:, :4]}, "token_type has shape"),
+        ({"token_type": token_type[:0]}, "expected 1 or more rows of 8"),
+        ({"position": position.double()}, "position has another dtype than word"),
+        ({"weight": weight[:4]}, "weight has (shape|4 elements)"),
+    ):
+        named = {"ids": ids, "word": word, "position": position, "token_type": token_type, "weight": weight}
+        with pytest.raises(RuntimeError, match=message) as error:
+            ops.embedding_layer_norm(**{**named, "bias": bias, **changed})
+        assert "\n" not in str(error.value)
+
+
+def test_errors(device, compiled):
+    (x, weight, bias), _ = arguments("conv2d_gelu_dropout", torch.float32, device)
+    _, _, _, mean, var, _, _ = arguments("conv2d_bn_act", torch.float32, device)[0]
+    depthwise, pointwise = torch.ones(8, 1, 3, 3, device=device), torch.ones(6, 8, 1, 1, device=device)
+    separable = ops.depthwise_pointwise
+    conv_bn, rest = ops.conv2d_bn_act, (None, None, "relu")
+    for function, given, message in (
+        (conv_bn, (x, weight[0], bias, mean, var, *rest), r"expected \(out, in / groups, height, width\)"),
+        (conv_bn, (x, weight, bias, mean[:3], var, *rest), "running_mean has shape"),
+        (conv_bn, (x, weight, bias[:3], mean, var, *rest), "bias has shape"),
+        (conv_bn, (x, weight, bias.half(), mean, var, *rest), "bias has another dtype"),
+        (conv_bn, (x, weight.half(), None, mean, var, *rest), "weight has another dtype"),
+        (ops.conv2d_gelu_dropout, (x, weight[:, :, 0], bias, 0.1), "weight has shape"),
+        (ops.conv2d_gelu_dropout, (x[:, :3], weight, bias, 0.1), "x has 3 channels, expected 4"),
+        (separable, (x[:, :3], depthwise, None, pointwise, None, "relu"), "but x has 3 channels"),
+        (separable, (x, depthwise, None, pointwise[:, :4], None, "relu"), r"expected \(out, 8, 1, 1\)"),
+        (separable, (x, depthwise[0], None, pointwise, None, "relu"), "depthwise_weight has shape"),
+        (separable, (x[0, 0], depthwise, None, pointwise, None, "relu"), "x has shape"),
+        (separable, (x, depthwise.half(), None, pointwise, None, "relu"), "weight has another dtype than x"),
+        (ops.ffn_block, (x, depthwise, None, pointwise, None), "does not fit weight"),
+    ):
+        with pytest.raises(RuntimeError, match=message) as error:
+            function(*given)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="unknown activation"):
+        separable(x, depthwise, None, pointwise, None, "mish")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", [*NAMES, "embedding_layer_norm"])
+def test_two_devices(name):
+    if name == "embedding_layer_norm":
+        tensors, rest = embedding(torch.float32, "cuda")[0], []
+    else:
+        tensors, rest = arguments(name, torch.float32, "cuda")
+    with pytest.raises(RuntimeError, match="another device"):
+        call(ops, name, rest)(*tensors[:-1], tensors[-1].cpu())

@@ -1,0 +1,197 @@
+"""The named norms against their definitions in plain ATen."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+
+from kfconvert import ops
+from kfconvert.kernels import reference
+
+LAYER_NORMS = ["layer_norm_relu", "layer_norm_gelu", "layer_norm_silu"]
+RMS_NORMS = ["rms_norm", "rms_norm_gelu"]
+
+
+def arguments(name, dtype, device, shape=(3, 6, 8)):
+    """(tensors, the others by name) of a call with an x of ``shape``."""
+    channels = shape[1] if name in ("group_norm_silu", "batch_norm_relu") else shape[-1]
+
+    def vector(spread=0.3, around=0.0):
+        return torch.randn(channels, device=device).mul(spread).add(around).to(dtype)
+
+    x = torch.randn(shape, device=device).mul(2).add(0.5).to(dtype)
+    if name == "batch_norm_relu":
+        return [x, vector(), vector().abs() + 0.5, vector(around=1), vector()], {}
+    if name == "group_norm_silu":
+        return [x, vector(around=1), vector()], {"num_groups": 2}
+    rest = {"normalized_shape": channels, "eps": 1e-5}
+    if name.startswith("add"):
+        residual = [torch.randn(shape, device=device).to(dtype)]
+    else:
+        residual = []
+    return [x, *residual, vector(around=1), *([] if "rms" in name else [vector()])], rest
+
+
+def call(package, name, rest):
+    """A function of the tensors alone."""
+    if name == "batch_norm_relu":
+        names = ["x", "running_mean", "running_var", "weight", "bias"]
+    else:
+        names = ["x", "residual", "weight", "bias"] if name.startswith("add") else ["x", "weight", "bias"]
+    return lambda *tensors: getattr(package, name)(**dict(zip(names, tensors)), **rest)
+
+
+NAMES = [*LAYER_NORMS, *RMS_NORMS, "add_layer_norm", "add_rms_norm", "group_norm_silu", "batch_norm_relu"]
+SHAPES = [(3, 6, 8), (2, 4, 3, 5, 6), (70, 16), (0, 4, 8)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_as_accurate_as_aten(device, compiled, name, dtype):
+    for shape in SHAPES:
+        tensors, rest = arguments(name, dtype, device, shape)
+        assert_as_accurate(call(ops, name, rest), call(reference, name, rest), *tensors)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layouts(device, name):
+    tensors, rest = arguments(name, torch.float32, device, (2, 6, 4, 8))
+    x = tensors[0]
+    for layout in (
+        x.contiguous(memory_format=torch.channels_last),
+        x.mT.contiguous().mT,
+        x.repeat_interleave(2, -1)[..., ::2],
+    ):
+        assert_as_accurate(call(ops, name, rest), call(reference, name, rest), layout, *tensors[1:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients(device, compiled, name, dtype):
+    tensors, rest = arguments(name, dtype, device, (3, 6, 8))
+    outputs = 2 if name.startswith("add") else 1
+    weights = [torch.randn(3, 6, 8, device=device).to(dtype) for _ in range(outputs)]
+    operator, definition = call(ops, name, rest), call(reference, name, rest)
+    if name == "batch_norm_relu":  # whose statistics have no gradient
+        x, mean, var, *affine = tensors
+        tensors = [x, *affine]
+        operator, definition = (
+            lambda x, w, b, f=f: f(x, mean.to(x.dtype), var.to(x.dtype), w, b) for f in (operator, definition)
+        )
+    assert_gradients_as_accurate(operator, definition, tensors, weights)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradcheck(device, name):
+    tensors, rest = arguments(name, torch.float64, device, (2, 4, 3))
+    for i, tensor in enumerate(tensors):
+        tensor.requires_grad_(name != "batch_norm_relu" or i not in (1, 2))
+    assert torch.autograd.gradcheck(call(ops, name, rest), tensors)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compile(device, name):
+    tensors, rest = arguments(name, torch.float32, device, (2, 4, 6))
+    operator = call(ops, name, rest)
+    compiled = torch.compile(operator, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*tensors), operator(*tensors))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast(device, compiled, name):
+    tensors, rest = arguments(name, torch.float32, device, (2, 4, 6))
+    tensors[0] = tensors[0].bfloat16()
+    if "group" in name and device == "cpu":  # which ATen does not take with float32 weights
+        tensors[1:] = [t.bfloat16() for t in tensors[1:]]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got, want = (call(package, name, rest)(*tensors) for package in (ops, reference))
+    torch.testing.assert_close(got, want, rtol=1.6e-2, atol=1e-2)  # one rounding to bfloat16 against two
+
+
+def test_position_embeddings_repeat(device, compiled):
+    x, residual = torch.randn(3, 5, 8, device=device), torch.randn(5, 8, device=device)
+    for name in ("add_layer_norm", "add_rms_norm"):
+        y, total = assert_as_accurate(getattr(ops, name), getattr(reference, name), x, residual, 8)
+        assert torch.equal(total, x + residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_default_eps_of_rms_norm(device, dtype):
+    x = torch.full((2, 8), 1e-4, device=device, dtype=dtype)
+    want = F.rms_norm(x, (8,))
+    torch.testing.assert_close(ops.rms_norm(x, 8), want)
+    torch.testing.assert_close(ops.rms_norm_gelu(x, (8,)), F.gelu(want))
+    torch.testing.assert_close(ops.add_rms_norm(x, torch.zeros_like(x), 8)[0], want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_batch_norm_updates_statistics_in_training(device, compiled, dtype, requires_grad):
+    (x, mean, var, *affine), _ = arguments("batch_norm_relu", dtype, device, (4, 6, 5, 5))
+    x.requires_grad_(requires_grad)
+    mine, theirs = ([mean.clone(), var.clone()] for _ in "ab")
+    y = ops.batch_norm_relu(x, *mine, *affine, training=True, momentum=0.3, eps=1e-3)
+    want = F.relu(F.batch_norm(x, *theirs, *affine, training=True, momentum=0.3, eps=1e-3))
+    assert torch.equal(y, want) and torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+    plain = F.batch_norm(x, None, None, training=True).relu()
+    assert torch.equal(ops.batch_norm_relu(x, None, None, training=True), plain)
+    if requires_grad:
+        grads = [torch.autograd.grad(result.square().sum(), x)[0] for result in (y, want)]
+        torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 8), (2, 16, 128, 64), (2**15, 8)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_batch_norm_in_eval(device, compiled, dtype, shape):
+    """Small and large inputs, with statistics of their own dtype and of float32 beside a half type."""
+    (x, *vectors), _ = arguments("batch_norm_relu", dtype, device, shape)
+    for vectors in (vectors, [v.float() for v in vectors]) if x.element_size() == 2 else (vectors,):
+        before = [v.clone() for v in vectors]
+        for given in (vectors, [*vectors[:2], None, vectors[3]], [*vectors[:3], None]):
+            assert_as_accurate(ops.batch_norm_relu, reference.batch_norm_relu, x, *given)
+        assert all(torch.equal(*pair) for pair in zip(vectors, before))
+
+
+def test_batch_norm_errors(device, compiled):
+    (x, mean, var, weight, bias), _ = arguments("batch_norm_relu", torch.float32, device)
+    for changed, message in (
+        ({"x": x.long()}, "expected float64, float32, float16 or bfloat16"),
+        ({"x": x[0, 0]}, r"expected \(N, C, ...\)"),
+        ({"running_mean": None}, "needed outside of training"),
+        ({"running_mean": None, "training": True}, "both be given or both be None"),
+        ({"weight": weight[:3]}, r"weight has shape \(3,\), but x has 6 channels in dim 1"),
+        ({"weight": weight.double()}, "weight has another dtype than x"),
+        ({"x": x.half(), "weight": weight.half()}, "have different dtypes"),
+    ):
+        named = {"x": x, "running_mean": mean, "running_var": var, "weight": weight, "bias": bias, **changed}
+        with pytest.raises(RuntimeError, match=message) as error:
+            ops.batch_norm_relu(**named)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        ops.batch_norm_relu(x[:1, :, 0], mean, var, training=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_errors(device, compiled, name):
+    tensors, rest = arguments(name, torch.float32, device, (4, 4, 4))
+    for i, wrong in ((1, torch.float64), (0, torch.int64)):
+        changed = [t.to(wrong) if i == j else t for j, t in enumerate(tensors)]
+        with pytest.raises(RuntimeError) as error:
+            call(ops, name, rest)(*changed)
+        assert "\n" not in str(error.value)
+    with pytest.raises(RuntimeError, match="shape"):
+        call(ops, name, rest)(*tensors[:-1], tensors[-1][:3])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", NAMES)
+def test_two_devices(name):
+    tensors, rest = arguments(name, torch.float32, "cuda")
+    with pytest.raises(RuntimeError, match="another device"):
+        call(ops, name, rest)(*tensors[:-1], tensors[-1].cpu())
+
+
+def test_other_names():
+    assert ops.fused_layer_norm_relu is ops.layer_norm_relu and ops.fused_add_norm is ops.add_layer_norm
+    assert ops.fused_add_rms_norm is ops.add_rms_norm

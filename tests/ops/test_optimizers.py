@@ -1,0 +1,100 @@
+"""The optimizers against torch's own loops over single tensors."""
+
+import pytest
+import torch
+
+from kfconvert import ops
+from kfconvert.kernels import reference
+
+CALLS = [
+    ("fused_adamw", {}),
+    ("fused_adamw", {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.1, "amsgrad": True}),
+    ("fused_sgd", {}),
+    ("fused_sgd", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+]
+
+
+def parameters(dtype, device):
+    torch.manual_seed(0)
+    shapes = ((5, 8), (8,), (2, 3, 4), (), (0, 4))
+    return [torch.nn.Parameter(torch.randn(shape, device=device).to(dtype)) for shape in shapes]
+
+
+def steps(optimizer, params, count=4):
+    """``count`` steps down the sum of the squares of all parameters but the second, which has no gradient."""
+    for _ in range(count):
+        optimizer.zero_grad()
+        sum(p.abs().square().sum() for p in [params[0], *params[2:]]).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("name", "options"), CALLS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_steps_as_torch(device, name, options, dtype):
+    mine, theirs = parameters(dtype, device), parameters(dtype, device)
+    optimizer = getattr(ops, name)(mine, **options)
+    assert all(group["fused"] and not group["foreach"] for group in optimizer.param_groups)
+    assert type(optimizer) is (torch.optim.AdamW if name == "fused_adamw" else torch.optim.SGD)
+    steps(optimizer, mine)
+    steps(getattr(reference, name)(theirs, **options), theirs)
+    tolerance = {} if dtype != torch.bfloat16 else {"rtol": 0.04, "atol": 0.02}  # four steps, each rounded
+    torch.testing.assert_close(mine, theirs, **tolerance)
+    assert torch.equal(mine[1], parameters(dtype, device)[1])
+
+
+@pytest.mark.parametrize(("name", "options"), CALLS)
+def test_falls_back_where_no_fused_kernel_is(device, name, options):
+    def mixed():
+        return [*parameters(torch.float32, device), torch.nn.Parameter(torch.ones(3, device=device) + 1j)]
+
+    mine, theirs = mixed(), mixed()
+    optimizer = getattr(ops, name)(mine, **options)
+    assert all(group["foreach"] and not group["fused"] for group in optimizer.param_groups)
+    steps(optimizer, mine)
+    steps(getattr(reference, name)(theirs, **options), theirs)
+    torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("name", ["fused_adamw", "fused_sgd"])
+def test_forms_of_params(device, name):
+    make = getattr(ops, name)
+    params = parameters(torch.float32, device)
+    meta = torch.nn.Parameter(torch.ones(3, device="meta"))
+    group = {"params": iter(params[1:]), "lr": 0.5}
+    for given, fused, rates in (
+        (iter(params), True, [0.01]),
+        (((f"p{i}", p) for i, p in enumerate(params)), True, [0.01]),
+        ([{"params": params[0]}, group], True, [0.01, 0.5]),
+        ([{"params": params[0]}, {"params": [meta]}], False, [0.01, 0.01]),
+        ([("first", params[0]), ("meta", meta)], False, [0.01]),
+    ):
+        optimizer = make(given, lr=0.01)
+        assert [g["lr"] for g in optimizer.param_groups] == rates
+        assert all(bool(g["fused"]) == fused and bool(g["foreach"]) != fused for g in optimizer.param_groups)
+    assert list(group) == ["params", "lr"]
+
+
+@pytest.mark.parametrize("name", ["fused_adamw", "fused_sgd"])
+def test_rate_as_tensor(device, name):
+    params = parameters(torch.float32, device)
+    rate = torch.tensor(0.05, device=device)
+    steps(getattr(ops, name)(params, lr=rate), params)
+    same = parameters(torch.float32, device)
+    steps(getattr(ops, name)(same, lr=0.05), same)
+    torch.testing.assert_close(params, same)
+
+
+@pytest.mark.parametrize("name", ["fused_adamw", "fused_sgd"])
+def test_errors(name):
+    make = getattr(ops, name)
+    params = parameters(torch.float32, "cpu")
+    for arguments, error, message in (
+        (([],), ValueError, "empty parameter list"),
+        ((params[0],), TypeError, "iterable of Tensors"),
+        ((["p"],), TypeError, "can only optimize Tensors"),
+        ((params, -1.0), ValueError, "Invalid learning rate"),
+    ):
+        with pytest.raises(error, match=message):
+            make(*arguments)
+    with pytest.raises(TypeError, match="fused"):
+        make(params, fused=False)
