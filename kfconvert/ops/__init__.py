@@ -21,6 +21,7 @@ from .blocks import (
     fused_linear_activation,
 )
 from .conv_act import conv_act
+from .cross_entropy import cross_entropy
 from .dropout_act import bias_dropout_add, fused_gelu_dropout, gelu_dropout
 from .elementwise import (
     add_mul_exp,
@@ -62,10 +63,12 @@ from .rms_norm_act import rms_norm_act
 from .rotary import rope
 from .scale_shift_act import scale_shift_act
 from .series import sliding_window_mean_std
+from .softmax import SoftMaxOp, get_cuda_softmax, softmax
 
 __all__ = [
     "ACTIVATIONS",
     "Activation",
+    "SoftMaxOp",
     "act_mul",
     "add_layer_norm",
     "add_mul_exp",
@@ -85,6 +88,7 @@ __all__ = [
     "conv2d_bn_act",
     "conv2d_gelu_dropout",
     "conv_act",
+    "cross_entropy",
     "depthwise_pointwise",
     "dequantize_int8",
     "elementwise_add_relu",
@@ -104,6 +108,7 @@ __all__ = [
     "fused_sgd",
     "geglu",
     "gelu_dropout",
+    "get_cuda_softmax",
     "group_norm_act",
     "group_norm_silu",
     "layer_norm_act",
@@ -123,5 +128,6 @@ __all__ = [
     "rope_attention",
     "scale_shift_act",
     "sliding_window_mean_std",
+    "softmax",
     "swish_multiply",
 ]

@@ -150,4 +150,46 @@ struct LayerNormBackward {
   double slope;
 };
 
+// Where the mask of a row lies: the rows are those of dims leading dimensions, outermost first.
+constexpr int kMaskDims = 4;
+struct RowMask {
+  const void* data;  // null where there is no mask
+  bool boolean;      // one byte an element, 0: the element counts as -inf; else to be added, in the dtype of x
+  int dims;
+  int64_t sizes[kMaskDims];
+  int64_t strides[kMaskDims];  // 0 where it is repeated
+  int64_t inner;               // 1, or 0: one element for the whole row
+};
+
+// y = softmax(x * scale + mask) over rows of `cols` elements; with `grad`, x being such an output y: y = scale * x *
+// (grad - sum(grad * x)).
+struct Softmax {
+  void* y;           // (rows, cols)
+  const void* x;     // (rows, cols)
+  const void* grad;  // (rows, cols) or null
+  RowMask mask;
+  int64_t rows;
+  int64_t cols;
+  double scale;
+  DType dtype;
+};
+
+// loss = (1 - smoothing) * (lse - x[target]) + smoothing * (lse - mean(x)) with lse = log(sum(exp(x))), over rows of
+// `cols` elements; 0 where target is `ignored`. With grad_x: grad_x = grad * dloss/dx, from the two parts of lse, which in
+// one number would lose the digits that a small loss consists of.
+struct CrossEntropy {
+  void* loss;            // (rows), accumulation type
+  void* lse;             // (rows, 2), accumulation type: largest = max(x) and log(sum(exp(x - largest)))
+  void* grad_x;          // (rows, cols) or null
+  const void* grad;      // accumulation type: (rows), or with grad_stride 0 one for all
+  const void* x;         // (rows, cols)
+  const int64_t* target;  // (rows), each at least 0 and less than cols, or `ignored`
+  int64_t ignored;
+  int64_t rows;
+  int64_t cols;
+  int64_t grad_stride;
+  double smoothing;
+  DType dtype;
+};
+
 }  // namespace kfc

@@ -2,11 +2,13 @@
 #pragma once
 
 #include "combine_act.h"
+#include "cross_entropy.h"
 #include "dropout_act.h"
 #include "group_norm.h"
 #include "layer_norm.h"
 #include "library_ops.h"
 #include "quantize.h"
+#include "softmax.h"
 
 namespace kfc {
 
@@ -41,6 +43,12 @@ void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("add_layer_norm_act_inference", TORCH_BOX(&add_layer_norm_act<Backend>));
   m.impl("layer_norm_act_training", TORCH_BOX(&layer_norm_act_training<Backend>));
   m.impl("layer_norm_act_backward", TORCH_BOX(&layer_norm_act_backward<Backend>));
+  m.impl("softmax", TORCH_BOX(&softmax<Backend>));
+  m.impl("softmax_inference", TORCH_BOX(&softmax<Backend>));
+  m.impl("softmax_backward", TORCH_BOX(&softmax_backward<Backend>));
+  m.impl("cross_entropy", TORCH_BOX(&cross_entropy<Backend>));
+  m.impl("cross_entropy_inference", TORCH_BOX(&cross_entropy<Backend>));
+  m.impl("cross_entropy_backward", TORCH_BOX(&cross_entropy_backward<Backend>));
   m.impl("rms_norm_act", TORCH_BOX(&rms_norm_act<Backend>));
   m.impl("rms_norm_act_inference", TORCH_BOX(&rms_norm_act<Backend>));
   m.impl("add_rms_norm_act", TORCH_BOX(&add_rms_norm_act<Backend>));

@@ -13,6 +13,8 @@ struct CpuKernels {
   void (*dropout_act)(const DropoutAct&, int64_t begin, int64_t end);  // begin: a multiple of 4
   void (*quantize)(const Quantize&, int64_t begin, int64_t end);
   void (*dequantize)(const Quantize&, int64_t begin, int64_t end);
+  void (*softmax)(const Softmax&, int64_t begin, int64_t end);
+  void (*cross_entropy)(const CrossEntropy&, int64_t begin, int64_t end);
   void (*group_norm)(const GroupNorm&, int64_t begin, int64_t end);
   void (*layer_norm)(const LayerNorm&, int64_t begin, int64_t end);
   // Adds the rows' shares of grad_weight and grad_bias into partial number `partial`, which must start as

@@ -41,23 +41,23 @@ struct Cpu {
     });
   }
 
-  static int64_t rows_per_thread(int64_t cols) { return kElementsPerThread / cols + 1; }
+  static int64_t rows_per_thread(int64_t cols) { return kElementsPerThread / (cols > 0 ? cols : 1) + 1; }
 
+  template <class Arguments>
+  static void split_rows(void (*kernel)(const Arguments&, int64_t, int64_t), const Arguments& a, int64_t cols) {
+    const int64_t grain = rows_per_thread(cols);
+    if (a.rows <= grain) return kernel(a, 0, a.rows);
+    torch::stable::parallel_for(0, a.rows, grain, [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
+  }
+
+  static void softmax(const Softmax& a, const Tensor&) { split_rows(cpu_kernels().softmax, a, a.cols); }
+  static void cross_entropy(const CrossEntropy& a, const Tensor&) {
+    split_rows(cpu_kernels().cross_entropy, a, a.cols);
+  }
   static void group_norm(const GroupNorm& a, const Tensor&) {
-    const CpuKernels& kernels = cpu_kernels();
-    const int64_t grain = rows_per_thread(a.channels * a.inner);
-    if (a.rows <= grain) return kernels.group_norm(a, 0, a.rows);
-    torch::stable::parallel_for(0, a.rows, grain,
-                                [&](int64_t begin, int64_t end) { kernels.group_norm(a, begin, end); });
+    split_rows(cpu_kernels().group_norm, a, a.channels * a.inner);
   }
-
-  static void layer_norm(const LayerNorm& a, const Tensor&) {
-    const CpuKernels& kernels = cpu_kernels();
-    const int64_t grain = rows_per_thread(a.cols);
-    if (a.rows <= grain) return kernels.layer_norm(a, 0, a.rows);
-    torch::stable::parallel_for(0, a.rows, grain,
-                                [&](int64_t begin, int64_t end) { kernels.layer_norm(a, begin, end); });
-  }
+  static void layer_norm(const LayerNorm& a, const Tensor&) { split_rows(cpu_kernels().layer_norm, a, a.cols); }
 
   static int64_t layer_norm_partials(const LayerNormBackward& a, const Tensor&) {
     if (a.rows == 0 || a.cols == 0) return 1;

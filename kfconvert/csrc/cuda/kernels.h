@@ -11,6 +11,8 @@ int launch_combine_act(const CombineAct& a, void* stream);
 int launch_dropout_act(const DropoutAct& a, void* stream);
 int launch_quantize(const Quantize& a, void* stream);
 int launch_dequantize(const Quantize& a, void* stream);
+int launch_softmax(const Softmax& a, void* stream);
+int launch_cross_entropy(const CrossEntropy& a, void* stream);
 int launch_group_norm(const GroupNorm& a, void* stream);
 int launch_layer_norm(const LayerNorm& a, void* stream);
 

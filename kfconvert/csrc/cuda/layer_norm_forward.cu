@@ -7,12 +7,10 @@
 // there in two passes, and it is written once. Rows that do not fit are read three
 // times (an RMS norm's twice), mostly from L2.
 #include "kernels.h"
-#include "vector.cuh"
+#include "rows.cuh"
 
 namespace kfc {
 namespace {
-
-constexpr int64_t kThreadsPerMultiprocessor = 2048;
 
 template <class T, int N, class A>
 __device__ __forceinline__ void load_sum(const LayerNorm& a, int64_t row, int64_t residual_row, int64_t col,
@@ -66,9 +64,9 @@ __device__ __forceinline__ A first_term(A s) {
 
 // THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
 template <bool CENTRED, class T, int N, int THREADS, int ITEMS>
-__global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS) layer_norm_kernel(LayerNorm a) {
+__global__ void __launch_bounds__(row_block(THREADS)) layer_norm_kernel(LayerNorm a) {
   using A = typename Accumulate<T>::type;
-  constexpr int kBlock = THREADS < 128 ? 128 : THREADS;
+  constexpr int kBlock = row_block(THREADS);
   constexpr int kRows = kBlock / THREADS;
   __shared__ A shared[32];
   const int lane = threadIdx.x % THREADS;
@@ -174,16 +172,10 @@ __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
   }
 }
 
-unsigned blocks(int64_t rows, int rows_per_block, int threads) {
-  const int64_t wanted = (rows + rows_per_block - 1) / rows_per_block;
-  const int64_t most = multiprocessors() * (kThreadsPerMultiprocessor / threads) * 4;
-  return static_cast<unsigned>(wanted < most ? wanted : most);
-}
-
 template <class T, int N, int THREADS, int ITEMS>
 void launch_rows(const LayerNorm& a, cudaStream_t stream) {
-  constexpr int kBlock = THREADS < 128 ? 128 : THREADS;
-  const unsigned grid = blocks(a.rows, kBlock / THREADS, kBlock);
+  constexpr int kBlock = row_block(THREADS);
+  const unsigned grid = row_grid(a.rows, kBlock / THREADS, kBlock);
   if (a.centred) {
     layer_norm_kernel<true, T, N, THREADS, ITEMS><<<grid, kBlock, 0, stream>>>(a);
   } else {
@@ -193,7 +185,7 @@ void launch_rows(const LayerNorm& a, cudaStream_t stream) {
 
 template <class T, int N, int THREADS>
 void launch_long(const LayerNorm& a, cudaStream_t stream) {
-  const unsigned grid = blocks(a.rows, 1, THREADS);
+  const unsigned grid = row_grid(a.rows, 1, THREADS);
   if (a.centred) {
     layer_norm_long_kernel<true, T, N, THREADS><<<grid, THREADS, 0, stream>>>(a);
   } else {

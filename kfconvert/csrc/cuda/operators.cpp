@@ -50,6 +50,16 @@ class Cuda {
     check_cuda(launch_dequantize(a, here.stream()), "dequantize");
   }
 
+  static void softmax(const Softmax& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_softmax(a, here.stream()), "softmax");
+  }
+
+  static void cross_entropy(const CrossEntropy& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_cross_entropy(a, here.stream()), "cross_entropy");
+  }
+
   static void group_norm(const GroupNorm& a, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_group_norm(a, here.stream()), "group_norm");

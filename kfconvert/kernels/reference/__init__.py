@@ -48,6 +48,7 @@ from .norms import (
 )
 from .optimizers import fused_adamw, fused_sgd
 from .series import sliding_window_mean_std
+from .softmax import cross_entropy, softmax
 
 __all__ = [
     "add_layer_norm",
@@ -65,6 +66,7 @@ __all__ = [
     "block_sparse_attention",
     "conv2d_bn_act",
     "conv2d_gelu_dropout",
+    "cross_entropy",
     "depthwise_pointwise",
     "dequantize_int8",
     "embedding_layer_norm",
@@ -90,5 +92,6 @@ __all__ = [
     "rope",
     "rope_attention",
     "sliding_window_mean_std",
+    "softmax",
     "swish_multiply",
 ]

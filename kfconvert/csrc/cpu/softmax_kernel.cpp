@@ -1,0 +1,129 @@
+// y = softmax(x * scale + mask), or with grad: y = scale * x * (grad - sum(grad * x)), row by row. Rows of up to a block
+// are computed in the first-level cache; longer ones are read twice. Built once for each instruction set.
+#include "../common/arguments.h"
+#include "exponentials.h"
+#include "kernels.h"
+
+namespace {
+
+// Where the mask of a row begins, in elements.
+int64_t mask_offset(const kfc::RowMask& m, int64_t row) {
+  int64_t at = 0;
+  for (int i = m.dims - 1; i >= 0; --i) {
+    const int64_t outer = row / m.sizes[i];
+    at += (row - outer * m.sizes[i]) * m.strides[i];
+    row = outer;
+  }
+  return at;
+}
+
+// v = x * scale + mask for elements col to col + n - 1 of a row
+template <class T, class A>
+void load_scaled(const kfc::Softmax& a, int64_t row, int64_t mask_at, int64_t col, A* v, A* scratch, int64_t n) {
+  const A* x = as_accumulator(static_cast<const T*>(a.x) + row * a.cols + col, v, n);
+  const A scale = static_cast<A>(a.scale);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) v[i] = x[i] * scale;
+  if (a.mask.data == nullptr) return;
+  if (a.mask.boolean) {
+    const uint8_t* mask = static_cast<const uint8_t*>(a.mask.data) + mask_at + col * a.mask.inner;
+    const int64_t step = a.mask.inner;
+    for (int64_t i = 0; i < n; ++i) v[i] = mask[i * step] != 0 ? v[i] : A(-INFINITY);
+  } else if (a.mask.inner == 1) {
+    add_rows(static_cast<const A*>(v), as_accumulator(static_cast<const T*>(a.mask.data) + mask_at + col, scratch, n), v, n);
+  } else {
+    const A added = *as_accumulator(static_cast<const T*>(a.mask.data) + mask_at, scratch, 1);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) v[i] += added;
+  }
+}
+
+// out[i] = v[i] / by
+template <class A>
+void divide_row(const A* v, A* out, int64_t n, A by) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] = v[i] / by;
+}
+
+template <class T>
+void softmax_row(const kfc::Softmax& a, int64_t row) {
+  using A = typename Accumulate<T>::type;
+  alignas(64) A v[kBlock];
+  alignas(64) A scratch[kBlock];
+  T* y = static_cast<T*>(a.y) + row * a.cols;
+  const int64_t mask_at = mask_offset(a.mask, row);
+  if (a.cols <= kBlock) {
+    load_scaled<T>(a, row, mask_at, 0, v, scratch, a.cols);
+    const double total = exponentials_row(static_cast<const A*>(v), v, a.cols, largest_of(v, a.cols, A(-INFINITY)));
+    A* out = result_row(y, scratch);
+    divide_row(v, out, a.cols, static_cast<A>(total));
+    store_result(out, y, a.cols);
+    return;
+  }
+  OnlineSum<A> online;
+  for (int64_t col = 0; col < a.cols; col += kBlock) {
+    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
+    load_scaled<T>(a, row, mask_at, col, v, scratch, n);
+    online.add(v, scratch, n);
+  }
+  for (int64_t col = 0; col < a.cols; col += kBlock) {
+    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
+    load_scaled<T>(a, row, mask_at, col, v, scratch, n);
+    exponentials_row(static_cast<const A*>(v), v, n, online.largest);
+    A* out = result_row(y + col, scratch);
+    divide_row(v, out, n, static_cast<A>(online.total));
+    store_result(out, y + col, n);
+  }
+}
+
+template <class T>
+void softmax_backward_row(const kfc::Softmax& a, int64_t row) {
+  using A = typename Accumulate<T>::type;
+  alignas(64) A y_scratch[kBlock];
+  alignas(64) A grad_scratch[kBlock];
+  alignas(64) A result[kBlock];
+  const T* y_row = static_cast<const T*>(a.x) + row * a.cols;
+  const T* grad_row = static_cast<const T*>(a.grad) + row * a.cols;
+  T* to = static_cast<T*>(a.y) + row * a.cols;
+  A total = 0;
+  for (int64_t col = 0; col < a.cols; col += kBlock) {
+    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
+    const A* y = as_accumulator(y_row + col, y_scratch, n);
+    const A* grad = as_accumulator(grad_row + col, grad_scratch, n);
+    A part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t i = 0; i < n; ++i) part += y[i] * grad[i];
+    total += part;
+  }
+  const A scale = static_cast<A>(a.scale);
+  for (int64_t col = 0; col < a.cols; col += kBlock) {
+    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
+    const A* y = as_accumulator(y_row + col, y_scratch, n);
+    const A* grad = as_accumulator(grad_row + col, grad_scratch, n);
+    A* out = result_row(to + col, result);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) out[i] = scale * y[i] * (grad[i] - total);
+    store_result(out, to + col, n);
+  }
+}
+
+template <class T>
+void softmax_range(const kfc::Softmax& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    if (a.grad != nullptr) {
+      softmax_backward_row<T>(a, row);
+    } else {
+      softmax_row<T>(a, row);
+    }
+  }
+}
+
+}  // namespace
+
+namespace kfc {
+
+void KFC_FOR_CAPABILITY(softmax)(const Softmax& a, int64_t begin, int64_t end) {
+  KFC_DISPATCH_DTYPE(a.dtype, softmax_range<T>(a, begin, end));
+}
+
+}  // namespace kfc

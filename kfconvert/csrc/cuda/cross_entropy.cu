@@ -1,0 +1,119 @@
+// loss = (1 - smoothing) * (lse - x[target]) + smoothing * (lse - mean(x)), lse = log(sum(exp(x))), for each row, or with
+// grad_x its gradient: grad * (exp(x - lse) - (1 - smoothing) * (is target) - smoothing / cols)
+//   x, grad_x: (rows, cols);  loss, target: (rows);  lse: (rows, 2);  grad: (rows) or one;  a target that is no class: NaN
+//
+// Limited by memory bandwidth: the logits are read once for the loss and once for the gradient, and no probabilities are
+// written in between.
+#include "kernels.h"
+#include "rows.cuh"
+
+namespace kfc {
+namespace {
+
+template <class A>
+__device__ __forceinline__ A log_of(A v);
+template <>
+__device__ __forceinline__ float log_of(float v) {
+  return logf(v);
+}
+template <>
+__device__ __forceinline__ double log_of(double v) {
+  return ::log(v);
+}
+
+template <class T, int N, int THREADS>
+__global__ void __launch_bounds__(row_block(THREADS)) cross_entropy_kernel(CrossEntropy a) {
+  using A = typename Accumulate<T>::type;
+  __shared__ A shared[32];
+  const int lane = threadIdx.x % THREADS;
+  const T* x = static_cast<const T*>(a.x);
+  for_rows<THREADS>(a.rows, [&](int64_t row, bool active) {
+    const T* from = x + row * a.cols;
+    OnlineSum<A, Math<A>> online;
+    A sum = 0;
+    for (int64_t col = static_cast<int64_t>(lane) * N; active && col < a.cols; col += THREADS * N) {
+      A v[N];
+      load<N>(from + col, v);
+      online.add(v);
+#pragma unroll
+      for (int j = 0; j < N; ++j) sum += v[j];
+    }
+    A largest;
+    const A total = online.template row_total<THREADS>(largest, shared);
+    if (a.smoothing != 0) sum = row_sum<THREADS>(sum, shared);
+    if (!active || lane != 0) return;
+    const A rest = log_of(total);
+    static_cast<A*>(a.lse)[2 * row] = largest;
+    static_cast<A*>(a.lse)[2 * row + 1] = rest;
+    const int64_t target = a.target[row];
+    A loss = 0;
+    if (target != a.ignored && (target < 0 || target >= a.cols)) {
+      loss = A(NAN);
+    } else if (target != a.ignored) {
+      const A smoothing = static_cast<A>(a.smoothing);
+      loss = (A(1) - smoothing) * (rest + (largest - widen(from[target])));
+      if (a.smoothing != 0) loss += smoothing * (rest + (largest - sum / static_cast<A>(a.cols)));
+    }
+    static_cast<A*>(a.loss)[row] = loss;
+  });
+}
+
+template <class T, int N, int THREADS>
+__global__ void __launch_bounds__(row_block(THREADS)) cross_entropy_backward_kernel(CrossEntropy a) {
+  using A = typename Accumulate<T>::type;
+  using M = typename MathFor<T>::type;
+  const int lane = threadIdx.x % THREADS;
+  for_rows<THREADS>(a.rows, [&](int64_t row, bool active) {
+    if (!active) return;
+    const T* from = static_cast<const T*>(a.x) + row * a.cols;
+    T* to = static_cast<T*>(a.grad_x) + row * a.cols;
+    const int64_t target = a.target[row];
+    const bool valid = target >= 0 && target < a.cols;
+    const A grad = valid ? static_cast<const A*>(a.grad)[row * a.grad_stride] : A(NAN);
+    const A largest = static_cast<const A*>(a.lse)[2 * row];
+    const A rest = static_cast<const A*>(a.lse)[2 * row + 1];
+    const A smoothing = static_cast<A>(a.smoothing);
+    const A everywhere = smoothing / static_cast<A>(a.cols);
+    for (int64_t col = static_cast<int64_t>(lane) * N; col < a.cols; col += THREADS * N) {
+      A v[N];
+      load<N>(from + col, v);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const A hit = col + j == target ? A(1) - smoothing : A(0);
+        v[j] = target == a.ignored ? A(0) : grad * (M::exp((v[j] - largest) - rest) - hit - everywhere);
+      }
+      store<N>(to + col, v);
+    }
+  });
+}
+
+template <class T, int N, int THREADS>
+void launch_rows(const CrossEntropy& a, cudaStream_t stream) {
+  constexpr int kBlock = row_block(THREADS);
+  const unsigned grid = row_grid(a.rows, kBlock / THREADS, kBlock);
+  if (a.grad_x != nullptr) {
+    cross_entropy_backward_kernel<T, N, THREADS><<<grid, kBlock, 0, stream>>>(a);
+  } else {
+    cross_entropy_kernel<T, N, THREADS><<<grid, kBlock, 0, stream>>>(a);
+  }
+}
+
+template <class T>
+void launch(const CrossEntropy& a, cudaStream_t stream) {
+  constexpr int N = kPackBytes / sizeof(T);
+  const bool packed = a.cols % N == 0 && aligned(a.x) && aligned(a.grad_x);
+  if (!packed) return a.cols <= 1024 ? launch_rows<T, 1, 32>(a, stream) : launch_rows<T, 1, 512>(a, stream);
+  const int64_t packs = a.cols / N;
+  if (packs <= 128) return launch_rows<T, N, 32>(a, stream);
+  if (packs <= 1024) return launch_rows<T, N, 128>(a, stream);
+  launch_rows<T, N, 512>(a, stream);
+}
+
+}  // namespace
+
+int launch_cross_entropy(const CrossEntropy& a, void* stream) {
+  KFC_DISPATCH_DTYPE(a.dtype, launch<T>(a, static_cast<cudaStream_t>(stream)));
+  return cudaGetLastError();
+}
+
+}  // namespace kfc

@@ -1,0 +1,84 @@
+// What kernels that take rows share: how rows are dealt to threads, the largest value of a row, and sums of exponentials
+// in one pass.
+#pragma once
+
+#include "vector.cuh"
+
+namespace kfc {
+namespace {
+
+constexpr int64_t kThreadsPerMultiprocessor = 2048;
+
+__host__ __device__ constexpr int row_block(int threads) { return threads < 128 ? 128 : threads; }
+
+inline unsigned row_grid(int64_t rows, int rows_per_block, int threads) {
+  const int64_t wanted = (rows + rows_per_block - 1) / rows_per_block;
+  const int64_t most = multiprocessors() * (kThreadsPerMultiprocessor / threads) * 4;
+  return static_cast<unsigned>(wanted < most ? wanted : most);
+}
+
+// Calls body(row, active) for the rows of this thread's group of THREADS. All threads of a block make the same number of
+// turns, since the sums need every one of them: beyond the last row `active` is false.
+template <int THREADS, class Body>
+__device__ __forceinline__ void for_rows(int64_t rows, Body body) {
+  constexpr int kRows = row_block(THREADS) / THREADS;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRows; first < rows;
+       first += static_cast<int64_t>(gridDim.x) * kRows) {
+    const int64_t row = first + threadIdx.x / THREADS;
+    body(row, row < rows);
+  }
+}
+
+__device__ __forceinline__ float max_of(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ double max_of(double a, double b) { return fmax(a, b); }
+
+// The largest value over the threads of a row, as row_sums adds them; a NaN does not count.
+template <int THREADS, class A>
+__device__ __forceinline__ A row_max(A value, A* shared) {
+  constexpr int kWidth = THREADS < 32 ? THREADS : 32;
+#pragma unroll
+  for (int offset = kWidth / 2; offset > 0; offset /= 2) {
+    value = max_of(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  }
+  if constexpr (THREADS > 32) {
+    const int lane = threadIdx.x % 32;
+    __syncthreads();  // the last sums have been read by all
+    if (lane == 0) shared[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = lane < THREADS / 32 ? shared[lane] : A(-INFINITY);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) value = max_of(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  }
+  return value;
+}
+
+// A thread's part of sum(exp(v - largest)), of values that come one pack after the other (Milakov and Gimelshein, "Online
+// normalizer calculation for softmax", 2018).
+template <class A, class M>
+struct OnlineSum {
+  A largest = A(-INFINITY);
+  A total = 0;
+
+  template <int N>
+  __device__ __forceinline__ void add(const A (&v)[N]) {
+    A next = largest;
+#pragma unroll
+    for (int j = 0; j < N; ++j) next = max_of(next, v[j]);
+    if (next == A(-INFINITY)) return;
+    if (next > largest) total *= M::exp(largest - next);
+    largest = next;
+#pragma unroll
+    for (int j = 0; j < N; ++j) total += M::exp(v[j] - next);
+  }
+
+  // The sum over the row's threads; `row_largest` becomes the largest value of the row.
+  template <int THREADS>
+  __device__ __forceinline__ A row_total(A& row_largest, A* shared) {
+    row_largest = row_max<THREADS>(largest, shared);
+    // Where a thread has seen nothing, 0 is its part.
+    return row_sum<THREADS>(largest == A(-INFINITY) ? total : total * M::exp(largest - row_largest), shared);
+  }
+};
+
+}  // namespace
+}  // namespace kfc

@@ -1,0 +1,241 @@
+// y = softmax(x * scale + mask), or with grad: y = scale * x * (grad - sum(grad * x))
+//   x, grad, y: (rows, cols);  mask: see RowMask
+//
+// Limited by memory bandwidth: a row is read once into registers, its largest value and its sum are taken there, and it
+// is written once. Rows that do not fit are read twice, mostly from L2.
+#include "kernels.h"
+#include "rows.cuh"
+
+namespace kfc {
+namespace {
+
+// Elements of the row's mask; a row is at most 2^31 elements from its start.
+template <class T>
+struct MaskRow {
+  const void* data;
+  bool boolean;
+  bool repeated;
+
+  __device__ MaskRow(const RowMask& m, int64_t row) : data(m.data), boolean(m.boolean), repeated(m.inner == 0) {
+    if (data == nullptr) return;
+    int64_t at = 0;
+    for (int i = m.dims - 1; i >= 0; --i) {
+      const int64_t outer = row / m.sizes[i];
+      at += (row - outer * m.sizes[i]) * m.strides[i];
+      row = outer;
+    }
+    data = boolean ? static_cast<const void*>(static_cast<const bool*>(data) + at)
+                   : static_cast<const void*>(static_cast<const T*>(data) + at);
+  }
+
+  template <int N, class A>
+  __device__ void apply(int64_t col, A (&v)[N]) const {
+    if (data == nullptr) return;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const int64_t at = repeated ? 0 : col + j;
+      if (boolean) {
+        if (!static_cast<const bool*>(data)[at]) v[j] = -INFINITY;
+      } else {
+        v[j] += widen(static_cast<const T*>(data)[at]);
+      }
+    }
+  }
+};
+
+template <class T, int N, class A>
+__device__ __forceinline__ void load_scaled(const Softmax& a, const MaskRow<T>& mask, int64_t row, int64_t col,
+                                            A (&v)[N]) {
+  load<N>(static_cast<const T*>(a.x) + row * a.cols + col, v);
+  const A scale = static_cast<A>(a.scale);
+#pragma unroll
+  for (int j = 0; j < N; ++j) v[j] *= scale;
+  mask.apply(col, v);
+}
+
+// THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
+template <class T, int N, int THREADS, int ITEMS>
+__global__ void __launch_bounds__(row_block(THREADS)) softmax_kernel(Softmax a) {
+  using A = typename Accumulate<T>::type;
+  using M = typename MathFor<T>::type;
+  __shared__ A shared[32];
+  const int lane = threadIdx.x % THREADS;
+  for_rows<THREADS>(a.rows, [&](int64_t row, bool active) {
+    const MaskRow<T> mask(a.mask, active ? row : 0);
+    A v[ITEMS][N];
+    A largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int col = (i * THREADS + lane) * N;
+      if (active && col < a.cols) {
+        load_scaled<T>(a, mask, row, col, v[i]);
+#pragma unroll
+        for (int j = 0; j < N; ++j) largest = max_of(largest, v[i][j]);
+      }
+    }
+    largest = row_max<THREADS>(largest, shared);
+    A total = 0;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      if (active && (i * THREADS + lane) * N < a.cols) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          v[i][j] = M::exp(v[i][j] - largest);
+          total += v[i][j];
+        }
+      }
+    }
+    total = row_sum<THREADS>(total, shared);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int col = (i * THREADS + lane) * N;
+      if (active && col < a.cols) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) v[i][j] /= total;
+        store<N>(static_cast<T*>(a.y) + row * a.cols + col, v[i]);
+      }
+    }
+  });
+}
+
+// A block a row, of any length.
+template <class T, int N, int THREADS>
+__global__ void __launch_bounds__(THREADS) softmax_long_kernel(Softmax a) {
+  using A = typename Accumulate<T>::type;
+  using M = typename MathFor<T>::type;
+  __shared__ A shared[32];
+  const int64_t start = static_cast<int64_t>(threadIdx.x) * N;
+  constexpr int64_t kStep = static_cast<int64_t>(THREADS) * N;
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const MaskRow<T> mask(a.mask, row);
+    A v[N];
+    OnlineSum<A, M> online;
+    for (int64_t col = start; col < a.cols; col += kStep) {
+      load_scaled<T>(a, mask, row, col, v);
+      online.add(v);
+    }
+    A largest;
+    const A total = online.template row_total<THREADS>(largest, shared);
+    for (int64_t col = start; col < a.cols; col += kStep) {
+      load_scaled<T>(a, mask, row, col, v);
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[j] = M::exp(v[j] - largest) / total;
+      store<N>(static_cast<T*>(a.y) + row * a.cols + col, v);
+    }
+  }
+}
+
+template <class T, int N, class A>
+__device__ __forceinline__ A load_pair(const Softmax& a, int64_t at, A (&y)[N], A (&grad)[N]) {
+  load<N>(static_cast<const T*>(a.x) + at, y);
+  load<N>(static_cast<const T*>(a.grad) + at, grad);
+  A total = 0;
+#pragma unroll
+  for (int j = 0; j < N; ++j) total += y[j] * grad[j];
+  return total;
+}
+
+template <class T, int N, class A>
+__device__ __forceinline__ void store_gradient(const Softmax& a, int64_t at, A total, const A (&y)[N],
+                                               A (&grad)[N]) {
+  const A scale = static_cast<A>(a.scale);
+#pragma unroll
+  for (int j = 0; j < N; ++j) grad[j] = scale * y[j] * (grad[j] - total);
+  store<N>(static_cast<T*>(a.y) + at, grad);
+}
+
+template <class T, int N, int THREADS, int ITEMS>
+__global__ void __launch_bounds__(row_block(THREADS)) softmax_backward_kernel(Softmax a) {
+  using A = typename Accumulate<T>::type;
+  __shared__ A shared[32];
+  const int lane = threadIdx.x % THREADS;
+  for_rows<THREADS>(a.rows, [&](int64_t row, bool active) {
+    A y[ITEMS][N];
+    A grad[ITEMS][N];
+    A total = 0;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int col = (i * THREADS + lane) * N;
+      if (active && col < a.cols) total += load_pair<T>(a, row * a.cols + col, y[i], grad[i]);
+    }
+    total = row_sum<THREADS>(total, shared);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int col = (i * THREADS + lane) * N;
+      if (active && col < a.cols) store_gradient<T>(a, row * a.cols + col, total, y[i], grad[i]);
+    }
+  });
+}
+
+template <class T, int N, int THREADS>
+__global__ void __launch_bounds__(THREADS) softmax_backward_long_kernel(Softmax a) {
+  using A = typename Accumulate<T>::type;
+  __shared__ A shared[32];
+  const int64_t start = static_cast<int64_t>(threadIdx.x) * N;
+  constexpr int64_t kStep = static_cast<int64_t>(THREADS) * N;
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    A y[N];
+    A grad[N];
+    A total = 0;
+    for (int64_t col = start; col < a.cols; col += kStep) total += load_pair<T>(a, row * a.cols + col, y, grad);
+    total = row_sum<THREADS>(total, shared);
+    for (int64_t col = start; col < a.cols; col += kStep) {
+      load_pair<T>(a, row * a.cols + col, y, grad);
+      store_gradient<T>(a, row * a.cols + col, total, y, grad);
+    }
+  }
+}
+
+template <class T, int N, int THREADS, int ITEMS>
+void launch_rows(const Softmax& a, cudaStream_t stream) {
+  constexpr int kBlock = row_block(THREADS);
+  const unsigned grid = row_grid(a.rows, kBlock / THREADS, kBlock);
+  if (a.grad != nullptr) {
+    softmax_backward_kernel<T, N, THREADS, ITEMS><<<grid, kBlock, 0, stream>>>(a);
+  } else {
+    softmax_kernel<T, N, THREADS, ITEMS><<<grid, kBlock, 0, stream>>>(a);
+  }
+}
+
+template <class T, int N, int THREADS>
+void launch_long(const Softmax& a, cudaStream_t stream) {
+  const unsigned grid = row_grid(a.rows, 1, THREADS);
+  if (a.grad != nullptr) {
+    softmax_backward_long_kernel<T, N, THREADS><<<grid, THREADS, 0, stream>>>(a);
+  } else {
+    softmax_long_kernel<T, N, THREADS><<<grid, THREADS, 0, stream>>>(a);
+  }
+}
+
+template <class T>
+void launch(const Softmax& a, cudaStream_t stream) {
+  constexpr int N = kPackBytes / sizeof(T);
+  const bool packed = a.cols % N == 0 && aligned(a.x) && aligned(a.y) && aligned(a.grad);
+  if (!packed) {
+    if (a.cols <= 128) return launch_rows<T, 1, 32, 4>(a, stream);
+    return launch_long<T, 1, 256>(a, stream);
+  }
+  const int64_t packs = a.cols / N;
+  if constexpr (sizeof(T) == 8) {
+    return launch_long<T, N, 256>(a, stream);  // a reference type: one kernel is enough
+  } else {
+    // A warp a row while 4 packs a thread suffice: its sums need no shared memory.
+    if (packs <= 8) return launch_rows<T, N, 8, 1>(a, stream);
+    if (packs <= 32) return launch_rows<T, N, 32, 1>(a, stream);
+    if (packs <= 64) return launch_rows<T, N, 32, 2>(a, stream);
+    if (packs <= 128) return launch_rows<T, N, 32, 4>(a, stream);
+    if (packs <= 512) return launch_rows<T, N, 128, 4>(a, stream);
+    if (packs <= 1024) return launch_rows<T, N, 256, 4>(a, stream);
+    if (packs <= 2048) return launch_rows<T, N, 512, 4>(a, stream);
+    return launch_long<T, N, 1024>(a, stream);
+  }
+}
+
+}  // namespace
+
+int launch_softmax(const Softmax& a, void* stream) {
+  KFC_DISPATCH_DTYPE(a.dtype, launch<T>(a, static_cast<cudaStream_t>(stream)));
+  return cudaGetLastError();
+}
+
+}  // namespace kfc

@@ -1,0 +1,134 @@
+"""cross_entropy: the logits are read once for the loss and once for its gradient; no probabilities are kept in between."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .norms import accumulator
+from .registration import (
+    LIBRARY,
+    autocast,
+    cast_floats,
+    define,
+    define_with_twin,
+    has_kernels,
+    require,
+    require_float,
+)
+
+
+def cross_entropy(
+    x: Tensor,
+    target: Tensor,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """``torch.nn.functional.cross_entropy`` of class indices without class weights.
+
+    Args:
+        x: logits, (rows, classes); float64, float32, float16 or bfloat16 (the half types are computed in float32).
+        target: (rows,), int64, on x's device; rows whose target is ``ignore_index`` do not count. Another one that is
+        no class is an error on the CPU and makes the loss NaN on a GPU, which is not waited for.
+        reduction: "none", "sum" or "mean" (over the rows that count; NaN where none does).
+        label_smoothing: this share of each target is spread evenly over all classes.
+
+    Returns:
+        (rows,) for "none", else one element; x's dtype.
+
+    Raises:
+        ValueError: an unknown reduction or smoothing outside of 0 to 1. RuntimeError: shapes, dtypes, devices or targets
+        that do not fit.
+    """
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f"reduction must be none, sum or mean, got {reduction!r}")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+    _check(x, target)
+    if x.is_cpu and not torch.compiler.is_compiling():
+        counts = target[target != ignore_index]
+        least, most = counts.aminmax() if counts.numel() else (0, 0)
+        fits = least >= 0 and (most < x.shape[1] or not counts.numel())
+        require(fits, "cross_entropy", f"target holds {int(least)} to {int(most)}, x has {x.shape[1]} classes")
+    if not has_kernels(x):
+        return F.cross_entropy(
+            x, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        )
+    operator = _OPERATOR if torch.is_grad_enabled() and x.requires_grad else _INFERENCE
+    loss, _ = operator(x, target, ignore_index, label_smoothing)
+    dtype = torch.float32 if torch.is_autocast_enabled(x.device.type) else x.dtype
+    if reduction == "none":
+        return loss.to(dtype)
+    total = loss.sum()
+    return (total if reduction == "sum" else total / (target != ignore_index).sum()).to(dtype)
+
+
+def _check(x, target):
+    operator = "cross_entropy"
+    require_float(operator, x)
+    require(x.dim() == 2, operator, f"x has shape {tuple(x.shape)}, expected (rows, classes)")
+    require(target.device == x.device, operator, "target is on another device than x")
+    require(target.dtype == torch.int64, operator, "target must be int64")
+    shape = (x.shape[0],)
+    require(target.shape == shape, operator, f"target has shape {tuple(target.shape)}, expected {shape}")
+
+
+def _compose(x, target, ignored, smoothing):
+    _check(x, target)
+    wide = x.to(accumulator(x.dtype))
+    largest = wide.amax(1)
+    rest = (wide - largest[:, None]).exp().sum(1).log()
+    counts = target != ignored
+    hit = wide.gather(1, torch.where(counts, target, 0)[:, None])[:, 0]
+    loss = (1 - smoothing) * (rest + (largest - hit))
+    if smoothing:
+        loss = loss + smoothing * (rest + (largest - wide.mean(1)))
+    return torch.where(counts, loss, 0), torch.stack((largest, rest), 1)
+
+
+def _fake(x, target, ignored, smoothing):
+    _check(x, target)
+    wide = accumulator(x.dtype)
+    return x.new_empty(x.shape[0], dtype=wide), x.new_empty((x.shape[0], 2), dtype=wide)
+
+
+def _compose_backward(grad, x, target, lse, ignored, smoothing):
+    counts = target != ignored
+    grad_x = torch.exp(x.to(lse.dtype) - lse[:, :1] - lse[:, 1:]) - smoothing / x.shape[1]
+    hit = torch.full_like(lse[:, :1], smoothing - 1)
+    grad_x = grad_x.scatter_add(1, torch.where(counts, target, 0)[:, None], hit)
+    return torch.where(counts[:, None], grad.reshape(-1, 1) * grad_x, 0).to(x.dtype).contiguous()
+
+
+def _fake_backward(grad, x, target, lse, ignored, smoothing):
+    return x.new_empty(x.shape)
+
+
+def _save(ctx, inputs, output):
+    x, target, ctx.ignored, ctx.smoothing = inputs
+    ctx.save_for_backward(x, target, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx, grad, _):
+    x, target, lse = ctx.saved_tensors
+    if not any(grad.stride()) and grad.numel():  # that of a sum: one number for all rows
+        grad = grad.flatten()[:1]
+    return _BACKWARD(grad, x, target, lse, ctx.ignored, ctx.smoothing), None, None, None
+
+
+def _cast(args, device_type):
+    """ATen's rule of losses: float32."""
+    return cast_floats(args, torch.float32, device_type)
+
+
+_OPERATOR, _INFERENCE = define_with_twin(
+    "cross_entropy(Tensor x, Tensor target, int ignored, float smoothing) -> (Tensor, Tensor)", _compose, _fake
+)
+_BACKWARD = define(
+    "cross_entropy_backward(Tensor grad, Tensor x, Tensor target, Tensor lse, int ignored, float smoothing) -> Tensor",
+    _compose_backward,
+    _fake_backward,
+)
+torch.library.register_autograd("kfconvert::cross_entropy", _differentiate, setup_context=_save, lib=LIBRARY)
+autocast((_OPERATOR, _INFERENCE), _cast)

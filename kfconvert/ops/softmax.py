@@ -1,0 +1,122 @@
+"""softmax of scaled and masked scores, in one pass over memory forward and one backward.
+
+Backward: with g = grad * y, scale * (g - y * sum(g)) is the gradient of x, and the same without scale that of an additive
+mask, summed over the dimensions in which it was repeated.
+"""
+
+import torch
+from torch import Tensor
+
+from .registration import (
+    LIBRARY,
+    autocast,
+    cast_floats,
+    cast_to_widest,
+    define,
+    define_with_twin,
+    has_kernels,
+    require,
+    require_float,
+)
+
+
+def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
+    """``softmax(x * scale + mask)`` along ``dim``, contiguous where that is the last one.
+
+    Args:
+        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in float32).
+        mask: a shape that broadcasts to x's. Boolean, True where an element takes part, as in
+        ``torch.nn.functional.scaled_dot_product_attention``; or x's dtype, to be added. Where a row has no element that
+        takes part, it is NaN.
+
+    Along another dimension than the last, and for x of no dimension, these are ATen's operators.
+
+    Raises:
+        IndexError: dim out of range. RuntimeError: shapes, dtypes or devices that do not fit.
+    """
+    if not -max(x.dim(), 1) <= dim < max(x.dim(), 1):
+        raise IndexError(f"kfconvert::softmax: dim {dim} is out of range for x of shape {tuple(x.shape)}")
+    last = x.dim() > 0 and dim in (-1, x.dim() - 1)
+    if not has_kernels(x) or not last:
+        _check(x, mask)
+        return _reference(x, mask, scale, dim)
+    if torch.is_grad_enabled() and (x.requires_grad or (mask is not None and mask.requires_grad)):
+        return _OPERATOR(x, mask, scale)
+    return _INFERENCE(x, mask, scale)
+
+
+class SoftMaxOp:
+    """:func:`softmax` in the form of an autograd function: ``SoftMaxOp.apply(x, dim)``."""
+
+    apply = staticmethod(softmax)
+
+
+def get_cuda_softmax():
+    """:func:`softmax`, for code that asks for the CUDA kernels. RuntimeError where they are not there."""
+    from .. import extension
+
+    require(extension.CUDA_KERNELS_LOADED, "softmax", f"no CUDA kernels: {extension.load_errors.get('cuda')}")
+    return softmax
+
+
+def _reference(x, mask, scale, dim=-1):
+    v = x if scale == 1 else x * scale
+    if mask is not None:
+        v = v.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else v + mask
+    return torch.softmax(v, dim)
+
+
+def _check(x, mask):
+    operator = "softmax"
+    require_float(operator, x)
+    if mask is None:
+        return
+    require(mask.device == x.device, operator, "mask is on another device than x")
+    fits = mask.dtype in (torch.bool, x.dtype) or torch.is_autocast_enabled(x.device.type)
+    require(fits, operator, "mask must be boolean or have the dtype of x")
+    sizes = zip(reversed(mask.shape), reversed(x.shape))
+    fits = mask.dim() <= x.dim() and all(own == 1 or own == of_x for own, of_x in sizes)
+    require(fits, operator, f"mask of shape {tuple(mask.shape)} does not broadcast to {tuple(x.shape)}")
+
+
+def _compose(x, mask, scale):
+    _check(x, mask)
+    return _reference(x, mask, scale).contiguous()
+
+
+def _fake(x, mask, scale):
+    _check(x, mask)
+    return x.new_empty(x.shape)
+
+
+def _compose_backward(grad, y, scale):
+    return (torch.ops.aten._softmax_backward_data(grad, y, -1, y.dtype) * scale).contiguous()
+
+
+def _fake_backward(grad, y, scale):
+    return y.new_empty(y.shape)
+
+
+def _save(ctx, inputs, output):
+    _, mask, ctx.scale = inputs
+    ctx.mask_shape = None if mask is None else mask.shape
+    ctx.save_for_backward(output)
+
+
+def _differentiate(ctx, grad):
+    (y,) = ctx.saved_tensors
+    x_needs, mask_needs, _ = ctx.needs_input_grad
+    of_x = _BACKWARD(grad, y, ctx.scale) if x_needs else None
+    of_mask = _BACKWARD(grad, y, 1.0).sum_to_size(ctx.mask_shape) if mask_needs else None
+    return of_x, of_mask, None
+
+
+def _cast(args, device_type):
+    """ATen's rule of softmax: float32 on CUDA, nothing on the CPU."""
+    return cast_floats(args, torch.float32, device_type) if device_type == "cuda" else cast_to_widest(args, device_type)
+
+
+_OPERATOR, _INFERENCE = define_with_twin("softmax(Tensor x, Tensor? mask, float scale) -> Tensor", _compose, _fake)
+_BACKWARD = define("softmax_backward(Tensor grad, Tensor y, float scale) -> Tensor", _compose_backward, _fake_backward)
+torch.library.register_autograd("kfconvert::softmax", _differentiate, setup_context=_save, lib=LIBRARY)
+autocast((_OPERATOR, _INFERENCE), _cast)

@@ -1,0 +1,130 @@
+"""cross_entropy against torch's own: accuracy, ignored rows, smoothing, gradients, errors."""
+
+import pytest
+import torch
+from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate, compare
+
+from kfconvert import ops
+from kfconvert.kernels import reference
+
+OPERATORS = torch.ops.kfconvert
+SHAPES = [(1, 1), (5, 7), (33, 128), (8, 1000), (6, 4097), (4, 32_000), (300, 16), (0, 8)]
+OPTIONS = [{}, {"reduction": "sum"}, {"reduction": "none"}, {"label_smoothing": 0.1}, {"ignore_index": 2}]
+
+
+def inputs(shape, dtype, device):
+    rows, classes = shape
+    target = torch.randint(classes, (rows,), device=device)
+    target[: rows // 3] = -100
+    return torch.randn(shape, device=device).mul(3).to(dtype), target
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_as_accurate_as_aten(device, compiled, shape, dtype, options):
+    x, target = inputs(shape, dtype, device)
+    if "ignore_index" in options:
+        target = target.clamp(min=0)
+    if compiled and "label_smoothing" in options and dtype == torch.float16:
+        # ATen adds the logits up in float16, which overflows.
+        exact = reference.cross_entropy(x.double(), target, **options)
+        compare(ops.cross_entropy(x, target, **options), exact.to(dtype), exact)
+    else:
+        assert_as_accurate(ops.cross_entropy, reference.cross_entropy, x, target, **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(9, 40), (6, 1001), (3, 5000)])
+def test_gradients(device, compiled, shape, dtype, options):
+    x, target = inputs(shape, dtype, device)
+    if "ignore_index" in options:
+        target = target.clamp(min=0)
+    weights = [torch.randn(shape[0], device=device).to(dtype) if "none" in options.values() else torch.ones(())]
+
+    def of(function):
+        return lambda x: function(x, target, **options)
+
+    weights = [w.to(device) for w in weights]
+    assert_gradients_as_accurate(of(ops.cross_entropy), of(reference.cross_entropy), [x], weights)
+
+
+def test_gradcheck(device):
+    x, target = inputs((6, 5), torch.float64, device)
+    for options in (*OPTIONS[:4], {"reduction": "none", "label_smoothing": 0.3}):
+        assert torch.autograd.gradcheck(lambda x: ops.cross_entropy(x, target, **options), x.requires_grad_())
+
+
+def test_no_row_counts(device, compiled):
+    x, target = inputs((3, 5), torch.float32, device)
+    assert ops.cross_entropy(x, torch.full_like(target, -100)).isnan()
+    assert ops.cross_entropy(x, torch.full_like(target, -100), reduction="sum") == 0
+
+
+def test_special_values(device):
+    inf = float("inf")
+    x = torch.randn(4, 10, device=device)
+    x[0, 2], x[1, :], x[2, 3], x[3, :9] = inf, -inf, float("nan"), -inf
+    target = torch.tensor([0, 1, 2, 9], device=device)
+    want = reference.cross_entropy(x, target, reduction="none")
+    torch.testing.assert_close(ops.cross_entropy(x, target, reduction="none"), want, equal_nan=True)
+
+
+def test_any_strides(device):
+    x, target = inputs((12, 30), torch.float32, device)
+    for view in (x[:, ::2], x[:, 1:9], torch.randn(30, 12, device=device).t()):
+        assert_as_accurate(ops.cross_entropy, reference.cross_entropy, view, target % view.shape[1])
+
+
+def test_opcheck(device):
+    x, target = inputs((6, 8), torch.float32, device)
+    for requires_grad in (False, True):
+        leaf = x.clone().requires_grad_(requires_grad)
+        torch.library.opcheck(OPERATORS.cross_entropy.default, (leaf, target, -100, 0.1))
+    loss, lse = OPERATORS.cross_entropy(x, target, -100, 0.1)
+    for grad in (loss, loss[:1]):
+        torch.library.opcheck(OPERATORS.cross_entropy_backward.default, (grad, x, target, lse, -100, 0.1))
+
+
+def test_autocast_and_compile(device, compiled):
+    x, target = inputs((6, 8), torch.bfloat16, device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        got, want = (package.cross_entropy(x, target) for package in (ops, reference))
+        assert got.dtype is want.dtype is torch.float32
+        torch.testing.assert_close(got, want)
+    module = torch.compile(ops.cross_entropy, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(module(x.float(), target), reference.cross_entropy(x.float(), target))
+
+
+def test_errors(device, compiled):
+    x, target = inputs((4, 8), torch.float32, device)
+    for arguments, match in (
+        ((x[0], target), r"x has shape \(8,?\), expected \(rows, classes\)"),
+        ((x, target[:3]), r"target has shape \(3,?\), expected \(4,?\)"),
+        ((x, target.int()), "target must be int64"),
+        ((x.int(), target), "expected float64, float32, float16 or bfloat16"),
+    ):
+        with pytest.raises(RuntimeError, match=match):
+            ops.cross_entropy(*arguments)
+    with pytest.raises(ValueError, match="reduction must be none, sum or mean, got 'max'"):
+        ops.cross_entropy(x, target, reduction="max")
+    with pytest.raises(ValueError, match="label_smoothing must be between 0 and 1, got 2"):
+        ops.cross_entropy(x, target, label_smoothing=2)
+
+
+def test_a_target_that_is_no_class():
+    x, target = inputs((4, 8), torch.float32, "cpu")
+    target[1] = 8
+    with pytest.raises(RuntimeError, match="target holds . to 8, x has 8 classes"):
+        ops.cross_entropy(x, target)
+
+
+@pytest.mark.cuda
+def test_a_target_that_is_no_class_makes_the_loss_nan():
+    x, target = inputs((4, 8), torch.float32, "cuda")
+    target[1] = 8
+    x.requires_grad_()
+    loss = ops.cross_entropy(x, target)
+    loss.backward()
+    assert loss.isnan() and x.grad[1].isnan().all()

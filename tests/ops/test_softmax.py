@@ -1,0 +1,147 @@
+"""softmax of scaled and masked scores against plain ATen."""
+
+import pytest
+import torch
+from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+
+from kfconvert import extension, ops
+from kfconvert.kernels import reference
+
+OPERATORS = torch.ops.kfconvert
+SHAPES = [
+    (1,), (7,), (3, 33), (5, 128), (4, 1024), (3, 1025), (2, 4096), (3, 9000), (2, 40_000), (300, 64), (2, 3, 5, 17),
+    (0, 8), (8, 0),
+]  # fmt: skip
+# Masks that broadcast with scores of shape (2, 3, 5, 16).
+MASKS = [(2, 3, 5, 16), (2, 1, 5, 16), (2, 1, 1, 16), (5, 16), (16,), (2, 3, 5, 1), (1, 3, 1, 1), ()]
+
+
+def scores(shape, dtype, device):
+    return torch.randn(shape, device=device).mul(3).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_as_accurate_as_aten(device, compiled, shape, dtype):
+    x = scores(shape, dtype, device)
+    assert_as_accurate(ops.softmax, reference.softmax, x)
+    assert_as_accurate(ops.softmax, reference.softmax, x, scale=0.125)
+
+
+@pytest.mark.parametrize("shape", MASKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_masks(device, compiled, dtype, shape):
+    x = scores((2, 3, 5, 16), dtype, device)
+    added = torch.randn(shape, device=device).to(dtype)
+    assert_as_accurate(ops.softmax, reference.softmax, x, scale=0.3, mask=added)
+    y = ops.softmax(x, scale=0.3, mask=added > -0.5)
+    torch.testing.assert_close(y, reference.softmax(x, scale=0.3, mask=added > -0.5), equal_nan=True)
+
+
+def test_long_rows_with_masks(device):
+    x = scores((3, 2, 9000), torch.float32, device)
+    for mask in (torch.rand(9000, device=device) > 0.3, torch.randn(3, 1, 9000, device=device)):
+        torch.testing.assert_close(ops.softmax(x, mask=mask), reference.softmax(x, mask=mask))
+
+
+def test_a_mask_of_many_dimensions(device):
+    x = scores((2, 3, 2, 3, 2, 3, 8), torch.float32, device)
+    for shape in ((2, 1, 2, 1, 2, 1, 8), (2, 1, 2, 1, 2, 1, 1), (1, 3, 1, 3, 1, 3, 8)):
+        mask = torch.randn(shape, device=device)
+        torch.testing.assert_close(ops.softmax(x, mask=mask), reference.softmax(x, mask=mask))
+
+
+@pytest.mark.parametrize("columns", [8, 500, 1024, 9000])
+def test_special_values(device, columns):
+    inf, nan = float("inf"), float("nan")
+    x = torch.zeros(6, columns, device=device)
+    x[0, 1], x[1, 3], x[2, :], x[3, 2:] = nan, inf, -inf, -inf
+    x[4, 0], x[5, :4] = 80000.0, torch.tensor([-inf, nan, 1.0, 0.0], device=device)
+    torch.testing.assert_close(ops.softmax(x), torch.softmax(x, -1), equal_nan=True)
+
+
+def test_any_strides(device):
+    base = scores((6, 10, 16), torch.float32, device)
+    for view in (base.transpose(0, 1), base.transpose(1, 2), base[..., ::2], base[:, :, 1:9]):
+        assert_as_accurate(ops.softmax, reference.softmax, view)
+    mask = torch.randn(16, 10, device=device).t()
+    assert_as_accurate(ops.softmax, reference.softmax, base, mask=mask)
+
+
+def test_other_dimensions(device, compiled):
+    x = scores((4, 6, 8), torch.float32, device)
+    for dim in (0, 1, 2, -2):
+        assert_as_accurate(ops.softmax, reference.softmax, x, dim=dim, scale=0.5)
+    assert ops.softmax(x[0, 0, 0]).item() == 1
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 6), (4, 1000), (2, 9001)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients(device, compiled, dtype, shape):
+    x, mask = scores(shape, dtype, device), torch.randn(shape[-1], device=device).to(dtype)
+    weights = [torch.randn(shape, device=device).to(dtype)]
+
+    def of(function):
+        return lambda x, mask: function(x, scale=0.5, mask=mask)
+
+    assert_gradients_as_accurate(of(ops.softmax), of(reference.softmax), [x, mask], weights)
+
+
+def test_gradcheck(device):
+    x, mask = (t.requires_grad_() for t in (scores((3, 5), torch.float64, device), torch.randn(5).double().to(device)))
+    assert torch.autograd.gradcheck(lambda x, mask: ops.softmax(x, scale=0.7, mask=mask), (x, mask))
+    assert torch.autograd.gradcheck(lambda x: ops.softmax(x, mask=mask.detach() > 0), (x,))
+
+
+def test_opcheck(device):
+    x = scores((3, 8), torch.float32, device)
+    for mask in (None, x[0] > 0, x[1].clone()):
+        for requires_grad in (False, True):
+            leaf = x.clone().requires_grad_(requires_grad)
+            torch.library.opcheck(OPERATORS.softmax.default, (leaf, mask, 0.5))
+    torch.library.opcheck(OPERATORS.softmax_backward.default, (x, torch.softmax(x, -1), 0.5))
+
+
+def test_autocast_and_compile(device, compiled):
+    x = scores((4, 8), torch.bfloat16, device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert ops.softmax(x).dtype is torch.softmax(x, -1).dtype
+    module = torch.compile(lambda x: ops.softmax(x, scale=2.0), backend="aot_eager", fullgraph=True)
+    for rows in (2, 3):
+        torch.testing.assert_close(module(x[:rows].float()), torch.softmax(x[:rows].float() * 2, -1))
+
+
+def test_errors(device, compiled):
+    x = scores((4, 8), torch.float32, device)
+    with pytest.raises(IndexError, match="dim 2 is out of range"):
+        ops.softmax(x, 2)
+    for options, match in (
+        ({"mask": x[:, :3]}, r"mask of shape \(4, 3\) does not broadcast to \(4, 8\)"),
+        ({"mask": x[None]}, r"mask of shape \(1, 4, 8\) does not broadcast"),
+        ({"mask": x.double()}, "mask must be boolean or have the dtype of x"),
+    ):
+        with pytest.raises(RuntimeError, match=match):
+            ops.softmax(x, **options)
+    with pytest.raises(RuntimeError, match="expected float64, float32, float16 or bfloat16"):
+        ops.softmax(x.int())
+
+
+def test_other_names(device, monkeypatch):
+    x = scores((4, 8), torch.float32, device)
+    assert torch.equal(ops.SoftMaxOp.apply(x, -1), ops.softmax(x))
+    monkeypatch.setattr(extension, "CUDA_KERNELS_LOADED", True)
+    assert ops.get_cuda_softmax() is ops.softmax
+    monkeypatch.setattr(extension, "CUDA_KERNELS_LOADED", False)
+    with pytest.raises(RuntimeError, match="no CUDA kernels"):
+        ops.get_cuda_softmax()
+
+
+@pytest.mark.cuda
+def test_more_elements_than_32_bits_count():
+    if torch.cuda.mem_get_info()[0] < 20 * 2**30:
+        pytest.skip("needs 20 GiB of free GPU memory")
+    x = torch.zeros(2**31 // 4096 + 3, 4096, device="cuda", dtype=torch.float16)
+    x[-1, 7] = float("inf")
+    x[-2, 7] = 20
+    y = ops.softmax(x)
+    assert y[-1].isnan().all() and y[-2, 7] > 0.99 and torch.equal(y[0], torch.softmax(x[0], -1))
