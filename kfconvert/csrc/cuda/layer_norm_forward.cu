@@ -202,22 +202,12 @@ void launch(const LayerNorm& a, cudaStream_t stream) {
     if (a.cols <= 128) return launch_rows<T, 1, 32, 4>(a, stream);
     return launch_long<T, 1, 256>(a, stream);
   }
-  const int64_t packs = a.cols / N;
   if constexpr (sizeof(T) == 8) {
-    return launch_long<T, N, 256>(a, stream);  // a reference type: one kernel is enough
+    launch_long<T, N, 256>(a, stream);  // a reference type: one kernel is enough
   } else {
-    // Threads and packs a thread by packs a row. A warp a row while 4 packs a thread (32 registers of values)
-    // suffice: its sums need no shared memory. Beyond that, as few threads as hold the row, so that more rows
-    // are in flight.
-    if (packs <= 8) return launch_rows<T, N, 8, 1>(a, stream);
-    if (packs <= 32) return launch_rows<T, N, 32, 1>(a, stream);
-    if (packs <= 64) return launch_rows<T, N, 32, 2>(a, stream);
-    if (packs <= 128)
-      return launch_rows<T, N, 32, 4>(a, stream);  // 1024 half, 512 float: BERT and GPT-2 are here
-    if (packs <= 512) return launch_rows<T, N, 128, 4>(a, stream);
-    if (packs <= 1024) return launch_rows<T, N, 256, 4>(a, stream);
-    if (packs <= 2048) return launch_rows<T, N, 512, 4>(a, stream);
-    return launch_long<T, N, 1024>(a, stream);
+    dispatch_rows(
+        a.cols / N, [&](auto shape) { launch_rows<T, N, shape.threads, shape.items>(a, stream); },
+        [&] { launch_long<T, N, 1024>(a, stream); });
   }
 }
 

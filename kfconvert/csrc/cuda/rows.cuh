@@ -17,6 +17,28 @@ inline unsigned row_grid(int64_t rows, int rows_per_block, int threads) {
   return static_cast<unsigned>(wanted < most ? wanted : most);
 }
 
+// Threads that share a row, and packs that each of them holds.
+template <int THREADS, int ITEMS>
+struct RowShape {
+  static constexpr int threads = THREADS;
+  static constexpr int items = ITEMS;
+};
+
+// Calls launch with the shape for rows of so many packs, or launch_long where none is wide enough. A warp a row while 4
+// packs a thread (32 registers of values) suffice: its sums need no shared memory. Beyond that, as few threads as hold
+// the row, so that more rows are in flight.
+template <class Launch, class LaunchLong>
+void dispatch_rows(int64_t packs, Launch launch, LaunchLong launch_long) {
+  if (packs <= 8) return launch(RowShape<8, 1>());
+  if (packs <= 32) return launch(RowShape<32, 1>());
+  if (packs <= 64) return launch(RowShape<32, 2>());
+  if (packs <= 128) return launch(RowShape<32, 4>());  // 1024 half, 512 float: BERT and GPT-2 are here
+  if (packs <= 512) return launch(RowShape<128, 4>());
+  if (packs <= 1024) return launch(RowShape<256, 4>());
+  if (packs <= 2048) return launch(RowShape<512, 4>());
+  launch_long();
+}
+
 // Calls body(row, active) for the rows of this thread's group of THREADS. All threads of a block make the same number of
 // turns, since the sums need every one of them: beyond the last row `active` is false.
 template <int THREADS, class Body>
