@@ -59,6 +59,7 @@ from .norm_names import (
 from .optimizers import fused_adamw, fused_sgd
 from .prelu_bias import prelu_bias
 from .quantize import dequantize_int8, quantize_int8
+from .reduce import mse_loss, reduce_mean_abs, reduce_sum_squared
 from .rms_norm_act import rms_norm_act
 from .rotary import rope
 from .scale_shift_act import scale_shift_act
@@ -117,10 +118,13 @@ __all__ = [
     "layer_norm_silu",
     "linear_act",
     "mish_scale",
+    "mse_loss",
     "mul_tanh",
     "multiply_relu",
     "prelu_bias",
     "quantize_int8",
+    "reduce_mean_abs",
+    "reduce_sum_squared",
     "rms_norm",
     "rms_norm_act",
     "rms_norm_gelu",

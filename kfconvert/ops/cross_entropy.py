@@ -40,7 +40,7 @@ def cross_entropy(
         ValueError: an unknown reduction or smoothing outside of 0 to 1. RuntimeError: shapes, dtypes, devices or targets
         that do not fit.
     """
-    if reduction not in ("none", "sum", "mean"):
+    if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction must be none, sum or mean, got {reduction!r}")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
@@ -55,12 +55,14 @@ def cross_entropy(
             x, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
     operator = _OPERATOR if torch.is_grad_enabled() and x.requires_grad else _INFERENCE
-    loss, _ = operator(x, target, ignore_index, label_smoothing)
-    dtype = torch.float32 if torch.is_autocast_enabled(x.device.type) else x.dtype
-    if reduction == "none":
-        return loss.to(dtype)
-    total = loss.sum()
-    return (total if reduction == "sum" else total / (target != ignore_index).sum()).to(dtype)
+    result, _, _ = operator(x, target, ignore_index, label_smoothing, _REDUCTIONS[reduction])
+    if reduction == "none" and not torch.is_autocast_enabled(x.device.type):
+        return result.to(x.dtype)
+    return result
+
+
+# The numbers are those of csrc/common/cross_entropy.h.
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
 def _check(x, target):
@@ -73,7 +75,7 @@ def _check(x, target):
     require(target.shape == shape, operator, f"target has shape {tuple(target.shape)}, expected {shape}")
 
 
-def _compose(x, target, ignored, smoothing):
+def _compose(x, target, ignored, smoothing, reduction):
     _check(x, target)
     wide = x.to(accumulator(x.dtype))
     largest = wide.amax(1)
@@ -83,38 +85,45 @@ def _compose(x, target, ignored, smoothing):
     loss = (1 - smoothing) * (rest + (largest - hit))
     if smoothing:
         loss = loss + smoothing * (rest + (largest - wide.mean(1)))
-    return torch.where(counts, loss, 0), torch.stack((largest, rest), 1)
+    loss, lse = torch.where(counts, loss, 0), torch.stack((largest, rest), 1)
+    if reduction == _REDUCTIONS["none"]:
+        return loss, lse, loss.new_empty(0)
+    weight = 1 / counts.sum().to(wide.dtype) if reduction == _REDUCTIONS["mean"] else loss.new_ones(())
+    return (loss.sum() * weight).to(x.dtype), lse, weight.reshape(1)
 
 
-def _fake(x, target, ignored, smoothing):
+def _fake(x, target, ignored, smoothing, reduction):
     _check(x, target)
     wide = accumulator(x.dtype)
-    return x.new_empty(x.shape[0], dtype=wide), x.new_empty((x.shape[0], 2), dtype=wide)
+    lse = x.new_empty((x.shape[0], 2), dtype=wide)
+    if reduction == _REDUCTIONS["none"]:
+        return lse.new_empty(x.shape[0]), lse, lse.new_empty(0)
+    return x.new_empty(()), lse, lse.new_empty(1)
 
 
-def _compose_backward(grad, x, target, lse, ignored, smoothing):
+def _compose_backward(grad, x, target, lse, weight, ignored, smoothing):
     counts = target != ignored
     grad_x = torch.exp(x.to(lse.dtype) - lse[:, :1] - lse[:, 1:]) - smoothing / x.shape[1]
     hit = torch.full_like(lse[:, :1], smoothing - 1)
     grad_x = grad_x.scatter_add(1, torch.where(counts, target, 0)[:, None], hit)
-    return torch.where(counts[:, None], grad.reshape(-1, 1) * grad_x, 0).to(x.dtype).contiguous()
+    return torch.where(counts[:, None], grad.reshape(-1, 1) * (weight if weight.numel() else 1) * grad_x, 0).to(x.dtype).contiguous()
 
 
-def _fake_backward(grad, x, target, lse, ignored, smoothing):
+def _fake_backward(grad, x, target, lse, weight, ignored, smoothing):
     return x.new_empty(x.shape)
 
 
 def _save(ctx, inputs, output):
-    x, target, ctx.ignored, ctx.smoothing = inputs
-    ctx.save_for_backward(x, target, output[1])
-    ctx.mark_non_differentiable(output[1])
+    x, target, ctx.ignored, ctx.smoothing, _ = inputs
+    _, lse, weight = output
+    ctx.save_for_backward(x, target, lse, weight)
+    ctx.mark_non_differentiable(lse, weight)
 
 
-def _differentiate(ctx, grad, _):
-    x, target, lse = ctx.saved_tensors
-    if not any(grad.stride()) and grad.numel():  # that of a sum: one number for all rows
-        grad = grad.flatten()[:1]
-    return _BACKWARD(grad, x, target, lse, ctx.ignored, ctx.smoothing), None, None, None
+def _differentiate(ctx, grad, *_):
+    x, target, lse, weight = ctx.saved_tensors
+    of_x = _BACKWARD(grad.to(lse.dtype), x, target, lse, weight, ctx.ignored, ctx.smoothing)
+    return of_x, None, None, None, None
 
 
 def _cast(args, device_type):
@@ -123,10 +132,13 @@ def _cast(args, device_type):
 
 
 _OPERATOR, _INFERENCE = define_with_twin(
-    "cross_entropy(Tensor x, Tensor target, int ignored, float smoothing) -> (Tensor, Tensor)", _compose, _fake
+    "cross_entropy(Tensor x, Tensor target, int ignored, float smoothing, int reduction) -> (Tensor, Tensor, Tensor)",
+    _compose,
+    _fake,
 )
 _BACKWARD = define(
-    "cross_entropy_backward(Tensor grad, Tensor x, Tensor target, Tensor lse, int ignored, float smoothing) -> Tensor",
+    "cross_entropy_backward(Tensor grad, Tensor x, Tensor target, Tensor lse, Tensor weight, int ignored, "
+    "float smoothing) -> Tensor",
     _compose_backward,
     _fake_backward,
 )

@@ -15,7 +15,7 @@ def sliding_window_mean_std(x: torch.Tensor, window: int) -> tuple[torch.Tensor,
 
     Args:
         x: (..., L), any strides; float64, float32, float16 or bfloat16 (the half types are computed in
-            float32).
+            float32 on the CPU, and these and float32 in float64 on CUDA).
         window: from 1 to L.
 
     Returns:
@@ -31,5 +31,7 @@ def sliding_window_mean_std(x: torch.Tensor, window: int) -> tuple[torch.Tensor,
     if x.numel() == 0:  # std_mean warns of it
         y = x[..., window - 1 :]
         return y.clone(), y.clone()
-    std, mean = torch.std_mean(x.unfold(-1, window, 1), -1, correction=0)
-    return mean, std
+    # On CUDA ATen has the deviations of half types and float32 in float32: far from 0 they would have no digits.
+    wide = x.double() if x.is_cuda else x
+    std, mean = torch.std_mean(wide.unfold(-1, window, 1), -1, correction=0)
+    return mean.to(x.dtype), std.to(x.dtype)

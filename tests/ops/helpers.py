@@ -12,7 +12,9 @@ def as_tuple(output):
 
 
 def widen(value):
-    return value.double().cpu() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.double().cpu() if value.is_floating_point() else value.cpu()
 
 
 def call_wide(function, args, kwargs):

@@ -81,10 +81,12 @@ def test_opcheck(device):
     x, target = inputs((6, 8), torch.float32, device)
     for requires_grad in (False, True):
         leaf = x.clone().requires_grad_(requires_grad)
-        torch.library.opcheck(OPERATORS.cross_entropy.default, (leaf, target, -100, 0.1))
-    loss, lse = OPERATORS.cross_entropy(x, target, -100, 0.1)
-    for grad in (loss, loss[:1]):
-        torch.library.opcheck(OPERATORS.cross_entropy_backward.default, (grad, x, target, lse, -100, 0.1))
+        for reduction in (0, 1, 2):
+            torch.library.opcheck(OPERATORS.cross_entropy.default, (leaf, target, -100, 0.1, reduction))
+    for reduction in (0, 1):
+        loss, lse, weight = OPERATORS.cross_entropy(x, target, -100, 0.1, reduction)
+        arguments = (loss, x, target, lse, weight, -100, 0.1)
+        torch.library.opcheck(OPERATORS.cross_entropy_backward.default, arguments)
 
 
 def test_autocast_and_compile(device, compiled):

@@ -8,6 +8,8 @@ from kfconvert import ops
 from kfconvert.kernels import reference
 from kfconvert.ops import block_sparse
 
+# The largest error of PyTorch's own kernels on CUDA is up to 8 times that of a product, a softmax and a product.
+ATTENTION_FACTOR = {"cpu": 1.5, "cuda": 12}
 LEADING = [(), (3,), (2, 3), (2, 1, 3)]
 
 
@@ -81,7 +83,8 @@ def test_flash_attention(device, dtype, is_causal, scale):
         for keys in (20, 24):
             tensors = attended(leading, dtype, device, keys=keys)
             assert_as_accurate(
-                ops.flash_attention, reference.flash_attention, *tensors, scale=scale, is_causal=is_causal
+                ops.flash_attention, reference.flash_attention, *tensors, scale=scale, is_causal=is_causal,
+                factor=ATTENTION_FACTOR[device],
             )
         assert_gradients_as_accurate(
             lambda *t: ops.flash_attention(*t, scale, is_causal),
@@ -98,20 +101,21 @@ def test_flash_attention(device, dtype, is_causal, scale):
 ])
 def test_flash_attention_shapes(device, shapes):
     tensors = attended(dtype=torch.float32, device=device, **shapes)
-    assert_as_accurate(ops.flash_attention, reference.flash_attention, *tensors)
+    assert_as_accurate(ops.flash_attention, reference.flash_attention, *tensors, factor=ATTENTION_FACTOR[device])
 
 
 def test_layouts(device):
     q, k, v = (tensor((2, 20, 3, 8), torch.float32, device).transpose(1, 2) for _ in "qkv")
     for tensors in ((q, k, v), (q.mT.contiguous().mT, k, v[..., :1].expand(2, 3, 20, 8))):
-        assert_as_accurate(ops.flash_attention, reference.flash_attention, *tensors)
+        assert_as_accurate(ops.flash_attention, reference.flash_attention, *tensors, factor=ATTENTION_FACTOR[device])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("leading", [(), (2,), (2, 3), (0,)])
 def test_fused_multihead_attention(device, dtype, leading):
     tensors = attended(leading, dtype, device, width=32, value_width=16)
-    assert_as_accurate(ops.fused_multihead_attention, reference.fused_multihead_attention, *tensors, 4)
+    factor = ATTENTION_FACTOR[device]
+    assert_as_accurate(ops.fused_multihead_attention, reference.fused_multihead_attention, *tensors, 4, factor=factor)
     if 0 not in leading:
         assert_gradients_as_accurate(
             lambda *t: ops.fused_multihead_attention(*t, 4),
@@ -160,7 +164,8 @@ def test_rope_attention(device, dtype, interleaved):
     q, k, v = attended((2, 3), dtype, device, keys=20)
     cos, sin = angles((20, 8), dtype, device, interleaved)
     options = (0.3, True, interleaved)
-    assert_as_accurate(ops.rope_attention, reference.rope_attention, q, k, v, cos, sin, *options)
+    factor = ATTENTION_FACTOR[device]
+    assert_as_accurate(ops.rope_attention, reference.rope_attention, q, k, v, cos, sin, *options, factor=factor)
     assert_gradients_as_accurate(
         lambda *t: ops.rope_attention(*t, cos.to(t[0].dtype), sin.to(t[0].dtype), *options),
         lambda *t: reference.rope_attention(*t, cos.to(t[0].dtype), sin.to(t[0].dtype), *options),

@@ -106,7 +106,8 @@ def test_autocast(device, compiled, name):
         tensors[1:] = [t.bfloat16() for t in tensors[1:]]
     with torch.autocast(device, dtype=torch.bfloat16):
         got, want = (call(package, name, rest)(*tensors) for package in (ops, reference))
-    torch.testing.assert_close(got, want, rtol=1.6e-2, atol=1e-2)  # one rounding to bfloat16 against two
+    # Which dtype F.rms_norm returns depends on the device and the version of torch.
+    torch.testing.assert_close(got, want, rtol=1.6e-2, atol=1e-2, check_dtype="rms" not in name)
 
 
 def test_position_embeddings_repeat(device, compiled):

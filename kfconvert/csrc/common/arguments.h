@@ -85,6 +85,30 @@ struct CombineAct {
   double slope;
 };
 
+// What is added up, of x and other. The numbers are those of kfconvert/ops/reduce.py, which has no identity.
+enum class Term : int {
+  identity = 0,
+  square = 1,
+  magnitude = 2,
+  squared_difference = 3,
+};
+
+// y = factor * (the sum of the terms of a row), or of each of the `parts` parts of a row: `part` columns each, the
+// last one what is left.
+struct Reduce {
+  void* y;            // (rows, parts)
+  const void* x;      // (rows, cols)
+  const void* other;  // (rows, cols) or null: of the squared difference only
+  int64_t rows;
+  int64_t cols;
+  int64_t part;
+  int64_t parts;
+  double factor;
+  Term term;
+  DType dtype;  // of x and other
+  DType out;    // of y
+};
+
 // y = act((x - mean(x)) * rstd(x) * weight + bias), statistics over rows of channels * inner elements: the
 // `channels` channels of one of `groups` groups of an image. Channel c of row r has weight (r % groups) *
 // channels + c.
@@ -178,16 +202,19 @@ struct Softmax {
 // `cols` elements; 0 where target is `ignored`. With grad_x: grad_x = grad * dloss/dx, from the two parts of lse, which in
 // one number would lose the digits that a small loss consists of.
 struct CrossEntropy {
+  void* result;          // the mean or the sum of the losses of rows that count, in the dtype of x; or null
+  void* weight;          // accumulation type: what each loss counts in the result, 1 / (rows that count) or 1; or null
   void* loss;            // (rows), accumulation type
   void* lse;             // (rows, 2), accumulation type: largest = max(x) and log(sum(exp(x - largest)))
   void* grad_x;          // (rows, cols) or null
-  const void* grad;      // accumulation type: (rows), or with grad_stride 0 one for all
+  const void* grad;      // accumulation type: (rows), or with grad_stride 0 one for all, then times weight
   const void* x;         // (rows, cols)
   const int64_t* target;  // (rows), each at least 0 and less than cols, or `ignored`
   int64_t ignored;
   int64_t rows;
   int64_t cols;
   int64_t grad_stride;
+  bool mean;
   double smoothing;
   DType dtype;
 };

@@ -1,4 +1,4 @@
-// Host side of cross_entropy, for any backend: the loss of each row of logits and its log-sum-exp, and the gradient.
+// Host side of cross_entropy, for any backend: the losses of rows of logits, their mean or sum, and the gradient.
 #pragma once
 
 #include <tuple>
@@ -27,10 +27,14 @@ inline CrossEntropy cross_entropy_arguments(const char* op, const Tensor& x, con
   return a;
 }
 
-// (loss (rows), lse (rows, 2)) in the accumulation type; see CrossEntropy.
+// The numbers are those of kfconvert/ops/cross_entropy.py.
+enum Reduction : int64_t { kNoReduction = 0, kMean = 1, kSum = 2 };
+
+// (result, lse (rows, 2), weight (1)); see CrossEntropy. Without a reduction the result is the losses, (rows) in the
+// accumulation type, and there is no weight.
 template <class Backend>
-std::tuple<Tensor, Tensor> cross_entropy(const Tensor& x_in, const Tensor& target_in, int64_t ignored,
-                                         double smoothing) {
+std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& x_in, const Tensor& target_in, int64_t ignored,
+                                                 double smoothing, int64_t reduction) {
   const Tensor x = as_contiguous(x_in);
   const Tensor target = as_contiguous(target_in);
   CrossEntropy a = cross_entropy_arguments("cross_entropy", x, target, ignored, smoothing);
@@ -40,23 +44,33 @@ std::tuple<Tensor, Tensor> cross_entropy(const Tensor& x_in, const Tensor& targe
   Tensor lse = empty(wide, {x.size(0), 2});
   a.loss = loss.mutable_data_ptr();
   a.lse = lse.mutable_data_ptr();
-  if (a.rows > 0) Backend::cross_entropy(a, x);
-  return {std::move(loss), std::move(lse)};
+  const bool reduced = reduction != kNoReduction;
+  Tensor weight = empty(wide, {reduced ? 1 : 0});
+  Tensor result = reduced ? empty(options_of(x), {}) : loss;
+  if (reduced) {
+    a.mean = reduction == kMean;
+    a.result = result.mutable_data_ptr();
+    a.weight = weight.mutable_data_ptr();
+  }
+  if (a.rows > 0 || reduced) Backend::cross_entropy(a, x);
+  return {std::move(result), std::move(lse), std::move(weight)};
 }
 
-// grad: (rows) or one element, that of the losses.
+// grad: that of the result, in the accumulation type.
 template <class Backend>
 Tensor cross_entropy_backward(const Tensor& grad_in, const Tensor& x_in, const Tensor& target_in, const Tensor& lse,
-                              int64_t ignored, double smoothing) {
+                              const Tensor& weight, int64_t ignored, double smoothing) {
   const char* op = "cross_entropy_backward";
   const Tensor x = as_contiguous(x_in);
   const Tensor target = as_contiguous(target_in);
   CrossEntropy a = cross_entropy_arguments(op, x, target, ignored, smoothing);
   check_same_options(op, "grad", options_of(lse), grad_in);
-  KFC_CHECK(grad_in.numel() == a.rows || grad_in.numel() == 1, op, "grad has shape ", shape_text(grad_in));
+  const bool reduced = weight.numel() == 1;
+  KFC_CHECK(grad_in.numel() == (reduced ? 1 : a.rows), op, "grad has shape ", shape_text(grad_in));
   const Tensor grad = as_contiguous(grad_in);
   a.grad = grad.const_data_ptr();
-  a.grad_stride = grad.numel() == 1 ? 0 : 1;
+  a.grad_stride = reduced ? 0 : 1;
+  if (reduced) a.weight = const_cast<void*>(weight.const_data_ptr());
   a.lse = const_cast<void*>(lse.const_data_ptr());
   Tensor grad_x = empty_with_layout_of(x);
   a.grad_x = grad_x.mutable_data_ptr();

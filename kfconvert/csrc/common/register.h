@@ -8,6 +8,7 @@
 #include "layer_norm.h"
 #include "library_ops.h"
 #include "quantize.h"
+#include "reduce.h"
 #include "softmax.h"
 
 namespace kfc {
@@ -29,6 +30,8 @@ void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("prelu_bias_inference", TORCH_BOX(&prelu_bias<Backend>));
   m.impl("quantize_int8", TORCH_BOX(&quantize_int8<Backend>));
   m.impl("dequantize_int8", TORCH_BOX(&dequantize_int8<Backend>));
+  m.impl("reduce_rows", TORCH_BOX(&reduce_rows<Backend>));
+  m.impl("reduce_rows_inference", TORCH_BOX(&reduce_rows<Backend>));
   m.impl("scale_shift_act", TORCH_BOX(&scale_shift_act<Backend>));
   m.impl("scale_shift_act_inference", TORCH_BOX(&scale_shift_act<Backend>));
   m.impl("linear_act", TORCH_BOX(&linear_act<Backend>));

@@ -49,7 +49,8 @@ void gradient_row(const kfc::CrossEntropy& a, int64_t row) {
   const int64_t target = a.target[row];
   const A largest = static_cast<const A*>(a.lse)[2 * row];
   const A rest = static_cast<const A*>(a.lse)[2 * row + 1];
-  const A grad = static_cast<const A*>(a.grad)[row * a.grad_stride];
+  const A grad = static_cast<const A*>(a.grad)[row * a.grad_stride] *
+                 (a.weight == nullptr ? A(1) : *static_cast<const A*>(a.weight));
   const A smoothing = static_cast<A>(a.smoothing);
   const A everywhere = smoothing / static_cast<A>(a.cols);
   for (int64_t col = 0; col < a.cols; col += kBlock) {
@@ -80,9 +81,29 @@ void cross_entropy_range(const kfc::CrossEntropy& a, int64_t begin, int64_t end)
   }
 }
 
+// The result and the weight.
+template <class T>
+void total_of(const kfc::CrossEntropy& a) {
+  using A = typename Accumulate<T>::type;
+  double sum = 0;
+  int64_t count = 0;
+  for (int64_t row = 0; row < a.rows; ++row) {
+    sum += static_cast<const A*>(a.loss)[row];
+    count += a.target[row] != a.ignored;
+  }
+  // Where no row counts the mean is 0 / 0.
+  const A result = static_cast<A>(a.mean ? sum / static_cast<double>(count) : sum);
+  store_row(&result, static_cast<T*>(a.result), 1);
+  *static_cast<A*>(a.weight) = a.mean ? A(1) / static_cast<A>(count) : A(1);
+}
+
 }  // namespace
 
 namespace kfc {
+
+void KFC_FOR_CAPABILITY(cross_entropy_total)(const CrossEntropy& a) {
+  KFC_DISPATCH_DTYPE(a.dtype, total_of<T>(a));
+}
 
 void KFC_FOR_CAPABILITY(cross_entropy)(const CrossEntropy& a, int64_t begin, int64_t end) {
   KFC_DISPATCH_DTYPE(a.dtype, cross_entropy_range<T>(a, begin, end));

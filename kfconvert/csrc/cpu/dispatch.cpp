@@ -16,6 +16,8 @@ namespace kfc {
   void dequantize_##capability(const Quantize&, int64_t, int64_t); \
   void softmax_##capability(const Softmax&, int64_t, int64_t);      \
   void cross_entropy_##capability(const CrossEntropy&, int64_t, int64_t); \
+  void cross_entropy_total_##capability(const CrossEntropy&);       \
+  void reduce_##capability(const Reduce&, int64_t, int64_t);        \
   void group_norm_##capability(const GroupNorm&, int64_t, int64_t); \
   void layer_norm_##capability(const LayerNorm&, int64_t, int64_t); \
   void layer_norm_backward_##capability(const LayerNormBackward&, int64_t, int64_t, int64_t);
@@ -23,8 +25,9 @@ namespace kfc {
   CpuKernels {                                                                                        \
     #capability, bias_act_##capability, combine_act_##capability, dropout_act_##capability,           \
         quantize_##capability, dequantize_##capability, softmax_##capability,                         \
-        cross_entropy_##capability, group_norm_##capability, layer_norm_##capability,                 \
-        layer_norm_backward_##capability                                                              \
+        cross_entropy_##capability, cross_entropy_total_##capability, reduce_##capability,            \
+        group_norm_##capability,                                                                      \
+        layer_norm_##capability, layer_norm_backward_##capability                                     \
   }
 
 KFC_DECLARE(generic)

@@ -43,6 +43,20 @@ struct Cpu {
 
   static int64_t rows_per_thread(int64_t cols) { return kElementsPerThread / (cols > 0 ? cols : 1) + 1; }
 
+  // Of a fixed length, so that the result does not depend on the number of threads.
+  static int64_t reduce_part(const Reduce& a, const Tensor&) {
+    return a.cols < kElementsPerThread ? a.cols : kElementsPerThread;
+  }
+
+  static void reduce(const Reduce& a, const Tensor&) {
+    const CpuKernels& kernels = cpu_kernels();
+    const int64_t pieces = a.rows * a.parts;
+    const int64_t grain = rows_per_thread(a.part > 0 ? a.part : 1);
+    if (pieces <= grain) return kernels.reduce(a, 0, pieces);
+    torch::stable::parallel_for(0, pieces, grain,
+                                [&](int64_t begin, int64_t end) { kernels.reduce(a, begin, end); });
+  }
+
   template <class Arguments>
   static void split_rows(void (*kernel)(const Arguments&, int64_t, int64_t), const Arguments& a, int64_t cols) {
     const int64_t grain = rows_per_thread(cols);
@@ -53,6 +67,7 @@ struct Cpu {
   static void softmax(const Softmax& a, const Tensor&) { split_rows(cpu_kernels().softmax, a, a.cols); }
   static void cross_entropy(const CrossEntropy& a, const Tensor&) {
     split_rows(cpu_kernels().cross_entropy, a, a.cols);
+    if (a.result != nullptr) cpu_kernels().cross_entropy_total(a);
   }
   static void group_norm(const GroupNorm& a, const Tensor&) {
     split_rows(cpu_kernels().group_norm, a, a.channels * a.inner);

@@ -41,7 +41,8 @@ __device__ __forceinline__ void multiply(A (&v)[N], const A (&by)[N]) {
   for (int j = 0; j < N; ++j) v[j] *= by[j];
 }
 
-template <class T, int N, class Index, class Divider>
+// `flat`: both operands lie as the result does.
+template <class T, int N, class Index, class Divider, bool flat>
 __global__ void __launch_bounds__(kThreads) combine_act_kernel(CombineAct a, Dividers<Divider> sizes) {
   using A = typename Accumulate<T>::type;
   const T* grads = static_cast<const T*>(a.grad);
@@ -57,24 +58,29 @@ __global__ void __launch_bounds__(kThreads) combine_act_kernel(CombineAct a, Div
   const Index step = static_cast<Index>(gridDim.x) * kThreads;
   for (Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
     const Index at = i * N;
-    int64_t x_at = 0;
-    int64_t other_at = 0;
-    Index rest = at;
-#pragma unroll
-    for (int dim = kMostDims - 1; dim > 0; --dim) {
-      if (dim >= a.dims) continue;
-      const Index outer = sizes.of[dim - 1].divide(rest);
-      const int64_t here = rest - outer * sizes.of[dim - 1].divisor;
-      x_at += here * a.x.strides[dim];
-      other_at += here * a.other.strides[dim];
-      rest = outer;
-    }
-    x_at += static_cast<int64_t>(rest) * a.x.strides[0];
-    other_at += static_cast<int64_t>(rest) * a.other.strides[0];
     Pack<A, N> x;
     Pack<A, N> other;
-    load_operand<N, T>(a.x.data, x_at, x_repeated, x.v);
-    load_operand<N, T>(a.other.data, other_at, other_repeated, other.v);
+    if constexpr (flat) {
+      load<N>(static_cast<const T*>(a.x.data) + at, x.v);
+      load<N>(static_cast<const T*>(a.other.data) + at, other.v);
+    } else {
+      int64_t x_at = 0;
+      int64_t other_at = 0;
+      Index rest = at;
+#pragma unroll
+      for (int dim = kMostDims - 1; dim > 0; --dim) {
+        if (dim >= a.dims) continue;
+        const Index outer = sizes.of[dim - 1].divide(rest);
+        const int64_t here = rest - outer * sizes.of[dim - 1].divisor;
+        x_at += here * a.x.strides[dim];
+        other_at += here * a.other.strides[dim];
+        rest = outer;
+      }
+      x_at += static_cast<int64_t>(rest) * a.x.strides[0];
+      other_at += static_cast<int64_t>(rest) * a.other.strides[0];
+      load_operand<N, T>(a.x.data, x_at, x_repeated, x.v);
+      load_operand<N, T>(a.other.data, other_at, other_repeated, other.v);
+    }
     Pack<A, N> v = x;
     if (!gated) {
 #pragma unroll
@@ -104,9 +110,9 @@ __global__ void __launch_bounds__(kThreads) combine_act_kernel(CombineAct a, Div
   }
 }
 
-template <class T, int N, class Index, class Divider>
+template <class T, int N, class Index, class Divider, bool flat = false>
 void launch_kernel(const CombineAct& a, cudaStream_t stream) {
-  combine_act_kernel<T, N, Index, Divider>
+  combine_act_kernel<T, N, Index, Divider, flat>
       <<<elementwise_grid(a.numel / N), kThreads, 0, stream>>>(a, dividers<Divider>(a));
 }
 
@@ -126,6 +132,8 @@ void launch(const CombineAct& a, cudaStream_t stream) {
   if constexpr (sizeof(T) < 8) {
     const bool packed = a.sizes[a.dims - 1] % N == 0 && packs_of(a.x, a.dims, N) && packs_of(a.other, a.dims, N) &&
                         aligned(a.y) && aligned(a.grad) && aligned(a.grad_other);
+    const bool flat = a.dims == 1 && a.x.strides[0] == 1 && a.other.strides[0] == 1;
+    if (packed && flat && a.numel <= kMostElements) return launch_kernel<T, N, uint32_t, Divider32, true>(a, stream);
     if (packed && a.numel <= kMostElements) return launch_kernel<T, N, uint32_t, Divider32>(a, stream);
     if (packed) return launch_kernel<T, N, uint64_t, Divider64>(a, stream);
   }

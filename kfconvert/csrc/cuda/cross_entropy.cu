@@ -58,18 +58,38 @@ __global__ void __launch_bounds__(row_block(THREADS)) cross_entropy_kernel(Cross
   });
 }
 
+constexpr int kTotalThreads = 1024;
+
+// The result and the weight, by one block.
+template <class T>
+__global__ void __launch_bounds__(kTotalThreads) total_kernel(CrossEntropy a) {
+  using A = typename Accumulate<T>::type;
+  __shared__ A shared[64];
+  A sums[2] = {0, 0};  // of the losses, and of the rows that count
+  for (int64_t row = threadIdx.x; row < a.rows; row += kTotalThreads) {
+    sums[0] += static_cast<const A*>(a.loss)[row];
+    sums[1] += a.target[row] == a.ignored ? A(0) : A(1);
+  }
+  row_sums<kTotalThreads>(sums, shared);
+  if (threadIdx.x != 0) return;
+  // Where no row counts the mean is 0 / 0.
+  *static_cast<T*>(a.result) = narrow<T>(a.mean ? sums[0] / sums[1] : sums[0]);
+  *static_cast<A*>(a.weight) = a.mean ? A(1) / sums[1] : A(1);
+}
+
 template <class T, int N, int THREADS>
 __global__ void __launch_bounds__(row_block(THREADS)) cross_entropy_backward_kernel(CrossEntropy a) {
   using A = typename Accumulate<T>::type;
   using M = typename MathFor<T>::type;
   const int lane = threadIdx.x % THREADS;
+  const A weight = a.weight == nullptr ? A(1) : *static_cast<const A*>(a.weight);
   for_rows<THREADS>(a.rows, [&](int64_t row, bool active) {
     if (!active) return;
     const T* from = static_cast<const T*>(a.x) + row * a.cols;
     T* to = static_cast<T*>(a.grad_x) + row * a.cols;
     const int64_t target = a.target[row];
     const bool valid = target >= 0 && target < a.cols;
-    const A grad = valid ? static_cast<const A*>(a.grad)[row * a.grad_stride] : A(NAN);
+    const A grad = valid ? static_cast<const A*>(a.grad)[row * a.grad_stride] * weight : A(NAN);
     const A largest = static_cast<const A*>(a.lse)[2 * row];
     const A rest = static_cast<const A*>(a.lse)[2 * row + 1];
     const A smoothing = static_cast<A>(a.smoothing);
@@ -112,7 +132,10 @@ void launch(const CrossEntropy& a, cudaStream_t stream) {
 }  // namespace
 
 int launch_cross_entropy(const CrossEntropy& a, void* stream) {
-  KFC_DISPATCH_DTYPE(a.dtype, launch<T>(a, static_cast<cudaStream_t>(stream)));
+  KFC_DISPATCH_DTYPE(a.dtype, {
+    if (a.rows > 0) launch<T>(a, static_cast<cudaStream_t>(stream));
+    if (a.result != nullptr) total_kernel<T><<<1, kTotalThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+  });
   return cudaGetLastError();
 }
 

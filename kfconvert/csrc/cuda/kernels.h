@@ -13,8 +13,12 @@ int launch_quantize(const Quantize& a, void* stream);
 int launch_dequantize(const Quantize& a, void* stream);
 int launch_softmax(const Softmax& a, void* stream);
 int launch_cross_entropy(const CrossEntropy& a, void* stream);
+int launch_reduce(const Reduce& a, void* stream);
 int launch_group_norm(const GroupNorm& a, void* stream);
 int launch_layer_norm(const LayerNorm& a, void* stream);
+
+// The columns of a part of a row: all, or so many that the parts of all rows fill the device.
+int64_t reduce_part(const Reduce& a);
 
 // How many rows partial_weight and partial_bias need; the same for the same sizes on the same device.
 int64_t layer_norm_backward_partials(const LayerNormBackward& a);

@@ -60,6 +60,16 @@ class Cuda {
     check_cuda(launch_cross_entropy(a, here.stream()), "cross_entropy");
   }
 
+  static int64_t reduce_part(const Reduce& a, const Tensor& like) {
+    const Cuda here(like);
+    return kfc::reduce_part(a);
+  }
+
+  static void reduce(const Reduce& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_reduce(a, here.stream()), "reduce");
+  }
+
   static void group_norm(const GroupNorm& a, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_group_norm(a, here.stream()), "group_norm");

@@ -32,7 +32,8 @@ void dispatch_rows(int64_t packs, Launch launch, LaunchLong launch_long) {
   if (packs <= 8) return launch(RowShape<8, 1>());
   if (packs <= 32) return launch(RowShape<32, 1>());
   if (packs <= 64) return launch(RowShape<32, 2>());
-  if (packs <= 128) return launch(RowShape<32, 4>());  // 1024 half, 512 float: BERT and GPT-2 are here
+  if (packs <= 128) return launch(RowShape<32, 4>());  // 1024 half, 512 float
+  if (packs <= 192) return launch(RowShape<32, 6>());  // 768 float
   if (packs <= 512) return launch(RowShape<128, 4>());
   if (packs <= 1024) return launch(RowShape<256, 4>());
   if (packs <= 2048) return launch(RowShape<512, 4>());
@@ -86,7 +87,11 @@ struct OnlineSum {
     A next = largest;
 #pragma unroll
     for (int j = 0; j < N; ++j) next = max_of(next, v[j]);
-    if (next == A(-INFINITY)) return;
+    if (next == A(-INFINITY)) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) total = v[j] != v[j] ? v[j] : total;  // a NaN is no largest value, but counts
+      return;
+    }
     if (next > largest) total *= M::exp(largest - next);
     largest = next;
 #pragma unroll

@@ -85,13 +85,13 @@ __global__ void __launch_bounds__(row_block(THREADS)) softmax_kernel(Softmax a) 
         }
       }
     }
-    total = row_sum<THREADS>(total, shared);
+    const A inverse = A(1) / row_sum<THREADS>(total, shared);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
       if (active && col < a.cols) {
 #pragma unroll
-        for (int j = 0; j < N; ++j) v[i][j] /= total;
+        for (int j = 0; j < N; ++j) v[i][j] *= inverse;
         store<N>(static_cast<T*>(a.y) + row * a.cols + col, v[i]);
       }
     }
@@ -115,11 +115,11 @@ __global__ void __launch_bounds__(THREADS) softmax_long_kernel(Softmax a) {
       online.add(v);
     }
     A largest;
-    const A total = online.template row_total<THREADS>(largest, shared);
+    const A inverse = A(1) / online.template row_total<THREADS>(largest, shared);
     for (int64_t col = start; col < a.cols; col += kStep) {
       load_scaled<T>(a, mask, row, col, v);
 #pragma unroll
-      for (int j = 0; j < N; ++j) v[j] = M::exp(v[j] - largest) / total;
+      for (int j = 0; j < N; ++j) v[j] = M::exp(v[j] - largest) * inverse;
       store<N>(static_cast<T*>(a.y) + row * a.cols + col, v);
     }
   }

@@ -47,6 +47,7 @@ from .norms import (
     rms_norm_gelu,
 )
 from .optimizers import fused_adamw, fused_sgd
+from .reductions import mse_loss, reduce_mean_abs, reduce_sum_squared
 from .series import sliding_window_mean_std
 from .softmax import cross_entropy, softmax
 
@@ -83,10 +84,13 @@ __all__ = [
     "layer_norm_relu",
     "layer_norm_silu",
     "mish_scale",
+    "mse_loss",
     "mul_tanh",
     "multiply_relu",
     "prelu_bias",
     "quantize_int8",
+    "reduce_mean_abs",
+    "reduce_sum_squared",
     "rms_norm",
     "rms_norm_gelu",
     "rope",

@@ -1,0 +1,121 @@
+// Sums over rows, or over parts of rows, of squares, magnitudes or squared differences
+//   x, other: (rows, cols);  y: (rows, parts)
+//
+// Limited by memory bandwidth: each element is read once, 16 bytes a thread and access, by 8 threads, a warp
+// or a block a row, whichever is enough for its length. Few long rows are cut into parts that fill the device
+// (common/reduce.h).
+#include "../common/reduce_terms.h"
+#include "kernels.h"
+#include "vector.cuh"
+
+namespace kfc {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kBlocksPerMultiprocessor = 8;  // 2048 threads
+// A part has at least 4 packs of float for each thread, and so few elements that no float adds up more than
+// 64 of them. A row that one block reads sooner than a second launch begins is not cut.
+constexpr int64_t kLeastPart = 4096;
+constexpr int64_t kMostPart = 65536;
+constexpr int64_t kShortRow = 16384;
+
+template <class F, int N, class T, class A>
+__device__ __forceinline__ void add_terms(const T* x, const T* other, A (&sums)[N]) {
+  A v[N];
+  A w[N] = {};
+  load<N>(x, v);
+  if constexpr (F::binary) load<N>(other, w);
+#pragma unroll
+  for (int j = 0; j < N; ++j) sums[j] += F::of(v[j], w[j]);
+}
+
+template <class T>
+__device__ __forceinline__ void write(void* y, int64_t at, double value) {
+  static_cast<T*>(y)[at] = narrow<T>(static_cast<typename Accumulate<T>::type>(value));
+}
+
+// In double, so that 1 / n is not rounded first.
+__device__ __forceinline__ void write_result(const Reduce& a, int64_t at, double total) {
+  KFC_DISPATCH_DTYPE(a.out, write<T>(a.y, at, total * a.factor));
+}
+
+// THREADS threads a row or part. `cols` of whole packs of N elements, or a single row.
+template <class F, class T, int N, int THREADS>
+__global__ void __launch_bounds__(kThreads) reduce_kernel(Reduce a) {
+  using A = typename Accumulate<T>::type;
+  constexpr int kRows = kThreads / THREADS;
+  __shared__ A shared[32];
+  const int lane = threadIdx.x % THREADS;
+  const int64_t pieces = a.rows * a.parts;
+  // All threads of a block make the same number of turns: the sums need every one of them.
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRows; first < pieces;
+       first += static_cast<int64_t>(gridDim.x) * kRows) {
+    const int64_t piece = first + threadIdx.x / THREADS;
+    const bool active = piece < pieces;
+    A sums[N] = {};
+    if (active) {
+      const int64_t row = a.parts == 1 ? piece : piece / a.parts;
+      const int64_t begin = (piece - row * a.parts) * a.part;
+      const int64_t cols = begin + a.part < a.cols ? a.part : a.cols - begin;
+      const int64_t packed = cols - cols % N;
+      const T* x = static_cast<const T*>(a.x) + row * a.cols + begin;
+      const T* other = F::binary ? static_cast<const T*>(a.other) + row * a.cols + begin : nullptr;
+#pragma unroll 4
+      for (int64_t col = lane * N; col < packed; col += THREADS * N) add_terms<F>(x + col, other + col, sums);
+      if (N > 1 && packed + lane < cols) {
+        A rest[1] = {};
+        add_terms<F>(x + packed + lane, other + packed + lane, rest);
+        sums[0] += rest[0];
+      }
+    }
+    A total = 0;
+#pragma unroll
+    for (int j = 0; j < N; ++j) total += sums[j];
+    total = row_sum<THREADS>(total, shared);
+    if (active && lane == 0) write_result(a, piece, static_cast<double>(total));
+  }
+}
+
+template <class F, class T, int N, int THREADS>
+void launch_rows(const Reduce& a, cudaStream_t stream) {
+  constexpr int kRows = kThreads / THREADS;
+  const int64_t wanted = (a.rows * a.parts + kRows - 1) / kRows;
+  const int64_t most = static_cast<int64_t>(multiprocessors()) * kBlocksPerMultiprocessor * 4;
+  const unsigned grid = static_cast<unsigned>(wanted < most ? wanted : most);
+  reduce_kernel<F, T, N, THREADS><<<grid, kThreads, 0, stream>>>(a);
+}
+
+template <class F, class T, int N>
+void launch_packs(const Reduce& a, cudaStream_t stream) {
+  const int64_t packs = a.part / N;
+  if (packs <= 16) return launch_rows<F, T, N, 8>(a, stream);
+  if (packs <= 256) return launch_rows<F, T, N, 32>(a, stream);
+  return launch_rows<F, T, N, kThreads>(a, stream);
+}
+
+template <class F, class T>
+void launch(const Reduce& a, cudaStream_t stream) {
+  constexpr int N = kPackBytes / sizeof(T);
+  const bool packed = (a.rows == 1 || a.cols % N == 0) && aligned(a.x) && aligned(a.other);
+  if (packed) return launch_packs<F, T, N>(a, stream);
+  return launch_packs<F, T, 1>(a, stream);
+}
+
+}  // namespace
+
+int64_t reduce_part(const Reduce& a) {
+  const int64_t blocks = static_cast<int64_t>(multiprocessors()) * kBlocksPerMultiprocessor;
+  if (a.cols <= kShortRow || (a.cols <= kMostPart && 2 * a.rows > blocks)) return a.cols;
+  const int64_t parts = (blocks + a.rows - 1) / a.rows;
+  int64_t part = (a.cols + parts - 1) / parts;
+  part = (part + kLeastPart - 1) / kLeastPart * kLeastPart;
+  return part < kMostPart ? part : kMostPart;
+}
+
+int launch_reduce(const Reduce& a, void* stream) {
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  KFC_DISPATCH_TERM(a.term, KFC_DISPATCH_DTYPE(a.dtype, (launch<F, T>(a, cuda_stream))));
+  return cudaGetLastError();
+}
+
+}  // namespace kfc
