@@ -94,7 +94,8 @@ def test_autocast_and_compile(device, compiled):
     with torch.autocast(device, dtype=torch.bfloat16):
         got, want = (package.cross_entropy(x, target) for package in (ops, reference))
         assert got.dtype is want.dtype is torch.float32
-        torch.testing.assert_close(got, want)
+    # Without ATen's own result: in some versions it is rounded to bfloat16 on CUDA.
+    torch.testing.assert_close(got, reference.cross_entropy(x.float(), target))
     module = torch.compile(ops.cross_entropy, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(module(x.float(), target), reference.cross_entropy(x.float(), target))
 

@@ -91,7 +91,7 @@ def test_flash_attention(device, dtype, is_causal, scale):
             lambda *t: reference.flash_attention(*t, scale, is_causal),
             tensors,
             [tensor((*leading, 20, 8), dtype, device)],
-            factor=3,
+            factor=2 * ATTENTION_FACTOR[device],
         )
 
 
@@ -171,6 +171,7 @@ def test_rope_attention(device, dtype, interleaved):
         lambda *t: reference.rope_attention(*t, cos.to(t[0].dtype), sin.to(t[0].dtype), *options),
         [q, k, v],
         [tensor((2, 3, 20, 8), dtype, device)],
+        factor=2 * ATTENTION_FACTOR[device],
     )
 
 
