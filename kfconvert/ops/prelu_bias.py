@@ -22,13 +22,15 @@ def prelu_bias(x: Tensor, bias: Tensor, weight: Tensor, dim: int = -1) -> Tensor
         weight = weight.expand(bias.shape)
     if not has_kernels(x):
         _check(x, bias, weight, dim)
-        return _reference(x, bias, weight, dim)
+        return reference(x, bias, weight, dim)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, bias, weight)):
         return _OPERATOR(x, bias, weight, dim)
     return _INFERENCE(x, bias, weight, dim)
 
 
-def _reference(x, bias, weight, dim):
+def reference(x: Tensor, bias: Tensor, weight: Tensor, dim: int = -1) -> Tensor:
+    """The definition of :func:`prelu_bias` in plain ATen, differentiable."""
+    weight = weight.expand(bias.shape) if weight.numel() == 1 else weight
     v = x + spread(bias, x, dim)
     return torch.where(v > 0, v, v * spread(weight, x, dim))
 
@@ -41,7 +43,7 @@ def _check(x, bias, weight, dim):
 
 def _compose(x, bias, weight, dim):
     _check(x, bias, weight, dim)
-    return torch.empty_like(x).copy_(_reference(x, bias, weight, dim))
+    return torch.empty_like(x).copy_(reference(x, bias, weight, dim))
 
 
 def _fake(x, bias, weight, dim):

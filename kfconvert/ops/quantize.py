@@ -23,7 +23,7 @@ def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0
     require_float(operator, x)
     scale, zero_point = _parameters(operator, x, scale, zero_point, _wide(x.dtype), dim)
     if not has_kernels(x):
-        return _quantized(x, scale, zero_point, dim)
+        return reference_quantize(x, scale, zero_point, dim)
     return _QUANTIZE(x, *_arguments(scale, zero_point), dim)
 
 
@@ -39,7 +39,7 @@ def dequantize_int8(
     scale, zero_point = _parameters(operator, q, scale, zero_point, _wide(dtype), dim)
     learned = torch.is_grad_enabled() and isinstance(scale, Tensor) and scale.requires_grad
     if not has_kernels(q) or learned:
-        return _dequantized(q, scale, zero_point, dim, dtype)
+        return reference_dequantize(q, scale, zero_point, dim, dtype)
     return _DEQUANTIZE(q, *_arguments(scale, zero_point), dim, empty)
 
 
@@ -74,7 +74,8 @@ def _spread(value, x, dim):
     return spread(value, x, dim) if isinstance(value, Tensor) and value.numel() > 1 else value
 
 
-def _quantized(x, scale, zero_point, dim):
+def reference_quantize(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
+    """The definition of :func:`quantize_int8` in plain ATen."""
     wide = x.to(_wide(x.dtype))
     # A tensor: by a number ATen divides on CUDA as the product with its reciprocal, which rounds otherwise.
     scale = torch.as_tensor(_spread(scale, x, dim), dtype=wide.dtype, device=x.device)
@@ -82,13 +83,16 @@ def _quantized(x, scale, zero_point, dim):
     return scaled.round().clamp(-128, 127).nan_to_num(0).to(torch.int8)
 
 
-def _dequantized(q, scale, zero_point, dim, dtype):
+def reference_dequantize(
+    q: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The definition of :func:`dequantize_int8` in plain ATen, differentiable in ``scale``."""
     return ((q.to(_wide(dtype)) - _spread(zero_point, q, dim)) * _spread(scale, q, dim)).to(dtype)
 
 
 def _compose(x, scale, zero_point, scale_value, zero_point_value, dim):
     values = scale_value if scale is None else scale, zero_point_value if zero_point is None else zero_point
-    return torch.empty_like(x, dtype=torch.int8).copy_(_quantized(x, *values, dim))
+    return torch.empty_like(x, dtype=torch.int8).copy_(reference_quantize(x, *values, dim))
 
 
 def _fake(x, scale, zero_point, scale_value, zero_point_value, dim):
@@ -97,7 +101,7 @@ def _fake(x, scale, zero_point, scale_value, zero_point_value, dim):
 
 def _compose_back(q, scale, zero_point, scale_value, zero_point_value, dim, like):
     values = scale_value if scale is None else scale, zero_point_value if zero_point is None else zero_point
-    return torch.empty_like(q, dtype=like.dtype).copy_(_dequantized(q, *values, dim, like.dtype))
+    return torch.empty_like(q, dtype=like.dtype).copy_(reference_dequantize(q, *values, dim, like.dtype))
 
 
 def _fake_back(q, scale, zero_point, scale_value, zero_point_value, dim, like):

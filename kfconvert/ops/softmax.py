@@ -39,7 +39,7 @@ def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = 
     last = x.dim() > 0 and dim in (-1, x.dim() - 1)
     if not has_kernels(x) or not last:
         _check(x, mask)
-        return _reference(x, mask, scale, dim)
+        return reference(x, dim, scale, mask)
     if torch.is_grad_enabled() and (x.requires_grad or (mask is not None and mask.requires_grad)):
         return _OPERATOR(x, mask, scale)
     return _INFERENCE(x, mask, scale)
@@ -59,7 +59,8 @@ def get_cuda_softmax():
     return softmax
 
 
-def _reference(x, mask, scale, dim=-1):
+def reference(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
+    """The definition of :func:`softmax` in plain ATen, differentiable."""
     v = x if scale == 1 else x * scale
     if mask is not None:
         v = v.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else v + mask
@@ -81,7 +82,7 @@ def _check(x, mask):
 
 def _compose(x, mask, scale):
     _check(x, mask)
-    return _reference(x, mask, scale).contiguous()
+    return reference(x, -1, scale, mask).contiguous()
 
 
 def _fake(x, mask, scale):

@@ -5,6 +5,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kfconvert.ops.bias_act import reference as bias_act
+from kfconvert.ops.bias_act import spread
+from kfconvert.ops.prelu_bias import reference as prelu_bias
+from kfconvert.ops.quantize import reference_dequantize as dequantize_int8
+from kfconvert.ops.quantize import reference_quantize as quantize_int8
+
+__all__ = [
+    "add_mul_exp",
+    "add_relu",
+    "add_sigmoid",
+    "bias_dropout_add",
+    "bias_gelu",
+    "bias_relu",
+    "bias_silu",
+    "dequantize_int8",
+    "geglu",
+    "gelu_dropout",
+    "mish_scale",
+    "mul_tanh",
+    "multiply_relu",
+    "prelu_bias",
+    "quantize_int8",
+    "swish_multiply",
+]
 
 
 def add_relu(x: Tensor, y: Tensor) -> Tensor:
@@ -51,11 +74,6 @@ def mish_scale(x: Tensor, scale: Tensor) -> Tensor:
     return F.mish(x) * scale
 
 
-def prelu_bias(x: Tensor, bias: Tensor, weight: Tensor, dim: int = -1) -> Tensor:
-    v = x + _along(bias, x, dim)
-    return torch.where(v > 0, v, v * _along(weight, x, dim))
-
-
 def gelu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     return F.dropout(F.gelu(x), p, training)
 
@@ -63,26 +81,4 @@ def gelu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 def bias_dropout_add(
     x: Tensor, bias: Tensor | None, residual: Tensor, p: float = 0.5, training: bool = True, dim: int = -1
 ) -> Tensor:
-    return F.dropout(x if bias is None else x + _along(bias, x, dim), p, training) + residual
-
-
-def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    # A tensor: by a number ATen divides on CUDA as the product with its reciprocal, which rounds otherwise.
-    scale = torch.as_tensor(scale, dtype=wide.dtype, device=x.device)
-    scale, zero_point = (_along(value, x, dim) for value in (scale, zero_point))
-    return torch.clamp(torch.round(wide / scale + zero_point), -128, 127).to(torch.int8)
-
-
-def dequantize_int8(
-    q: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    scale, zero_point = (_along(value, q, dim) for value in (scale, zero_point))
-    return ((q.to(torch.promote_types(dtype, torch.float32)) - zero_point) * scale).to(dtype)
-
-
-def _along(values: float | Tensor, x: Tensor, dim: int) -> float | Tensor:
-    """Values of the channels of x along ``dim`` in the shape in which they broadcast with x."""
-    if not isinstance(values, Tensor) or values.numel() == 1:
-        return values
-    return values.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
+    return F.dropout(x if bias is None else x + spread(bias, x, dim), p, training) + residual

@@ -1,15 +1,11 @@
 """softmax and cross_entropy in plain ATen."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kfconvert.ops.softmax import reference as softmax
 
-def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    v = x * scale
-    if mask is not None:
-        v = v.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else v + mask
-    return torch.softmax(v, dim)
+__all__ = ["cross_entropy", "softmax"]
 
 
 def cross_entropy(
