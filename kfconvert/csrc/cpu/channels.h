@@ -6,9 +6,6 @@
 
 namespace {
 
-// A block lives in the first-level cache: 4 kB of float or 8 kB of double.
-constexpr int64_t kBlock = 1024;
-
 // v[i] = x[i] after its channel, that of element begin + i; channels.row(channel, x, v, scratch, n) takes consecutive
 // channels, an element each, channels.run(channel, x, v, n) many elements of one channel.
 template <class Channels, class Arguments, class X, class V>

@@ -6,9 +6,6 @@
 
 namespace {
 
-// A block lives in the first-level cache: 4 kB of float or 8 kB of double for each operand.
-constexpr int64_t kBlock = 1024;
-
 // Where elements of both operands lie: the first is number `at` of the result.
 struct Place {
   int64_t x;

@@ -7,9 +7,6 @@
 
 namespace {
 
-// A block lives in the first-level cache: 4 kB of float or 8 kB of double.
-constexpr int64_t kBlock = 1024;
-
 template <class A>
 KFC_FN A largest_of(const A* v, int64_t n, A largest) {
 #pragma omp simd reduction(max : largest)

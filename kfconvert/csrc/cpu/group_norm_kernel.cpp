@@ -6,9 +6,8 @@
 
 namespace {
 
-// A block lives in the first-level cache. Its sum is taken in the accumulation type, the sum of the blocks in
-// double: a row may have a million elements.
-constexpr int64_t kBlock = 1024;
+// The sum of a block is taken in the accumulation type, the sum of the blocks in double: a row may have a million
+// elements.
 
 template <class A>
 KFC_ROW double sum_block(const A* x, int64_t n) {

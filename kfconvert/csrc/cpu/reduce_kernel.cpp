@@ -6,9 +6,8 @@
 
 namespace {
 
-// Lives in the first-level cache. The sums of blocks are added up in double: with the lanes of a block that
-// is at most a few dozen roundings in float, however many elements there are.
-constexpr int64_t kBlock = 1024;
+// The sums of blocks are added up in double: with the lanes of a block that is at most a few dozen roundings in float,
+// however many elements there are.
 constexpr int64_t kShortRow = 64;  // few vectors long
 
 // Four sums, as each addition waits for the last one to its sum.
