@@ -99,7 +99,7 @@ template <Act act, class M, class A>
 KFC_FN A activate_backward(A g, A v, A slope) {
   if constexpr (act == kRelu) return v <= A(0) ? A(0) : g;
   if constexpr (act == kGelu) {
-    const A cdf = A(0.5) * (A(1) + M::erf(v * Constants<A>::sqrt_half));
+    const A cdf = A(0.5) * M::one_plus_erf(v * Constants<A>::sqrt_half);
     return g * (cdf + v * Constants<A>::inv_sqrt_two_pi * M::exp(A(-0.5) * v * v));
   }
   if constexpr (act == kGeluTanh) {

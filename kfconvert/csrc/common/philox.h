@@ -12,22 +12,40 @@ struct Words {
   uint32_t v[4];
 };
 
+struct PhiloxKey {
+  uint32_t v[2];
+};
+
+constexpr int kPhiloxRounds = 10;
+
+KFC_FN PhiloxKey philox_key(uint64_t seed) {
+  return {{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)}};
+}
+
+KFC_FN PhiloxKey philox_next(PhiloxKey key) { return {{key.v[0] + 0x9E3779B9u, key.v[1] + 0xBB67AE85u}}; }
+
+KFC_FN Words philox_counter(uint64_t sequence, uint64_t block) {
+  return {{static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), static_cast<uint32_t>(sequence),
+           static_cast<uint32_t>(sequence >> 32)}};
+}
+
+KFC_FN Words philox_round(PhiloxKey key, Words c) {
+  const uint64_t first = uint64_t{0xD2511F53u} * c.v[0];
+  const uint64_t second = uint64_t{0xCD9E8D57u} * c.v[2];
+  return {{static_cast<uint32_t>(second >> 32) ^ c.v[1] ^ key.v[0], static_cast<uint32_t>(second),
+           static_cast<uint32_t>(first >> 32) ^ c.v[3] ^ key.v[1], static_cast<uint32_t>(first)}};
+}
+
 // Words 4 block to 4 block + 3 of sequence number `sequence` of `seed`.
 KFC_FN Words philox(uint64_t seed, uint64_t sequence, uint64_t block) {
-  uint32_t key0 = static_cast<uint32_t>(seed);
-  uint32_t key1 = static_cast<uint32_t>(seed >> 32);
-  Words c{{static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
-           static_cast<uint32_t>(sequence), static_cast<uint32_t>(sequence >> 32)}};
+  PhiloxKey key = philox_key(seed);
+  Words c = philox_counter(sequence, block);
 #ifdef __CUDACC__
 #pragma unroll
 #endif
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t first = uint64_t{0xD2511F53u} * c.v[0];
-    const uint64_t second = uint64_t{0xCD9E8D57u} * c.v[2];
-    c = {{static_cast<uint32_t>(second >> 32) ^ c.v[1] ^ key0, static_cast<uint32_t>(second),
-          static_cast<uint32_t>(first >> 32) ^ c.v[3] ^ key1, static_cast<uint32_t>(first)}};
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    c = philox_round(key, c);
+    key = philox_next(key);
   }
   return c;
 }

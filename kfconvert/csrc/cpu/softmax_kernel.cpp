@@ -1,10 +1,12 @@
-// y = softmax(x * scale + mask), or with grad: y = scale * x * (grad - sum(grad * x)), row by row. Rows of up to a block
-// are computed in the first-level cache; longer ones are read twice. Built once for each instruction set.
+// y = softmax(x * scale + mask), or with grad: y = scale * x * (grad - sum(grad * x)), row by row. Rows of up to 8192
+// elements are computed in cache; longer ones are read twice. Built once for each instruction set.
 #include "../common/arguments.h"
 #include "exponentials.h"
 #include "kernels.h"
 
 namespace {
+
+constexpr int64_t kShortRow = 8192;
 
 // Where the mask of a row begins, in elements.
 int64_t mask_offset(const kfc::RowMask& m, int64_t row) {
@@ -38,28 +40,48 @@ void load_scaled(const kfc::Softmax& a, int64_t row, int64_t mask_at, int64_t co
   }
 }
 
-// out[i] = v[i] / by
+// out[i] = v[i] / total. A product with the inverse takes a fifth of the time and, of an inverse rounded from double, is
+// as accurate in float.
 template <class A>
-void divide_row(const A* v, A* out, int64_t n, A by) {
+KFC_ROW void divide_row(const A* v, A* out, int64_t n, double total) {
+  const A inverse = static_cast<A>(1 / total);
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) out[i] = v[i] / by;
+  for (int64_t i = 0; i < n; ++i) out[i] = sizeof(A) == 8 ? v[i] / static_cast<A>(total) : v[i] * inverse;
 }
 
 template <class T>
-void softmax_row(const kfc::Softmax& a, int64_t row) {
+void softmax_short_row(const kfc::Softmax& a, int64_t row) {
+  using A = typename Accumulate<T>::type;
+  alignas(64) A v[kShortRow];
+  alignas(64) A scratch[kBlock];
+  T* y = static_cast<T*>(a.y) + row * a.cols;
+  const int64_t mask_at = mask_offset(a.mask, row);
+  A largest = -INFINITY;
+  for (int64_t col = 0; col < a.cols; col += kBlock) {
+    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
+    load_scaled<T>(a, row, mask_at, col, v + col, scratch, n);
+    largest = largest_of(static_cast<const A*>(v) + col, n, largest);
+  }
+  double total = 0;
+  for (int64_t col = 0; col < a.cols; col += kBlock) {
+    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
+    total += exponentials_row(static_cast<const A*>(v) + col, v + col, n, largest);
+  }
+  for (int64_t col = 0; col < a.cols; col += kBlock) {
+    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
+    A* out = result_row(y + col, scratch);
+    divide_row(static_cast<const A*>(v) + col, out, n, total);
+    store_result(out, y + col, n);
+  }
+}
+
+template <class T>
+void softmax_long_row(const kfc::Softmax& a, int64_t row) {
   using A = typename Accumulate<T>::type;
   alignas(64) A v[kBlock];
   alignas(64) A scratch[kBlock];
   T* y = static_cast<T*>(a.y) + row * a.cols;
   const int64_t mask_at = mask_offset(a.mask, row);
-  if (a.cols <= kBlock) {
-    load_scaled<T>(a, row, mask_at, 0, v, scratch, a.cols);
-    const double total = exponentials_row(static_cast<const A*>(v), v, a.cols, largest_of(v, a.cols, A(-INFINITY)));
-    A* out = result_row(y, scratch);
-    divide_row(v, out, a.cols, static_cast<A>(total));
-    store_result(out, y, a.cols);
-    return;
-  }
   OnlineSum<A> online;
   for (int64_t col = 0; col < a.cols; col += kBlock) {
     const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
@@ -71,7 +93,7 @@ void softmax_row(const kfc::Softmax& a, int64_t row) {
     load_scaled<T>(a, row, mask_at, col, v, scratch, n);
     exponentials_row(static_cast<const A*>(v), v, n, online.largest);
     A* out = result_row(y + col, scratch);
-    divide_row(v, out, n, static_cast<A>(online.total));
+    divide_row(static_cast<const A*>(v), out, n, online.total);
     store_result(out, y + col, n);
   }
 }
@@ -112,8 +134,10 @@ void softmax_range(const kfc::Softmax& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     if (a.grad != nullptr) {
       softmax_backward_row<T>(a, row);
+    } else if (a.cols <= kShortRow) {
+      softmax_short_row<T>(a, row);
     } else {
-      softmax_row<T>(a, row);
+      softmax_long_row<T>(a, row);
     }
   }
 }

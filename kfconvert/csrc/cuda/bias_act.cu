@@ -21,6 +21,7 @@ enum class Form {
 
 template <class T, int N, class Index, class Divider, Channels kind, Form form>
 __global__ void __launch_bounds__(kThreads) bias_act_kernel(BiasAct a, Divider inner, Divider channels) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   const T* x = static_cast<const T*>(a.x);
   using Affine = std::conditional_t<form == Form::scaled, A, T>;
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) bias_act_kernel(BiasAct a, Divider i
       for (int j = 0; j < N; ++j) v[j] = v[j] > A(0) ? v[j] : v[j] * other[j];
     } else if (grad != nullptr) {
       load<N>(grad + at, other);
-      activate_backward_pack(a.activation, other, v, slope);
+      activate_backward_pack<T>(a.activation, other, v, slope);
     } else {
       activate_pack<T>(a.activation, v, slope);
     }
@@ -63,8 +64,8 @@ __global__ void __launch_bounds__(kThreads) bias_act_kernel(BiasAct a, Divider i
 
 template <class T, int N, class Index, class Divider, Channels kind, Form form>
 void launch_kernel(const BiasAct& a, cudaStream_t stream) {
-  bias_act_kernel<T, N, Index, Divider, kind, form>
-      <<<elementwise_grid(a.numel / N), kThreads, 0, stream>>>(a, Divider(a.inner), Divider(a.channels));
+  launch_overlapped(bias_act_kernel<T, N, Index, Divider, kind, form>, elementwise_grid(a.numel / N), kThreads, stream,
+                    a, Divider(a.inner), Divider(a.channels));
 }
 
 // Any sizes and alignment, an element a thread.

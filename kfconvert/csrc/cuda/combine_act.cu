@@ -41,9 +41,49 @@ __device__ __forceinline__ void multiply(A (&v)[N], const A (&by)[N]) {
   for (int j = 0; j < N; ++j) v[j] *= by[j];
 }
 
-// `flat`: both operands lie as the result does.
-template <class T, int N, class Index, class Divider, bool flat>
+// Where both operands lie as the result does: nothing is looked up, and with a kernel for each activation a small
+// tensor does not wait for the choice of one.
+template <class T, int N, Combination combination, int act, bool backward>
+__global__ void __launch_bounds__(kThreads) flat_kernel(const T* from_x, const T* from_other, const T* from_grad, T* y,
+                                                        T* grad_other, double given_slope, uint32_t packs) {
+  wait_for_previous_kernel();
+  using A = typename Accumulate<T>::type;
+  using M = typename MathFor<T>::type;
+  constexpr Act kAct = static_cast<Act>(act);
+  constexpr bool kGated = combination == Combination::gated;
+  const A slope = static_cast<A>(given_slope);
+  const uint32_t step = gridDim.x * kThreads;
+  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < packs; i += step) {
+    A x[N];
+    A other[N];
+    A grad[N];
+    load<N>(from_x + i * N, x);
+    load<N>(from_other + i * N, other);
+    if constexpr (backward) load<N>(from_grad + i * N, grad);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const A v = kGated ? x[j] : combination == Combination::product ? x[j] * other[j] : x[j] + other[j];
+      if constexpr (!backward) {
+        const A activated = activate<kAct, M>(v, slope);
+        x[j] = kGated ? activated * other[j] : activated;
+      } else if constexpr (kGated) {
+        x[j] = activate_backward_from_input<kAct, M>(grad[j] * other[j], v, slope);
+        other[j] = grad[j] * activate<kAct, M>(v, slope);
+      } else {
+        const A g = activate_backward_from_input<kAct, M>(grad[j], v, slope);
+        const A of_other = g * x[j];
+        x[j] = g * other[j];
+        other[j] = of_other;
+      }
+    }
+    store<N>(y + i * N, x);
+    if constexpr (backward) store<N>(grad_other + i * N, other);
+  }
+}
+
+template <class T, int N, class Index, class Divider>
 __global__ void __launch_bounds__(kThreads) combine_act_kernel(CombineAct a, Dividers<Divider> sizes) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   const T* grads = static_cast<const T*>(a.grad);
   T* y = static_cast<T*>(a.y);
@@ -60,27 +100,22 @@ __global__ void __launch_bounds__(kThreads) combine_act_kernel(CombineAct a, Div
     const Index at = i * N;
     Pack<A, N> x;
     Pack<A, N> other;
-    if constexpr (flat) {
-      load<N>(static_cast<const T*>(a.x.data) + at, x.v);
-      load<N>(static_cast<const T*>(a.other.data) + at, other.v);
-    } else {
-      int64_t x_at = 0;
-      int64_t other_at = 0;
-      Index rest = at;
+    int64_t x_at = 0;
+    int64_t other_at = 0;
+    Index rest = at;
 #pragma unroll
-      for (int dim = kMostDims - 1; dim > 0; --dim) {
-        if (dim >= a.dims) continue;
-        const Index outer = sizes.of[dim - 1].divide(rest);
-        const int64_t here = rest - outer * sizes.of[dim - 1].divisor;
-        x_at += here * a.x.strides[dim];
-        other_at += here * a.other.strides[dim];
-        rest = outer;
-      }
-      x_at += static_cast<int64_t>(rest) * a.x.strides[0];
-      other_at += static_cast<int64_t>(rest) * a.other.strides[0];
-      load_operand<N, T>(a.x.data, x_at, x_repeated, x.v);
-      load_operand<N, T>(a.other.data, other_at, other_repeated, other.v);
+    for (int dim = kMostDims - 1; dim > 0; --dim) {
+      if (dim >= a.dims) continue;
+      const Index outer = sizes.of[dim - 1].divide(rest);
+      const int64_t here = rest - outer * sizes.of[dim - 1].divisor;
+      x_at += here * a.x.strides[dim];
+      other_at += here * a.other.strides[dim];
+      rest = outer;
     }
+    x_at += static_cast<int64_t>(rest) * a.x.strides[0];
+    other_at += static_cast<int64_t>(rest) * a.other.strides[0];
+    load_operand<N, T>(a.x.data, x_at, x_repeated, x.v);
+    load_operand<N, T>(a.other.data, other_at, other_repeated, other.v);
     Pack<A, N> v = x;
     if (!gated) {
 #pragma unroll
@@ -98,9 +133,9 @@ __global__ void __launch_bounds__(kThreads) combine_act_kernel(CombineAct a, Div
         multiply(of_other.v, grad.v);
         store<N>(grad_other + at, of_other.v);
         multiply(grad.v, other.v);
-        store<N>(y + at, activate_backward_call(a.activation, grad, v, slope).v);
+        store<N>(y + at, activate_backward_call<T>(a.activation, grad, v, slope).v);
       } else {
-        grad = activate_backward_call(a.activation, grad, v, slope);
+        grad = activate_backward_call<T>(a.activation, grad, v, slope);
         multiply(other.v, grad.v);
         multiply(x.v, grad.v);
         store<N>(y + at, other.v);
@@ -110,10 +145,37 @@ __global__ void __launch_bounds__(kThreads) combine_act_kernel(CombineAct a, Div
   }
 }
 
-template <class T, int N, class Index, class Divider, bool flat = false>
+template <class T, int N, Combination combination, int act>
+void launch_flat(const CombineAct& a, cudaStream_t stream) {
+  const auto launch_one = [&](auto kernel) {
+    launch_overlapped(kernel, elementwise_grid(a.numel / N), kThreads, stream, static_cast<const T*>(a.x.data),
+                      static_cast<const T*>(a.other.data), static_cast<const T*>(a.grad), static_cast<T*>(a.y),
+                      static_cast<T*>(a.grad_other), a.slope, static_cast<uint32_t>(a.numel / N));
+  };
+  if (a.grad == nullptr) return launch_one(flat_kernel<T, N, combination, act, false>);
+  if constexpr (combination != Combination::sum) launch_one(flat_kernel<T, N, combination, act, true>);
+}
+
+template <class T, int N>
+void dispatch_flat(const CombineAct& a, cudaStream_t stream) {
+  const auto launch_one = [&](auto combination) {
+    KFC_DISPATCH_ACTIVATION(a.activation,
+                            (launch_flat<T, N, decltype(combination)::value, static_cast<int>(act)>(a, stream)));
+  };
+  switch (a.combination) {
+    case Combination::sum:
+      return launch_one(std::integral_constant<Combination, Combination::sum>());
+    case Combination::product:
+      return launch_one(std::integral_constant<Combination, Combination::product>());
+    case Combination::gated:
+      return launch_one(std::integral_constant<Combination, Combination::gated>());
+  }
+}
+
+template <class T, int N, class Index, class Divider>
 void launch_kernel(const CombineAct& a, cudaStream_t stream) {
-  combine_act_kernel<T, N, Index, Divider, flat>
-      <<<elementwise_grid(a.numel / N), kThreads, 0, stream>>>(a, dividers<Divider>(a));
+  launch_overlapped(combine_act_kernel<T, N, Index, Divider>, elementwise_grid(a.numel / N), kThreads, stream, a,
+                    dividers<Divider>(a));
 }
 
 // Whether packs of N elements of t lie together, 16 bytes from 16 bytes.
@@ -133,7 +195,7 @@ void launch(const CombineAct& a, cudaStream_t stream) {
     const bool packed = a.sizes[a.dims - 1] % N == 0 && packs_of(a.x, a.dims, N) && packs_of(a.other, a.dims, N) &&
                         aligned(a.y) && aligned(a.grad) && aligned(a.grad_other);
     const bool flat = a.dims == 1 && a.x.strides[0] == 1 && a.other.strides[0] == 1;
-    if (packed && flat && a.numel <= kMostElements) return launch_kernel<T, N, uint32_t, Divider32, true>(a, stream);
+    if (packed && flat && a.numel <= kMostElements) return dispatch_flat<T, N>(a, stream);
     if (packed && a.numel <= kMostElements) return launch_kernel<T, N, uint32_t, Divider32>(a, stream);
     if (packed) return launch_kernel<T, N, uint64_t, Divider64>(a, stream);
   }

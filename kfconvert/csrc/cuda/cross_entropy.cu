@@ -23,6 +23,7 @@ __device__ __forceinline__ double log_of(double v) {
 
 template <class T, int N, int THREADS>
 __global__ void __launch_bounds__(row_block(THREADS)) cross_entropy_kernel(CrossEntropy a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[32];
   const int lane = threadIdx.x % THREADS;
@@ -63,6 +64,7 @@ constexpr int kTotalThreads = 1024;
 // The result and the weight, by one block.
 template <class T>
 __global__ void __launch_bounds__(kTotalThreads) total_kernel(CrossEntropy a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[64];
   A sums[2] = {0, 0};  // of the losses, and of the rows that count
@@ -79,6 +81,7 @@ __global__ void __launch_bounds__(kTotalThreads) total_kernel(CrossEntropy a) {
 
 template <class T, int N, int THREADS>
 __global__ void __launch_bounds__(row_block(THREADS)) cross_entropy_backward_kernel(CrossEntropy a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   using M = typename MathFor<T>::type;
   const int lane = threadIdx.x % THREADS;
@@ -112,9 +115,9 @@ void launch_rows(const CrossEntropy& a, cudaStream_t stream) {
   constexpr int kBlock = row_block(THREADS);
   const unsigned grid = row_grid(a.rows, kBlock / THREADS, kBlock);
   if (a.grad_x != nullptr) {
-    cross_entropy_backward_kernel<T, N, THREADS><<<grid, kBlock, 0, stream>>>(a);
+    launch_overlapped(cross_entropy_backward_kernel<T, N, THREADS>, grid, kBlock, stream, a);
   } else {
-    cross_entropy_kernel<T, N, THREADS><<<grid, kBlock, 0, stream>>>(a);
+    launch_overlapped(cross_entropy_kernel<T, N, THREADS>, grid, kBlock, stream, a);
   }
 }
 
@@ -132,9 +135,10 @@ void launch(const CrossEntropy& a, cudaStream_t stream) {
 }  // namespace
 
 int launch_cross_entropy(const CrossEntropy& a, void* stream) {
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
   KFC_DISPATCH_DTYPE(a.dtype, {
-    if (a.rows > 0) launch<T>(a, static_cast<cudaStream_t>(stream));
-    if (a.result != nullptr) total_kernel<T><<<1, kTotalThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+    if (a.rows > 0) launch<T>(a, cuda_stream);
+    if (a.result != nullptr) launch_overlapped(total_kernel<T>, 1, kTotalThreads, cuda_stream, a);
   });
   return cudaGetLastError();
 }

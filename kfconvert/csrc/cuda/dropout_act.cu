@@ -30,6 +30,7 @@ __device__ __forceinline__ void drop(const DropoutAct& a, uint64_t seed, uint64_
 
 template <class T, int N, class Index, class Divider, Channels kind>
 __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Divider inner, Divider channels) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   const T* x = static_cast<const T*>(a.terms.x);
   const T* bias = static_cast<const T*>(a.terms.bias);
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Div
         g.v[j] = other[j];
         input.v[j] = v[j];
       }
-      store<N>(y + at, activate_backward_call(a.terms.activation, g, input, slope).v);
+      store<N>(y + at, activate_backward_call<T>(a.terms.activation, g, input, slope).v);
     } else {
       activate_pack<T>(a.terms.activation, v, slope);
       drop<N>(a, seed, sequence, at, v);
@@ -74,8 +75,8 @@ __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Div
 
 template <class T, int N, class Index, class Divider, Channels kind>
 void launch_kernel(const DropoutAct& a, cudaStream_t stream) {
-  dropout_act_kernel<T, N, Index, Divider, kind><<<elementwise_grid(a.terms.numel / N), kThreads, 0, stream>>>(
-      a, Divider(a.terms.inner), Divider(a.terms.channels));
+  launch_overlapped(dropout_act_kernel<T, N, Index, Divider, kind>, elementwise_grid(a.terms.numel / N), kThreads,
+                    stream, a, Divider(a.terms.inner), Divider(a.terms.channels));
 }
 
 template <class T>

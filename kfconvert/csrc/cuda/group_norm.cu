@@ -12,6 +12,7 @@ namespace {
 // N elements a thread and access; they are of one channel, as N divides inner.
 template <class T, int N, int THREADS>
 __global__ void __launch_bounds__(THREADS) group_norm_kernel(GroupNorm a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[32];
   const int64_t cols = a.channels * a.inner;
@@ -68,7 +69,7 @@ template <class T, int N, int THREADS>
 void launch_rows(const GroupNorm& a, cudaStream_t stream) {
   constexpr int64_t kMostBlocks = int64_t{1} << 30;
   const unsigned grid = static_cast<unsigned>(a.rows < kMostBlocks ? a.rows : kMostBlocks);
-  group_norm_kernel<T, N, THREADS><<<grid, THREADS, 0, stream>>>(a);
+  launch_overlapped(group_norm_kernel<T, N, THREADS>, grid, THREADS, stream, a);
 }
 
 template <class T>

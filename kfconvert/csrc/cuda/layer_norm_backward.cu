@@ -9,14 +9,20 @@
 // partials in a fixed order, so that the result is the same at every call. Rows too long for registers take
 // two kernels that read the data again.
 #include "kernels.h"
-#include "vector.cuh"
+#include "rows.cuh"
 
 namespace kfc {
 namespace {
 
-constexpr int kMinBlock = 128;
+constexpr int kLeastBlock = 256;
 constexpr int kColumnThreads = 128;
 constexpr int64_t kMaxColumnPartials = 64;
+
+// Threads of a block: rows that fewer take share one, so that they share a row of partial sums.
+__host__ __device__ constexpr int backward_block(int threads) { return threads < kLeastBlock ? kLeastBlock : threads; }
+
+// So many blocks a multiprocessor have enough in flight, and every further one would write partial sums.
+constexpr int64_t kBlocksPerMultiprocessor = 2;
 
 template <class A>
 __device__ __forceinline__ A mean_of_row(const LayerNormBackward& a, int64_t row) {
@@ -24,33 +30,28 @@ __device__ __forceinline__ A mean_of_row(const LayerNormBackward& a, int64_t row
 }
 
 // g and xhat of one pack, in place of grad and s
-template <class T, int N, class A>
+template <int act, class T, int N, class A>
 __device__ __forceinline__ void gradient_of_norm(const LayerNormBackward& a, int64_t col, A mean, A rstd,
                                                  A (&s)[N], A (&g)[N]) {
 #pragma unroll
   for (int j = 0; j < N; ++j) s[j] = (s[j] - mean) * rstd;
-  if (a.activation == kNone) return;
-  Pack<A, N> v;
-  Pack<A, N> gradient;
-  A other[N];
+  if constexpr (act != kNone) {
+    A v[N];
+    A other[N];
 #pragma unroll
-  for (int j = 0; j < N; ++j) {
-    v.v[j] = s[j];
-    gradient.v[j] = g[j];
+    for (int j = 0; j < N; ++j) v[j] = s[j];
+    if (a.weight != nullptr) {
+      load_weight<N, T>(a, col, other);
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[j] *= other[j];
+    }
+    if (a.bias != nullptr) {
+      load_affine<N, T>(a.bias, a.affine_dtype == DType::f32, col, other);
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[j] += other[j];
+    }
+    activate_backward_as<act, T>(a.activation, g, v, static_cast<A>(a.slope));
   }
-  if (a.weight != nullptr) {
-    load_weight<N, T>(a, col, other);
-#pragma unroll
-    for (int j = 0; j < N; ++j) v.v[j] *= other[j];
-  }
-  if (a.bias != nullptr) {
-    load_affine<N, T>(a.bias, a.affine_dtype == DType::f32, col, other);
-#pragma unroll
-    for (int j = 0; j < N; ++j) v.v[j] += other[j];
-  }
-  gradient = activate_backward_call(a.activation, gradient, v, static_cast<A>(a.slope));
-#pragma unroll
-  for (int j = 0; j < N; ++j) g[j] = gradient.v[j];
 }
 
 template <class T, int N, class A>
@@ -77,12 +78,12 @@ __device__ __forceinline__ void write_grad_x(const LayerNormBackward& a, int64_t
   store<N>(static_cast<T*>(a.grad_x) + at, g);
 }
 
-template <class T, int N, int THREADS, int ITEMS>
-__global__ void __launch_bounds__(THREADS < kMinBlock ? kMinBlock : THREADS)
-    layer_norm_backward_kernel(LayerNormBackward a) {
+template <int act, class T, int N, int THREADS, int ITEMS>
+__global__ void __launch_bounds__(backward_block(THREADS)) layer_norm_backward_kernel(LayerNormBackward a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
-  constexpr int kBlock = THREADS < kMinBlock ? kMinBlock : THREADS;
-  constexpr int kRows = kBlock / THREADS;
+  constexpr int kThreads = backward_block(THREADS);
+  constexpr int kRows = kThreads / THREADS;
   __shared__ A shared[64];
   __shared__ A columns[kRows > 1 ? THREADS * ITEMS * N : 1];
   const int lane = threadIdx.x % THREADS;
@@ -98,14 +99,14 @@ __global__ void __launch_bounds__(THREADS < kMinBlock ? kMinBlock : THREADS)
     const A rstd = active ? static_cast<const A*>(a.rstd)[row] : A(0);
     A xhat[ITEMS][N];
     A g[ITEMS][N];
+    load_row<THREADS>(static_cast<const T*>(a.s) + row * a.cols, a.cols, active, xhat);
+    load_row<THREADS>(static_cast<const T*>(a.grad) + row * a.cols, a.cols, active, g);
     A sums[2] = {A(0), A(0)};  // of g and of g * xhat
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
       if (active && col < a.cols) {
-        load<N>(static_cast<const T*>(a.s) + row * a.cols + col, xhat[i]);
-        load<N>(static_cast<const T*>(a.grad) + row * a.cols + col, g[i]);
-        gradient_of_norm<T>(a, col, mean, rstd, xhat[i], g[i]);
+        gradient_of_norm<act, T>(a, col, mean, rstd, xhat[i], g[i]);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
           sum_weight[i][j] += g[i][j] * xhat[i][j];
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(THREADS < kMinBlock ? kMinBlock : THREADS)
         }
       }
       __syncthreads();
-      for (int col = threadIdx.x; col < a.cols; col += kBlock) {
+      for (int col = threadIdx.x; col < a.cols; col += kThreads) {
         static_cast<A*>(partials)[blockIdx.x * a.cols + col] = columns[col];
       }
     } else {
@@ -165,8 +166,9 @@ __global__ void __launch_bounds__(THREADS < kMinBlock ? kMinBlock : THREADS)
 }
 
 // grad_x of a row of any length, a block a row
-template <class T, int N, int THREADS>
+template <int act, class T, int N, int THREADS>
 __global__ void __launch_bounds__(THREADS) layer_norm_backward_long_kernel(LayerNormBackward a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[64];
   const A inverse = A(1) / static_cast<A>(a.cols);
@@ -176,7 +178,7 @@ __global__ void __launch_bounds__(THREADS) layer_norm_backward_long_kernel(Layer
     const auto load_pack = [&](int64_t col, A(&xhat)[N], A(&g)[N]) {
       load<N>(static_cast<const T*>(a.s) + row * a.cols + col, xhat);
       load<N>(static_cast<const T*>(a.grad) + row * a.cols + col, g);
-      gradient_of_norm<T>(a, col, mean, rstd, xhat, g);
+      gradient_of_norm<act, T>(a, col, mean, rstd, xhat, g);
       multiply_by_weight<T>(a, col, g);
     };
     A xhat[N];
@@ -201,8 +203,9 @@ __global__ void __launch_bounds__(THREADS) layer_norm_backward_long_kernel(Layer
 }
 
 // Partial sums of the columns: thread = column, blockIdx.y = the share of the rows
-template <class T>
+template <int act, class T>
 __global__ void __launch_bounds__(kColumnThreads) column_sums_kernel(LayerNormBackward a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   const int64_t col = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x;
   if (col >= a.cols) return;
@@ -213,7 +216,7 @@ __global__ void __launch_bounds__(kColumnThreads) column_sums_kernel(LayerNormBa
     A g[1];
     load<1>(static_cast<const T*>(a.s) + row * a.cols + col, xhat);
     load<1>(static_cast<const T*>(a.grad) + row * a.cols + col, g);
-    gradient_of_norm<T>(a, col, mean_of_row<A>(a, row), static_cast<const A*>(a.rstd)[row], xhat, g);
+    gradient_of_norm<act, T>(a, col, mean_of_row<A>(a, row), static_cast<const A*>(a.rstd)[row], xhat, g);
     sum_weight += g[0] * xhat[0];
     sum_bias += g[0];
   }
@@ -222,27 +225,39 @@ __global__ void __launch_bounds__(kColumnThreads) column_sums_kernel(LayerNormBa
   if (a.partial_bias != nullptr) static_cast<A*>(a.partial_bias)[at] = sum_bias;
 }
 
-// total[col] = sum of partials[p][col] over p; 32 columns and 8 shares a block
+constexpr int kAddColumns = 32;
+constexpr int kAddShares = 32;
+
+// total[col] = sum of partials[p][col] over p, of the weight's gradient or, blockIdx.y = 1, the bias's; each block has
+// 32 columns, and 32 threads for each, which add a share of the partials.
 template <class A>
-__global__ void __launch_bounds__(256)
-    add_partials_kernel(const A* partials, A* total, int64_t count, int64_t cols) {
-  __shared__ A shared[8][33];
-  const int64_t col = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x;
+__global__ void __launch_bounds__(kAddColumns* kAddShares)
+    add_partials_kernel(const A* of_weight, A* grad_weight, const A* of_bias, A* grad_bias, int64_t count,
+                        int64_t cols) {
+  wait_for_previous_kernel();
+  __shared__ A shared[kAddShares][kAddColumns + 1];
+  const A* partials = blockIdx.y == 0 ? of_weight : of_bias;
+  A* total = blockIdx.y == 0 ? grad_weight : grad_bias;
+  if (total == nullptr) return;
+  const int64_t col = static_cast<int64_t>(blockIdx.x) * kAddColumns + threadIdx.x;
   A sum = 0;
   if (col < cols) {
-    for (int64_t p = threadIdx.y; p < count; p += 8) sum += partials[p * cols + col];
+#pragma unroll 8
+    for (int64_t p = threadIdx.y; p < count; p += kAddShares) sum += partials[p * cols + col];
   }
   shared[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.y != 0 || col >= cols) return;
-  for (int share = 1; share < 8; ++share) sum += shared[share][threadIdx.x];
-  total[col] = sum;
+  // Each warp adds up the shares of one of the columns, in the same order at every call.
+  A shares[1] = {shared[threadIdx.x][threadIdx.y]};
+  lane_sums<kAddShares>(shares);
+  const int64_t to = static_cast<int64_t>(blockIdx.x) * kAddColumns + threadIdx.y;
+  if (threadIdx.x == 0 && to < cols) total[to] = shares[0];
 }
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // One choice for the launch and for the number of partials. Threads and packs a thread by packs a row: at
-// most two packs a thread, since each of its columns takes four registers (s, g and the two sums).
+// most three packs a thread, since each of its columns takes four registers (s, g and the two sums).
 template <class T, class Rows, class Long>
 auto choose(const LayerNormBackward& a, Rows rows, Long long_rows) {
   constexpr int N = kPackBytes / sizeof(T);
@@ -250,11 +265,15 @@ auto choose(const LayerNormBackward& a, Rows rows, Long long_rows) {
   if constexpr (sizeof(T) < 8) {
     const bool packed = a.cols % N == 0 && aligned(a.s) && aligned(a.grad) && aligned(a.grad_sum) &&
                         aligned(a.grad_x) && aligned(a.weight) && aligned(a.bias);
+    const bool few = a.rows <= kFewRows * multiprocessors();
     if (packed && packs <= 32) return rows.template operator()<T, N, 32, 1>();
+    if (packed && packs <= 64 && few) return rows.template operator()<T, N, 64, 1>();
     if (packed && packs <= 64) return rows.template operator()<T, N, 32, 2>();
-    if (packed && packs <= 128) return rows.template operator()<T, N, 128, 1>();
+    if (packed && packs <= 128 && few) return rows.template operator()<T, N, 128, 1>();
+    if (packed && packs <= 96) return rows.template operator()<T, N, 32, 3>();
+    if (packed && packs <= 128) return rows.template operator()<T, N, 64, 2>();
     if (packed && packs <= 256) return rows.template operator()<T, N, 128, 2>();
-    if (packed && packs <= 512) return rows.template operator()<T, N, 256, 2>();
+    if (packed && packs <= 512) return rows.template operator()<T, N, 512, 1>();
     if (packed && packs <= 1024) return rows.template operator()<T, N, 512, 2>();
   }
   return long_rows.template operator()<T>();
@@ -262,12 +281,10 @@ auto choose(const LayerNormBackward& a, Rows rows, Long long_rows) {
 
 struct Partials {
   const LayerNormBackward& a;
-  // Two blocks of 512 threads or eight of 128 fill a multiprocessor at the registers that these kernels need.
   template <class T, int N, int THREADS, int ITEMS>
   int64_t operator()() const {
-    constexpr int kBlock = THREADS < kMinBlock ? kMinBlock : THREADS;
-    constexpr int kRows = kBlock / THREADS;
-    return smaller((a.rows + kRows - 1) / kRows, static_cast<int64_t>(multiprocessors()) * (1024 / kBlock));
+    constexpr int kRows = backward_block(THREADS) / THREADS;
+    return smaller((a.rows + kRows - 1) / kRows, multiprocessors() * kBlocksPerMultiprocessor);
   }
   template <class T>
   int64_t operator()() const {
@@ -280,27 +297,31 @@ struct Launch {
   cudaStream_t stream;
   template <class T, int N, int THREADS, int ITEMS>
   void operator()() const {
-    constexpr int kBlock = THREADS < kMinBlock ? kMinBlock : THREADS;
-    layer_norm_backward_kernel<T, N, THREADS, ITEMS>
-        <<<static_cast<unsigned>(a.partials), kBlock, 0, stream>>>(a);
+    dispatch_row_activation(a.activation, [&](auto act) {
+      launch_overlapped(layer_norm_backward_kernel<decltype(act)::value, T, N, THREADS, ITEMS>,
+                        static_cast<unsigned>(a.partials), backward_block(THREADS), stream, a);
+    });
   }
   template <class T>
   void operator()() const {
     const unsigned rows = static_cast<unsigned>(smaller(a.rows, multiprocessors() * int64_t{32}));
-    layer_norm_backward_long_kernel<T, 1, 256><<<rows, 256, 0, stream>>>(a);
-    if (a.partial_weight == nullptr && a.partial_bias == nullptr) return;
     const dim3 grid(static_cast<unsigned>((a.cols + kColumnThreads - 1) / kColumnThreads),
                     static_cast<unsigned>(a.partials));
-    column_sums_kernel<T><<<grid, kColumnThreads, 0, stream>>>(a);
+    dispatch_row_activation(a.activation, [&](auto act) {
+      launch_overlapped(layer_norm_backward_long_kernel<decltype(act)::value, T, 1, 256>, rows, 256, stream, a);
+      if (a.partial_weight == nullptr && a.partial_bias == nullptr) return;
+      launch_overlapped(column_sums_kernel<decltype(act)::value, T>, grid, kColumnThreads, stream, a);
+    });
   }
 };
 
 template <class A>
-void add_partials(const LayerNormBackward& a, const void* partials, void* total, cudaStream_t stream) {
-  if (total == nullptr) return;
-  const unsigned grid = static_cast<unsigned>((a.cols + 31) / 32);
-  add_partials_kernel<A><<<grid, dim3(32, 8), 0, stream>>>(static_cast<const A*>(partials),
-                                                           static_cast<A*>(total), a.partials, a.cols);
+void add_partials(const LayerNormBackward& a, void* grad_weight, void* grad_bias, cudaStream_t stream) {
+  if (grad_weight == nullptr && grad_bias == nullptr) return;
+  const dim3 grid(static_cast<unsigned>((a.cols + kAddColumns - 1) / kAddColumns), grad_bias == nullptr ? 1 : 2);
+  launch_overlapped(add_partials_kernel<A>, grid, dim3(kAddColumns, kAddShares), stream,
+                    static_cast<const A*>(a.partial_weight), static_cast<A*>(grad_weight),
+                    static_cast<const A*>(a.partial_bias), static_cast<A*>(grad_bias), a.partials, a.cols);
 }
 
 }  // namespace
@@ -322,11 +343,9 @@ int launch_layer_norm_backward(const LayerNormBackward& a, void* grad_weight, vo
     KFC_DISPATCH_DTYPE(a.dtype, choose<T>(a, launch, launch));
   }
   if (a.dtype == DType::f64) {
-    add_partials<double>(a, a.partial_weight, grad_weight, stream);
-    add_partials<double>(a, a.partial_bias, grad_bias, stream);
+    add_partials<double>(a, grad_weight, grad_bias, stream);
   } else {
-    add_partials<float>(a, a.partial_weight, grad_weight, stream);
-    add_partials<float>(a, a.partial_bias, grad_bias, stream);
+    add_partials<float>(a, grad_weight, grad_bias, stream);
   }
   return cudaGetLastError();
 }

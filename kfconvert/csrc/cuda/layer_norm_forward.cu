@@ -29,25 +29,25 @@ __device__ __forceinline__ int64_t residual_row_of(const LayerNorm& a, int64_t r
   return a.residual_rows == a.rows || a.residual == nullptr ? row : row % a.residual_rows;
 }
 
-template <class T, int N, class A>
+template <int act, class T, int N, class A>
 __device__ __forceinline__ void write_pack(const LayerNorm& a, int64_t row, int64_t col, A mean, A rstd,
                                            const A (&s)[N]) {
-  Pack<A, N> v;
+  A v[N];
   A other[N];
 #pragma unroll
-  for (int j = 0; j < N; ++j) v.v[j] = (s[j] - mean) * rstd;
+  for (int j = 0; j < N; ++j) v[j] = (s[j] - mean) * rstd;
   if (a.weight != nullptr) {
     load_weight<N, T>(a, col, other);
 #pragma unroll
-    for (int j = 0; j < N; ++j) v.v[j] *= other[j];
+    for (int j = 0; j < N; ++j) v[j] *= other[j];
   }
   if (a.bias != nullptr) {
     load_affine<N, T>(a.bias, a.affine_dtype == DType::f32, col, other);
 #pragma unroll
-    for (int j = 0; j < N; ++j) v.v[j] += other[j];
+    for (int j = 0; j < N; ++j) v[j] += other[j];
   }
-  if (a.activation != kNone) v = activate_call<T>(a.activation, v, static_cast<A>(a.slope));
-  store<N>(static_cast<T*>(a.y) + row * a.cols + col, v.v);
+  activate_as<act, T>(a.activation, v, static_cast<A>(a.slope));
+  store<N>(static_cast<T*>(a.y) + row * a.cols + col, v);
 }
 
 template <class A>
@@ -63,8 +63,9 @@ __device__ __forceinline__ A first_term(A s) {
 }
 
 // THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
-template <bool CENTRED, class T, int N, int THREADS, int ITEMS>
+template <bool CENTRED, int act, class T, int N, int THREADS, int ITEMS>
 __global__ void __launch_bounds__(row_block(THREADS)) layer_norm_kernel(LayerNorm a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   constexpr int kBlock = row_block(THREADS);
   constexpr int kRows = kBlock / THREADS;
@@ -78,15 +79,27 @@ __global__ void __launch_bounds__(row_block(THREADS)) layer_norm_kernel(LayerNor
     const int64_t residual_row = residual_row_of(a, row);
     const bool active = row < a.rows;
     A s[ITEMS][N];
+    load_row<THREADS>(static_cast<const T*>(a.x) + row * a.cols, a.cols, active, s);
+    if (a.residual != nullptr) {
+      A other[ITEMS][N];
+      load_row<THREADS>(static_cast<const T*>(a.residual) + residual_row * a.cols, a.cols, active, other);
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) s[i][j] += other[i][j];
+      }
+    }
     A total = 0;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      const int col = (i * THREADS + lane) * N;
-      if (active && col < a.cols) {
-        load_sum<T>(a, row, residual_row, col, s[i]);
-        if (a.sum != nullptr) store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s[i]);
 #pragma unroll
-        for (int j = 0; j < N; ++j) total += first_term<CENTRED>(s[i][j]);
+      for (int j = 0; j < N; ++j) total += first_term<CENTRED>(s[i][j]);
+    }
+    if (a.sum != nullptr) {
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+        const int col = (i * THREADS + lane) * N;
+        if (active && col < a.cols) store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s[i]);
       }
     }
     A mean = 0;
@@ -118,15 +131,16 @@ __global__ void __launch_bounds__(row_block(THREADS)) layer_norm_kernel(LayerNor
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
-      if (active && col < a.cols) write_pack<T>(a, row, col, mean, rstd, s[i]);
+      if (active && col < a.cols) write_pack<act, T>(a, row, col, mean, rstd, s[i]);
     }
     if (active && lane == 0) write_statistics(a, row, mean, rstd);
   }
 }
 
 // A block a row, of any length.
-template <bool CENTRED, class T, int N, int THREADS>
+template <bool CENTRED, int act, class T, int N, int THREADS>
 __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[32];
   const A inverse = A(1) / static_cast<A>(a.cols);
@@ -166,7 +180,7 @@ __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
     const A rstd = rsqrt(variance + static_cast<A>(a.eps));
     for (int64_t col = start; col < a.cols; col += kStep) {
       load_sum<T>(a, row, residual_row, col, s);
-      write_pack<T>(a, row, col, mean, rstd, s);
+      write_pack<act, T>(a, row, col, mean, rstd, s);
     }
     if (threadIdx.x == 0) write_statistics(a, row, mean, rstd);
   }
@@ -176,21 +190,20 @@ template <class T, int N, int THREADS, int ITEMS>
 void launch_rows(const LayerNorm& a, cudaStream_t stream) {
   constexpr int kBlock = row_block(THREADS);
   const unsigned grid = row_grid(a.rows, kBlock / THREADS, kBlock);
-  if (a.centred) {
-    layer_norm_kernel<true, T, N, THREADS, ITEMS><<<grid, kBlock, 0, stream>>>(a);
-  } else {
-    layer_norm_kernel<false, T, N, THREADS, ITEMS><<<grid, kBlock, 0, stream>>>(a);
-  }
+  dispatch_row_activation(a.activation, [&](auto act) {
+    constexpr int kAct = decltype(act)::value;
+    const auto kernel = a.centred ? layer_norm_kernel<true, kAct, T, N, THREADS, ITEMS>
+                                  : layer_norm_kernel<false, kAct, T, N, THREADS, ITEMS>;
+    launch_overlapped(kernel, grid, kBlock, stream, a);
+  });
 }
 
 template <class T, int N, int THREADS>
 void launch_long(const LayerNorm& a, cudaStream_t stream) {
   const unsigned grid = row_grid(a.rows, 1, THREADS);
-  if (a.centred) {
-    layer_norm_long_kernel<true, T, N, THREADS><<<grid, THREADS, 0, stream>>>(a);
-  } else {
-    layer_norm_long_kernel<false, T, N, THREADS><<<grid, THREADS, 0, stream>>>(a);
-  }
+  const auto kernel = a.centred ? layer_norm_long_kernel<true, kAny, T, N, THREADS>
+                                : layer_norm_long_kernel<false, kAny, T, N, THREADS>;
+  launch_overlapped(kernel, grid, THREADS, stream, a);
 }
 
 template <class T>

@@ -32,6 +32,7 @@ __device__ __forceinline__ int8_t to_int8(A v) {
 // `forward`: integers are made of reals.
 template <class T, int N, class Index, class Divider, Channels kind, bool forward>
 __global__ void __launch_bounds__(kThreads) quantize_kernel(Quantize a, Divider inner, Divider channels) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   T* reals = static_cast<T*>(a.reals);
   const Index packs = static_cast<Index>(a.numel / N);
@@ -67,8 +68,8 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(Quantize a, Divider 
 
 template <class T, int N, class Index, class Divider, Channels kind, bool forward>
 void launch_kernel(const Quantize& a, cudaStream_t stream) {
-  quantize_kernel<T, N, Index, Divider, kind, forward>
-      <<<elementwise_grid(a.numel / N), kThreads, 0, stream>>>(a, Divider(a.inner), Divider(a.channels));
+  launch_overlapped(quantize_kernel<T, N, Index, Divider, kind, forward>, elementwise_grid(a.numel / N), kThreads,
+                    stream, a, Divider(a.inner), Divider(a.channels));
 }
 
 template <class T, bool forward>

@@ -42,6 +42,7 @@ __device__ __forceinline__ void write_result(const Reduce& a, int64_t at, double
 // THREADS threads a row or part. `cols` of whole packs of N elements, or a single row.
 template <class F, class T, int N, int THREADS>
 __global__ void __launch_bounds__(kThreads) reduce_kernel(Reduce a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   constexpr int kRows = kThreads / THREADS;
   __shared__ A shared[32];
@@ -82,7 +83,7 @@ void launch_rows(const Reduce& a, cudaStream_t stream) {
   const int64_t wanted = (a.rows * a.parts + kRows - 1) / kRows;
   const int64_t most = static_cast<int64_t>(multiprocessors()) * kBlocksPerMultiprocessor * 4;
   const unsigned grid = static_cast<unsigned>(wanted < most ? wanted : most);
-  reduce_kernel<F, T, N, THREADS><<<grid, kThreads, 0, stream>>>(a);
+  launch_overlapped(reduce_kernel<F, T, N, THREADS>, grid, kThreads, stream, a);
 }
 
 template <class F, class T, int N>

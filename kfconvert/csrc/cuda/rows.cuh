@@ -64,6 +64,24 @@ __device__ __forceinline__ void for_rows(int64_t rows, Body body) {
   }
 }
 
+// A thread's packs of a row of so many columns, all loads before the first use of one, so that all are in flight at once.
+// What the row does not have is zero, and `row` is not read where it is not active.
+template <int THREADS, class T, int N, int ITEMS, class A>
+__device__ __forceinline__ void load_row(const T* row, int64_t cols, bool active, A (&to)[ITEMS][N]) {
+  const int lane = threadIdx.x % THREADS;
+  Pack<T, N> packs[ITEMS] = {};
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    const int col = (i * THREADS + lane) * N;
+    if (active && col < cols) packs[i] = *reinterpret_cast<const Pack<T, N>*>(row + col);
+  }
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) to[i][j] = widen(packs[i].v[j]);
+  }
+}
+
 __device__ __forceinline__ float max_of(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double max_of(double a, double b) { return fmax(a, b); }
 

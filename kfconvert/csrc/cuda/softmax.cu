@@ -19,13 +19,26 @@ struct MaskRow {
   __device__ MaskRow(const RowMask& m, int64_t row) : data(m.data), boolean(m.boolean), repeated(m.inner == 0) {
     if (data == nullptr) return;
     int64_t at = 0;
-    for (int i = m.dims - 1; i >= 0; --i) {
-      const int64_t outer = row / m.sizes[i];
+    for (int i = m.dims - 1; i > 0; --i) {
+      const int64_t outer = quotient(row, m.sizes[i]);
       at += (row - outer * m.sizes[i]) * m.strides[i];
       row = outer;
     }
+    if (m.dims > 0) at += row * m.strides[0];
     data = boolean ? static_cast<const void*>(static_cast<const bool*>(data) + at)
                    : static_cast<const void*>(static_cast<const T*>(data) + at);
+  }
+
+  // A division of 64-bit integers costs as much as a small row.
+  static __device__ __forceinline__ int64_t quotient(int64_t n, int64_t by) {
+    if ((n | by) >> 32 == 0) return static_cast<uint32_t>(n) / static_cast<uint32_t>(by);
+    return n / by;
+  }
+
+  // Whether packs of N elements of it lie from multiples of their size on.
+  template <int N>
+  __device__ bool packed() const {
+    return !repeated && reinterpret_cast<uintptr_t>(data) % (boolean ? N : N * sizeof(T)) == 0;
   }
 
   template <int N, class A>
@@ -38,6 +51,35 @@ struct MaskRow {
         if (!static_cast<const bool*>(data)[at]) v[j] = -INFINITY;
       } else {
         v[j] += widen(static_cast<const T*>(data)[at]);
+      }
+    }
+  }
+
+  // The same for all packs of a thread, as load_row deals them.
+  template <int THREADS, int N, int ITEMS, class A>
+  __device__ void apply_row(int64_t cols, bool active, A (&v)[ITEMS][N]) const {
+    if (data == nullptr) return;
+    if (!packed<N>()) {
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+        const int col = (i * THREADS + threadIdx.x % THREADS) * N;
+        if (active && col < cols) apply(col, v[i]);
+      }
+    } else if (boolean) {
+      int8_t kept[ITEMS][N];
+      load_row<THREADS>(static_cast<const int8_t*>(data), cols, active, kept);
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) v[i][j] = kept[i][j] != 0 ? v[i][j] : A(-INFINITY);
+      }
+    } else {
+      A terms[ITEMS][N];
+      load_row<THREADS>(static_cast<const T*>(data), cols, active, terms);
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) v[i][j] += terms[i][j];
       }
     }
   }
@@ -56,19 +98,25 @@ __device__ __forceinline__ void load_scaled(const Softmax& a, const MaskRow<T>& 
 // THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
 template <class T, int N, int THREADS, int ITEMS>
 __global__ void __launch_bounds__(row_block(THREADS)) softmax_kernel(Softmax a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   using M = typename MathFor<T>::type;
   __shared__ A shared[32];
   const int lane = threadIdx.x % THREADS;
   for_rows<THREADS>(a.rows, [&](int64_t row, bool active) {
-    const MaskRow<T> mask(a.mask, active ? row : 0);
     A v[ITEMS][N];
+    load_row<THREADS>(static_cast<const T*>(a.x) + row * a.cols, a.cols, active, v);
+    const A scale = static_cast<A>(a.scale);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[i][j] *= scale;
+    }
+    MaskRow<T>(a.mask, active ? row : 0).template apply_row<THREADS>(a.cols, active, v);
     A largest = -INFINITY;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      const int col = (i * THREADS + lane) * N;
-      if (active && col < a.cols) {
-        load_scaled<T>(a, mask, row, col, v[i]);
+      if (active && (i * THREADS + lane) * N < a.cols) {
 #pragma unroll
         for (int j = 0; j < N; ++j) largest = max_of(largest, v[i][j]);
       }
@@ -101,6 +149,7 @@ __global__ void __launch_bounds__(row_block(THREADS)) softmax_kernel(Softmax a) 
 // A block a row, of any length.
 template <class T, int N, int THREADS>
 __global__ void __launch_bounds__(THREADS) softmax_long_kernel(Softmax a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   using M = typename MathFor<T>::type;
   __shared__ A shared[32];
@@ -146,17 +195,20 @@ __device__ __forceinline__ void store_gradient(const Softmax& a, int64_t at, A t
 
 template <class T, int N, int THREADS, int ITEMS>
 __global__ void __launch_bounds__(row_block(THREADS)) softmax_backward_kernel(Softmax a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[32];
   const int lane = threadIdx.x % THREADS;
   for_rows<THREADS>(a.rows, [&](int64_t row, bool active) {
     A y[ITEMS][N];
     A grad[ITEMS][N];
+    load_row<THREADS>(static_cast<const T*>(a.x) + row * a.cols, a.cols, active, y);
+    load_row<THREADS>(static_cast<const T*>(a.grad) + row * a.cols, a.cols, active, grad);
     A total = 0;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      const int col = (i * THREADS + lane) * N;
-      if (active && col < a.cols) total += load_pair<T>(a, row * a.cols + col, y[i], grad[i]);
+#pragma unroll
+      for (int j = 0; j < N; ++j) total += y[i][j] * grad[i][j];
     }
     total = row_sum<THREADS>(total, shared);
 #pragma unroll
@@ -169,6 +221,7 @@ __global__ void __launch_bounds__(row_block(THREADS)) softmax_backward_kernel(So
 
 template <class T, int N, int THREADS>
 __global__ void __launch_bounds__(THREADS) softmax_backward_long_kernel(Softmax a) {
+  wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[32];
   const int64_t start = static_cast<int64_t>(threadIdx.x) * N;
@@ -191,9 +244,9 @@ void launch_rows(const Softmax& a, cudaStream_t stream) {
   constexpr int kBlock = row_block(THREADS);
   const unsigned grid = row_grid(a.rows, kBlock / THREADS, kBlock);
   if (a.grad != nullptr) {
-    softmax_backward_kernel<T, N, THREADS, ITEMS><<<grid, kBlock, 0, stream>>>(a);
+    launch_overlapped(softmax_backward_kernel<T, N, THREADS, ITEMS>, grid, kBlock, stream, a);
   } else {
-    softmax_kernel<T, N, THREADS, ITEMS><<<grid, kBlock, 0, stream>>>(a);
+    launch_overlapped(softmax_kernel<T, N, THREADS, ITEMS>, grid, kBlock, stream, a);
   }
 }
 
@@ -201,9 +254,9 @@ template <class T, int N, int THREADS>
 void launch_long(const Softmax& a, cudaStream_t stream) {
   const unsigned grid = row_grid(a.rows, 1, THREADS);
   if (a.grad != nullptr) {
-    softmax_backward_long_kernel<T, N, THREADS><<<grid, THREADS, 0, stream>>>(a);
+    launch_overlapped(softmax_backward_long_kernel<T, N, THREADS>, grid, THREADS, stream, a);
   } else {
-    softmax_long_kernel<T, N, THREADS><<<grid, THREADS, 0, stream>>>(a);
+    launch_overlapped(softmax_long_kernel<T, N, THREADS>, grid, THREADS, stream, a);
   }
 }
 

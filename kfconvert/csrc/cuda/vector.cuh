@@ -7,9 +7,11 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../common/activation.h"
 #include "../common/arguments.h"
+#include "launch.cuh"
 
 namespace kfc {
 
@@ -28,14 +30,12 @@ struct Math;
 template <>
 struct Math<float> {
   static __device__ __forceinline__ float exp(float x) { return expf(x); }
-  static __device__ __forceinline__ float erf(float x) { return erff(x); }
   static __device__ __forceinline__ float tanh(float x) { return tanhf(x); }
   static __device__ __forceinline__ float one_plus_erf(float x) { return 1.0f + erff(x); }
 };
 template <>
 struct Math<double> {
   static __device__ __forceinline__ double exp(double x) { return ::exp(x); }
-  static __device__ __forceinline__ double erf(double x) { return ::erf(x); }
   static __device__ __forceinline__ double tanh(double x) { return ::tanh(x); }
   static __device__ __forceinline__ double one_plus_erf(double x) { return 1.0 + ::erf(x); }
 };
@@ -77,6 +77,7 @@ struct MathFor<__nv_bfloat16> {
 __device__ __forceinline__ float widen(__half v) { return __half2float(v); }
 __device__ __forceinline__ float widen(__nv_bfloat16 v) { return __bfloat162float(v); }
 __device__ __forceinline__ float widen(float v) { return v; }
+__device__ __forceinline__ int8_t widen(int8_t v) { return v; }
 __device__ __forceinline__ double widen(double v) { return v; }
 
 template <class T, class A>
@@ -152,38 +153,95 @@ __device__ __forceinline__ void activate_pack(int code, A (&v)[N], A slope) {
   KFC_DISPATCH_ACTIVATION(code, (activate_each<act, M>(v, slope)));
 }
 
-template <Act act, int N, class A>
+template <Act act, class M, int N, class A>
 __device__ __forceinline__ void activate_backward_each(const A (&g)[N], A (&v)[N], A slope) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) v[i] = activate_backward<act, Math<A>>(g[i], v[i], slope);
+  for (int i = 0; i < N; ++i) v[i] = activate_backward<act, M>(g[i], v[i], slope);
 }
 
 // v[i] = g[i] * act'(v[i]); v as Activation.saves_output says
-template <int N, class A>
+template <class T, int N, class A>
 __device__ __forceinline__ void activate_backward_pack(int code, const A (&g)[N], A (&v)[N], A slope) {
-  KFC_DISPATCH_ACTIVATION(code, (activate_backward_each<act>(g, v, slope)));
+  using M = typename MathFor<T>::type;
+  KFC_DISPATCH_ACTIVATION(code, (activate_backward_each<act, M>(g, v, slope)));
 }
 
-// The same two as calls that are not inlined: the kernels of the norms unroll over a row's packs, and most
-// norms have no activation. Inlined, all activations for every pack would take minutes to compile and
-// registers from all norms.
+// The same two as calls that are not inlined: the kernels of the norms unroll over a row's packs. Inlined, all
+// activations for every pack would take minutes to compile and registers from all norms.
 template <class T, class A, int N>
 __device__ __noinline__ Pack<A, N> activate_call(int code, Pack<A, N> v, A slope) {
   activate_pack<T>(code, v.v, slope);
   return v;
 }
 
-template <Act act, int N, class A>
+template <Act act, class M, int N, class A>
 __device__ __forceinline__ void activate_backward_from_input_each(A (&g)[N], const A (&v)[N], A slope) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) g[i] = activate_backward_from_input<act, Math<A>>(g[i], v[i], slope);
+  for (int i = 0; i < N; ++i) g[i] = activate_backward_from_input<act, M>(g[i], v[i], slope);
 }
 
 // g[i] * act'(v[i]); v is always the input
-template <class A, int N>
+template <class T, class A, int N>
 __device__ __noinline__ Pack<A, N> activate_backward_call(int code, Pack<A, N> g, Pack<A, N> v, A slope) {
-  KFC_DISPATCH_ACTIVATION(code, (activate_backward_from_input_each<act>(g.v, v.v, slope)));
+  using M = typename MathFor<T>::type;
+  KFC_DISPATCH_ACTIVATION(code, (activate_backward_from_input_each<act, M>(g.v, v.v, slope)));
   return g;
+}
+
+// In place of an activation: whichever is given at run time. An int, as the template arguments of kernels must be of a
+// type with a name outside of this file.
+constexpr int kAny = -1;
+
+// v[i] = act(v[i]) with the activation of the kernel, or, of one for kAny, that of the code.
+template <int act, class T, int N, class A>
+__device__ __forceinline__ void activate_as(int code, A (&v)[N], A slope) {
+  if constexpr (act != kAny) {
+    activate_each<static_cast<Act>(act), typename MathFor<T>::type>(v, slope);
+  } else {
+    Pack<A, N> pack;
+#pragma unroll
+    for (int i = 0; i < N; ++i) pack.v[i] = v[i];
+    pack = activate_call<T>(code, pack, slope);
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = pack.v[i];
+  }
+}
+
+// g[i] * act'(v[i]), likewise; v is always the input
+template <int act, class T, int N, class A>
+__device__ __forceinline__ void activate_backward_as(int code, A (&g)[N], const A (&v)[N], A slope) {
+  if constexpr (act != kAny) {
+    activate_backward_from_input_each<static_cast<Act>(act), typename MathFor<T>::type>(g, v, slope);
+  } else {
+    Pack<A, N> gradient;
+    Pack<A, N> input;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      gradient.v[i] = g[i];
+      input.v[i] = v[i];
+    }
+    gradient = activate_backward_call<T>(code, gradient, input, slope);
+#pragma unroll
+    for (int i = 0; i < N; ++i) g[i] = gradient.v[i];
+  }
+}
+
+// Calls launch with the activation as a compile-time constant: those that follow norms have kernels of their own, which
+// inline them, all others share one.
+template <class Launch>
+void dispatch_row_activation(int code, Launch launch) {
+  switch (code) {
+    case kNone:
+      return launch(std::integral_constant<int, kNone>());
+    case kRelu:
+      return launch(std::integral_constant<int, kRelu>());
+    case kGelu:
+      return launch(std::integral_constant<int, kGelu>());
+    case kSilu:
+      return launch(std::integral_constant<int, kSilu>());
+    default:
+      return launch(std::integral_constant<int, kAny>());
+  }
 }
 
 // Sums over WIDTH neighbouring lanes, all at once: the latency of one.
@@ -197,14 +255,16 @@ __device__ __forceinline__ void lane_sums(A (&values)[SUMS]) {
 }
 
 // Adds up over the THREADS threads of a row: within a warp by shuffles, across warps through shared memory. Every
-// thread gets the sums. With more than a warp a row, the row must be the whole block; `shared` holds 32 values for
-// each sum.
+// thread gets the sums. With more than a warp a row, all threads of the block must call it; `shared` holds 32 values
+// for each sum.
 template <int THREADS, class A, int SUMS>
 __device__ __forceinline__ void row_sums(A (&values)[SUMS], A* shared) {
   lane_sums<(THREADS < 32 ? THREADS : 32)>(values);
   if constexpr (THREADS > 32) {
+    constexpr int kWarps = THREADS / 32;
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
+    const int first = warp / kWarps * kWarps;
     __syncthreads();  // the last sums have been read by all
 #pragma unroll
     for (int k = 0; k < SUMS; ++k) {
@@ -212,7 +272,7 @@ __device__ __forceinline__ void row_sums(A (&values)[SUMS], A* shared) {
     }
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < SUMS; ++k) values[k] = lane < THREADS / 32 ? shared[32 * k + lane] : A(0);
+    for (int k = 0; k < SUMS; ++k) values[k] = lane < kWarps ? shared[32 * k + first + lane] : A(0);
     lane_sums<32>(values);
   }
 }
