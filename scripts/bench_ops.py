@@ -97,7 +97,7 @@ class Run:
     ) -> dict[str, list[Task]]:
         """The tasks of each variant, each done once; a variant that fails is left out, with a note."""
         variants = {}
-        for variant, function in self.functions(case):
+        for variant, function in self.functions(case, part):
             try:
                 tasks = []
                 for inputs, grad_outputs in zip(sets, grads):
@@ -112,14 +112,14 @@ class Run:
                 self.failed |= variant == "kfconvert"
         return variants
 
-    def functions(self, case: Case) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """The variants of a case that are asked for and that there are."""
+    def functions(self, case: Case, part: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """The variants of a case that are asked for and that there are; Triton has the forward only."""
         for name in self.columns:
             if name == "eager":
                 yield name, case.plain
             elif name == "compile":
                 yield name, torch.compile(case.plain, dynamic=False)
-            elif name == "Triton" and hasattr(self.triton, case.operator):
+            elif name == "Triton" and part == "forward" and hasattr(self.triton, case.operator):
                 yield name, case.of(self.triton)
             elif name == "Liger" and self.liger is not None and case.liger is not None:
                 yield name, case.liger(self.liger)

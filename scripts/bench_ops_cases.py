@@ -147,6 +147,20 @@ def scale_and_zero_point(make: Maker, channels: int) -> tuple[Tensor, Tensor]:
     return scale, make.integers(-8, 9, channels, dtype=torch.int32)
 
 
+def image_of_bytes(make: Maker, rows: int, columns: int) -> tuple[Tensor, ...]:
+    """As many bytes, but for the rest of a division by 3; the last argument tells the dtype of the result."""
+    return make.integers(0, 256, rows, max(1, columns // 3), 3, dtype=torch.uint8), make.normal(0)
+
+
+def normalization(kind: str, memory_format: torch.memory_format) -> Case:
+    def normalize(library: Any) -> Function:
+        return lambda image, like: library.normalize_image(
+            image, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), dtype=like.dtype, memory_format=memory_format
+        )
+
+    return Case(f"normalize_image, {kind}", "elementwise", image_of_bytes, normalize)
+
+
 ELEMENTWISE = (
     paired("add_relu", (0,)),
     paired("multiply_relu"),
@@ -189,6 +203,8 @@ ELEMENTWISE = (
     ),
     *quantizations("by tensor", lambda make, columns: scale_and_zero_point(make, 1)),
     *quantizations("by channel", scale_and_zero_point),
+    normalization("to planes", torch.contiguous_format),
+    normalization("channels last", torch.channels_last),
 )
 
 

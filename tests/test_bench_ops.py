@@ -92,6 +92,14 @@ def test_a_variant_that_fails_costs_no_other_row(bench, monkeypatch, capsys):
     assert re.search(r"\| add_sigmoid \| 4 x 8 \| forward \| \S+ \S+ \| \S+ \(\S+\) \|", out)
 
 
+def test_triton_takes_part_in_the_forward(bench, monkeypatch, capsys):
+    pytest.importorskip("triton")
+    only = ("--only", "^add_relu$", "--columns", "eager,Triton")
+    assert run(bench, monkeypatch, "--sizes", "4x8", "--budget", "0.001", *only) == 0
+    out = capsys.readouterr().out  # on the CPU it fails, which is noted
+    assert "add_relu 4 x 8 forward: Triton failed: RuntimeError: " in out and "backward: Triton" not in out
+
+
 def test_an_operator_that_is_missing_is_left_out(bench, monkeypatch, capsys):
     monkeypatch.delattr(ops, "add_relu")
     assert run(bench, monkeypatch, "--sizes", "4x8", "--only", "add_relu") == 0

@@ -2,9 +2,9 @@
 
 import torch
 
-from kfconvert.ops.rotary import by_parts, reference
+from kfconvert.ops.rotary import reference, rope, rope_inference
 
-from .base import FusedModule, Plan, takes_plain_path
+from .base import FusedModule, Plan
 
 
 class FusedRotary(FusedModule):
@@ -12,30 +12,27 @@ class FusedRotary(FusedModule):
 
     x: (..., D), D even, any strides; cos, sin: the same dtype, broadcast to x, sin with D columns; y as x.
     float64, float32, float16, bfloat16.
-    Strategies: "halves" (the rotated x is never written), "composition".
+    Strategies: "kernel" (one pass over memory; cos with D columns too), "composition".
     """
 
-    live_strategies = ("halves", "composition")
-
-    def strategies(self, *inputs) -> list[str]:
+    def strategies(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> list[str]:
         """See :meth:`FusedModule.strategies`."""
-        return ["halves", "composition"]
+        return super().strategies(x) if cos.dim() and cos.shape[-1] == x.shape[-1] else ["composition"]
 
     def plan(self, *inputs: torch.Tensor) -> Plan:
         """See :meth:`FusedModule.plan`."""
-        return self.reference if self.choose(*inputs) == "composition" else self._halves
+        return self.reference if self.choose(*inputs) == "composition" else self._kernel
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Shapes as in the class's description."""
-        plain = takes_plain_path(x, (cos, sin)) or self.choose(x) == "composition"
-        return self.reference(x, cos, sin) if plain else self._halves(x, cos, sin)
+        return self.reference(x, cos, sin) if self.choose(x, cos, sin) == "composition" else rope(x, cos, sin)
 
     def reference(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """The definition in plain ATen calls."""
         return reference(x, cos, sin)
 
-    def _halves(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        return by_parts(x, cos, sin)
+    def _kernel(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return rope_inference(x, cos, sin, False, False)
 
     def extra_repr(self) -> str:
         return f"strategy={self.strategy!r}" if self.strategy is not None else ""

@@ -56,6 +56,7 @@ from .norm_names import (
     rms_norm,
     rms_norm_gelu,
 )
+from .normalize_image import normalize_image
 from .optimizers import fused_adamw, fused_sgd
 from .prelu_bias import prelu_bias
 from .quantize import dequantize_int8, quantize_int8
@@ -121,6 +122,7 @@ __all__ = [
     "mse_loss",
     "mul_tanh",
     "multiply_relu",
+    "normalize_image",
     "prelu_bias",
     "quantize_int8",
     "reduce_mean_abs",

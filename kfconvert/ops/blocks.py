@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .conv_act import conv_act
+from .fold_batch_norm import fold_batch_norm
 from .layer_norm_act import layer_norm_act
 from .linear_act import linear_act
-from .registration import require, require_same_options
-from .scale_shift_act import batch_norm_scale_and_shift
+from .norms import accumulator, wants_gradient
+from .registration import has_kernels, require, require_same_options
+from .scale_shift_act import batch_norm_scale_and_shift, scale_shift_act
 
 Pair = int | tuple[int, int]
 
@@ -87,9 +89,10 @@ def conv2d_bn_act(
 ) -> Tensor:
     """``act(batch_norm(conv(x)))`` with the running statistics, for inference: (N, out, H', W').
 
-    The norm is folded into the convolution's weight and bias, in float64, at every call; what is left is one
-    :func:`kfconvert.ops.conv_act`. It reads the weight once more and the result twice less than the norm
-    alone. ``kfconvert.modules.FusedConv2dBNReLU`` keeps the folded weight.
+    On the CPU, and where a gradient is wanted, the norm is folded into the convolution's weight and bias, in
+    float64, at every call; what is left is one :func:`kfconvert.ops.conv_act`. On CUDA the launches of that would
+    cost more than they save: one :func:`kfconvert.ops.scale_shift_act` follows the convolution.
+    ``kfconvert.modules.FusedConv2dBNReLU`` keeps the folded weight.
 
     Args:
         weight: (out, C / groups, height, width); bias: (out,) or None.
@@ -106,6 +109,13 @@ def conv2d_bn_act(
     if bias is not None:
         require_same_options(operator, "bias", x, bias)
         _require_channels(operator, "bias", bias, weight.shape[0])
+    gradient = wants_gradient(x, weight, bias, None) or wants_gradient(running_mean, bn_weight, bn_bias, running_var)
+    if x.is_cuda and has_kernels(x) and not gradient:
+        y = conv_act(x, weight, None, None, stride, padding, dilation, groups)
+        wide = accumulator(y.dtype)
+        scale, shift = fold_batch_norm(running_mean, running_var, bn_weight, bn_bias, eps, bias, wide)
+        batch = y if y.dim() == 4 else y.unsqueeze(0)
+        return scale_shift_act(batch, scale, shift, activation).reshape(y.shape)
     scale, shift = batch_norm_scale_and_shift(running_mean, running_var, bn_weight, bn_bias, eps)
     folded = (weight.double() * scale[:, None, None, None]).to(weight.dtype)
     shift = shift if bias is None else shift + bias.double() * scale

@@ -49,7 +49,7 @@ def combine_act(
         RuntimeError: shapes, dtypes or devices that do not fit.
     """
     if not has_kernels(x):
-        _check("combine_act", x, other)
+        check_pair("combine_act", x, other)
         return _reference(x, other, combination, code, negative_slope)
     if torch.is_grad_enabled() and (x.requires_grad or other.requires_grad):
         return _OPERATOR(x, other, combination, code, negative_slope)
@@ -63,7 +63,8 @@ def _reference(x, other, combination, code, negative_slope):
     return act(x * other if combination == Combination.PRODUCT else x + other, negative_slope)
 
 
-def _check(operator, x, other):
+def check_pair(operator, x, other):
+    """RuntimeError unless the kernels take x and other."""
     require_float(operator, x)
     require_same_options(operator, "other", x, other)
     for one, two in zip(reversed(x.shape), reversed(other.shape)):
@@ -71,20 +72,21 @@ def _check(operator, x, other):
         require(one == two or one == 1 or two == 1, operator, message)
 
 
-def _empty(x, other):
+def empty_result(x, other):
+    """An empty tensor for their result, of the broadcast shape, in the memory format that it has."""
     shape = torch.broadcast_shapes(x.shape, other.shape)
     like = next((tensor for tensor in (x, other) if tensor.shape == shape), None)
     return x.new_empty(shape) if like is None else torch.empty_like(like)
 
 
 def _compose(x, other, combination, code, negative_slope):
-    _check("combine_act", x, other)
-    return _empty(x, other).copy_(_reference(x, other, combination, code, negative_slope))
+    check_pair("combine_act", x, other)
+    return empty_result(x, other).copy_(_reference(x, other, combination, code, negative_slope))
 
 
 def _fake(x, other, combination, code, negative_slope):
-    _check("combine_act", x, other)
-    return _empty(x, other)
+    check_pair("combine_act", x, other)
+    return empty_result(x, other)
 
 
 def _compose_backward(grad, x, other, combination, code, negative_slope):
@@ -95,11 +97,11 @@ def _compose_backward(grad, x, other, combination, code, negative_slope):
     saved = activated if activation.saves_output else v
     g = activation.backward(grad * other if gated else grad, saved, negative_slope)
     grads = (g, grad * activated) if gated else (g * other, g * x)
-    return tuple(_empty(x, other).copy_(gradient) for gradient in grads)
+    return tuple(empty_result(x, other).copy_(gradient) for gradient in grads)
 
 
 def _fake_backward(grad, x, other, combination, code, negative_slope):
-    return _empty(x, other), _empty(x, other)
+    return empty_result(x, other), empty_result(x, other)
 
 
 def _save(ctx, inputs, output):

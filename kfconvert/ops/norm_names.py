@@ -8,19 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .fold_batch_norm import fold_batch_norm
 from .group_norm_act import group_norm_act
 from .layer_norm_act import layer_norm_act
 from .norms import accumulator, wants_gradient
 from .registration import has_kernels, require, require_float
 from .rms_norm_act import rms_norm_act
-from .scale_shift_act import batch_norm_scale_and_shift, scale_shift_act
+from .scale_shift_act import scale_shift_act
 
 Shape = int | tuple[int, ...]
-
-# Scale and shift are computed at every call, which must cost less than the pass over x that they save. ms of
-# one CPU thread with F.batch_norm and with them: 0.06 and 0.18 for 12,544 values, 3.9 and 2.6 for 1,605,632. On an H100
-# with launches: 84 us and 218 for 12.6 M values, 422 and 332 for 67 M (float32).
-_LARGE = {"cpu": 2**18, "cuda": 2**24}
 
 
 def layer_norm_relu(
@@ -79,14 +75,14 @@ def rms_norm(
     eps: None is the difference of 1 from the next number in the dtype of the computation, as in
     ``torch.nn.functional.rms_norm``: 2.2e-16 for float64, 1.2e-7 for all others.
     """
-    return rms_norm_act(x, normalized_shape, weight, _eps(x, eps))
+    return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps))
 
 
 def rms_norm_gelu(
     x: Tensor, normalized_shape: Shape, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """``gelu(rms_norm(x))``, the exact (erf) GELU; see :func:`rms_norm`."""
-    return rms_norm_act(x, normalized_shape, weight, _eps(x, eps), "gelu")
+    return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), "gelu")
 
 
 def add_rms_norm(
@@ -100,7 +96,7 @@ def add_rms_norm(
 
     residual: x's shape, or one that repeats over its leading dimensions. eps: see :func:`rms_norm`.
     """
-    return rms_norm_act(x, normalized_shape, weight, _eps(x, eps), residual=residual, return_sum=True)
+    return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), residual=residual, return_sum=True)
 
 
 def group_norm_silu(
@@ -126,9 +122,8 @@ def batch_norm_relu(
 ) -> Tensor:
     """``relu(batch_norm(x))``, in x's dtype and shape; the arguments are those of F.batch_norm.
 
-    F.batch_norm, which in training updates the running statistics, and an in-place ReLU; for a large x (2^18
-    values) in eval without a gradient :func:`kfconvert.ops.scale_shift_act`, with scale and shift computed in
-    float64.
+    F.batch_norm, which in training updates the running statistics, and an in-place ReLU; in eval without a
+    gradient :func:`kfconvert.ops.scale_shift_act`, with scale and shift computed in float64 at every call.
 
     Args:
         x: (N, C, ...).
@@ -141,15 +136,15 @@ def batch_norm_relu(
         ValueError: in training, a single value per channel. RuntimeError: see above.
     """
     _check_batch_norm(x, running_mean, running_var, weight, bias, training)
-    folds = has_kernels(x) and x.numel() >= _LARGE[x.device.type] and not wants_gradient(x, weight, bias, None)
-    if training or not folds:
+    if training or not has_kernels(x) or wants_gradient(x, weight, bias, None):
         return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps).relu_()
-    scale, shift = batch_norm_scale_and_shift(running_mean, running_var, weight, bias, eps)
     wide = accumulator(x.dtype)
-    return scale_shift_act(x, scale.to(wide), shift.to(wide), "relu")
+    scale, shift = fold_batch_norm(running_mean, running_var, weight, bias, eps, dtype=wide)
+    return scale_shift_act(x, scale, shift, "relu")
 
 
-def _eps(x: Tensor, eps: float | None) -> float:
+def rms_eps(x: Tensor, eps: float | None) -> float:
+    """The default of :func:`rms_norm` where eps is None."""
     return torch.finfo(accumulator(x.dtype)).eps if eps is None else eps
 
 

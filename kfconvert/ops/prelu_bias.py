@@ -21,7 +21,7 @@ def prelu_bias(x: Tensor, bias: Tensor, weight: Tensor, dim: int = -1) -> Tensor
     if weight.numel() == 1 and weight.dim() <= 1:
         weight = weight.expand(bias.shape)
     if not has_kernels(x):
-        _check(x, bias, weight, dim)
+        check_prelu(x, bias, weight, dim)
         return reference(x, bias, weight, dim)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, bias, weight)):
         return _OPERATOR(x, bias, weight, dim)
@@ -35,19 +35,20 @@ def reference(x: Tensor, bias: Tensor, weight: Tensor, dim: int = -1) -> Tensor:
     return torch.where(v > 0, v, v * spread(weight, x, dim))
 
 
-def _check(x, bias, weight, dim):
+def check_prelu(x, bias, weight, dim):
+    """RuntimeError unless the kernels take them."""
     check_terms("prelu_bias", x, bias, None, dim)
     require_same_options("prelu_bias", "weight", x, weight)
     check_channels("prelu_bias", "weight", x, weight, dim)
 
 
 def _compose(x, bias, weight, dim):
-    _check(x, bias, weight, dim)
+    check_prelu(x, bias, weight, dim)
     return torch.empty_like(x).copy_(reference(x, bias, weight, dim))
 
 
 def _fake(x, bias, weight, dim):
-    _check(x, bias, weight, dim)
+    check_prelu(x, bias, weight, dim)
     return torch.empty_like(x)
 
 

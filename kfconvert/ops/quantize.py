@@ -21,7 +21,7 @@ def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0
     """
     operator = "quantize_int8"
     require_float(operator, x)
-    scale, zero_point = _parameters(operator, x, scale, zero_point, _wide(x.dtype), dim)
+    scale, zero_point = parameters(operator, x, scale, zero_point, _wide(x.dtype), dim)
     if not has_kernels(x):
         return reference_quantize(x, scale, zero_point, dim)
     return _QUANTIZE(x, *_arguments(scale, zero_point), dim)
@@ -36,7 +36,7 @@ def dequantize_int8(
     require(q.dtype == torch.int8, operator, "expected int8")
     empty = q.new_empty(0, dtype=dtype)
     require_float(operator, empty)
-    scale, zero_point = _parameters(operator, q, scale, zero_point, _wide(dtype), dim)
+    scale, zero_point = parameters(operator, q, scale, zero_point, _wide(dtype), dim)
     learned = torch.is_grad_enabled() and isinstance(scale, Tensor) and scale.requires_grad
     if not has_kernels(q) or learned:
         return reference_dequantize(q, scale, zero_point, dim, dtype)
@@ -47,7 +47,7 @@ def _wide(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _parameters(operator, x, scale, zero_point, wide, dim):
+def parameters(operator, x, scale, zero_point, wide, dim):
     """Each a number, or a tensor of one element or of x.shape[dim] in the dtype of the computation."""
     values = []
     for name, value in (("scale", scale), ("zero_point", zero_point)):

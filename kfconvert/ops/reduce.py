@@ -50,8 +50,8 @@ def reduce_sum_squared(x: Tensor, dim: int | tuple[int, ...] | None = None, keep
     Raises:
         RuntimeError: a dtype or dimensions that do not fit.
     """
-    dims = _dims("reduce_sum_squared", x, dim)
-    order = _kernel_order(x, dims)
+    dims = reduced_dims("reduce_sum_squared", x, dim)
+    order = kernel_order(x, dims)
     if order is None:
         return (x * x).sum(dims, keepdim)
     return _reduce(x, order, dims, keepdim, Term.SQUARE, mean=False)
@@ -62,8 +62,8 @@ def reduce_mean_abs(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim
 
     All is as in :func:`reduce_sum_squared`, but of no elements the mean is NaN.
     """
-    dims = _dims("reduce_mean_abs", x, dim)
-    order = _kernel_order(x, dims)
+    dims = reduced_dims("reduce_mean_abs", x, dim)
+    order = kernel_order(x, dims)
     if order is None:
         return x.abs().mean(dims, keepdim)
     return _reduce(x, order, dims, keepdim, Term.MAGNITUDE, mean=True)
@@ -91,17 +91,13 @@ def mse_loss(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     for one, two in zip(reversed(x.shape), reversed(y.shape)):
         message = f"shapes {tuple(x.shape)} and {tuple(y.shape)} do not broadcast"
         require(one == two or one == 1 or two == 1, operator, message)
-    if reduction == "none" or x.shape != y.shape or not has_kernels(x):
+    pair = None if reduction == "none" else kernel_pair(x, y)
+    if pair is None:
         return F.mse_loss(*torch.broadcast_tensors(x, y), reduction=reduction)
-    if not (x.is_contiguous() and y.is_contiguous()):
-        order = _memory_order(x, range(x.dim()))
-        x, y = x.permute(order), y.permute(order)
-        if not (x.is_contiguous() and y.is_contiguous()):  # copies of both would cost more than ATen
-            return F.mse_loss(x, y, reduction=reduction)
-    return _call(x, y, x.dim(), Term.SQUARED_DIFFERENCE, reduction == "mean")
+    return _call(*pair, x.dim(), Term.SQUARED_DIFFERENCE, reduction == "mean")
 
 
-def _dims(operator, x, dim):
+def reduced_dims(operator, x, dim):
     """The dimensions that ``dim`` stands for, in ascending order."""
     require_float(operator, x)
     dims = (dim,) if isinstance(dim, int) else tuple(dim or ())
@@ -126,7 +122,7 @@ def _memory_order(x, dims):
     return sorted(range(x.dim()), key=place)
 
 
-def _kernel_order(x, dims):
+def kernel_order(x, dims):
     """x's dimensions as they lie in memory, where ``dims`` are the innermost; None: ATen's work."""
     if not has_kernels(x):
         return None
@@ -135,6 +131,18 @@ def _kernel_order(x, dims):
         return list(range(x.dim()))
     order = _memory_order(x, dims)
     return order if set(order[first:]) == set(dims) else None
+
+
+def kernel_pair(x, y):
+    """x and y with their dimensions as both lie in memory, without gaps; None: ATen's work."""
+    if x.shape != y.shape or not has_kernels(x):
+        return None
+    if not (x.is_contiguous() and y.is_contiguous()):
+        order = _memory_order(x, range(x.dim()))
+        x, y = x.permute(order), y.permute(order)
+        if not (x.is_contiguous() and y.is_contiguous()):  # copies of both would cost more than ATen
+            return None
+    return x, y
 
 
 def _reduce(x, order, dims, keepdim, term, mean):

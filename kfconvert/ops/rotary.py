@@ -1,55 +1,60 @@
 """rope: ``y = x * cos + rotated(x) * sin``, the rotary position embedding of Su et al., arXiv:2104.09864.
 
-rotated(x) turns the pairs (a, b) of x into (-b, a). Without a gradient it is never written: its two parts are
-multiplied and added in place.
+rotated(x) turns the pairs (a, b) of x into (-b, a); it is never written. The gradient with respect to x is
+grad * cos - rotated(grad * sin): the same kernel with the pairs turned back.
 """
 
 import torch
 
-from .registration import require, require_float, require_same_options
+from .registration import (
+    LIBRARY,
+    autocast,
+    cast_to_widest,
+    define_with_twin,
+    has_kernels,
+    require,
+    require_float,
+    require_same_options,
+)
+
+
+def _rotated(x, interleaved):
+    if interleaved:
+        return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
 
 
 def reference(x, cos, sin, interleaved=False):
     """The definition of :func:`rope` in plain ATen, differentiable."""
-    if interleaved:
-        rotated = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-    else:
-        half = x.shape[-1] // 2
-        rotated = torch.cat((-x[..., half:], x[..., :half]), -1)
-    return x * cos + rotated * sin
-
-
-def by_parts(x, cos, sin, interleaved=False):
-    """:func:`reference` of tensors of one dtype, without the rotated x; for inference."""
-    half = x.shape[-1] // 2
-    a, b = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(half), slice(half, None))
-    y = x * cos
-    y[..., a].addcmul_(x[..., b], sin[..., a], value=-1)
-    y[..., b].addcmul_(x[..., a], sin[..., b])
-    return y
+    return x * cos + _rotated(x, interleaved) * sin
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """``x * cos + rotated(x) * sin``, in x's shape and dtype; in plain ATen on every device.
+    """``x * cos + rotated(x) * sin``, in x's shape and dtype.
 
     Args:
-        x: (..., D), D even, any strides; float64, float32, float16 or bfloat16.
+        x: (..., D), D even, any strides; float64, float32, float16 or bfloat16 (the half types are computed in
+            float32).
         cos, sin: (..., D), shapes that broadcast to x's; x's dtype and device (autocast aligns the dtypes).
             Column j belongs to column j of x, so that every angle is there twice: in both halves, or, where
-            ``interleaved``, in both columns of a pair.
+            ``interleaved``, in both columns of a pair. Where one of them needs a gradient plain ATen runs.
         interleaved: pairs are neighbours, (x[2i], x[2i + 1]), as in GPT-J; otherwise they lie half a row
             apart, (x[i], x[i + D/2]), as in Llama and GPT-NeoX.
 
     Raises:
         RuntimeError: shapes, dtypes or devices that do not fit.
     """
-    _check(x, cos, sin)
-    wants_gradient = torch.is_grad_enabled() and (x.requires_grad or cos.requires_grad or sin.requires_grad)
-    one_dtype = x.dtype == cos.dtype == sin.dtype
-    return (by_parts if one_dtype and not wants_gradient else reference)(x, cos, sin, interleaved)
+    recorded = torch.is_grad_enabled()
+    if not has_kernels(x) or (recorded and (cos.requires_grad or sin.requires_grad)):
+        check_rope(x, cos, sin)
+        return reference(x, cos, sin, interleaved)
+    operator = _OPERATOR if recorded and x.requires_grad else rope_inference
+    return operator(x, cos, sin, interleaved, False)
 
 
-def _check(x, cos, sin):
+def check_rope(x, cos, sin):
+    """RuntimeError where shapes, dtypes or devices do not fit."""
     require_float("rope", x)
     require(
         x.dim() >= 1 and x.shape[-1] % 2 == 0,
@@ -66,3 +71,34 @@ def _check(x, cos, sin):
             f"{name} has shape {tuple(tensor.shape)}, expected {tuple(x.shape)} or what broadcasts to it "
             f"with {x.shape[-1]} columns",
         )
+
+
+def _compose(x, cos, sin, interleaved, transposed):
+    check_rope(x, cos, sin)
+    y = x * cos - _rotated(x * sin, interleaved) if transposed else reference(x, cos, sin, interleaved)
+    return _fake(x, cos, sin, interleaved, transposed).copy_(y)
+
+
+def _fake(x, cos, sin, interleaved, transposed):
+    check_rope(x, cos, sin)
+    together = x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
+    y = torch.empty_like(together)
+    return y if y.shape[-1] <= 1 or y.stride(-1) == 1 else x.new_empty(x.shape)
+
+
+def _save(ctx, inputs, output):
+    _, cos, sin, ctx.interleaved, ctx.transposed = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _differentiate(ctx, grad):
+    cos, sin = ctx.saved_tensors
+    return _OPERATOR(grad, cos, sin, ctx.interleaved, not ctx.transposed), None, None, None, None
+
+
+# transposed: x * cos - rotated(x * sin), the gradient
+_OPERATOR, rope_inference = define_with_twin(
+    "rope(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool transposed) -> Tensor", _compose, _fake
+)
+torch.library.register_autograd("kfconvert::rope", _differentiate, setup_context=_save, lib=LIBRARY)
+autocast((_OPERATOR, rope_inference), cast_to_widest)

@@ -38,7 +38,7 @@ def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = 
         raise IndexError(f"kfconvert::softmax: dim {dim} is out of range for x of shape {tuple(x.shape)}")
     last = x.dim() > 0 and dim in (-1, x.dim() - 1)
     if not has_kernels(x) or not last:
-        _check(x, mask)
+        check_mask(x, mask)
         return reference(x, dim, scale, mask)
     if torch.is_grad_enabled() and (x.requires_grad or (mask is not None and mask.requires_grad)):
         return _OPERATOR(x, mask, scale)
@@ -67,7 +67,8 @@ def reference(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None 
     return torch.softmax(v, dim)
 
 
-def _check(x, mask):
+def check_mask(x, mask):
+    """RuntimeError unless the kernels take x and the mask."""
     operator = "softmax"
     require_float(operator, x)
     if mask is None:
@@ -81,12 +82,12 @@ def _check(x, mask):
 
 
 def _compose(x, mask, scale):
-    _check(x, mask)
+    check_mask(x, mask)
     return reference(x, -1, scale, mask).contiguous()
 
 
 def _fake(x, mask, scale):
-    _check(x, mask)
+    check_mask(x, mask)
     return x.new_empty(x.shape)
 
 

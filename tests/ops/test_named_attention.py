@@ -145,6 +145,31 @@ def test_rope(device, dtype, interleaved):
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope_of_other_layouts(device, dtype, interleaved):
+    """Heads between batch and sequence, slices, rows longer than a block, more dimensions than the kernel takes."""
+    for x, angle_shape in (
+        (tensor((2, 5, 3, 16), dtype, device).transpose(1, 2), (5, 16)),
+        (tensor((2, 5, 3, 48), dtype, device)[..., 16:32].transpose(1, 2), (2, 1, 5, 16)),
+        (tensor((2, 3, 4, 4100), dtype, device)[:, 1:], (4, 4100)),
+        (tensor((2, 2, 3, 2, 3, 2, 3, 8), dtype, device).transpose(0, 3).transpose(1, 5), (3, 1, 3, 8)),
+    ):
+        cos, sin = angles(angle_shape, dtype, device, interleaved)
+        y = assert_as_accurate(ops.rope, reference.rope, x, cos, sin, interleaved)
+        assert not y.requires_grad and y.data_ptr() != x.data_ptr()
+        arguments = (x, cos, sin, interleaved, True)
+        for operator in (torch.ops.kfconvert.rope.default, torch.ops.kfconvert.rope_inference.default):
+            torch.library.opcheck(operator, arguments)
+    x, (cos, sin) = tensor((3, 2, 5, 8), dtype, device).mT.contiguous().mT, angles((5, 8), dtype, device, interleaved)
+    assert_gradients_as_accurate(
+        lambda t: ops.rope(t, cos.to(t.dtype), sin.to(t.dtype), interleaved),
+        lambda t: reference.rope(t, cos.to(t.dtype), sin.to(t.dtype), interleaved),
+        [x],
+        [tensor((3, 2, 5, 8), dtype, device)],
+    )
+
+
 def test_rope_turns_pairs(device):
     """As complex numbers: (a + ib) exp(i angle)."""
     angle = torch.rand(5, 4, device=device, dtype=torch.float64) * 6

@@ -54,6 +54,37 @@ struct Quantize {
   DType dtype;  // of reals
 };
 
+// scale = weight / sqrt(variance + eps), shift = bias + (before - mean) * scale.
+struct FoldBatchNorm {
+  void* scale;           // (channels), accumulation type
+  void* shift;           // (channels), accumulation type
+  const void* mean;      // (channels)
+  const void* variance;  // (channels)
+  const void* weight;    // (channels) or null: 1
+  const void* bias;      // (channels) or null: 0
+  const void* before;    // (channels) or null: 0
+  int64_t channels;
+  double eps;
+  DType dtype;  // of mean, variance, weight, bias and before
+};
+
+// y = (image / 255 - mean) / deviation for each channel.
+constexpr int kFewChannels = 4;
+struct NormalizeImage {
+  void* y;                // (images, channels, height, width), or with channels_last (images, height, width, channels)
+  const uint8_t* image;   // (images, height, width, channels)
+  const void* mean;       // (channels), accumulation type, or null: mean_values
+  const void* deviation;  // the same, or null: deviation_values
+  double mean_values[kFewChannels];
+  double deviation_values[kFewChannels];
+  int64_t sizes[3];    // images, height, width
+  int64_t strides[3];  // theirs in image
+  int64_t channels;
+  int64_t channel_stride;
+  bool channels_last;
+  DType dtype;  // of y
+};
+
 // Where the elements of a tensor lie that is broadcast to `sizes`, which are those of the result, outermost first.
 constexpr int kMostDims = 5;
 struct Broadcast {
@@ -83,6 +114,27 @@ struct CombineAct {
   DType dtype;
   int activation;
   double slope;
+};
+
+// y = x * cos + rotated(x) * sin for each row of 2 half columns, where rotated turns the pairs (a, b) of a row into
+// (-b, a), or with `transposed` y = x * cos - rotated(x * sin): the gradient. Rows lie in the dimensions of `sizes`; the
+// columns of a row lie together.
+struct Rope {
+  void* y;
+  const void* x;
+  const void* cos;
+  const void* sin;
+  int64_t y_strides[kMostDims];
+  int64_t x_strides[kMostDims];
+  int64_t cos_strides[kMostDims];  // 0 where it is repeated, as those of sin
+  int64_t sin_strides[kMostDims];
+  int64_t sizes[kMostDims];
+  int dims;  // at least 1
+  int64_t rows;
+  int64_t half;
+  bool interleaved;  // pairs are neighbours; else they lie `half` columns apart
+  bool transposed;
+  DType dtype;
 };
 
 // What is added up, of x and other. The numbers are those of kfconvert/ops/reduce.py, which has no identity.

@@ -4,11 +4,14 @@
 #include "combine_act.h"
 #include "cross_entropy.h"
 #include "dropout_act.h"
+#include "fold_batch_norm.h"
 #include "group_norm.h"
 #include "layer_norm.h"
 #include "library_ops.h"
+#include "normalize_image.h"
 #include "quantize.h"
 #include "reduce.h"
+#include "rope.h"
 #include "softmax.h"
 
 namespace kfc {
@@ -26,12 +29,16 @@ void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("dropout_act", TORCH_BOX(&dropout_act<Backend>));
   m.impl("dropout_act_inference", TORCH_BOX(&dropout_act<Backend>));
   m.impl("dropout_act_backward", TORCH_BOX(&dropout_act_backward<Backend>));
+  m.impl("fold_batch_norm", TORCH_BOX(&fold_batch_norm<Backend>));
+  m.impl("normalize_image", TORCH_BOX(&normalize_image<Backend>));
   m.impl("prelu_bias", TORCH_BOX(&prelu_bias<Backend>));
   m.impl("prelu_bias_inference", TORCH_BOX(&prelu_bias<Backend>));
   m.impl("quantize_int8", TORCH_BOX(&quantize_int8<Backend>));
   m.impl("dequantize_int8", TORCH_BOX(&dequantize_int8<Backend>));
   m.impl("reduce_rows", TORCH_BOX(&reduce_rows<Backend>));
   m.impl("reduce_rows_inference", TORCH_BOX(&reduce_rows<Backend>));
+  m.impl("rope", TORCH_BOX(&rope<Backend>));
+  m.impl("rope_inference", TORCH_BOX(&rope<Backend>));
   m.impl("scale_shift_act", TORCH_BOX(&scale_shift_act<Backend>));
   m.impl("scale_shift_act_inference", TORCH_BOX(&scale_shift_act<Backend>));
   m.impl("linear_act", TORCH_BOX(&linear_act<Backend>));

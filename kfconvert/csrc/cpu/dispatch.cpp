@@ -14,6 +14,9 @@ namespace kfc {
   void dropout_act_##capability(const DropoutAct&, int64_t, int64_t); \
   void quantize_##capability(const Quantize&, int64_t, int64_t);    \
   void dequantize_##capability(const Quantize&, int64_t, int64_t); \
+  void normalize_image_##capability(const NormalizeImage&, int64_t, int64_t); \
+  void fold_batch_norm_##capability(const FoldBatchNorm&, int64_t, int64_t); \
+  void rope_##capability(const Rope&, int64_t, int64_t); \
   void softmax_##capability(const Softmax&, int64_t, int64_t);      \
   void cross_entropy_##capability(const CrossEntropy&, int64_t, int64_t); \
   void cross_entropy_total_##capability(const CrossEntropy&);       \
@@ -24,7 +27,8 @@ namespace kfc {
 #define KFC_TABLE(capability)                                                                         \
   CpuKernels {                                                                                        \
     #capability, bias_act_##capability, combine_act_##capability, dropout_act_##capability,           \
-        quantize_##capability, dequantize_##capability, softmax_##capability,                         \
+        quantize_##capability, dequantize_##capability, normalize_image_##capability,                 \
+        fold_batch_norm_##capability, rope_##capability, softmax_##capability,                        \
         cross_entropy_##capability, cross_entropy_total_##capability, reduce_##capability,            \
         group_norm_##capability,                                                                      \
         layer_norm_##capability, layer_norm_backward_##capability                                     \

@@ -13,6 +13,9 @@ struct CpuKernels {
   void (*dropout_act)(const DropoutAct&, int64_t begin, int64_t end);  // begin: a multiple of 4
   void (*quantize)(const Quantize&, int64_t begin, int64_t end);
   void (*dequantize)(const Quantize&, int64_t begin, int64_t end);
+  void (*normalize_image)(const NormalizeImage&, int64_t begin, int64_t end);  // of pixels
+  void (*fold_batch_norm)(const FoldBatchNorm&, int64_t begin, int64_t end);  // of channels
+  void (*rope)(const Rope&, int64_t begin, int64_t end);  // of rows
   void (*softmax)(const Softmax&, int64_t begin, int64_t end);
   void (*cross_entropy)(const CrossEntropy&, int64_t begin, int64_t end);
   void (*cross_entropy_total)(const CrossEntropy&);

@@ -41,7 +41,20 @@ struct Cpu {
     });
   }
 
+  static void fold_batch_norm(const FoldBatchNorm& a, const Tensor&) {
+    cpu_kernels().fold_batch_norm(a, 0, a.channels);
+  }
+
   static int64_t rows_per_thread(int64_t cols) { return kElementsPerThread / (cols > 0 ? cols : 1) + 1; }
+
+  static void normalize_image(const NormalizeImage& a, const Tensor&) {
+    const CpuKernels& kernels = cpu_kernels();
+    const int64_t pixels = a.sizes[0] * a.sizes[1] * a.sizes[2];
+    const int64_t grain = rows_per_thread(a.channels);
+    if (pixels <= grain) return kernels.normalize_image(a, 0, pixels);
+    torch::stable::parallel_for(0, pixels, grain,
+                                [&](int64_t begin, int64_t end) { kernels.normalize_image(a, begin, end); });
+  }
 
   // Of a fixed length, so that the result does not depend on the number of threads.
   static int64_t reduce_part(const Reduce& a, const Tensor&) {
@@ -64,6 +77,7 @@ struct Cpu {
     torch::stable::parallel_for(0, a.rows, grain, [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
   }
 
+  static void rope(const Rope& a, const Tensor&) { split_rows(cpu_kernels().rope, a, 2 * a.half); }
   static void softmax(const Softmax& a, const Tensor&) { split_rows(cpu_kernels().softmax, a, a.cols); }
   static void cross_entropy(const CrossEntropy& a, const Tensor&) {
     split_rows(cpu_kernels().cross_entropy, a, a.cols);

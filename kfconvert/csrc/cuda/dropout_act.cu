@@ -52,14 +52,8 @@ __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Div
       load<N>(grad + at, other);
       drop<N>(a, seed, sequence, at, other);
       // The derivatives of all activations from their inputs: the outputs were not kept.
-      Pack<A, N> g;
-      Pack<A, N> input;
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        g.v[j] = other[j];
-        input.v[j] = v[j];
-      }
-      store<N>(y + at, activate_backward_call<T>(a.terms.activation, g, input, slope).v);
+      activate_backward_as<kAny, T>(a.terms.activation, other, v, slope);
+      store<N>(y + at, other);
     } else {
       activate_pack<T>(a.terms.activation, v, slope);
       drop<N>(a, seed, sequence, at, v);

@@ -50,6 +50,21 @@ class Cuda {
     check_cuda(launch_dequantize(a, here.stream()), "dequantize");
   }
 
+  static void fold_batch_norm(const FoldBatchNorm& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_fold_batch_norm(a, here.stream()), "fold_batch_norm");
+  }
+
+  static void normalize_image(const NormalizeImage& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_normalize_image(a, here.stream()), "normalize_image");
+  }
+
+  static void rope(const Rope& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_rope(a, here.stream()), "rope");
+  }
+
   static void softmax(const Softmax& a, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_softmax(a, here.stream()), "softmax");

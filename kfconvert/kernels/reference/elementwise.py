@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kfconvert.ops.bias_act import reference as bias_act
 from kfconvert.ops.bias_act import spread
+from kfconvert.ops.normalize_image import reference as normalize_image
 from kfconvert.ops.prelu_bias import reference as prelu_bias
 from kfconvert.ops.quantize import reference_dequantize as dequantize_int8
 from kfconvert.ops.quantize import reference_quantize as quantize_int8
@@ -24,6 +25,7 @@ __all__ = [
     "mish_scale",
     "mul_tanh",
     "multiply_relu",
+    "normalize_image",
     "prelu_bias",
     "quantize_int8",
     "swish_multiply",

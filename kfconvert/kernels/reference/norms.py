@@ -1,11 +1,10 @@
 """Norms in plain ATen."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kfconvert.ops.layer_norm_act import reference as layer_norm_act
-from kfconvert.ops.norms import accumulator
+from kfconvert.ops.norm_names import rms_eps
 from kfconvert.ops.rms_norm_act import reference as rms_norm_act
 
 
@@ -26,19 +25,15 @@ def add_layer_norm(x, residual, normalized_shape, weight=None, bias=None, eps=1e
 
 
 def rms_norm(x, normalized_shape, weight=None, eps=None) -> Tensor:
-    return rms_norm_act(x, normalized_shape, weight, _rms_eps(x, eps))
+    return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps))
 
 
 def rms_norm_gelu(x, normalized_shape, weight=None, eps=None) -> Tensor:
-    return rms_norm_act(x, normalized_shape, weight, _rms_eps(x, eps), "gelu")
+    return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), "gelu")
 
 
 def add_rms_norm(x, residual, normalized_shape, weight=None, eps=None) -> tuple[Tensor, Tensor]:
-    return rms_norm_act(x, normalized_shape, weight, _rms_eps(x, eps), "none", residual, True)
-
-
-def _rms_eps(x, eps):
-    return torch.finfo(accumulator(x.dtype)).eps if eps is None else eps
+    return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), "none", residual, True)
 
 
 def group_norm_silu(x, num_groups, weight=None, bias=None, eps=1e-5) -> Tensor:

@@ -1,0 +1,61 @@
+"""The activations of kfconvert.ops as a function for Triton kernels, of float32 values.
+
+Comparisons take the place of minima and maxima, in which Triton drops NaN. exp is Triton's, whose relative
+error grows with its argument: exp(x) is 2^(x / log 2), and the exponent is rounded.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tanh(v):
+    """(1 - exp(-2|v|)) / (1 + exp(-2|v|)) with v's sign; near 0, where that loses digits, the series."""
+    e = tl.exp(-2.0 * tl.abs(v))
+    far = (1.0 - e) / (1.0 + e)
+    z = v * v
+    near = v * (1.0 + z * (-0.33333333 + z * (0.13333333 + z * (-0.053968254 + z * 0.021869489))))
+    return tl.where(z < 0.0625, near, tl.where(v < 0, -far, far))
+
+
+@triton.jit
+def sixth(v):
+    """The hard sigmoid, v + 3 held between 0 and 6, over 6."""
+    v = v + 3.0
+    return tl.where(v < 0, 0.0, tl.where(v > 6, 6.0, v)) / 6.0
+
+
+@triton.jit
+def activate(v, NAME: tl.constexpr, negative_slope):
+    """The activation that kfconvert.ops.activations calls NAME; negative_slope: of leaky_relu."""
+    if NAME == "relu":
+        v = tl.where(v < 0, 0.0, v)
+    elif NAME == "gelu":
+        v = 0.5 * v * (1.0 + tl.erf(v * 0.70710678))
+    elif NAME == "gelu_tanh":
+        v = v / (1.0 + tl.exp(-1.5957691 * (v + 0.044715 * v * v * v)))  # (1 + tanh(u)) / 2 is sigmoid(2 u)
+    elif NAME == "silu":
+        v = v / (1.0 + tl.exp(-v))
+    elif NAME == "tanh":
+        v = tanh(v)
+    elif NAME == "sigmoid":
+        v = 1.0 / (1.0 + tl.exp(-v))
+    elif NAME == "relu6":
+        v = tl.where(v < 0, 0.0, tl.where(v > 6, 6.0, v))
+    elif NAME == "hardswish":
+        v = v * sixth(v)
+    elif NAME == "leaky_relu":
+        v = tl.where(v > 0, v, v * negative_slope)
+    elif NAME == "quick_gelu":
+        v = v / (1.0 + tl.exp(-1.702 * v))
+    elif NAME == "hardsigmoid":
+        v = sixth(v)
+    elif NAME == "exp_twice":
+        v = tl.exp(v * 2.0)
+    elif NAME == "mish":
+        # With e = exp(v), tanh(log(1 + e)) = ((1 + e)^2 - 1) / ((1 + e)^2 + 1): 1 long before e^2 overflows.
+        e = tl.exp(v)
+        v = tl.where(v > 20, v, v * (e * (e + 2.0)) / (e * (e + 2.0) + 2.0))
+    else:
+        tl.static_assert(NAME == "none", "unknown activation")
+    return v

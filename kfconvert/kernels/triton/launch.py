@@ -1,0 +1,56 @@
+"""How the work is divided: each program has a tile of the rows and columns of a matrix."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 1024  # elements; whole rows may be longer
+WIDEST = 2**17
+
+
+@triton.jit
+def tile(rows, cols, R: tl.constexpr, C: tl.constexpr):
+    """(R, 1) row numbers, (1, C) column numbers and (R, C) whether they exist, of this program's tile."""
+    program = tl.program_id(0)
+    across = tl.cdiv(cols, C)
+    row = (program // across).to(tl.int64) * R + tl.arange(0, R)[:, None]
+    col = (program % across).to(tl.int64) * C + tl.arange(0, C)[None, :]
+    return row, col, (row < rows) & (col < cols)
+
+
+@triton.jit
+def channel_of(row, col, channels, BY_ROW: tl.constexpr):
+    """The channel of each row, or of each column; see :func:`by_channel`."""
+    if BY_ROW:
+        channel = row % channels
+    else:
+        channel = col
+    return channel
+
+
+def by_channel(y: Tensor, dim: int, channels: int) -> dict[str, int | bool]:
+    """The dense tensor y as a matrix in which each row, or each column, has one channel along ``dim``."""
+    if channels <= 1:
+        return {"rows": 1, "cols": y.numel(), "BY_ROW": True}
+    inner = y.stride(dim)
+    if inner == 1:
+        return {"rows": y.numel() // channels, "cols": channels, "BY_ROW": False}
+    return {"rows": y.numel() // inner, "cols": inner, "BY_ROW": True}
+
+
+def launch(kernel, y: Tensor, *arguments, rows: int, cols: int, widest: int = TILE, **switches) -> None:
+    """Calls ``kernel(*arguments, rows, cols, R=, C=, **switches)``, which fills y, for every tile.
+
+    widest: the most columns of a tile; WIDEST for kernels that need whole rows.
+    """
+    if y.numel() == 0:
+        return
+    c = min(triton.next_power_of_2(cols), widest)
+    r = max(1, TILE // c)
+    # Layer norm of float16 on an H100, GB/s with 2, 4, 8 warps at 768 columns: 2834, 2601, 1678; with 8, 16,
+    # 32 at 8192: 2799, 2817, 2284; at 32768: 2132, 2565, 2646.
+    warps = min(32, max(2, c // 512))
+    programs = triton.cdiv(rows, r) * triton.cdiv(cols, c)
+    with torch.cuda.device_of(y):  # Triton launches on the current device
+        kernel[(programs,)](*arguments, rows, cols, R=r, C=c, num_warps=warps, **switches)

@@ -1,0 +1,119 @@
+"""normalize_image: images of bytes to the real numbers that a network takes, in one pass over memory."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .registration import define, has_kernels, require, require_float
+
+# So many channels have their numbers in the call (kFewChannels in csrc/common/arguments.h); of more they are
+# tensors.
+_FEW_CHANNELS = 4
+
+
+def normalize_image(
+    image: Tensor,
+    mean: Sequence[float] | Tensor,
+    std: Sequence[float] | Tensor,
+    *,
+    dtype: torch.dtype = torch.float32,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
+    """``(image / 255 - mean) / std`` for each channel, channels first: torchvision's ToTensor and Normalize.
+
+    Args:
+        image: (H, W, C) or (N, H, W, C), uint8; any strides are read without a copy.
+        mean, std: C numbers each, or (C,) on image's device. Numbers of more than 4 channels are sent to the
+        device at every call.
+        dtype: of the result: float64, float32, float16 or bfloat16 (the half types are computed in float32).
+        memory_format: of the result: ``torch.contiguous_format``, or ``torch.channels_last``, in which a
+        result of three dimensions has the strides of (H, W, C).
+
+    Returns:
+        (C, H, W) or (N, C, H, W).
+
+    The kernels have one multiply-add, ``image * scale + shift`` with ``scale = 1 / (255 std)`` and
+    ``shift = -mean / std``. In float32 that is within 1e-6 of the definition (in float64 1e-15), relative to
+    the largest result that there can be, ``(1 + |mean|) / |std|``. Not differentiable.
+
+    Raises:
+        RuntimeError: shapes, dtypes, devices or a memory format that do not fit; a number 0 in std. Of a
+        tensor the values are not looked at: where std is 0, no result is finite.
+    """
+    operator = "normalize_image"
+    require(image.dtype == torch.uint8, operator, "expected uint8")
+    shape = tuple(image.shape)
+    require(len(shape) in (3, 4), operator, f"image has shape {shape}, expected (H, W, C) or (N, H, W, C)")
+    known = memory_format in (torch.contiguous_format, torch.channels_last)
+    require(known, operator, "memory_format must be torch.contiguous_format or torch.channels_last")
+    empty = image.new_empty(0, dtype=dtype)
+    require_float(operator, empty)
+    mean, std = (_checked(operator, name, value, image) for name, value in (("mean", mean), ("std", std)))
+    require(isinstance(std, Tensor) or 0 not in std, operator, "std has a value of 0")
+    if not has_kernels(image):
+        return reference(image, mean, std, dtype=dtype, memory_format=memory_format)
+    channels_last = memory_format == torch.channels_last
+    if isinstance(mean, Tensor) or isinstance(std, Tensor) or len(mean) > _FEW_CHANNELS:
+        return _OPERATOR(image, *_tensors(image, dtype, mean, std), [], [], empty, channels_last)
+    return _OPERATOR(image, None, None, mean, std, empty, channels_last)
+
+
+def _checked(operator, name, value, image):
+    """A tensor, or a list of numbers: one for each channel of image."""
+    channels = image.shape[-1]
+    if isinstance(value, Tensor):
+        require(value.device == image.device, operator, f"{name} is on another device than image")
+        fits = value.shape == (channels,)
+        require(fits, operator, f"{name} has shape {tuple(value.shape)}, expected ({channels},)")
+        return value.detach()
+    value = [float(number) for number in value]
+    count = len(value)
+    require(count == channels, operator, f"{name} has {count} values, but image has {channels} channels")
+    return value
+
+
+def _tensors(image, dtype, *values):
+    """Each (C,), in the dtype of the computation."""
+    wide = torch.promote_types(dtype, torch.float32)
+    return [torch.as_tensor(value, dtype=wide, device=image.device) for value in values]
+
+
+def reference(
+    image: Tensor,
+    mean: Sequence[float] | Tensor,
+    std: Sequence[float] | Tensor,
+    *,
+    dtype: torch.dtype = torch.float32,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
+    """The definition of :func:`normalize_image` in plain ATen. It rounds as torchvision's transforms do:
+    mean, std and each step to float32, or to float64 where that is ``dtype``."""
+    mean, std = (value.reshape(-1, 1, 1) for value in _tensors(image, dtype, mean, std))
+    if memory_format == torch.channels_last:
+        planes = image.contiguous().movedim(-1, -3)
+    else:
+        planes = image.movedim(-1, -3).contiguous()
+    return planes.to(mean.dtype).div_(255).sub_(mean).div_(std).to(dtype)
+
+
+def _compose(image, mean, std, mean_values, std_values, like, channels_last):
+    values = (mean_values, std_values) if mean is None else (mean, std)
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    y = reference(image, *values, dtype=like.dtype, memory_format=memory_format)
+    return _fake(image, mean, std, mean_values, std_values, like, channels_last).copy_(y)
+
+
+def _fake(image, mean, std, mean_values, std_values, like, channels_last):
+    if channels_last:
+        return image.new_empty(image.shape, dtype=like.dtype).movedim(-1, -3)
+    return image.new_empty(image.movedim(-1, -3).shape, dtype=like.dtype)
+
+
+# `like`: an empty tensor of the dtype to be returned.
+_OPERATOR = define(
+    "normalize_image(Tensor image, Tensor? mean, Tensor? std, float[] mean_values, float[] std_values, "
+    "Tensor like, bool channels_last) -> Tensor",
+    _compose,
+    _fake,
+)
