@@ -4,9 +4,9 @@
     kfconvert/_ops_cuda.so   CUDA kernels, the same; built where nvcc and a CUDA build of torch are found
     kfconvert/_C.*.so        build facts, and the checks of every call (pybind11)
 
-Environment: CXX, CUDA_HOME, KFCONVERT_CUDA_ARCHS (default "8.0 9.0"), KFCONVERT_NO_CUDA=1, MAX_JOBS (default
-2). Where a tool is missing altogether the package is installed without the part, and one line says so; a
-compiler that is there and reports an error fails the build.
+Environment: CXX, CUDA_HOME, KFCONVERT_CUDA_ARCHS (default "8.0 9.0"), KFCONVERT_NO_CUDA=1, KFCONVERT_TUNE=1 (for
+scripts/tune_kernels.py), MAX_JOBS (default 2). Where a tool is missing altogether the package is installed
+without the part, and one line says so; a compiler that is there and reports an error fails the build.
 """
 
 import importlib.util
@@ -230,6 +230,7 @@ class Plan:
         # not ours.
         ninja.rule("nvlink", f"{nvcc} -shared -cudart static -Xlinker --exclude-libs=ALL $in $flags -o $out")
         flags = [
+            *(["-DKFC_TUNE"] if os.environ.get("KFCONVERT_TUNE") == "1" else []),
             "-std=c++17",
             "-O3",
             "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall",

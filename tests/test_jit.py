@@ -4,6 +4,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,8 @@ from torch.utils import cpp_extension
 import kfconvert
 from kfconvert import CompileError
 from kfconvert.jit import compiler as compiling
-from kfconvert.jit import toolchain
+from kfconvert.jit import loading, toolchain
+from kfconvert.jit.registrations import Registrations
 from kfconvert.settings import SettingError
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +45,25 @@ void scale_(const Tensor x) {
 
 STABLE_TORCH_LIBRARY(jit_test, m) { m.def("scale_(Tensor(a!) x) -> ()"); }
 STABLE_TORCH_LIBRARY_IMPL(jit_test, CUDA, m) { m.impl("scale_", TORCH_BOX(&scale_)); }
+#if 0
+STABLE_TORCH_LIBRARY(aten, m) { m.def("relu(Foo x) -> Tensor"); }
+#endif
+"""
+
+# What STABLE_TORCH_LIBRARY comes to, without the headers.
+REGISTRATION = r"""
+#include <cstdint>
+#include <stdexcept>
+#define NAMESPACE "jit_" NAME
+extern "C" int aoti_torch_library_init_def(const char*, const char*, uint32_t, void**);
+extern "C" int aoti_torch_library_def(void*, const char*);
+struct Registration {
+  Registration() {
+    void* library;
+    aoti_torch_library_init_def(NAMESPACE, __FILE__, __LINE__, &library);
+    if (aoti_torch_library_def(library, SCHEMA)) throw std::runtime_error("\nno schema:\n" SCHEMA "\n ~~ <-- HERE");
+  }
+} registration;
 """
 
 # Without any header of torch, so that it compiles in no time.
@@ -103,6 +124,17 @@ def never_compiles(monkeypatch):
     monkeypatch.setattr(toolchain, "build", build)
 
 
+@pytest.fixture
+def never_compiles_twice(monkeypatch):
+    original = toolchain.build
+
+    def build(*arguments):
+        monkeypatch.setattr(toolchain, "build", lambda *_: pytest.fail("the compiler was called again"))
+        original(*arguments)
+
+    monkeypatch.setattr(toolchain, "build", build)
+
+
 def python(code: str, *arguments) -> str:
     """What a fresh process prints."""
     command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
@@ -141,20 +173,49 @@ def test_another_process_compiles_only_what_changed(operator, tmp_path):
     assert python(IN_ANOTHER_PROCESS, operator, tmp_path / "operator.cu").split() == ["compiled", "True"]
 
 
+def compile_registration(name: str, schema: str):
+    text = f'#define NAME "{name}"\n#define SCHEMA "{schema}"\n{REGISTRATION}'
+    return kfconvert.get_cuda_compiler().compile_from_source(text, f"registration_{name}")
+
+
 @compiles
-def test_operators_cannot_be_registered_twice(operator, never_compiles):
+def test_operators_cannot_be_registered_twice(operator, cache, never_compiles_twice):
     # torch would end the process.
-    with pytest.raises(CompileError, match=r"has a TORCH_LIBRARY\(jit_test\) already.*needs a new process"):
-        kfconvert.get_cuda_compiler().compile_from_source(OPERATOR, "scaling")
+    for _ in range(2):
+        with pytest.raises(CompileError, match=r"has a TORCH_LIBRARY\(jit_test\) already.*needs a new process"):
+            compile_registration("test", "f(Tensor x) -> Tensor")
 
 
 @compiles
-def test_a_changed_source_of_a_module(cache):
+def test_a_library_that_ends_its_process(cache):
+    with pytest.raises(CompileError) as caught:
+        compile_registration("broken", "f(Foo x) -> Tensor")
+    assert str(caught.value) == (
+        "kfconvert: registration_broken was compiled but cannot be loaded: it ends the process with SIGABRT: "
+        "no schema: f(Foo x) -> Tensor"
+    )
+    assert [path.suffix for path in cache.glob("registration_broken*")] == [".lock"]
+
+
+def test_a_library_that_takes_for_ever(monkeypatch, tmp_path):
+    monkeypatch.setattr(loading, "LIMIT_S", 0.01)
+    with pytest.raises(CompileError, match="^kfconvert: a was compiled but cannot be loaded: .* more than 0.01 s$"):
+        loading.load_on_trial(tmp_path / "a.so", "a")
+
+
+@compiles
+def test_a_changed_source_of_a_module(cache, monkeypatch):
     compiler = kfconvert.get_cuda_compiler()
+    with monkeypatch.context() as patch:
+        patch.setattr(toolchain, "build", lambda *_: (_ for _ in ()).throw(RuntimeError("Killed")))
+        with pytest.raises(CompileError, match="^kfconvert: answer did not compile: Killed\n") as caught:
+            compiler.compile_from_source(MODULE, "answer", extra_cuda_cflags=["-DANSWER=42"])
+    assert caught.value.errors == [] and caught.value.log.read_text() == "Killed"
+    # A failed build is tried again, and its log goes.
     first = compiler.compile_from_source(MODULE, "answer", extra_cuda_cflags=["-DANSWER=42"])
     second = compiler.compile_from_source(MODULE.replace("ANSWER", "43"), "answer")
     assert (first.__name__, first.value, second.value) == ("answer", 42, 43)
-    assert {path.suffix for path in cache.glob("answer*")} == {".so", ".lock"}
+    assert {path.suffix for path in cache.glob("answer*")} == {".so", ".json", ".lock"}
 
 
 @compiles
@@ -176,22 +237,12 @@ def test_compiler_errors(cache, tmp_path):
 
 
 @compiles
-def test_a_failed_build_is_tried_again_and_its_log_goes(cache, monkeypatch):
-    compiler = kfconvert.get_cuda_compiler()
-    with monkeypatch.context() as patch:
-        patch.setattr(toolchain, "build", lambda *_: (_ for _ in ()).throw(RuntimeError("Killed")))
-        with pytest.raises(CompileError, match="^kfconvert: answer did not compile: Killed\n") as caught:
-            compiler.compile_from_source(MODULE, "answer", extra_cuda_cflags=["-DANSWER=1"])
-    assert caught.value.errors == [] and caught.value.log.read_text() == "Killed"
-    assert compiler.compile_from_source(MODULE, "answer", extra_cuda_cflags=["-DANSWER=1"]).value == 1
-    assert not caught.value.log.exists()
-
-
-@compiles
-def test_what_cannot_be_loaded(cache):
+def test_what_cannot_be_loaded(cache, monkeypatch):
     compile_source = kfconvert.get_cuda_compiler().compile_from_source
     with pytest.raises(CompileError, match="^kfconvert: lost was compiled but cannot be loaded: .*_Z7now"):
         compile_source("void nowhere(); void f() { nowhere(); }", "lost")
+    # No trial, which takes seconds and finds nothing here.
+    monkeypatch.setattr(loading, "load_on_trial", lambda library, name: Registrations([], []))
     with pytest.raises(CompileError, match="^kfconvert: idle has no operator and no PYBIND11_MODULE"):
         compile_source("__global__ void k() {}", "idle")
 
@@ -228,7 +279,8 @@ def slow_builds(cache, monkeypatch):
 
     monkeypatch.setattr(toolchain, "check", lambda: None)
     monkeypatch.setattr(toolchain, "build", build)
-    monkeypatch.setattr(compiling, "_load", lambda library, name, registers: library)
+    monkeypatch.setattr(loading, "load_on_trial", lambda library, name: Registrations([], []))
+    monkeypatch.setattr(compiling, "_load", lambda library, *_: library)
     return built
 
 
@@ -259,6 +311,18 @@ def test_after_a_builder_was_killed(cache, slow_builds):
         threading.Timer(0.3, holder.kill).start()
         library = compiling.CudaCompiler().compile_from_source("1", "killed")
     assert library.exists() and slow_builds == ["killed"]
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("suffix", [".so", ".json"])
+def test_a_damaged_library_is_compiled_again(slow_builds, suffix):
+    name = f"damaged_{suffix[1:]}"
+    library = compiling.CudaCompiler().compile_from_source("1", name)
+    sound = library.with_suffix(suffix).read_bytes()
+    library.with_suffix(suffix).write_bytes(b"\x7fELF")
+    assert compiling.CudaCompiler().compile_from_source("1", name) == library
+    assert compiling.CudaCompiler().compile_from_source("1", name) == library
+    assert library.with_suffix(suffix).read_bytes() == sound and slow_builds == [name, name]
 
 
 @needs_cuda_build
@@ -310,6 +374,40 @@ def test_inputs_that_make_no_sense(tmp_path):
     (tmp_path / "a.cpp").touch()
     with pytest.raises(ValueError, match=r"a\.cpp does not end in \.cu, and nvcc goes by that$"):
         compiler.compile_from_file(tmp_path / "a.cpp", "a")
+    with pytest.raises(ValueError, match="^kfconvert: a name of 201 characters, where 200 are the most$"):
+        compiler.compile_from_source("", "a" * 201)
+    for source in ("my/a.cu", tmp_path / "a.cu"):
+        with pytest.raises(ValueError, match="a.cu.* is no text of a source: compile_from_file takes a path$"):
+            compiler.compile_from_source(source, "a")
+
+
+@pytest.mark.parametrize("option", ["extra_cuda_cflags", "extra_ldflags", "extra_include_paths"])
+@pytest.mark.parametrize("value", ["-O2", Path("src"), None, [3]])
+def test_options_are_lists(option, value):
+    with pytest.raises(TypeError, match=f"^kfconvert: {option} must be a list of strings, not .*[^\n]$"):
+        kfconvert.get_cuda_compiler().compile_from_source("", "a", **{option: value})
+
+
+@pytest.mark.parametrize("character", '$:"`')
+def test_paths_that_ninja_or_nvcc_would_read_otherwise(character, tmp_path, monkeypatch):
+    compiler = kfconvert.get_cuda_compiler()
+    folder = tmp_path / f"a{character}b"
+    folder.mkdir()
+    (folder / "a.cu").touch()
+    message = f"^kfconvert: ninja and nvcc can take no '[{character}]' in a path: '{tmp_path}/a[{character}]b"
+    with pytest.raises(ValueError, match=message):
+        compiler.compile_from_file(folder / "a.cu", "a")
+    with pytest.raises(ValueError, match=message):
+        compiler.compile_from_source("", "a", extra_include_paths=[folder])
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(ValueError, match=message):
+        compiler.compile_from_source("", "a")
+
+
+def test_names_of_files_that_ninja_or_nvcc_would_split(tmp_path):
+    (tmp_path / "my file.cu").touch()
+    with pytest.raises(ValueError, match="can take no blank or comma in a file's name: 'my file.cu'$"):
+        kfconvert.get_cuda_compiler().compile_from_file(tmp_path / "my file.cu", "a")
 
 
 def test_torch_without_cuda(monkeypatch):

@@ -3,16 +3,16 @@
 A library lies in the cache as ``<name>-<key>.so``. The key is made of what goes into it: the source, the
 headers that it includes from its own folder or ``extra_include_paths``, the flags (which name the GPU
 architectures), torch and Python. So a file that is there is right. One that is not is compiled in a temporary
-folder and moved to its place in one step, under a lock that the system frees when its holder dies.
+folder, loaded on trial by another process, and moved to its place in one step, under a lock that the system
+frees when its holder dies. Beside it lies ``<name>-<key>.json``: a digest, by which a library that was damaged
+is told and compiled again, and what it registers with torch.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import functools
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -22,16 +22,18 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import toolchain
+from . import loading, toolchain
 from .errors import CompileError, failed_build
-from .registrations import check_registrations, without_comments
+from .registrations import Registrations
 
+# Of the 255 that a file name may have; a key and the longest suffix need 30.
+_LONGEST_NAME = 200
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
 
 
@@ -114,7 +116,9 @@ class CudaCompiler:
 
         The options are those of ``torch.utils.cpp_extension.load`` and ``load_inline``. A source that
         registers its operators on torch's stable ABI (``torch/csrc/stable/library.h``) compiles in seconds;
-        one that includes ``torch/extension.h``, as ``functions`` does for it, takes a minute or more.
+        one that includes ``torch/extension.h``, as ``functions`` does for it, takes a minute or more. What was
+        compiled is first loaded by another process, which a mistake in a registration may kill, see
+        :func:`kfconvert.jit.loading.load_on_trial`.
 
         Args:
             path: the file; its own includes are looked up beside it first.
@@ -133,13 +137,18 @@ class CudaCompiler:
             CompileError: it does not compile or load, or nvcc, ninja or a C++ compiler is missing.
             FileNotFoundError: there is no file at ``path``.
             SettingError: KFCONVERT_CUDA_ARCHS makes no sense.
-            ValueError: ``path`` does not end in ``.cu``, or a name is no identifier.
+            TypeError: an option is not the list that it has to be.
+            ValueError: ``path`` does not end in ``.cu``, a name is no identifier or too long, or a path has a
+                character at which ninja or nvcc fail: a dollar sign, colon, double quote, backquote or backslash,
+                and in the name of the file a blank or comma.
         """
         path = Path(path).expanduser().absolute()
         if not path.is_file():
             raise FileNotFoundError(f"kfconvert: there is no file {path}")
         if path.suffix != ".cu":
             raise ValueError(f"kfconvert: {path} does not end in .cu, and nvcc goes by that")
+        if set(path.name) & {" ", ","}:
+            raise ValueError(f"kfconvert: ninja and nvcc can take no blank or comma in a file's name: {path.name!r}")
         flags = (extra_cuda_cflags, extra_ldflags, extra_include_paths)
         return self._compile(name, _read(path), path, functions, *flags)
 
@@ -154,34 +163,32 @@ class CudaCompiler:
         extra_include_paths: Sequence[str | os.PathLike] = (),
     ) -> Any:
         """:meth:`compile_from_file` for the text of a source; its errors name it ``<name>.cu``."""
+        if not isinstance(source, str) or re.fullmatch(r".*\.cu", source):
+            raise ValueError(f"kfconvert: {source!r} is no text of a source: compile_from_file takes a path")
         flags = (extra_cuda_cflags, extra_ldflags, extra_include_paths)
         return self._compile(name, source, None, functions, *flags)
 
     def _compile(self, name, text, path, functions, cuda_flags, link_flags, include_paths):
-        functions = (functions,) if isinstance(functions, str) else tuple(functions)
+        functions = _strings("functions", [functions] if isinstance(functions, str) else functions)
         for identifier in (name, *functions):
             if not re.fullmatch(r"[A-Za-z_]\w*", identifier, re.ASCII):
                 raise ValueError(f"kfconvert: {identifier!r} is no identifier of letters, digits and _")
+        if len(name) > _LONGEST_NAME:
+            raise ValueError(f"kfconvert: a name of {len(name)} characters, where {_LONGEST_NAME} are the most")
+        cuda_flags = _strings("extra_cuda_cflags", cuda_flags)
+        link_flags = _strings("extra_ldflags", link_flags)
+        folders = [Path(folder).expanduser().absolute() for folder in _strings("extra_include_paths", include_paths)]
+        toolchain.check_paths([path or Path(tempfile.gettempdir()), *folders])
         if torch.version.cuda is None:
             raise CompileError("kfconvert: this torch is built without CUDA: install one that has it")
-        job = Job(
-            name,
-            text,
-            path,
-            functions,
-            toolchain.cuda_flags(cuda_flags),
-            tuple(link_flags),
-            tuple(Path(folder).expanduser().absolute() for folder in include_paths),
-        )
+        job = Job(name, text, path, functions, toolchain.cuda_flags(cuda_flags), link_flags, tuple(folders))
         headers = job.headers()
         library = toolchain.cache_folder() / f"{name}-{job.key(headers)}.so"
-        code = without_comments("\n".join([text, *headers.values()]))
         with self._lock:
             if library not in self._loaded:
-                check_registrations(code, name)
-                if not library.exists():
-                    _build_once(job, library)
-                self._loaded[library] = _load(library, name, registers="TORCH_LIBRARY" in code)
+                registrations = _kept(library) or _build_once(job, library)
+                registers = any("TORCH_LIBRARY" in code for code in (text, *headers.values()))
+                self._loaded[library] = _load(library, name, registrations, registers)
             return self._loaded[library]
 
 
@@ -195,14 +202,39 @@ def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def _build_once(job: Job, library: Path) -> None:
-    """Compiles ``library``, unless another process does so meanwhile."""
+def _strings(option: str, values: Sequence[str | os.PathLike]) -> tuple[str, ...]:
+    """The option, as strings; a string itself would be taken for a list of its characters."""
+    is_list = isinstance(values, Sequence) and not isinstance(values, str)
+    if not is_list or not all(isinstance(value, (str, os.PathLike)) for value in values):
+        raise TypeError(f"kfconvert: {option} must be a list of strings, not {values!r}")
+    return tuple(map(os.fspath, values))
+
+
+def _kept(library: Path) -> Registrations | None:
+    """What ``library`` registers, where it is in the cache and undamaged."""
+    try:
+        report = json.loads(_report(library).read_text(encoding="utf-8"))
+        intact = report.pop("digest", None) == _digest(library)
+    except (OSError, ValueError):
+        return None
+    return Registrations(**report) if intact else None
+
+
+def _report(library: Path) -> Path:
+    return library.with_suffix(".json")
+
+
+def _digest(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
+def _build_once(job: Job, library: Path) -> Registrations:
+    """Compiles ``library``, unless another process does so meanwhile, and says what it registers."""
     toolchain.check()
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with _locked(library.with_name(f"{job.name}.lock")):
-            if not library.exists():
-                _build(job, library)
+            return _kept(library) or _build(job, library)
     except OSError as error:
         raise CompileError(
             f"kfconvert: {error.filename or library.parent}: {error.strerror or error}; TORCH_EXTENSIONS_DIR "
@@ -217,7 +249,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _build(job: Job, library: Path) -> None:
+def _build(job: Job, library: Path) -> Registrations:
     log = library.with_suffix(".log")
     with tempfile.TemporaryDirectory(prefix="kfconvert-") as name:
         folder = Path(name)
@@ -228,24 +260,28 @@ def _build(job: Job, library: Path) -> None:
             output = str(error).replace(f"{folder}{os.sep}", "")
             log.write_text(output, encoding="utf-8")
             raise failed_build(job.name, output, log) from None
-        partial = library.with_suffix(".partial")
-        shutil.copy2(folder / f"{job.name}.so", partial)
-    os.replace(partial, library)
+        built = folder / f"{job.name}.so"
+        registrations = loading.load_on_trial(built, job.name)
+        report = {"digest": _digest(built), **asdict(registrations)}
+        _report(built).write_text(json.dumps(report), encoding="utf-8")
+        for file, place in ((_report(built), _report(library)), (built, library)):
+            partial = library.with_suffix(".partial")
+            shutil.copy2(file, partial)
+            os.replace(partial, place)
     log.unlink(missing_ok=True)
+    return registrations
 
 
-def _load(library: Path, name: str, registers: bool) -> Any:
+def _load(library: Path, name: str, registrations: Registrations, registers: bool) -> Any:
+    registrations.check()
     try:
-        torch.ops.load_library(str(library))
-        if hasattr(ctypes.CDLL(str(library)), f"PyInit_{name}"):
-            spec = importlib.util.spec_from_file_location(name, library)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return module
+        module = loading.load(library, name)
     except (OSError, ImportError) as error:
-        reason = error.__cause__ or error  # torch puts the loader's own words into the cause
-        raise CompileError(f"kfconvert: {name} was compiled but cannot be loaded: {reason}") from error
-    if not registers:
+        raise loading.cannot_be_loaded(name, str(error.__cause__ or error)) from error
+    if module is not None:
+        return module
+    # Operators alone would not do: a library may register classes, or kernels for operators that there are.
+    if not registers and not registrations.operators:
         raise CompileError(
             f"kfconvert: {name} has no operator and no PYBIND11_MODULE(TORCH_EXTENSION_NAME, m): register an "
             "operator with STABLE_TORCH_LIBRARY, or name the functions to bind, functions=[...]"

@@ -1,66 +1,73 @@
-"""What a source registers with torch, checked before it is loaded.
+"""What a library registers with torch: noted where it is loaded on trial, checked before it is loaded for good.
 
 A registration that torch refuses throws while the library is being loaded, where nothing can catch it: the
-process dies. So the refusals that happen in practice are found in the source text first.
+process dies. What one process refuses is found by the trial; that this process has a name already is found here.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import torch
 
 from .errors import CompileError
 
-_COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
-_MACRO = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(_FRAGMENT|_IMPL)?\s*\(\s*(\w+)")
-_SCHEMA = re.compile(r'\.\s*def\s*\(\s*((?:"(?:[^"\\\n]|\\.)*"\s*)+)')
+# How the schema of a method of a TorchScript class names its namespace.
+_CLASS = re.compile(r"__torch__\.torch\.classes\.(\w+)\.")
 
 
-def without_comments(text: str) -> str:
-    return _COMMENT.sub(lambda match: match[1] or " ", text)
+@dataclass(frozen=True)
+class Registrations:
+    """``namespaces``: those for which the library has a TORCH_LIBRARY; ``operators``: those that it defines."""
+
+    namespaces: list[str]
+    operators: list[str]
+
+    @classmethod
+    def since(cls, before: set[str]) -> Registrations:
+        """Those made since ``before``, what ``names`` returned."""
+        new = names() - before
+        namespaces = _namespaces(new) - _namespaces(before)
+        return cls(sorted(filter(_is_taken, namespaces)), sorted(new & _defined()))
+
+    def check(self) -> None:
+        """Raises CompileError, one line: this process has a namespace or operator already."""
+        for namespace in filter(_is_taken, self.namespaces):
+            raise CompileError(
+                f"kfconvert: this process has a TORCH_LIBRARY({namespace}) already, and torch allows one: a "
+                "changed source needs a new process"
+            )
+        for operator in _defined().intersection(self.operators):
+            raise CompileError(
+                f"kfconvert: this process has an operator {operator} already: a changed source needs a new process"
+            )
 
 
-def check_registrations(text: str, name: str) -> None:
-    """``text``: the source without comments; ``name``: what TORCH_EXTENSION_NAME stands for in it.
-
-    Raises:
-        CompileError: the process has a namespace or operator already, or torch cannot read a schema.
-    """
-    macros = list(_MACRO.finditer(text))
-    ends = [macro.start() for macro in macros[1:]] + [len(text)]
-    for macro, end in zip(macros, ends):
-        kind, namespace = macro.groups()
-        namespace = name if namespace == "TORCH_EXTENSION_NAME" else namespace
-        if kind is None:
-            _check_namespace(namespace)
-        if kind != "_IMPL":
-            for literals in _SCHEMA.findall(text[macro.end() : end]):
-                _check_schema(namespace, "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', literals)))
+def names() -> set[str]:
+    """Of all operators that are defined or have a kernel, and the schemas of all methods of classes."""
+    schemas = torch._C._jit_get_custom_class_schemas()
+    return {*torch._C._dispatch_get_all_op_names(), *map(str, schemas)}
 
 
-def _check_namespace(namespace: str) -> None:
+def _defined() -> set[str]:
+    """Names of the operators that have a schema, and not only a kernel."""
+    dumps = torch._C._dispatch_find_dangling_impls()
+    undefined = {dump.partition("\n")[0].removeprefix("name: ") for dump in dumps}
+    return set(torch._C._dispatch_get_all_op_names()) - undefined
+
+
+def _namespaces(names: set[str]) -> set[str]:
+    """Those of names of operators and of schemas of methods, as ``names`` returns them."""
+    found = {name.partition("::")[0] for name in names if "(" not in name}
+    return found.union(*map(_CLASS.findall, names))
+
+
+def _is_taken(namespace: str) -> bool:
+    """Whether this process has a TORCH_LIBRARY of that namespace."""
     try:
         # Given back at once: the registration lives as long as the object.
         torch._C._dispatch_library("DEF", namespace, "")
     except RuntimeError:
-        raise CompileError(
-            f"kfconvert: this process has a TORCH_LIBRARY({namespace}) already, and torch allows one: a "
-            "changed source needs a new process"
-        ) from None
-
-
-def _check_schema(namespace: str, schema: str) -> None:
-    if "(" not in schema:  # a name alone: torch reads the schema off the C++ function
-        return
-    try:
-        operator = torch._C.parse_schema(schema)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0].removesuffix(" here:")
-        raise CompileError(f'kfconvert: torch cannot read the schema "{schema}": {reason}') from None
-    full = operator.name if "::" in operator.name else f"{namespace}::{operator.name}"
-    full += f".{operator.overload_name}" if operator.overload_name else ""
-    if full in torch._C._dispatch_get_all_op_names():
-        raise CompileError(
-            f"kfconvert: this process has an operator {full} already: a changed source needs a new process"
-        )
+        return True
+    return False

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sysconfig
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .compiler import Job
 
 _SETS_ARCH = re.compile("--?(arch|gencode|generate-code|gpu-)")
+_NOT_IN_PATHS = re.compile(r'[$:"`\\\n]')
 
 
 def cache_folder() -> Path:
@@ -79,6 +80,13 @@ def check() -> None:
         raise CompileError(f"kfconvert: C++ compiler {compiler!r} was not found: install one, or set CXX")
     if _ninja() is None:
         raise CompileError("kfconvert: ninja was not found: pip install ninja")
+
+
+def check_paths(paths: Iterable[Path]) -> None:
+    """Raises ValueError, one line, for the first path at which ninja or nvcc, which expands it, would fail."""
+    for path in paths:
+        if found := _NOT_IN_PATHS.search(str(path)):
+            raise ValueError(f"kfconvert: ninja and nvcc can take no {found[0]!r} in a path: {str(path)!r}")
 
 
 def _ninja() -> str | None:

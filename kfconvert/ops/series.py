@@ -10,8 +10,8 @@ def sliding_window_mean_std(x: torch.Tensor, window: int) -> tuple[torch.Tensor,
 
     The standard deviation is the population's, sqrt(mean((x - mean)^2)): exactly 0, with a gradient of 0,
     where all values of a window are equal. ``torch.std_mean`` over ``x.unfold``, a view: it reads each window
-    anew, so that nothing cancels in series far from 0, as would in differences of cumulative sums. The
-    backward needs memory for all values of all windows.
+    anew, so that nothing cancels in series far from 0, as would in differences of cumulative sums. So it takes
+    time in O(L * window), and the backward needs memory for all values of all windows.
 
     Args:
         x: (..., L), any strides; float64, float32, float16 or bfloat16 (the half types are computed in

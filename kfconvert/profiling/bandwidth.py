@@ -25,9 +25,12 @@ def copy_bandwidth(device: torch.device | str) -> float:
     It is measured at the first question of a process (on the CPU, for each number of threads) and kept.
 
     Raises:
-        torch.OutOfMemoryError: `device` is a GPU that has not 512 MiB left.
+        RuntimeError: `device` has not 512 MiB left (on a GPU torch.OutOfMemoryError, which is one).
+        ValueError: `device` is "meta", which has no memory.
     """
     device = torch.device(device)
+    if device.type == "meta":
+        raise ValueError("copy_bandwidth: nothing is moved on the device meta")
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return _measured(device, torch.get_num_threads() if device.type == "cpu" else 0)

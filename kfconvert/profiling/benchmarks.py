@@ -1,5 +1,6 @@
 """Measurements of single functions."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from ..inputs import ExampleCall
 from ..validator import split_inputs
-from .bandwidth import bytes_of_call, copy_bandwidth, tensors_in, tensors_of
+from .bandwidth import bytes_of_call, tensors_in, tensors_of
 from .comparison import Comparison
 from .device_cost import count_launches, peak_memory
 from .measurement import Measurement
@@ -42,7 +43,7 @@ def benchmark_kernel(
     return measurements["fn"]
 
 
-def quick_benchmark(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
+def quick_benchmark(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Measurement:
     """Measure `fn(*args, **kwargs)` as `benchmark_kernel` does: 20 measurements after 3 calls of warm-up."""
     return benchmark_kernel(fn, (args, kwargs), QUICK_WARMUP, QUICK_REPEAT)
 
@@ -74,14 +75,12 @@ def measure(
     device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
     calls = {name: partial(fn, *call.args, **call.kwargs) for name, fn in functions.items()}
     samples = sample(calls, device, warmup, repeat)
-    copy_gb_s = _copy_gb_s(device) if any(moved.values()) else None
     # The profiler and the counters of the allocator come last: they are not to slow what is timed.
     measurements = {
         name: Measurement.of(
             *samples[name],
             device=str(device),
             bytes_moved=moved[name],
-            copy_gb_s=copy_gb_s,
             peak_bytes=peak_memory(calls[name], device),
             launches=count_launches(calls[name], device),
         )
@@ -106,12 +105,5 @@ def check(functions: Mapping[str, Any], warmup: int, repeat: int, bytes_moved: i
         raise ValueError(f"warmup must be at least 0, got {warmup}")
     if repeat < 1:
         raise ValueError(f"repeat must be at least 1, got {repeat}")
-    if bytes_moved is not None and bytes_moved < 0:
-        raise ValueError(f"bytes_moved must be at least 0, got {bytes_moved}")
-
-
-def _copy_gb_s(device: torch.device) -> float | None:
-    try:
-        return copy_bandwidth(device)
-    except torch.OutOfMemoryError:  # a model that fills the GPU can still be timed
-        return None
+    if bytes_moved is not None and not 0 <= bytes_moved < math.inf:
+        raise ValueError(f"bytes_moved must be a finite number from 0 on, got {bytes_moved}")

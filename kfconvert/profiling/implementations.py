@@ -1,7 +1,7 @@
 """Implementations of one function against each other: times, speed-ups, and whether they agree."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ..inputs import ExampleCall
 from ..json_values import json_ready
-from ..references import Reference
+from ..references import Reference, one_line
 from ..validator import compare
 from .bandwidth import tensors_of
 from .benchmarks import call_of, check, measure
@@ -33,7 +35,8 @@ class ImplementationResult:
     `speedup` is that over the first, None for the first itself. `difference` is the largest difference from
     the outputs of the first, relative to the largest value of the output that it is in; None where they
     cannot be compared. `agrees`: they have the same structure, shapes and dtypes, and differ by at most 1e-6
-    and 4 units of rounding of their dtype; exact values and the places of NaN and infinities are the same.
+    and 4 units of rounding of their dtype; exact values and the places of NaN and infinities are the same;
+    sparse tensors stand for dense ones.
     `reason` is one line, None when `agrees`; "the original" in it is the first implementation.
     """
 
@@ -86,6 +89,7 @@ class KernelProfiler:
         state.
         label: what the results are kept under, the dtypes and shapes of the inputs unless given.
         """
+        _check_strings("labels", [label or ""])
         call = call_of(inputs)
         rows = _compare(implementations, call, warmup, repeat, bytes_moved)
         self.results[label or call.summary()] = rows
@@ -134,6 +138,7 @@ def _compare(
 ) -> list[ImplementationResult]:
     if not isinstance(implementations, Mapping) or not implementations:
         raise ValueError("implementations must be a mapping of names to functions, with one at least")
+    _check_strings("names of implementations", implementations)
     check(implementations, warmup, repeat, bytes_moved)
     # Before the measurements: they may write into the inputs.
     outputs = {name: _outputs(fn, call) for name, fn in implementations.items()}
@@ -148,6 +153,12 @@ def _compare(
     ]
 
 
+def _check_strings(what: str, values: Iterable[Any]) -> None:
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(f"{what} must be strings, not {type(value).__name__}")
+
+
 def _outputs(fn: Callable[..., Any], call: ExampleCall) -> Any:
     """What `fn` returns for a copy of the inputs; the random state is put back."""
     devices = {tensor.device.index for tensor in (*call.tensors(), *tensors_of(fn)) if tensor.is_cuda}
@@ -157,10 +168,18 @@ def _outputs(fn: Callable[..., Any], call: ExampleCall) -> Any:
 
 def _agreement(first: Any, outputs: Any) -> tuple[bool, float | None, str | None]:
     """(agrees, difference, reason) of an `ImplementationResult`."""
-    result = compare(Reference(first, "first implementation"), first, outputs)
+    first, outputs = (pytree.tree_map_only(Tensor, _dense, side) for side in (first, outputs))
+    try:
+        result = compare(Reference(first, "first implementation"), first, outputs)
+    except RuntimeError as error:  # nested tensors lack operators
+        return False, None, f"the outputs cannot be compared: {one_line(error)}"
     if result.optimized_error is not None:
         return result.passed, result.optimized_error.max_rel, result.reason
     return result.passed, 0.0 if result.passed else None, result.reason
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.layout in (torch.strided, torch.jagged) else tensor.to_dense()
 
 
 def _table(title: str, rows: list[ImplementationResult]) -> Table:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from .bandwidth import copy_bandwidth
 from .comparison import median_interval
 
 
@@ -19,7 +20,6 @@ class Measurement:
 
     device: where the calls computed, such as "cuda:0".
     bytes_moved: bytes that a call reads and writes at least, see `bytes_of_call`.
-    copy_gb_s: what a copy reaches there, see `copy_bandwidth`; None where that could not be measured.
     launches: kernels that one call starts; None off CUDA, and where they could not be counted.
     peak_bytes: memory at the peak of a call beyond what was allocated before it, its outputs included; None
     off CUDA.
@@ -35,7 +35,6 @@ class Measurement:
     calls: int
     device: str
     bytes_moved: int
-    copy_gb_s: float | None
     launches: int | None
     peak_bytes: int | None
 
@@ -62,14 +61,27 @@ class Measurement:
         return self.bytes_moved / self.median_ms / 1e6
 
     @property
+    def copy_gb_s(self) -> float | None:
+        """What a copy reaches on `device`, see `copy_bandwidth`, which measures it when this is first asked for.
+
+        None where that cannot be measured (there is no memory for it), or a call moves nothing.
+        """
+        try:
+            return copy_bandwidth(self.device) if self.bytes_moved else None
+        except (RuntimeError, ValueError):  # a model that fills the memory can still be timed
+            return None
+
+    @property
     def copy_share(self) -> float | None:
         """`bandwidth_gb_s` over `copy_gb_s`; above 1 where a cache holds the data, as no copy's does."""
-        return None if self.copy_gb_s is None else self.bandwidth_gb_s / self.copy_gb_s
+        copy_gb_s = self.copy_gb_s
+        return None if copy_gb_s is None else self.bandwidth_gb_s / copy_gb_s
 
     def as_dict(self) -> dict[str, Any]:
         return {
             **dataclasses.asdict(self),
             "bandwidth_gb_s": self.bandwidth_gb_s,
+            "copy_gb_s": self.copy_gb_s,
             "copy_share": self.copy_share,
         }
 
@@ -80,8 +92,9 @@ class Measurement:
             f"{time_text(self.high_ms)}, {self.repeat} x {self.calls} calls)"
         ]
         if self.bytes_moved:
-            share = "" if self.copy_share is None else f" ({100 * self.copy_share:.0f} % of a copy)"
-            parts.append(f"{self.bandwidth_gb_s:.3g} GB/s{share}")
+            share = self.copy_share
+            of_copy = "" if share is None else f" ({100 * share:.0f} % of a copy)"
+            parts.append(f"{self.bandwidth_gb_s:.3g} GB/s{of_copy}")
         if self.launches is not None:
             parts.append("1 launch" if self.launches == 1 else f"{self.launches} launches")
         if self.peak_bytes is not None:

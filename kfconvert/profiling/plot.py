@@ -12,7 +12,7 @@ LINEAR_RANGE = 20.0
 def bar_chart(groups: Mapping[str, Mapping[str, Measurement]], path: Path) -> None:
     """Write the median times as PNG to `path`: a group of bars a label, one bar a name, with 95 % intervals.
 
-    A name has one colour in all groups, and may be missing in some.
+    A name has one colour in all groups, and may be missing in some. Names and labels are shown as they are.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -27,17 +27,19 @@ def bar_chart(groups: Mapping[str, Mapping[str, Measurement]], path: Path) -> No
     # A figure with a canvas of its own leaves the backend that the caller chose alone.
     figure = Figure(figsize=(max(6.0, 1.0 + 0.4 * len(names) * len(groups)), 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    axes, bars = figure.add_subplot(), []
     for index, name in enumerate(names):
         shown = [(place, group[name]) for place, group in enumerate(groups.values()) if name in group]
         heights = [per_ms * measurement.median_ms for _, measurement in shown]
         below = [per_ms * (measurement.median_ms - measurement.low_ms) for _, measurement in shown]
         above = [per_ms * (measurement.high_ms - measurement.median_ms) for _, measurement in shown]
         places = [place + (index - (len(names) - 1) / 2) * width for place, _ in shown]
-        axes.bar(places, heights, width, yerr=(below, above), capsize=2, label=name)
+        bars.append(axes.bar(places, heights, width, yerr=(below, above), capsize=2))
     if max(medians) > LINEAR_RANGE * min(medians):
         axes.set_yscale("log")
-    axes.set_xticks(range(len(groups)), list(groups), rotation=15 if len(groups) > 2 else 0)
+    axes.set_xticks(range(len(groups)), list(groups), rotation=15 if len(groups) > 2 else 0, parse_math=False)
     axes.set_ylabel(f"median time of a call, {unit}")
-    axes.legend()
+    # The names come last: of a label that matplotlib is given, $ begins a formula, and a leading _ hides it.
+    for text, name in zip(axes.legend(bars, "-" * len(bars)).get_texts(), names):
+        text.set(text=name, parse_math=False)
     figure.savefig(path, format="png", dpi=150)

@@ -65,6 +65,11 @@ def test_the_copy_is_a_copy(monkeypatch):
     assert all(target.nbytes == 2**20 and target.eq(1).all() for target in targets)
 
 
+def test_nothing_is_moved_on_meta():
+    with pytest.raises(ValueError, match="^copy_bandwidth: nothing is moved on the device meta$"):
+        copy_bandwidth("meta")
+
+
 @pytest.mark.cuda
 def test_copies_within_a_gpu(monkeypatch):
     monkeypatch.setattr(bandwidth, "COPY_BYTES", 256 * 2**20)

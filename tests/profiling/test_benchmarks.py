@@ -1,11 +1,14 @@
 """Measurements of functions: which calls are made, and what is reported of them. No test asserts a time."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from kfconvert.profiling import Measurement, benchmark_kernel, quick_benchmark
 from kfconvert.profiling import benchmarks, device_cost, sampling
+from kfconvert.profiling import measurement as measuring
 
 
 def test_every_measurement_on_the_cpu_is_one_call():
@@ -44,29 +47,40 @@ def test_bytes_of_the_call_unless_they_are_given():
     x = torch.ones(256)
     assert benchmark_kernel(torch.relu, x, 0, 1).bytes_moved == 2048
     given = benchmark_kernel(torch.relu, x, 0, 1, bytes_moved=5000)
-    assert given.bytes_moved == 5000 and given.copy_share > 0
+    assert given.bytes_moved == 5000
     assert benchmark_kernel(nn.Linear(4, 2), torch.ones(1, 4), 0, 1).bytes_moved == 16 + 32 + 8 + 8
 
 
-def test_nothing_is_copied_for_what_moves_nothing(monkeypatch):
-    monkeypatch.setattr(benchmarks, "copy_bandwidth", lambda device: pytest.fail("copied"))
-    measurement = benchmark_kernel(lambda: None, (), 0, 1)
-    assert (measurement.bandwidth_gb_s, measurement.copy_gb_s) == (0.0, None)
+def test_nothing_is_copied_before_a_share_is_asked_for(monkeypatch):
+    copies = []
+    monkeypatch.setattr(measuring, "copy_bandwidth", lambda device: copies.append(device) or 7.0)
+    idle = benchmark_kernel(lambda: None, (), 0, 1)
+    assert (idle.bandwidth_gb_s, idle.copy_gb_s) == (0.0, None) and "GB/s" not in idle.summary()
+    busy = benchmark_kernel(torch.relu, torch.ones(4), 0, 1)
+    assert busy.bandwidth_gb_s > 0 and copies == []
+    assert busy.copy_gb_s == 7.0 and copies == ["cpu"]
 
 
-def test_without_memory_for_a_copy_there_is_no_share(monkeypatch):
-    def full(device):
-        raise torch.OutOfMemoryError("full")
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])  # of a GPU, of the CPU
+def test_without_memory_for_a_copy_there_is_no_share(monkeypatch, error):
+    def full(*_, **__):
+        raise error("full")
 
-    monkeypatch.setattr(benchmarks, "copy_bandwidth", full)
-    measurement = benchmark_kernel(torch.relu, torch.ones(4), 0, 1)
-    assert measurement.copy_share is None and measurement.bandwidth_gb_s > 0
+    busy = benchmark_kernel(torch.relu, torch.ones(4), 0, 1)
+    monkeypatch.setattr(torch, "ones", full)
+    assert busy.copy_share is None and busy.as_dict()["copy_gb_s"] is None and busy.bandwidth_gb_s > 0
+    assert "GB/s" in busy.summary() and "of a copy" not in busy.summary()
+
+
+def test_meta_tensors():
+    traced = benchmark_kernel(torch.relu, torch.ones(4, device="meta"), 0, 1)
+    assert (traced.device, traced.bytes_moved, traced.copy_share) == ("meta", 32, None)
 
 
 def test_quick_benchmark_takes_the_arguments_of_the_call():
     seen = []
-    measurement = quick_benchmark(lambda x, dim: seen.append((x, dim)), 1, dim=-1)
-    assert measurement.repeat == benchmarks.QUICK_REPEAT and set(seen) == {(1, -1)}
+    quick = quick_benchmark(lambda x, dim, fn: seen.append((x, dim, fn)), 1, dim=-1, fn=3)
+    assert quick.repeat == benchmarks.QUICK_REPEAT and set(seen) == {(1, -1, 3)}
 
 
 def test_errors_of_the_function_are_raised():
@@ -79,7 +93,9 @@ def test_errors_of_the_function_are_raised():
     [
         ((torch.relu, torch.ones(1), -1, 1), ValueError, "warmup must be at least 0, got -1"),
         ((torch.relu, torch.ones(1), 0, 0), ValueError, "repeat must be at least 1, got 0"),
-        ((torch.relu, torch.ones(1), 0, 1, -5), ValueError, "bytes_moved must be at least 0, got -5"),
+        ((torch.relu, torch.ones(1), 0, 1, -5), ValueError, "bytes_moved must be a finite number from 0 on, got -5"),
+        ((torch.relu, torch.ones(1), 0, 1, math.nan), ValueError, "bytes_moved must be a finite .*, got nan"),
+        ((torch.relu, torch.ones(1), 0, 1, math.inf), ValueError, "bytes_moved must be a finite .*, got inf"),
         ((torch.relu, 3), TypeError, "inputs must be a tensor, a tuple .* not int"),
         ((torch.relu, None), TypeError, "inputs must be a tensor, a tuple .* not NoneType"),
         ((torch.ones(1), torch.relu), TypeError, "fn must be callable, not Tensor"),

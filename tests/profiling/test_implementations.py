@@ -66,6 +66,23 @@ def test_integers_agree_where_they_are_equal(x):
     assert not other.agrees and other.difference is None
 
 
+@pytest.mark.parametrize("form", [torch.Tensor.to_sparse, torch.Tensor.to_mkldnn])
+def test_sparse_outputs_are_compared_as_dense_ones(x, form):
+    same = compare_functions(lambda x: [form(x)], lambda x: [form(x)], x, **QUICK)
+    assert (same.agrees, same.difference) == (True, 0.0)
+    double = compare_functions(lambda x: [form(x)], lambda x: [form(2 * x)], x, **QUICK)
+    assert not double.agrees and double.difference == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_outputs_that_cannot_be_compared(layout):
+    x = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    row = compare_functions(torch.neg, torch.neg, x, **QUICK)
+    assert (row.agrees, row.difference) == (False, None)
+    assert row.reason.startswith("the outputs cannot be compared: ") and "\n" not in row.reason
+
+
 def test_inputs_and_random_numbers_are_the_same_for_each(x):
     before, state = x.clone(), torch.get_rng_state()
     assert compare_functions(F.relu, F.relu_, x, **QUICK).agrees  # the copy, not x, is written to first
@@ -123,6 +140,10 @@ def test_bad_arguments(x):
         profiler.compare_implementations({"plain": plain, "broken": 3}, x)
     with pytest.raises(TypeError, match="inputs must be"):
         profiler.compare_implementations({"plain": plain}, None)
+    with pytest.raises(TypeError, match="^names of implementations must be strings, not int$"):
+        profiler.compare_implementations({"plain": plain, 3: plain}, x)
+    with pytest.raises(TypeError, match="^labels must be strings, not int$"):
+        profiler.compare_implementations({"plain": plain}, x, label=3)
     assert profiler.results == {}
 
 
@@ -136,6 +157,22 @@ def test_the_chart_is_a_png(x, tmp_path):
     width, height = struct.unpack(">II", content[16:24])
     assert content[:8] == b"\x89PNG\r\n\x1a\n" and content[12:16] == b"IHDR" and content[-8:-4] == b"IEND"
     assert width > 600 and height > 400
+
+
+def test_names_in_the_chart_are_no_formulas(x, tmp_path, monkeypatch):
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    shown, save = [], figure.savefig
+
+    def saved(self, *args, **kwargs):
+        shown.extend(text.get_text() for text in self.axes[0].get_legend().get_texts())
+        shown.extend(text.get_text() for text in self.axes[0].get_xticklabels())
+        save(self, *args, **kwargs)
+
+    monkeypatch.setattr(figure, "savefig", saved)
+    profiler, names = KernelProfiler(), ["$x_{$", "_hidden", r"\$y$"]
+    profiler.compare_implementations(dict.fromkeys(names, plain), x, **QUICK, label="$z_{$")
+    profiler.plot_comparison(tmp_path / "chart.png")
+    assert shown == [*names, "$z_{$"]
 
 
 def test_a_chart_needs_results():

@@ -8,16 +8,21 @@ import statistics
 import pytest
 
 from kfconvert.profiling import Measurement
+from kfconvert.profiling import measurement as measuring
 from kfconvert.profiling.comparison import median_interval
 from kfconvert.profiling.measurement import bytes_text, time_text
 
 COST = {
     "device": "cuda:0",
     "bytes_moved": 3_000_000,
-    "copy_gb_s": 2000.0,
     "launches": 1,
     "peak_bytes": 4 * 2**20,
 }
+
+
+@pytest.fixture(autouse=True)
+def copies(monkeypatch):
+    monkeypatch.setattr(measuring, "copy_bandwidth", {"cuda:0": 2000.0}.__getitem__)
 
 
 def test_statistics_of_the_times():
@@ -50,8 +55,8 @@ def test_bandwidth_and_its_share_of_a_copy():
     measurement = Measurement.of([0.001, 0.002, 0.009], 1, **COST)
     assert measurement.bandwidth_gb_s == pytest.approx(1500.0)  # 3 MB in 2 us
     assert measurement.copy_share == pytest.approx(0.75)
-    unknown = dataclasses.replace(measurement, copy_gb_s=None)
-    assert unknown.copy_share is None and "of a copy" not in unknown.summary()
+    idle = dataclasses.replace(measurement, bytes_moved=0)
+    assert idle.copy_share is None and idle.copy_gb_s is None
 
 
 def test_report():
@@ -59,6 +64,7 @@ def test_report():
     report = json.loads(json.dumps(measurement.as_dict(), allow_nan=False))
     assert report["median_ms"] == 0.002 and report["launches"] == 1 and report["peak_bytes"] == 4 * 2**20
     assert report["bandwidth_gb_s"] == pytest.approx(1500.0) and report["copy_share"] == pytest.approx(0.75)
+    assert report["copy_gb_s"] == 2000.0
     line = measurement.summary()
     assert "\n" not in line and line.startswith("2.00 us") and "1.5e+03 GB/s (75 % of a copy)" in line
     assert "1 launch," in line and line.endswith("peak memory 4.0 MiB")

@@ -2,6 +2,12 @@
 // in one pass.
 #pragma once
 
+#ifdef KFC_TUNE
+#include <cstdlib>
+#include <string>
+#endif
+
+#include "row_shapes.h"
 #include "vector.cuh"
 
 namespace kfc {
@@ -28,27 +34,27 @@ struct RowShape {
   static constexpr int items = ITEMS;
 };
 
-// Calls launch with the shape for rows of so many packs, or launch_long where none is wide enough. Where rows are too few
-// to fill the device with a warp each, every thread has one pack; else as few threads as hold the row, so that more rows
-// are in flight, but at most a few packs each. Measured on an H100 for rms_norm, add_layer_norm and softmax (1024 and
-// 16384 rows of 512 to 4096, float32 and float16): up to 1.4 times slower with other shapes.
-template <class Launch, class LaunchLong>
+// Calls launch with the shape of row_shapes.h for rows of so many packs of N elements, or launch_long where none is wide
+// enough. Where KFC_TUNE is defined, with the shape that the environment names, as scripts/tune_kernels.py does.
+template <int N, class Launch, class LaunchLong>
 void dispatch_rows(int64_t packs, int64_t rows, Launch launch, LaunchLong launch_long) {
-  if (packs <= 8) return launch(RowShape<8, 1>());
-  if (packs <= 32) return launch(RowShape<32, 1>());
-  if (rows <= kFewRows * multiprocessors()) {
-    if (packs <= 64) return launch(RowShape<64, 1>());
-    if (packs <= 128) return launch(RowShape<128, 1>());
-    if (packs <= 192) return launch(RowShape<192, 1>());
+#ifdef KFC_TUNE
+  const char* asked = std::getenv("KFCONVERT_ROW_SHAPE");
+  const std::string shape = asked == nullptr ? "" : asked;
+#define KFC_CANDIDATE(THREADS, ITEMS) \
+  if (shape == #THREADS "x" #ITEMS && packs <= THREADS * ITEMS) return launch(RowShape<THREADS, ITEMS>());
+  KFC_ROW_CANDIDATES(KFC_CANDIDATE)
+#undef KFC_CANDIDATE
+#endif
+  const bool few = rows <= kFewRows * multiprocessors();
+#define KFC_ROW_SHAPE(PACKS, ONLY_FEW, THREADS, ITEMS) \
+  if (packs <= PACKS && (few || !ONLY_FEW)) return launch(RowShape<THREADS, ITEMS>());
+  if constexpr (N == 4) {
+    KFC_ROW_SHAPES_4(KFC_ROW_SHAPE)
+  } else {
+    KFC_ROW_SHAPES_8(KFC_ROW_SHAPE)
   }
-  if (packs <= 64) return launch(RowShape<32, 2>());
-  if (packs <= 96) return launch(RowShape<32, 3>());
-  if (packs <= 128) return launch(RowShape<64, 2>());
-  if (packs <= 192) return launch(RowShape<96, 2>());
-  if (packs <= 256) return launch(RowShape<128, 2>());
-  if (packs <= 512) return launch(RowShape<256, 2>());
-  if (packs <= 1024) return launch(RowShape<256, 4>());
-  if (packs <= 2048) return launch(RowShape<512, 4>());
+#undef KFC_ROW_SHAPE
   launch_long();
 }
 

@@ -271,7 +271,7 @@ void launch(const Softmax& a, cudaStream_t stream) {
   if constexpr (sizeof(T) == 8) {
     launch_long<T, N, 256>(a, stream);  // a reference type: one kernel is enough
   } else {
-    dispatch_rows(
+    dispatch_rows<N>(
         a.cols / N, a.rows, [&](auto shape) { launch_rows<T, N, shape.threads, shape.items>(a, stream); },
         [&] { launch_long<T, N, 1024>(a, stream); });
   }

@@ -1,0 +1,62 @@
+"""The table of scripts/tune_kernels.py: what it tries and what it writes; timing needs a GPU."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def tune(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return importlib.import_module("tune_kernels")
+
+
+def entries(text, macro, count):
+    body = text.partition(f"#define {macro}(SHAPE)")[2].partition("\n\n")[0]
+    found = re.findall(r"SHAPE\(([^)]*)\)", body)
+    assert found and all(len(entry.split(", ")) == count for entry in found)
+    return [tuple(entry.split(", ")) for entry in found]
+
+
+def test_the_table_that_is_built_holds_every_row(tune):
+    text = tune.HEADER.read_text()
+    tried = {tuple(map(int, entry)) for entry in entries(text, "KFC_ROW_CANDIDATES", 2)}
+    assert tried == set(tune.all_candidates())
+    for elements in tune.DTYPES:
+        shapes = entries(text, f"KFC_ROW_SHAPES_{elements}", 4)
+        for packs, few, threads, items in shapes:
+            assert few in ("true", "false") and int(threads) * int(items) >= int(packs)
+            assert (int(threads), int(items)) in tried
+        for_all = [int(packs) for packs, few, *_ in shapes if few == "false"]
+        assert for_all == sorted(for_all) and for_all[-1] == max(tune.PACKS)
+
+
+def test_candidates_hold_the_row_and_waste_no_item(tune):
+    for packs in tune.PACKS:
+        shapes = tune.candidates(packs)
+        assert shapes
+        for threads, items in shapes:
+            assert threads * items >= packs and (items == 1 or threads * (items - 1) < packs)
+
+
+def test_written_table(tune, monkeypatch):
+    monkeypatch.setattr(tune.torch.cuda, "get_device_name", lambda: "a GPU")
+
+    def slowness(elements, packs, few, log):  # the first is best for few rows, the last for many
+        shapes = tune.candidates(packs)
+        return {shape: 1 + abs(i - (0 if few else len(shapes) - 1)) for i, shape in enumerate(shapes)}
+
+    monkeypatch.setattr(tune, "slowness", slowness)
+    text = tune.text({elements: tune.table(elements, log=None) for elements in tune.DTYPES})
+    assert "one a GPU" in text
+    for elements in tune.DTYPES:
+        shapes = entries(text, f"KFC_ROW_SHAPES_{elements}", 4)
+        lengths = [int(packs) for packs, *_ in shapes]
+        assert sorted(set(lengths)) == list(tune.PACKS)
+        for packs in set(lengths):  # one entry, or that of few rows and then that of all
+            kinds = [few for length, few, *_ in shapes if int(length) == packs]
+            assert kinds in (["false"], ["true", "false"])
