@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from .calls import MAX_SPELLINGS
 from .model_state import ModelState
+from .ops.registration import transformed
 from .program import Program
 from .recompute import needs_gradient, run_recorded
 from .tracer import Region
@@ -39,11 +40,6 @@ class Variant:
 
     def run(self, leaves: list[Any]) -> Any:
         return self.structured(self.program.run(leaves))
-
-
-def _transformed() -> bool:
-    """Whether torch.func transforms or forward-mode derivatives are at work, which a program does not know."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 class Ledger:
@@ -129,7 +125,7 @@ class GuardedForward:
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or _transformed():
+        if torch.compiler.is_compiling() or transformed():
             return self.original(*args, **kwargs)
         if _originals.wanted:
             return self._original_unwatched(args, kwargs)

@@ -8,7 +8,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from kfconvert.ops import ACTIVATIONS
-from kfconvert.ops.registration import has_kernels
+from kfconvert.ops.registration import has_kernels, transformed
 
 from .derived import Derived
 
@@ -98,8 +98,8 @@ def held(module: nn.Module, name: str) -> torch.Tensor | None:
 
 
 def takes_plain_path(x: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the differentiable operators must run: gradients, autocast, tracing, tensor subclasses."""
-    if torch.compiler.is_compiling() or type(x) is not torch.Tensor:
+    """Whether the differentiable operators must run: gradients, transforms, autocast, tracing, subclasses."""
+    if torch.compiler.is_compiling() or type(x) is not torch.Tensor or transformed():
         return True
     if torch.is_grad_enabled() and (x.requires_grad or any(tensor.requires_grad for tensor in tensors)):
         return True

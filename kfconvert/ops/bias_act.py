@@ -7,6 +7,7 @@ summed over all other dimensions.
 import torch
 
 from .activations import BY_CODE, CODES, apply_activation
+from .double_backward import differentiable_gradients, is_differentiated
 from .registration import (
     LIBRARY,
     autocast,
@@ -139,10 +140,21 @@ def _save(ctx, inputs, output):
         ctx.save_for_backward(x, bias, residual)
 
 
+def _grad_of_sum(ctx, grad, saved, bias, residual):
+    activation, negative_slope = ctx.activation, ctx.negative_slope
+    if not is_differentiated():
+        return _BACKWARD(grad, saved, bias, residual, activation.code, negative_slope, ctx.dim)
+    if activation.saves_output:
+        return activation.backward(grad, saved, negative_slope)
+    with torch.enable_grad():
+        v = _sum(saved, bias, residual, ctx.dim)
+    return differentiable_gradients(lambda v: activation.reference(v, negative_slope), (v,), grad)[0]
+
+
 def _differentiate(ctx, grad):
     g = grad
     if ctx.activation.name != "none":
-        g = _BACKWARD(grad, *ctx.saved_tensors, ctx.activation.code, ctx.negative_slope, ctx.dim)
+        g = _grad_of_sum(ctx, grad, *ctx.saved_tensors)
     x_needs, bias_needs, residual_needs = ctx.needs_input_grad[:3]
     # A sum over no dimension at all (a vector with its bias) would be taken by ATen as a sum over every one.
     grad_bias = (g.sum(ctx.bias_dims) if ctx.bias_dims else g) if bias_needs else None

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from .attention import check_attention, with_four_dimensions
-from .registration import cast_to_lower, require
+from .registration import cast_to_lower, require, transformed
 
 # The edge of the blocks that the kernels of flex_attention skip, and the narrowest heads that they take.
 _TILE = 128
@@ -52,7 +52,7 @@ def block_sparse_attention(
     leading = q.shape[:-2]
     if q.dim() > 4:
         layout = layout.expand(*leading, *layout.shape[-2:])
-        layout = layout.reshape(-1, leading[-1], *layout.shape[-2:])
+        layout = layout.reshape(math.prod(leading[:-1]), leading[-1], *layout.shape[-2:])
     layout = layout[(None,) * (4 - layout.dim())]
     tensors = with_four_dimensions(q, k, v)
     if _has_kernel(q, k, v, block_size):
@@ -113,6 +113,7 @@ def _expanded(layout, block_size, queries, keys):
 def _has_kernel(q, k, v, block_size):
     return (
         q.is_cuda
+        and not transformed()
         and q.dtype != torch.float64
         and (_TILE % block_size == 0 or block_size % _TILE == 0)
         and min(q.shape[-2], k.shape[-2]) >= _TILE

@@ -10,6 +10,7 @@ from enum import IntEnum
 import torch
 
 from .activations import BY_CODE
+from .double_backward import differentiable_gradients, is_differentiated
 from .registration import (
     LIBRARY,
     autocast,
@@ -107,20 +108,24 @@ def _fake_backward(grad, x, other, combination, code, negative_slope):
 def _save(ctx, inputs, output):
     x, other, ctx.combination, code, ctx.negative_slope = inputs
     ctx.activation, ctx.shapes = BY_CODE[code], (x.shape, other.shape)
-    if ctx.combination != Combination.SUM:
-        ctx.save_for_backward(x, other)
-    elif ctx.activation.saves_output:
+    ctx.saves_output = ctx.combination == Combination.SUM and ctx.activation.saves_output
+    if ctx.saves_output:
         ctx.save_for_backward(output)
     else:
-        ctx.save_for_backward(x + other)
+        ctx.save_for_backward(x, other)
 
 
 def _differentiate(ctx, grad):
-    if ctx.combination != Combination.SUM:
-        grads = _BACKWARD(grad, *ctx.saved_tensors, ctx.combination, ctx.activation.code, ctx.negative_slope)
+    options = ctx.combination, ctx.activation.code, ctx.negative_slope
+    if ctx.saves_output:
+        grads = (ctx.activation.backward(grad, *ctx.saved_tensors, ctx.negative_slope),) * 2
+    elif is_differentiated():
+        grads = differentiable_gradients(lambda *pair: _reference(*pair, *options), ctx.saved_tensors, grad)
+    elif ctx.combination == Combination.SUM:
+        x, other = ctx.saved_tensors
+        grads = (ctx.activation.backward(grad, x + other, ctx.negative_slope),) * 2
     else:
-        (saved,) = ctx.saved_tensors
-        grads = (ctx.activation.backward(grad, saved, ctx.negative_slope),) * 2
+        grads = _BACKWARD(grad, *ctx.saved_tensors, *options)
     wanted = (
         g.sum_to_size(shape) if needed else None
         for g, shape, needed in zip(grads, ctx.shapes, ctx.needs_input_grad)

@@ -58,7 +58,8 @@ def conv_act(
         bfloat16. weight: (out, in / groups, *kernel).
         bias: (out,).
         residual: the output's shape; a layout other than the output's costs a copy.
-        stride, padding, dilation, groups: as in torch.nn.functional.conv2d; padding also "valid" or "same".
+        stride, padding, dilation, groups: as in torch.nn.functional.conv2d; padding also "valid" or, with a
+        stride of 1, "same".
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
         negative_slope: of leaky_relu.
 
@@ -81,7 +82,7 @@ def conv_act(
             negative_slope,
         ).squeeze(0)
     if isinstance(padding, str):
-        x, padding = _explicit_padding(x, weight, padding, dilation)
+        x, padding = _explicit_padding(x, weight, stride, padding, dilation)
     if not has_kernels(x):
         _check(x, weight, bias, residual, groups)
         return reference(
@@ -98,12 +99,14 @@ def conv_act(
     return operator(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope)
 
 
-def _explicit_padding(x, weight, padding, dilation):
+def _explicit_padding(x, weight, stride, padding, dilation):
     """(x, numbers) for "valid" and "same"; an odd total is padded beforehand, the larger part at the end."""
     if padding == "valid":
         return x, 0
     if padding != "same":
         raise ValueError(f'padding must be numbers, "valid" or "same", not {padding!r}')
+    strided = stride != 1 if isinstance(stride, int) else any(n != 1 for n in stride)
+    require(not strided, "conv_act", f'padding "same" needs a stride of 1, not {stride}')
     spatial = weight.dim() - 2
     dilations = [dilation] * spatial if isinstance(dilation, int) else list(dilation)
     totals = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]

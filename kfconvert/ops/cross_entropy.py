@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .double_backward import differentiable_gradients, is_differentiated
 from .norms import accumulator
 from .registration import (
     LIBRARY,
@@ -12,8 +13,10 @@ from .registration import (
     define,
     define_with_twin,
     has_kernels,
+    recorded,
     require,
     require_float,
+    transformed,
 )
 
 
@@ -45,7 +48,8 @@ def cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
     _check(x, target)
-    if x.is_cpu and not torch.compiler.is_compiling():
+    # Where Python can look at the values; of all others the kernels and ATen refuse wrong ones.
+    if x.is_cpu and type(target) is Tensor and not (recorded() or transformed()):
         counts = target[target != ignore_index]
         least, most = counts.aminmax() if counts.numel() else (0, 0)
         fits = least >= 0 and (most < x.shape[1] or not counts.numel())
@@ -114,7 +118,7 @@ def _fake_backward(grad, x, target, lse, weight, ignored, smoothing):
 
 
 def _save(ctx, inputs, output):
-    x, target, ctx.ignored, ctx.smoothing, _ = inputs
+    x, target, *ctx.options = inputs
     _, lse, weight = output
     ctx.save_for_backward(x, target, lse, weight)
     ctx.mark_non_differentiable(lse, weight)
@@ -122,7 +126,11 @@ def _save(ctx, inputs, output):
 
 def _differentiate(ctx, grad, *_):
     x, target, lse, weight = ctx.saved_tensors
-    of_x = _BACKWARD(grad.to(lse.dtype), x, target, lse, weight, ctx.ignored, ctx.smoothing)
+    if is_differentiated():
+        (of_x,) = differentiable_gradients(lambda x: _compose(x, target, *ctx.options)[0], (x,), grad)
+    else:
+        ignored, smoothing, _ = ctx.options
+        of_x = _BACKWARD(grad.to(lse.dtype), x, target, lse, weight, ignored, smoothing)
     return of_x, None, None, None, None
 
 

@@ -3,8 +3,8 @@
 Which elements are dropped follows from the number of the element in memory, a seed and a sequence (Philox 4x32-10:
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). Seed and sequence come from torch's generator of
 the device, so that `torch.manual_seed` repeats them. Of a GPU's generator they are its seed and its offset, which
-then moves on; where a CUDA graph or torch.compile records the call, they are drawn into a tensor on the device, and each
-replay draws others.
+then moves on; where a CUDA graph, torch.compile or another tracer records the call, they are drawn into a
+tensor on the device, and each replay draws others.
 
 Backward: dropout(grad) * act'(x + bias) is the gradient of x and, summed over all other dimensions, of bias; that of
 residual is grad.
@@ -16,7 +16,17 @@ from torch import Tensor
 
 from .activations import BY_CODE, CODES
 from .bias_act import check_terms, spread
-from .registration import LIBRARY, autocast, cast_to_widest, define, define_with_twin, has_kernels, require
+from .double_backward import differentiable_gradients, is_differentiated
+from .registration import (
+    LIBRARY,
+    autocast,
+    cast_to_widest,
+    define,
+    define_with_twin,
+    has_kernels,
+    recorded,
+    require,
+)
 
 
 def gelu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
@@ -57,7 +67,7 @@ def _dropout_act(x, bias, residual, p, training, code, dim):
 
 def _draw(device):
     """(state, seed, sequence) as the operators take them."""
-    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if recorded() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return torch.randint(_LEAST, _MOST, (2,), device=device), 0, 0
     if device.type == "cpu":
         return None, *torch.randint(_LEAST, _MOST, (2,)).tolist()
@@ -144,6 +154,17 @@ def _compose_backward(grad, x, bias, state, seed, sequence, p, code, negative_sl
     return torch.empty_like(x).copy_(activation.backward(_drop(grad, x, state, seed, sequence, p), saved, negative_slope))
 
 
+def _differentiable_backward(grad, x, bias, state, seed, sequence, p, code, negative_slope, dim):
+    """The gradient of x + bias."""
+    with torch.enable_grad():
+        v = _sum(x, bias, dim)
+
+    def definition(v):
+        return _drop(BY_CODE[code].reference(v, negative_slope), x, state, seed, sequence, p)
+
+    return differentiable_gradients(definition, (v,), grad)[0]
+
+
 def _fake_backward(grad, x, bias, state, seed, sequence, p, code, negative_slope, dim):
     return torch.empty_like(x)
 
@@ -156,8 +177,11 @@ def _save(ctx, inputs, output):
 def _differentiate(ctx, grad):
     x, bias, state = ctx.saved_tensors
     x_needs, bias_needs, residual_needs = ctx.needs_input_grad[:3]
-    of_x = _BACKWARD(grad, x, bias, state, *ctx.options) if x_needs or bias_needs else None
-    of_bias = of_x.sum_to_size(spread(bias, x, ctx.options[-1]).shape).flatten() if bias_needs else None
+    of_x = None
+    if x_needs or bias_needs:
+        backward = _differentiable_backward if is_differentiated() else _BACKWARD
+        of_x = backward(grad, x, bias, state, *ctx.options)
+    of_bias = of_x.sum_to_size(spread(bias, x, ctx.options[-1]).shape).reshape(-1) if bias_needs else None
     return of_x if x_needs else None, of_bias, grad if residual_needs else None, *(None,) * 7
 
 

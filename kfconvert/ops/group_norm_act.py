@@ -6,9 +6,9 @@ plain ATen calls, whose formulas apply.
 """
 
 import torch
-import torch.nn.functional as F
 
 from .activations import BY_CODE, CODES, apply_activation
+from .bias_act import spread
 from .norms import wants_gradient
 from .registration import (
     autocast,
@@ -25,7 +25,16 @@ from .registration import (
 
 def reference(x, num_groups, weight=None, bias=None, eps=1e-5, activation="none", negative_slope=0.01):
     """The definition of :func:`group_norm_act` in plain ATen, differentiable."""
-    return apply_activation(F.group_norm(x, num_groups, weight, bias, eps), activation, negative_slope)
+    return apply_activation(_normalise(x, num_groups, weight, bias, eps), activation, negative_slope)
+
+
+def _normalise(x, num_groups, weight, bias, eps):
+    if x.numel() > 0:
+        # Not F.group_norm, which refuses groups of one value.
+        return torch.group_norm(x, num_groups, weight, bias, eps)
+    # ATen refuses some of these; the gradients of weight and bias are zeros.
+    y = x.clone() if weight is None else x * spread(weight, x, 1)
+    return y if bias is None else y + spread(bias, x, 1)
 
 
 def group_norm_act(
@@ -82,8 +91,6 @@ def _check(x, num_groups, weight, bias):
 
 def _compose(x, num_groups, weight, bias, eps, code, negative_slope):
     _check(x, num_groups, weight, bias)
-    if x.numel() == 0:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
     return _decompose(x, num_groups, weight, bias, eps, code, negative_slope)
 
 
@@ -93,7 +100,7 @@ def _fake(x, num_groups, weight, bias, eps, code, negative_slope):
 
 
 def _decompose(x, num_groups, weight, bias, eps, code, negative_slope):
-    y = F.group_norm(x.contiguous(), num_groups, weight, bias, eps)
+    y = _normalise(x.contiguous(), num_groups, weight, bias, eps)
     return BY_CODE[code].reference(y, negative_slope)
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from .activations import BY_CODE, CODES, apply_activation
+from .double_backward import differentiable_gradients, is_differentiated
 from .norms import (
     accumulator,
     as_shape,
@@ -17,6 +18,7 @@ from .norms import (
     check_norm,
     grad_of_residual,
     row_count,
+    sum_requires_grad,
     wants_gradient,
 )
 from .registration import (
@@ -158,13 +160,23 @@ def _fake_backward(grad, grad_sum, s, mean, rstd, weight, bias, cols, code, nega
 
 
 def _save(ctx, inputs, output):
-    x, residual, shape, weight, bias, _, ctx.code, ctx.negative_slope = inputs
+    x, residual, shape, weight, bias, ctx.eps, ctx.code, ctx.negative_slope = inputs
     _, s, mean, rstd = output
     ctx.shape = tuple(shape)
     ctx.residual_shape = None if residual is None else residual.shape
-    ctx.mark_non_differentiable(mean, rstd)
+    ctx.mark_non_differentiable(*((mean, rstd) if sum_requires_grad(x, residual) else (s, mean, rstd)))
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x if residual is None else s, mean, rstd, weight, bias)
+
+
+def _differentiable_backward(ctx, grad, grad_sum, s, weight, bias):
+    """The gradients of s, weight and bias."""
+
+    def definition(s, weight, bias):
+        return _compose(s, None, ctx.shape, weight, bias, ctx.eps, ctx.code, ctx.negative_slope)
+
+    grad_s, *affine = differentiable_gradients(definition, (s, weight, bias), grad)
+    return grad_s if grad_sum is None else grad_s + grad_sum, *affine
 
 
 def _differentiate(ctx, grad, grad_sum, *_):
@@ -176,6 +188,9 @@ def _differentiate(ctx, grad, grad_sum, *_):
         grad_sum = None
     if grad is None:  # only the sum was used
         return grad_sum, grad_of_residual(grad_sum, ctx.residual_shape), *[None] * 6
+    if is_differentiated():
+        grad_s, *affine = _differentiable_backward(ctx, grad, grad_sum, s, weight, bias)
+        return grad_s, grad_of_residual(grad_s, ctx.residual_shape), None, *affine, *[None] * 3
     grad_s, grad_weight, grad_bias = _BACKWARD(
         grad, grad_sum, s, mean, rstd, weight, bias, cols, ctx.code, ctx.negative_slope
     )

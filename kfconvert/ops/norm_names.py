@@ -11,7 +11,7 @@ from torch import Tensor
 from .fold_batch_norm import fold_batch_norm
 from .group_norm_act import group_norm_act
 from .layer_norm_act import layer_norm_act
-from .norms import accumulator, wants_gradient
+from .norms import accumulator, own_sum, wants_gradient
 from .registration import has_kernels, require, require_float
 from .rms_norm_act import rms_norm_act
 from .scale_shift_act import scale_shift_act
@@ -54,7 +54,7 @@ def layer_norm_silu(
 
 def add_layer_norm(
     x: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     normalized_shape: Shape,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -62,9 +62,10 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """``(layer_norm(x + residual), x + residual)``; :func:`kfconvert.ops.layer_norm_act` with ``return_sum``.
 
-    residual: x's shape, or one that repeats over its leading dimensions.
+    residual: x's shape, or one that repeats over its leading dimensions; None is 0.
     """
-    return layer_norm_act(x, normalized_shape, weight, bias, eps, residual=residual, return_sum=True)
+    results = layer_norm_act(x, normalized_shape, weight, bias, eps, residual=residual, return_sum=True)
+    return own_sum(results, residual)
 
 
 def rms_norm(
@@ -87,16 +88,18 @@ def rms_norm_gelu(
 
 def add_rms_norm(
     x: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     normalized_shape: Shape,
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``(rms_norm(x + residual), x + residual)``; :func:`kfconvert.ops.rms_norm_act` with ``return_sum``.
 
-    residual: x's shape, or one that repeats over its leading dimensions. eps: see :func:`rms_norm`.
+    residual: x's shape, or one that repeats over its leading dimensions; None is 0.
+    eps: see :func:`rms_norm`.
     """
-    return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), residual=residual, return_sum=True)
+    results = rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), residual=residual, return_sum=True)
+    return own_sum(results, residual)
 
 
 def group_norm_silu(
@@ -137,6 +140,10 @@ def batch_norm_relu(
     """
     _check_batch_norm(x, running_mean, running_var, weight, bias, training)
     if training or not has_kernels(x) or wants_gradient(x, weight, bias, None):
+        # ATen's backward of (N, C) on the CPU is wrong with a strided weight or strided statistics.
+        weight = None if weight is None else weight.contiguous()
+        if not training:
+            running_mean, running_var = running_mean.contiguous(), running_var.contiguous()
         return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps).relu_()
     wide = accumulator(x.dtype)
     scale, shift = fold_batch_norm(running_mean, running_var, weight, bias, eps, dtype=wide)

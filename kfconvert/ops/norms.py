@@ -33,6 +33,17 @@ def wants_gradient(x, weight, bias, residual) -> bool:
     )
 
 
+def sum_requires_grad(x: torch.Tensor, residual: torch.Tensor | None) -> bool:
+    """Whether ``x + residual`` has a gradient, in grad mode."""
+    return x.requires_grad or (residual is not None and residual.requires_grad)
+
+
+def own_sum(results: tuple, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """``results``, (y, x + residual), of which none is an argument: without a residual x is copied."""
+    y, s = results
+    return y, s.clone(memory_format=torch.contiguous_format) if residual is None else s
+
+
 def check_norm(operator, x, residual, shape, weight, bias=None) -> None:
     """RuntimeError where shapes, dtypes or devices do not fit, as from the compiled kernels."""
     require_float(operator, x)

@@ -65,8 +65,8 @@ def _differentiate(ctx, grad):
     x_needs, bias_needs, weight_needs, _ = ctx.needs_input_grad
     return (
         of_x if x_needs else None,
-        of_x.sum_to_size(along.shape).flatten() if bias_needs else None,
-        of_weight.sum_to_size(along.shape).flatten() if weight_needs else None,
+        of_x.sum_to_size(along.shape).reshape(-1) if bias_needs else None,
+        of_weight.sum_to_size(along.shape).reshape(-1) if weight_needs else None,
         None,
     )
 

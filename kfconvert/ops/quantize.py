@@ -60,7 +60,8 @@ def parameters(operator, x, scale, zero_point, wide, dim):
                 check_channels(operator, name, x, value, dim)
         values.append(value if isinstance(value, Tensor) else float(value))
     sizes = [value.numel() for value in values if isinstance(value, Tensor)]
-    return [value.expand(max(sizes)) if isinstance(value, Tensor) else value for value in values]
+    size = next((size for size in sizes if size != 1), 1)
+    return [value.expand(size) if isinstance(value, Tensor) else value for value in values]
 
 
 def _arguments(scale, zero_point):
@@ -71,7 +72,9 @@ def _arguments(scale, zero_point):
 
 
 def _spread(value, x, dim):
-    return spread(value, x, dim) if isinstance(value, Tensor) and value.numel() > 1 else value
+    if not isinstance(value, Tensor):
+        return value
+    return value.reshape(()) if value.numel() == 1 else spread(value, x, dim)
 
 
 def reference_quantize(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:

@@ -6,8 +6,10 @@ is rounded. The order of the additions depends on shapes and device alone: equal
 Backward: 2 x grad; sign(x) grad / n; 2 (x - y) grad / n and its negative: plain ATen, itself differentiable.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 from math import prod
+from operator import index
 
 import torch
 import torch.nn.functional as F
@@ -100,7 +102,10 @@ def mse_loss(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
 def reduced_dims(operator, x, dim):
     """The dimensions that ``dim`` stands for, in ascending order."""
     require_float(operator, x)
-    dims = (dim,) if isinstance(dim, int) else tuple(dim or ())
+    if dim is None:
+        dims = ()
+    else:  # numbers of NumPy and tensors of one integer too
+        dims = tuple(map(index, dim)) if isinstance(dim, Sequence) else (index(dim),)
     if not dims:  # as ATen reads it
         return tuple(range(x.dim()))
     most = max(x.dim(), 1)
@@ -119,7 +124,11 @@ def _memory_order(x, dims):
             return (2, 0) if d in dims else (0, 0)
         return 1, -x.stride(d)
 
-    return sorted(range(x.dim()), key=place)
+    places, order = [place(d) for d in range(x.dim())], []
+    for d, own in enumerate(places):  # not by sorted, which torch.compile does not take for symbols
+        after = next((i for i, other in enumerate(order) if own < places[other]), len(order))
+        order.insert(after, d)
+    return order
 
 
 def kernel_order(x, dims):
@@ -204,7 +213,7 @@ def _differentiate(ctx, grad):
     kept, reduced = x.shape[: x.dim() - ctx.dims], x.shape[x.dim() - ctx.dims :]
     if ctx.mean:
         grad = grad / prod(reduced)
-    grad = grad.reshape(*kept, *[1] * ctx.dims)
+    grad = grad.reshape((*kept, *[1] * ctx.dims))
     of_x = of_other = None
     if ctx.term == Term.SQUARE:
         of_x = x * (2 * grad)

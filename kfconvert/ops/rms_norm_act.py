@@ -11,6 +11,7 @@ v is computed again from s, which is all that is kept besides the rstd of a row.
 import torch
 
 from .activations import BY_CODE, CODES, apply_activation
+from .double_backward import differentiable_gradients, is_differentiated
 from .norms import (
     accumulator,
     as_shape,
@@ -18,6 +19,7 @@ from .norms import (
     check_norm,
     grad_of_residual,
     row_count,
+    sum_requires_grad,
     wants_gradient,
 )
 from .registration import (
@@ -163,13 +165,23 @@ def _fake_backward(grad, grad_sum, s, rstd, weight, cols, code, negative_slope, 
 
 
 def _save(ctx, inputs, output):
-    x, residual, shape, weight, _, ctx.code, ctx.negative_slope, ctx.offset = inputs
+    x, residual, shape, weight, ctx.eps, ctx.code, ctx.negative_slope, ctx.offset = inputs
     _, s, rstd = output
     ctx.shape = tuple(shape)
     ctx.residual_shape = None if residual is None else residual.shape
-    ctx.mark_non_differentiable(rstd)
+    ctx.mark_non_differentiable(*((rstd,) if sum_requires_grad(x, residual) else (s, rstd)))
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x if residual is None else s, rstd, weight)
+
+
+def _differentiable_backward(ctx, grad, grad_sum, s, weight):
+    """The gradients of s and weight."""
+
+    def definition(s, weight):
+        return _compose(s, None, ctx.shape, weight, ctx.eps, ctx.code, ctx.negative_slope, ctx.offset)
+
+    grad_s, grad_weight = differentiable_gradients(definition, (s, weight), grad)
+    return grad_s if grad_sum is None else grad_s + grad_sum, grad_weight
 
 
 def _differentiate(ctx, grad, grad_sum, *_):
@@ -181,6 +193,9 @@ def _differentiate(ctx, grad, grad_sum, *_):
         grad_sum = None
     if grad is None:  # only the sum was used
         return grad_sum, grad_of_residual(grad_sum, ctx.residual_shape), *[None] * 6
+    if is_differentiated():
+        grad_s, grad_weight = _differentiable_backward(ctx, grad, grad_sum, s, weight)
+        return grad_s, grad_of_residual(grad_s, ctx.residual_shape), None, grad_weight, *[None] * 4
     grad_s, grad_weight = _BACKWARD(
         grad, grad_sum, s, rstd, weight, cols, ctx.code, ctx.negative_slope, ctx.offset
     )

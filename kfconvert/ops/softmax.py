@@ -1,12 +1,13 @@
 """softmax of scaled and masked scores, in one pass over memory forward and one backward.
 
-Backward: with g = grad * y, scale * (g - y * sum(g)) is the gradient of x, and the same without scale that of an additive
-mask, summed over the dimensions in which it was repeated.
+Backward: with g = grad * y, scale * (g - y * sum(g)) is the gradient of x, 0 where a boolean mask is False;
+the same without scale is that of an additive mask, summed over the dimensions in which it was repeated.
 """
 
 import torch
 from torch import Tensor
 
+from .double_backward import is_differentiated
 from .registration import (
     LIBRARY,
     autocast,
@@ -102,14 +103,17 @@ def _fake_backward(grad, y, scale):
 def _save(ctx, inputs, output):
     _, mask, ctx.scale = inputs
     ctx.mask_shape = None if mask is None else mask.shape
-    ctx.save_for_backward(output)
+    ctx.save_for_backward(output, mask if mask is not None and mask.dtype == torch.bool else None)
 
 
 def _differentiate(ctx, grad):
-    (y,) = ctx.saved_tensors
+    y, takes_part = ctx.saved_tensors
     x_needs, mask_needs, _ = ctx.needs_input_grad
-    of_x = _BACKWARD(grad, y, ctx.scale) if x_needs else None
-    of_mask = _BACKWARD(grad, y, 1.0).sum_to_size(ctx.mask_shape) if mask_needs else None
+    backward = _compose_backward if is_differentiated() else _BACKWARD
+    of_x = backward(grad, y, ctx.scale) if x_needs else None
+    if of_x is not None and takes_part is not None:
+        of_x = of_x.masked_fill_(~takes_part, 0)  # also where y is NaN
+    of_mask = backward(grad, y, 1.0).sum_to_size(ctx.mask_shape) if mask_needs else None
     return of_x, of_mask, None
 
 

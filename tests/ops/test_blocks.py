@@ -46,11 +46,7 @@ def compare_all(name, tensors, rest):
 def test_as_accurate_as_aten(device, compiled, name, dtype):
     for leading in ((2,), (), (0,)):
         tensors, rest = arguments(name, dtype, device, leading)
-        if name == "conv2d_bn_act" and leading == ():  # F.batch_norm has no images without a batch
-            got = call(ops, name, rest)(*tensors)
-            torch.testing.assert_close(got, call(ops, name, rest)(tensors[0][None], *tensors[1:])[0])
-        else:
-            compare_all(name, tensors, rest)
+        compare_all(name, tensors, rest)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -137,6 +133,14 @@ def test_geometry(device, compiled):
     x, weight, bias, *vectors = arguments("conv2d_bn_act", torch.float32, device)[0]
     compare_all("conv2d_bn_act", [x, weight[:, :2], bias, *vectors], ["none", 1, 0, 1, 2, 0.1])
     compare_all("conv2d_gelu_dropout", [x, weight[:, :2], bias], [0.1, False, 1, 0, 1, 2])
+
+
+def test_an_image_without_a_batch(device, compiled):
+    x, weight = torch.randn(2, 7, 8, device=device), torch.randn(4, 2, 3, 3, device=device)
+    vectors = torch.rand(5, 4, device=device) + 0.5
+    compare_all("conv2d_bn_act", [x, weight, *vectors], ["silu", 2, (1, 0)])
+    got, want = (reference.conv2d_bn_act(t, weight, *vectors, "silu", 2, (1, 0)) for t in (x, x[None]))
+    torch.testing.assert_close(got, want[0])
 
 
 def test_statistics_of_another_dtype(device, compiled):

@@ -140,5 +140,10 @@ def test_errors(device, compiled):
         with pytest.raises(RuntimeError, match=match) as error:
             ops.conv_act(*arguments, activation="relu")
         assert "\n" not in str(error.value)
+    for stride in (2, (2,), (1, 2)):
+        with pytest.raises(RuntimeError, match='conv_act: padding "same" needs a stride of 1') as error:
+            ops.conv_act(x, weight, padding="same", stride=stride)
+        assert "\n" not in str(error.value)
+    assert ops.conv_act(x, weight, padding="same", stride=(1, 1)).shape[2:] == x.shape[2:]
     with pytest.raises(ValueError, match='padding must be numbers, "valid" or "same"'):
         ops.conv_act(x, weight, padding="full")

@@ -110,6 +110,42 @@ def test_autocast(device, compiled, name):
     torch.testing.assert_close(got, want, rtol=1.6e-2, atol=1e-2, check_dtype="rms" not in name)
 
 
+@pytest.mark.parametrize("shape", [(1, 4), (2, 0, 3), (2, 4, 0), (0, 4, 3)])
+def test_group_norm_is_the_same_with_a_gradient(device, compiled, shape):
+    tensors = [torch.randn(s, device=device, dtype=torch.float64) for s in (shape, shape[1:2], shape[1:2])]
+    groups = shape[1] or 2
+    want = ops.group_norm_silu(tensors[0], groups, *tensors[1:])
+    leaves = [t.requires_grad_() for t in tensors]
+    for package in (ops, reference):
+        y = package.group_norm_silu(leaves[0], groups, *leaves[1:])
+        torch.testing.assert_close(y, want)
+        grads = torch.autograd.grad(y.sum(), leaves)
+        torch.testing.assert_close(grads[0], torch.zeros_like(grads[0]))
+    assert torch.autograd.gradcheck(lambda *t: ops.group_norm_silu(t[0], groups, *t[1:]), leaves)
+
+
+@pytest.mark.parametrize("name", ["add_layer_norm", "add_rms_norm"])
+def test_the_sum_requires_a_gradient_where_its_terms_do(device, compiled, name):
+    tensors, rest = arguments(name, torch.float32, device)
+    for wanted in range(len(tensors)):
+        for i, tensor in enumerate(tensors):
+            tensor.requires_grad_(i == wanted)
+        y, total = call(ops, name, rest)(*tensors)
+        assert y.requires_grad and total.requires_grad == (wanted < 2)
+        want = torch.autograd.grad(call(reference, name, rest)(*tensors)[0].square().sum(), tensors[wanted])
+        torch.testing.assert_close(torch.autograd.grad(y.square().sum(), tensors[wanted]), want)
+
+
+@pytest.mark.parametrize("name", ["add_layer_norm", "add_rms_norm"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_no_result_is_an_argument(device, compiled, name, requires_grad):
+    x = torch.randn(3, 8, device=device, requires_grad=requires_grad)
+    for package in (ops, reference):
+        _, total = getattr(package, name)(x, None, 8)
+        assert torch.equal(total, x) and total.requires_grad == requires_grad
+        assert total.data_ptr() != x.data_ptr()
+
+
 def test_position_embeddings_repeat(device, compiled):
     x, residual = torch.randn(3, 5, 8, device=device), torch.randn(5, 8, device=device)
     for name in ("add_layer_norm", "add_rms_norm"):
@@ -152,6 +188,20 @@ def test_batch_norm_in_eval(device, compiled, dtype, shape):
         for given in (vectors, [*vectors[:2], None, vectors[3]], [*vectors[:3], None]):
             assert_as_accurate(ops.batch_norm_relu, reference.batch_norm_relu, x, *given)
         assert all(torch.equal(*pair) for pair in zip(vectors, before))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("shape", [(7, 6), (7, 6, 3)])
+def test_batch_norm_with_strided_vectors(device, compiled, shape, training):
+    x, *vectors = arguments("batch_norm_relu", torch.float32, device, shape)[0]
+    for strided in range(4):
+        grads = []
+        for given in (vectors, [v.repeat_interleave(3)[::3] if i == strided else v for i, v in enumerate(vectors)]):
+            mean, var, *affine = (v.detach() for v in given)
+            leaves = [t.requires_grad_() for t in (x.clone(), *affine)]
+            y = ops.batch_norm_relu(leaves[0], mean.clone() if training else mean, var, *affine, training=training)
+            grads.append(torch.autograd.grad(y.square().sum(), leaves))
+        torch.testing.assert_close(*grads)
 
 
 def test_batch_norm_errors(device, compiled):

@@ -41,6 +41,29 @@ def test_every_float_of_the_half_types(device):
             assert torch.equal(ops.quantize_int8(x, scale, zero_point), reference.quantize_int8(x, scale, zero_point))
 
 
+def test_one_value_and_none(device, compiled):
+    one = torch.full((1,), 0.1, device=device)
+    x = torch.tensor(1.04, device=device)
+    for package in (ops, reference):
+        for scale in (one, one[0], 0.1):
+            for zero_point in (2, torch.tensor([2], device=device)):
+                q = package.quantize_int8(x, scale, zero_point)
+                assert q.shape == () and q == 12
+                y = package.dequantize_int8(q, scale, zero_point)
+                assert y.shape == () and abs(y - 1) < 1e-6
+        assert package.dequantize_int8(q, one.clone().requires_grad_()).shape == ()
+    none = torch.empty(3, 0, 5, device=device)
+    for parameters in ((one, none[0, :, 0]), (none[0, :, 0], one), (none[0, :, 0], 0), (0.1, none[0, :, 0])):
+        for package in (ops, reference):
+            q = package.quantize_int8(none, *parameters, dim=1)
+            assert q.shape == package.dequantize_int8(q, *parameters, dim=1).shape == none.shape
+
+
+def test_without_data():
+    x, one = torch.empty((), device="meta"), torch.empty(1, device="meta")
+    assert ops.quantize_int8(x, one).shape == ops.dequantize_int8(x.to(torch.int8), one, one).shape == ()
+
+
 def test_half_way_cases_and_special_values(device, compiled):
     x = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, 1e30, -1e30, float("inf"), -float("inf"), float("nan")])
     q = ops.quantize_int8(x.to(device), 1.0)

@@ -1,5 +1,6 @@
 """Reductions against plain ATen: dimensions, layouts, many elements, special values, gradients, errors."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -164,6 +165,28 @@ def test_gradient_of_one_argument(device):
         torch.testing.assert_close(torch.autograd.grad(ops.mse_loss(x, y), wanted), want)
 
 
+@pytest.mark.parametrize("of", [int, np.int64, torch.tensor])
+def test_dimensions_as_any_integers(device, compiled, of):
+    x = torch.randn(4, 6, 8, device=device)
+    for name in OVER_DIMS:
+        operator, definition = (getattr(package, name) for package in (ops, reference))
+        for dim in (0, 1, -1):
+            torch.testing.assert_close(operator(x, of(dim)), definition(x, dim))
+        torch.testing.assert_close(operator(x, (of(0), of(-1))), definition(x, (0, -1)))
+
+
+def test_gradients_of_one_element(device, compiled):
+    x, y = (torch.randn((), device=device, dtype=torch.float64).requires_grad_() for _ in "xy")
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        for name in OVER_DIMS:
+            assert check(getattr(ops, name), (x,))
+        for reduction in ("mean", "sum"):
+            assert check(lambda x, y: ops.mse_loss(x, y, reduction), (x, y))  # noqa: B023
+    for other, term, mean in ((None, 1, False), (None, 2, True), (y.detach().float(), 3, True)):
+        leaf = x.detach().float().requires_grad_()
+        torch.library.opcheck(OPERATORS.reduce_rows.default, (leaf, other, 0, term, mean, False))
+
+
 def test_gradcheck(device):
     image = torch.randn(2, 4, 3, 2, device=device, dtype=torch.float64)
     image = image.contiguous(memory_format=torch.channels_last)
@@ -238,6 +261,19 @@ def test_compile(device):
         x.requires_grad_()
         grads = [torch.autograd.grad(f(x, y).sum(), x)[0] for f in (compiled, plain)]
         torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compile_with_any_strides(device, dynamic):
+    def function(x, y):
+        return ops.mse_loss(x, y), ops.reduce_sum_squared(x, 1), ops.reduce_mean_abs(x, (1, 2), keepdim=True)
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for layout in LAYOUTS[1:]:
+        torch.compiler.reset()
+        for shape in ((2, 3, 4, 4), (5, 3, 6, 7), (4, 8, 5, 2)):
+            x = laid_out(torch.randn(shape, device=device), layout)
+            torch.testing.assert_close(compiled(x, x + 1), function(x, x + 1))
 
 
 def test_errors(device, compiled):

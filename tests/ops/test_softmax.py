@@ -87,6 +87,18 @@ def test_gradients(device, compiled, dtype, shape):
     assert_gradients_as_accurate(of(ops.softmax), of(reference.softmax), [x, mask], weights)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_rows_without_an_element(device, compiled, dtype):
+    mask = torch.tensor([[True, True, False], [False, False, False], [False, True, False]], device=device)
+    grads = []
+    for package in (ops, reference):
+        x = torch.arange(18, device=device).reshape(2, 3, 3).sin().to(dtype).requires_grad_()
+        y = package.softmax(x, scale=0.5, mask=mask).masked_fill(~mask, 0)
+        grads += torch.autograd.grad(y, x, torch.arange(18, device=device).reshape(2, 3, 3).to(dtype))
+    assert (grads[0][:, 1] == 0).all() and (grads[0][:, ~mask] == 0).all()
+    torch.testing.assert_close(*grads)
+
+
 def test_gradcheck(device):
     x, mask = (t.requires_grad_() for t in (scores((3, 5), torch.float64, device), torch.randn(5).double().to(device)))
     assert torch.autograd.gradcheck(lambda x, mask: ops.softmax(x, scale=0.7, mask=mask), (x, mask))

@@ -39,8 +39,9 @@ def conv2d_bn_act(
     eps=1e-5,
 ) -> Tensor:
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    y = F.batch_norm(y, running_mean, running_var, bn_weight, bn_bias, eps=eps)
-    return apply_activation(y, activation)
+    batched = y if x.dim() == 4 else y.unsqueeze(0)
+    normalised = F.batch_norm(batched, running_mean, running_var, bn_weight, bn_bias, eps=eps)
+    return apply_activation(normalised.view_as(y), activation)
 
 
 def conv2d_gelu_dropout(

@@ -3,8 +3,10 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from kfconvert.ops.group_norm_act import reference as group_norm_act
 from kfconvert.ops.layer_norm_act import reference as layer_norm_act
 from kfconvert.ops.norm_names import rms_eps
+from kfconvert.ops.norms import own_sum
 from kfconvert.ops.rms_norm_act import reference as rms_norm_act
 
 
@@ -21,7 +23,7 @@ def layer_norm_silu(x, normalized_shape, weight=None, bias=None, eps=1e-5) -> Te
 
 
 def add_layer_norm(x, residual, normalized_shape, weight=None, bias=None, eps=1e-5) -> tuple[Tensor, Tensor]:
-    return layer_norm_act(x, normalized_shape, weight, bias, eps, "none", residual, True)
+    return own_sum(layer_norm_act(x, normalized_shape, weight, bias, eps, "none", residual, True), residual)
 
 
 def rms_norm(x, normalized_shape, weight=None, eps=None) -> Tensor:
@@ -33,11 +35,12 @@ def rms_norm_gelu(x, normalized_shape, weight=None, eps=None) -> Tensor:
 
 
 def add_rms_norm(x, residual, normalized_shape, weight=None, eps=None) -> tuple[Tensor, Tensor]:
-    return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), "none", residual, True)
+    results = rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), "none", residual, True)
+    return own_sum(results, residual)
 
 
 def group_norm_silu(x, num_groups, weight=None, bias=None, eps=1e-5) -> Tensor:
-    return F.silu(F.group_norm(x, num_groups, weight, bias, eps))
+    return group_norm_act(x, num_groups, weight, bias, eps, "silu")
 
 
 def batch_norm_relu(
