@@ -43,7 +43,8 @@ unsigned blocks(int64_t n) {
 // Not the default stream: torch may be recording, or running several streams.
 cudaStream_t current_stream(const Tensor& t) {
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));
+  const bool found = aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream) == AOTI_TORCH_SUCCESS;
+  STD_TORCH_CHECK(found, "example::softcap: no current stream");
   return static_cast<cudaStream_t>(stream);
 }
 

@@ -37,7 +37,8 @@ __global__ void scale_kernel(float* x, int64_t n) {
 
 void scale_(const Tensor x) {
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
+  const auto found = aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream);
+  STD_TORCH_CHECK(found == AOTI_TORCH_SUCCESS, "no current stream");
   const int64_t n = x.numel();
   scale_kernel<<<(n + 255) / 256, 256, 0, static_cast<cudaStream_t>(stream)>>>(
       static_cast<float*>(x.data_ptr()), n);

@@ -14,6 +14,11 @@
 
 #include "arguments.h"
 
+// Its name in torch 2.11.
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK
+#define STABLE_TORCH_ERROR_CODE_CHECK TORCH_ERROR_CODE_CHECK
+#endif
+
 namespace kfc {
 
 using torch::stable::Tensor;
