@@ -84,7 +84,7 @@ def conv_act(
     if isinstance(padding, str):
         x, padding = _explicit_padding(x, weight, stride, padding, dilation)
     if not has_kernels(x):
-        _check(x, weight, bias, residual, groups)
+        _check(x, weight, bias, residual, stride, padding, dilation, groups)
         return reference(
             x, weight, bias, residual, stride, padding, dilation, groups, activation, negative_slope
         )
@@ -107,15 +107,21 @@ def _explicit_padding(x, weight, stride, padding, dilation):
         raise ValueError(f'padding must be numbers, "valid" or "same", not {padding!r}')
     strided = stride != 1 if isinstance(stride, int) else any(n != 1 for n in stride)
     require(not strided, "conv_act", f'padding "same" needs a stride of 1, not {stride}')
-    spatial = weight.dim() - 2
-    dilations = [dilation] * spatial if isinstance(dilation, int) else list(dilation)
+    dilations = _one_each("dilation", dilation, weight.dim() - 2)
     totals = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
     if any(total % 2 for total in totals):
         x = F.pad(x, [part for total in reversed(totals) for part in (0, total % 2)])
     return x, [total // 2 for total in totals]
 
 
-def _check(x, weight, bias, residual, groups):
+def _one_each(name: str, value: int | tuple[int, ...], spatial: int) -> list[int]:
+    """A number for each of the ``spatial`` dimensions."""
+    numbers = [value] if isinstance(value, int) else list(value)
+    require(len(numbers) in (1, spatial), "conv_act", f"{name} needs 1 or {spatial} numbers, got {value}")
+    return numbers * (spatial if len(numbers) == 1 else 1)
+
+
+def _check(x, weight, bias, residual, stride, padding, dilation, groups):
     require(
         3 <= weight.dim() <= 5 and x.dim() == weight.dim(),
         "conv_act",
@@ -136,6 +142,36 @@ def _check(x, weight, bias, residual, groups):
             "conv_act",
             f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)",
         )
+    _check_geometry(x, weight, stride, padding, dilation, groups)
+
+
+def _check_geometry(x, weight, stride, padding, dilation, groups):
+    """What ATen refuses in other words, or, called from a compiled kernel, in many lines."""
+    out, spatial = weight.shape[0], weight.dim() - 2
+    divides = out >= groups and out % groups == 0
+    require(divides, "conv_act", f"weight has {out} output channels, which {groups} groups do not divide")
+    stride, padding, dilation = (
+        tuple(_one_each(name, value, spatial))
+        for name, value in (("stride", stride), ("padding", padding), ("dilation", dilation))
+    )
+    require(
+        min(stride) > 0 and min(dilation) > 0 and min(padding) >= 0,
+        "conv_act",
+        f"stride {stride} and dilation {dilation} must be positive, padding {padding} not negative",
+    )
+    # ATen takes an empty batch or no channels, but no empty image.
+    nothing = x.shape[0] == 0 or x.shape[1] == 0
+    numel = x.shape[0] * out
+    for size, kernel, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True):
+        room = size + 2 * p - d * (kernel - 1) - 1
+        require(
+            kernel > 0 and room >= 0 and (size > 0 or nothing),
+            "conv_act",
+            f"x of shape {tuple(x.shape)} with padding {padding} is smaller than weight of shape "
+            f"{tuple(weight.shape)} with dilation {dilation}",
+        )
+        numel = numel * (room // s + 1)
+    require(numel < 10**18, "conv_act", f"padding {padding} makes too large an output")
 
 
 def _convolve(x, weight, bias, residual, stride, padding, dilation, groups):
@@ -154,18 +190,18 @@ def _numbers(value):
 
 
 def _compose(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope):
-    _check(x, weight, bias, residual, groups)
+    _check(x, weight, bias, residual, stride, padding, dilation, groups)
     y = _convolve(x, weight, bias, residual, stride, padding, dilation, groups)
     return BY_CODE[code].reference(y if residual is None else y + residual, negative_slope)
 
 
 def _fake(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope):
-    _check(x, weight, bias, residual, groups)
+    _check(x, weight, bias, residual, stride, padding, dilation, groups)
     return _convolve(x, weight, bias, residual, stride, padding, dilation, groups)
 
 
 def _decompose(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope):
-    _check(x, weight, bias, residual, groups)
+    _check(x, weight, bias, residual, stride, padding, dilation, groups)
     y = _convolve(x, weight, bias, residual, stride, padding, dilation, groups)
     if code == 0 and residual is None:
         return y

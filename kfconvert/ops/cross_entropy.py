@@ -48,13 +48,10 @@ def cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
     _check(x, target)
-    # Where Python can look at the values; of all others the kernels and ATen refuse wrong ones.
-    if x.is_cpu and type(target) is Tensor and not (recorded() or transformed()):
-        counts = target[target != ignore_index]
-        least, most = counts.aminmax() if counts.numel() else (0, 0)
-        fits = least >= 0 and (most < x.shape[1] or not counts.numel())
-        require(fits, "cross_entropy", f"target holds {int(least)} to {int(most)}, x has {x.shape[1]} classes")
     if not has_kernels(x):
+        # Where Python can look at the values.
+        if x.is_cpu and type(target) is Tensor and not (recorded() or transformed()):
+            _check_targets(x, target, ignore_index)
         return F.cross_entropy(
             x, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
@@ -77,6 +74,14 @@ def _check(x, target):
     require(target.dtype == torch.int64, operator, "target must be int64")
     shape = (x.shape[0],)
     require(target.shape == shape, operator, f"target has shape {tuple(target.shape)}, expected {shape}")
+
+
+def _check_targets(x, target, ignored):
+    """What the compiled kernel's host code looks at as well."""
+    counts = target[target != ignored]
+    least, most = counts.aminmax() if counts.numel() else (0, 0)
+    fits = least >= 0 and (most < x.shape[1] or not counts.numel())
+    require(fits, "cross_entropy", f"target holds {int(least)} to {int(most)}, x has {x.shape[1]} classes")
 
 
 def _compose(x, target, ignored, smoothing, reduction):

@@ -44,6 +44,32 @@ def test_gelu_absolute_error(device):
     assert ((got - exact).abs() / x.double().abs().clamp_min(1e-30)).max() <= 1.8e-7
 
 
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "quick_gelu", "mish"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_gradients_of_huge_numbers(device, dtype, name):
+    """0 far to the left and 1 far to the right, without what overflows on the way there."""
+    x = torch.tensor([1e2, 1e4, 1e12, 1e14, 1e19, 1e34, 1e37, 1e38], dtype=dtype, device=device)
+    for sign in (1, -1):
+        leaf = (sign * x).requires_grad_()
+        y = ops.mish_scale(leaf, torch.ones_like(x)) if name == "mish" else ops.bias_act(leaf, activation=name)
+        (grad,) = torch.autograd.grad(y.sum(), leaf)
+        want = torch.full_like(x, sign == 1)
+        torch.testing.assert_close(grad, want, rtol=0, atol=1e-34)
+        torch.testing.assert_close(y.detach(), leaf.detach() * want, rtol=0, atol=1e-34)
+
+
+def test_a_nan_stays_one(device):
+    """Whatever its sign and payload."""
+    bits = torch.tensor([0x7FC00000, 0x7FC00001, 0x7FFFFFFF, -0x400000, -1], dtype=torch.int32, device=device)
+    x = bits.view(torch.float32).repeat(8)
+    for name in ops.ACTIVATIONS:
+        assert ops.bias_act(x, activation=name).isnan().all(), name
+    for name in ("gelu", "gelu_tanh", "silu", "quick_gelu"):
+        leaf = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(ops.bias_act(leaf, activation=name).sum(), leaf)
+        assert grad.isnan().all(), name
+
+
 def test_codes_are_those_of_the_kernels():
     assert [a.code for a in ops.ACTIVATIONS.values()] == list(range(len(ops.ACTIVATIONS)))
     with pytest.raises(ValueError, match="unknown activation 'x'; known: none, relu, gelu"):

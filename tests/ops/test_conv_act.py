@@ -147,3 +147,39 @@ def test_errors(device, compiled):
     assert ops.conv_act(x, weight, padding="same", stride=(1, 1)).shape[2:] == x.shape[2:]
     with pytest.raises(ValueError, match='padding must be numbers, "valid" or "same"'):
         ops.conv_act(x, weight, padding="full")
+
+
+@pytest.mark.parametrize(
+    "arguments,match",
+    [
+        ({"stride": 0}, r"stride \(0, 0\) and dilation \(1, 1\) must be positive"),
+        ({"stride": (1, -1)}, r"stride \(1, -1\) and dilation"),
+        ({"dilation": 0}, r"dilation \(0, 0\) must be positive"),
+        ({"padding": -1}, r"padding \(-1, -1\) not negative"),
+        ({"dilation": 9}, r"x of shape \(2, 8, 7, 9\) with padding \(0, 0\) is smaller than weight of shape"),
+        ({"padding": 10**12}, r"padding \(1000000000000, 1000000000000\) makes too large an output"),
+        ({"padding": "same", "dilation": (1, 2, 3)}, r"dilation needs 1 or 2 numbers, got \(1, 2, 3\)"),
+        ({"stride": (1, 2, 3)}, "needs? 1 or 2 numbers"),
+    ],
+)
+def test_geometry_errors(device, compiled, capfd, arguments, match):
+    """One line, with the operator's name, and nothing on stderr beside it."""
+    x, weight, bias = inputs(torch.float32, device)
+    for requires_grad in (False, True):
+        with pytest.raises(RuntimeError, match=match) as error:
+            ops.conv_act(x.requires_grad_(requires_grad), weight, bias, **arguments)
+        assert str(error.value).startswith("kfconvert::conv_act: ") and "\n" not in str(error.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_an_empty_image(device, compiled, capfd):
+    x, weight, bias = inputs(torch.float32, device, x=(2, 8, 0, 9), weight=(12, 8, 1, 3))
+    with pytest.raises(RuntimeError, match=r"kfconvert::conv_act: x of shape \(2, 8, 0, 9\) with padding \(1, 1\)"):
+        ops.conv_act(x, weight, bias, padding=1)
+    assert capfd.readouterr().err == ""
+
+
+def test_groups_that_do_not_divide_the_output(device, compiled):
+    x, weight, bias = inputs(torch.float32, device, weight=(9, 4, 3, 3))
+    with pytest.raises(RuntimeError, match="weight has 9 output channels, which 2 groups do not divide"):
+        ops.conv_act(x, weight, bias, groups=2)

@@ -125,6 +125,25 @@ def test_a_target_that_is_no_class():
         ops.cross_entropy(x, target)
 
 
+@pytest.mark.parametrize("wrong", [8, -5, 10**12])
+def test_a_target_that_is_no_class_in_a_compiled_graph(wrong):
+    """The kernel itself refuses it: there is no Python between the graph and it."""
+    x, target = inputs((4, 8), torch.float32, "cpu")
+    if not has_kernels(x):
+        pytest.skip("no compiled library")
+    good, target = target.clone(), target.index_fill(0, torch.tensor(1), wrong)
+    match = rf"kfconvert::cross_entropy: target holds .* {max(wrong, int(target.max()))}, x has 8 classes"
+    run = torch.compile(lambda x, target: ops.cross_entropy(x, target), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(run(x, good), reference.cross_entropy(x, good))
+    for call in (run, lambda x, target: OPERATORS.cross_entropy(x, target, -100, 0.0, 1)):
+        with pytest.raises(RuntimeError, match=match):
+            call(x, target)
+    loss, lse, weight = OPERATORS.cross_entropy(x, good, -100, 0.0, 1)
+    with pytest.raises(RuntimeError, match=match):
+        OPERATORS.cross_entropy_backward(loss, x, target, lse, weight, -100, 0.0)
+    assert OPERATORS.cross_entropy(x[1:], target[1:], wrong, 0.0, 1)[0].isfinite()  # ignored
+
+
 @pytest.mark.cuda
 def test_a_target_that_is_no_class_makes_the_loss_nan():
     x, target = inputs((4, 8), torch.float32, "cuda")

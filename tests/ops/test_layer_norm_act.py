@@ -268,6 +268,8 @@ def test_errors(device, compiled):
         ((x, 5), {}, "normalized_shape does not fit the last dimensions of x of shape"),
         ((x, (2, 4, 8)), {}, "normalized_shape does not fit"),
         ((x, 8, weight[:4]), {}, "weight has"),
+        ((x, 8, weight.view(2, 4)), {}, r"weight has shape \(2, 4\), expected \(8,?\)"),
+        ((x, 8, weight, bias.view(1, 8)), {}, r"bias has shape \(1, 8\), expected \(8,?\)"),
         ((x, 8, weight.double()), {}, "weight has another dtype than x"),
         ((x, 8, weight, bias.half()), {}, "another dtype than x"),
         ((x, 8), {"residual": residual[:2]}, "residual has shape"),
@@ -276,6 +278,21 @@ def test_errors(device, compiled):
         with pytest.raises(RuntimeError, match=match) as error:
             ops.layer_norm_act(*arguments, **keywords)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("norm", [ops.layer_norm_act, ops.rms_norm_act])
+@pytest.mark.parametrize("cols", [16_384, 65_536, 3_000_000])
+def test_long_rows(device, norm, cols):
+    """Roundings that are all alike, as those of squares of one magnitude, do not add up."""
+    x = torch.where(torch.rand(2, cols, device=device) < 0.5, 1.1, -1.1)
+    grad = torch.randn(2, cols, device=device)
+    results = []
+    for wide in (x, x.double()):
+        leaf = wide.requires_grad_()
+        y = norm(leaf, cols)
+        results.append((y.detach(), *torch.autograd.grad(y, leaf, grad.to(y.dtype))))
+    for got, exact in zip(*results, strict=True):
+        assert (got - exact).abs().max() <= 3e-7 * exact.abs().max()
 
 
 @pytest.mark.cuda

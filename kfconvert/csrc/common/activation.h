@@ -4,7 +4,7 @@
 //   backward  dv = g * act'(v); relu, tanh, sigmoid, relu6 and exp(2 v) take the output y in place of v
 //   (Activation.saves_output)
 //
-// M supplies exp, erf and tanh for the accumulation type A (float for the half types and float32, double for
+// M supplies exp, 1 + erf and tanh for the accumulation type A (float for the half types and float32, double for
 // float64). Comparisons are written so that a NaN goes through, as it does in ATen.
 #pragma once
 
@@ -34,12 +34,6 @@ enum Act : int {
   kMish = 13,
 };
 
-// tanh(softplus(v)) = n / (n + 2) with n = e (e + 2), e = exp(v); from v = 40 on that is 1, and e^2 stays finite.
-template <class M, class A>
-KFC_FN A mish_exp(A v) {
-  return M::exp(v > A(40) ? A(40) : v);
-}
-
 template <class A>
 struct Constants {
   static constexpr A sqrt_half = A(0.70710678118654752440);            // 1 / sqrt(2)
@@ -47,6 +41,34 @@ struct Constants {
   static constexpr A two_sqrt_two_over_pi = A(1.5957691216057307117);  // 2 sqrt(2 / pi)
   static constexpr A gelu_cubic = A(0.044715);
   static constexpr A quick_gelu_slope = A(1.702);
+  // Up to here exp(-w) and exp(w) are normal numbers. Beyond, the derivative of w sigmoid(w) is as good as 0 or 1.
+  static constexpr A gate_limit = sizeof(A) == 4 ? A(87) : A(700);
+  static constexpr A gelu_tanh_limit = sizeof(A) == 4 ? A(9.95) : A(20.9);  // gelu_tanh_argument: 86.2, 685
+  static constexpr A mish_limit = A(1e17);  // of exp(v): tanh(softplus(v)) is 1, and the square still finite
+};
+
+// The standard normal distribution, and its density times sqrt(2 pi).
+template <class A>
+struct Normal {
+  A cdf;
+  A density;
+};
+
+// What M may have a cheaper form of than these.
+template <class M, class A>
+struct Cheaper {
+  // v, or the nearest number of magnitude `limit`; a NaN stays one.
+  KFC_FN A within(A v, A limit) {
+    const A low = v < -limit ? -limit : v;
+    return low > limit ? limit : low;
+  }
+  // The smaller one; neither has a sign. Beside a NaN it may be either.
+  KFC_FN A at_most(A magnitude, A bound) { return magnitude > bound ? bound : magnitude; }
+  // exp(x) for x within Constants::gate_limit
+  KFC_FN A exp_bounded(A x) { return M::exp(x); }
+  KFC_FN Normal<A> normal(A v) {
+    return {A(0.5) * M::one_plus_erf(v * Constants<A>::sqrt_half), M::exp(A(-0.5) * v * v)};
+  }
 };
 
 // tanh-GELU is 0.5 v (1 + tanh(w/2)) = v / (1 + exp(-w)), which keeps its relative accuracy where 1 + tanh
@@ -57,12 +79,11 @@ KFC_FN A gelu_tanh_argument(A v) {
 }
 
 // d/dv of v gate(w) = gate (1 + v (1 - gate) dw/dv) with gate = 1 / (1 + e), 1 - gate = e gate, e = exp(-w):
-// 1 - gate by subtraction would lose all its digits where gate is near 1. The bound keeps e finite; gate is
-// as good as 0 there.
+// 1 - gate by subtraction would lose all its digits where gate is near 1. v and with it w and dw/dv must be bounded, so
+// that neither e nor the product overflows.
 template <class M, class A>
 KFC_FN A gated_backward(A g, A v, A w, A slope_of_w) {
-  const A lowest = sizeof(A) == 4 ? A(-80) : A(-700);
-  const A e = M::exp(-(w < lowest ? lowest : w));
+  const A e = Cheaper<M, A>::exp_bounded(-w);
   const A gate = A(1) / (A(1) + e);
   return g * gate * (A(1) + v * (e * gate) * slope_of_w);
 }
@@ -70,7 +91,7 @@ KFC_FN A gated_backward(A g, A v, A w, A slope_of_w) {
 template <Act act, class M, class A>
 KFC_FN A activate(A v, A slope) {
   if constexpr (act == kRelu) return v <= A(0) ? A(0) : v;
-  if constexpr (act == kGelu) return A(0.5) * v * M::one_plus_erf(v * Constants<A>::sqrt_half);
+  if constexpr (act == kGelu) return v * Cheaper<M, A>::normal(v).cdf;
   if constexpr (act == kGeluTanh) return v / (A(1) + M::exp(-gelu_tanh_argument(v)));
   if constexpr (act == kSilu) return v / (A(1) + M::exp(-v));
   if constexpr (act == kQuickGelu) return v / (A(1) + M::exp(-Constants<A>::quick_gelu_slope * v));
@@ -88,7 +109,8 @@ KFC_FN A activate(A v, A slope) {
   }
   if constexpr (act == kExpTwice) return M::exp(v + v);
   if constexpr (act == kMish) {
-    const A e = mish_exp<M>(v);
+    // tanh(softplus(v)) = n / (n + 2) with n = e (e + 2), e = exp(v)
+    const A e = Cheaper<M, A>::at_most(M::exp(v), Constants<A>::mish_limit);
     const A n = e * (e + A(2));
     return v * (n / (n + A(2)));
   }
@@ -99,17 +121,22 @@ template <Act act, class M, class A>
 KFC_FN A activate_backward(A g, A v, A slope) {
   if constexpr (act == kRelu) return v <= A(0) ? A(0) : g;
   if constexpr (act == kGelu) {
-    const A cdf = A(0.5) * M::one_plus_erf(v * Constants<A>::sqrt_half);
-    return g * (cdf + v * Constants<A>::inv_sqrt_two_pi * M::exp(A(-0.5) * v * v));
+    const Normal<A> normal = Cheaper<M, A>::normal(v);
+    return g * (normal.cdf + v * Constants<A>::inv_sqrt_two_pi * normal.density);
   }
   if constexpr (act == kGeluTanh) {
+    v = Cheaper<M, A>::within(v, Constants<A>::gelu_tanh_limit);
     const A slope_of_argument =
         Constants<A>::two_sqrt_two_over_pi * (A(1) + A(3) * Constants<A>::gelu_cubic * v * v);
     return gated_backward<M>(g, v, gelu_tanh_argument(v), slope_of_argument);
   }
-  if constexpr (act == kSilu) return gated_backward<M>(g, v, v, A(1));
+  if constexpr (act == kSilu) {
+    v = Cheaper<M, A>::within(v, Constants<A>::gate_limit);
+    return gated_backward<M>(g, v, v, A(1));
+  }
   if constexpr (act == kQuickGelu) {
     constexpr A slope_of_argument = Constants<A>::quick_gelu_slope;
+    v = Cheaper<M, A>::within(v, Constants<A>::gate_limit / slope_of_argument);
     return gated_backward<M>(g, v, slope_of_argument * v, slope_of_argument);
   }
   if constexpr (act == kTanh) return g * (A(1) - v * v);
@@ -121,7 +148,8 @@ KFC_FN A activate_backward(A g, A v, A slope) {
   if constexpr (act == kExpTwice) return A(2) * g * v;
   if constexpr (act == kMish) {
     // With t = n / (n + 2): t + v (1 - t^2) sigmoid(v), and 1 - t^2 = 4 (1 + e)^2 / (n + 2)^2, sigmoid = e / (1 + e).
-    const A e = mish_exp<M>(v);
+    v = Cheaper<M, A>::within(v, Constants<A>::gate_limit);
+    const A e = Cheaper<M, A>::at_most(Cheaper<M, A>::exp_bounded(v), Constants<A>::mish_limit);
     const A n = e * (e + A(2));
     const A inverse = A(1) / (n + A(2));
     return g * (n * inverse + A(4) * v * ((A(1) + e) * inverse) * (e * inverse));

@@ -39,13 +39,20 @@ template <class... Args>
     if (!(condition)) kfc::fail(op, __VA_ARGS__); \
   } while (0)
 
-inline std::string shape_text(const Tensor& t) {
+inline std::string shape_text(const std::vector<int64_t>& sizes) {
   std::ostringstream text;
   text << "(";
-  for (int64_t i = 0; i < t.dim(); ++i) text << (i ? ", " : "") << t.size(i);
+  for (size_t i = 0; i < sizes.size(); ++i) text << (i ? ", " : "") << sizes[i];
   text << ")";
   return text.str();
 }
+
+inline std::vector<int64_t> sizes_of(const Tensor& t) {
+  const auto sizes = t.sizes();
+  return std::vector<int64_t>(sizes.begin(), sizes.end());
+}
+
+inline std::string shape_text(const Tensor& t) { return shape_text(sizes_of(t)); }
 
 struct Options {
   int32_t dtype;
@@ -131,8 +138,7 @@ inline void copy_into(const Tensor& to, const Tensor& from) {
 
 inline Tensor as_contiguous(const Tensor& t) {
   if (t.is_contiguous()) return t;
-  const auto sizes = t.sizes();
-  Tensor copy = empty(options_of(t), std::vector<int64_t>(sizes.begin(), sizes.end()));
+  Tensor copy = empty(options_of(t), sizes_of(t));
   copy_into(copy, t);
   return copy;
 }

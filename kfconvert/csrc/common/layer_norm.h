@@ -48,6 +48,11 @@ struct NormKind {
 inline NormKind layer_norm_kind() { return {"layer_norm_act", true, 0}; }
 inline NormKind rms_norm_kind(double offset) { return {"rms_norm_act", false, offset}; }
 
+inline void check_affine_shape(const char* op, const char* name, const OptionalTensor& t,
+                               const std::vector<int64_t>& shape) {
+  KFC_CHECK(!t || sizes_of(*t) == shape, op, name, " has shape ", shape_text(*t), ", expected ", shape_text(shape));
+}
+
 struct NormOutputs {
   Tensor y;
   OptionalTensor sum;  // what is not asked for is not there; without a residual the sum has no elements
@@ -72,6 +77,8 @@ NormOutputs norm_full(const NormKind& kind, const Tensor& x_in, const OptionalTe
   a.centred = kind.centred;
   a.activation = static_cast<int>(activation);
   a.slope = slope;
+  check_affine_shape(op, "weight", weight_in, shape);
+  check_affine_shape(op, "bias", bias_in, shape);
   std::optional<DType> affine_dtype;
   const OptionalTensor weight = affine(op, "weight", weight_in, options, a.dtype, a.cols, affine_dtype);
   const OptionalTensor bias = affine(op, "bias", bias_in, options, a.dtype, a.cols, affine_dtype);
@@ -88,8 +95,7 @@ NormOutputs norm_full(const NormKind& kind, const Tensor& x_in, const OptionalTe
     a.residual_rows = a.cols > 0 ? residual->numel() / a.cols : 0;
     a.residual = residual->const_data_ptr();
   }
-  const auto sizes = x.sizes();
-  const std::vector<int64_t> full(sizes.begin(), sizes.end());
+  const std::vector<int64_t> full = sizes_of(x);
   NormOutputs out{empty(options, full), std::nullopt, std::nullopt, std::nullopt};
   a.y = out.y.mutable_data_ptr();
   if (want_sum) {

@@ -55,6 +55,29 @@ struct Convolution {
   int64_t groups;
 };
 
+// What the library would refuse in many lines. x and weight fit each other, and the lists have a number a dimension.
+inline void check_geometry(const char* op, const Tensor& x, const Tensor& weight, const Convolution& c) {
+  const int64_t out = weight.size(0);
+  KFC_CHECK(out >= c.groups && out % c.groups == 0, op, "weight has ", out, " output channels, which ", c.groups,
+            " groups do not divide");
+  // ATen takes an empty batch or no channels, but no empty image.
+  const bool nothing = x.size(0) == 0 || x.size(1) == 0;
+  double numel = static_cast<double>(x.size(0)) * static_cast<double>(out);  // in double, which does not overflow
+  for (size_t i = 0; i < c.stride.size(); ++i) {
+    KFC_CHECK(c.stride[i] > 0 && c.dilation[i] > 0 && c.padding[i] >= 0, op, "stride ", shape_text(c.stride),
+              " and dilation ", shape_text(c.dilation), " must be positive, padding ", shape_text(c.padding),
+              " not negative");
+    const int64_t dim = static_cast<int64_t>(i) + 2;
+    const double padded = static_cast<double>(x.size(dim)) + 2 * static_cast<double>(c.padding[i]);
+    const double spanned = static_cast<double>(c.dilation[i]) * static_cast<double>(weight.size(dim) - 1) + 1;
+    KFC_CHECK(weight.size(dim) > 0 && spanned <= padded && (x.size(dim) > 0 || nothing), op, "x of shape ", shape_text(x), " with padding ",
+              shape_text(c.padding), " is smaller than weight of shape ", shape_text(weight), " with dilation ",
+              shape_text(c.dilation));
+    numel *= (padded - spanned) / static_cast<double>(c.stride[i]) + 1;
+  }
+  KFC_CHECK(numel < 1e18, op, "padding ", shape_text(c.padding), " makes too large an output");
+}
+
 template <class Backend>
 Tensor conv_act(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                 const OptionalTensor& residual, std::vector<int64_t> stride, std::vector<int64_t> padding,
@@ -80,6 +103,7 @@ Tensor conv_act(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
   }
   if (residual) check_same_options(op, "residual", options, *residual);
   const Convolution convolution{std::move(stride), std::move(padding), std::move(dilation), groups};
+  check_geometry(op, x, weight, convolution);
   const Backend guard(x);
   if (activation == kRelu && bias && x.numel() > 0) {
     if (OptionalTensor y = Backend::conv_relu(x, weight, *bias, residual, convolution)) return *y;

@@ -17,6 +17,8 @@ struct PhiloxKey {
 };
 
 constexpr int kPhiloxRounds = 10;
+constexpr uint32_t kPhiloxFirst = 0xD2511F53u;
+constexpr uint32_t kPhiloxSecond = 0xCD9E8D57u;
 
 KFC_FN PhiloxKey philox_key(uint64_t seed) {
   return {{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)}};
@@ -30,8 +32,8 @@ KFC_FN Words philox_counter(uint64_t sequence, uint64_t block) {
 }
 
 KFC_FN Words philox_round(PhiloxKey key, Words c) {
-  const uint64_t first = uint64_t{0xD2511F53u} * c.v[0];
-  const uint64_t second = uint64_t{0xCD9E8D57u} * c.v[2];
+  const uint64_t first = uint64_t{kPhiloxFirst} * c.v[0];
+  const uint64_t second = uint64_t{kPhiloxSecond} * c.v[2];
   return {{static_cast<uint32_t>(second >> 32) ^ c.v[1] ^ key.v[0], static_cast<uint32_t>(second),
            static_cast<uint32_t>(first >> 32) ^ c.v[3] ^ key.v[1], static_cast<uint32_t>(first)}};
 }

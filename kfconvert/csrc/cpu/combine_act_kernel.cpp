@@ -44,39 +44,58 @@ const A* as_row(const void* data, int64_t at, int64_t stride, A* scratch, int64_
   return scratch;
 }
 
-template <class A>
-void combine_rows(const kfc::CombineAct& a, const A* x, const A* other, A* out, int64_t n) {
-  const A slope = static_cast<A>(a.slope);
-  if (a.combination == kfc::Combination::gated) {
-    activate_row(a.activation, x, out, n, slope);
-    multiply_rows(out, other, out, n);
-    return;
-  }
-  if (a.combination == kfc::Combination::product) {
-    multiply_rows(x, other, out, n);
+template <Act act, class A>
+KFC_FN void combine_each(kfc::Combination combination, const A* x, const A* other, A* out, int64_t n, A slope) {
+  using M = Math<A>;
+  if (combination == kfc::Combination::gated) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) out[i] = activate<act, M>(x[i], slope) * other[i];
+  } else if (combination == kfc::Combination::product) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) out[i] = activate<act, M>(x[i] * other[i], slope);
   } else {
-    add_rows(x, other, out, n);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) out[i] = activate<act, M>(x[i] + other[i], slope);
   }
-  activate_row(a.activation, static_cast<const A*>(out), out, n, slope);
 }
 
-// The gradients of the product or of the gated combination; `d` is scratch.
 template <class A>
-void differentiate_rows(const kfc::CombineAct& a, const A* grad, const A* x, const A* other, A* of_x, A* of_other, A* d,
-                        int64_t n) {
+KFC_ROW void combine_rows(const kfc::CombineAct& a, const A* x, const A* other, A* out, int64_t n) {
   const A slope = static_cast<A>(a.slope);
-  if (a.combination == kfc::Combination::gated) {
-    activate_row(a.activation, x, of_other, n, slope);
-    multiply_rows(of_other, grad, of_other, n);
-    multiply_rows(grad, other, of_x, n);
-    activate_backward_from_input_row(a.activation, of_x, x, n, slope);
-    return;
+  KFC_DISPATCH_ACTIVATION(a.activation, (combine_each<act>(a.combination, x, other, out, n, slope)));
+}
+
+// The gradients of the product or of the gated combination.
+template <Act act, class A>
+KFC_FN void differentiate_each(kfc::Combination combination, const A* grad, const A* x, const A* other, A* of_x,
+                               A* of_other, int64_t n, A slope) {
+  using M = Math<A>;
+  if (combination == kfc::Combination::gated) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      // All before the first store, so that both share what they have in common.
+      const A g = grad[i];
+      const A v = x[i];
+      const A activated = activate<act, M>(v, slope);
+      of_x[i] = activate_backward_from_input<act, M>(g * other[i], v, slope);
+      of_other[i] = activated * g;
+    }
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      const A d = activate_backward_from_input<act, M>(grad[i], x[i] * other[i], slope);
+      of_x[i] = d * other[i];
+      of_other[i] = d * x[i];
+    }
   }
-  multiply_rows(x, other, of_x, n);
-  for (int64_t i = 0; i < n; ++i) d[i] = grad[i];
-  activate_backward_from_input_row(a.activation, d, static_cast<const A*>(of_x), n, slope);
-  multiply_rows(d, other, of_x, n);
-  multiply_rows(d, x, of_other, n);
+}
+
+template <class A>
+KFC_ROW void differentiate_rows(const kfc::CombineAct& a, const A* grad, const A* x, const A* other, A* of_x,
+                                A* of_other, int64_t n) {
+  const A slope = static_cast<A>(a.slope);
+  KFC_DISPATCH_ACTIVATION(a.activation,
+                          (differentiate_each<act>(a.combination, grad, x, other, of_x, of_other, n, slope)));
 }
 
 template <class T>
@@ -91,7 +110,6 @@ void combine_act_range(const kfc::CombineAct& a, int64_t begin, int64_t end) {
   alignas(64) A grad_scratch[kBlock];
   alignas(64) A result[kBlock];
   alignas(64) A other_result[kBlock];
-  alignas(64) A d[kBlock];
   for (int64_t i = begin; i < end;) {
     const Place place = place_of(a, i);
     int64_t n = place.left;
@@ -107,7 +125,7 @@ void combine_act_range(const kfc::CombineAct& a, int64_t begin, int64_t end) {
       const A* grad = as_accumulator(grads + i, grad_scratch, n);
       A* of_x = result_row(y + i, result);
       A* of_other = result_row(grad_other + i, other_result);
-      differentiate_rows(a, grad, x, other, of_x, of_other, d, n);
+      differentiate_rows(a, grad, x, other, of_x, of_other, n);
       store_result(of_x, y + i, n);
       store_result(of_other, grad_other + i, n);
     }

@@ -152,16 +152,17 @@ KFC_ROW void activate_backward_row(int code, const A* g, const A* v, A* out, int
   KFC_DISPATCH_ACTIVATION(code, (activate_backward_each<act>(g, v, out, n, slope)));
 }
 
-// g[i] *= act'(v[i]) where v is the input of every activation
+// out[i] = g[i] * act'(v[i]) where v is the input of every activation
 template <Act act, class A>
-KFC_FN void activate_backward_from_input_each(A* g, const A* v, int64_t n, A slope) {
+KFC_FN void activate_backward_from_input_each(const A* g, const A* v, A* out, int64_t n, A slope) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) g[i] = activate_backward_from_input<act, Math<A>>(g[i], v[i], slope);
+  for (int64_t i = 0; i < n; ++i) out[i] = activate_backward_from_input<act, Math<A>>(g[i], v[i], slope);
 }
 
 template <class A>
-KFC_ROW void activate_backward_from_input_row(int code, A* g, const A* v, int64_t n, A slope) {
-  KFC_DISPATCH_ACTIVATION(code, (activate_backward_from_input_each<act>(g, v, n, slope)));
+KFC_ROW void activate_backward_from_input_row(int code, const A* g, const A* v, A* out, int64_t n, A slope) {
+  if (code == kNone && g == out) return;
+  KFC_DISPATCH_ACTIVATION(code, (activate_backward_from_input_each<act>(g, v, out, n, slope)));
 }
 
 // A row in the accumulation type: the data themselves for float and double, a converted copy for the half

@@ -3,6 +3,7 @@
 #include "../common/arguments.h"
 #include "exponentials.h"
 #include "kernels.h"
+#include "sums.h"
 
 namespace {
 
@@ -13,16 +14,13 @@ void loss_row(const kfc::CrossEntropy& a, int64_t row) {
   alignas(64) A powers[kBlock];
   const T* from = static_cast<const T*>(a.x) + row * a.cols;
   OnlineSum<A> online;
-  A sum = 0;
+  double sum = 0;
   for (int64_t col = 0; col < a.cols; col += kBlock) {
     const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
     const A* x = as_accumulator(from + col, scratch, n);
     online.add(x, powers, n);
     if (a.smoothing == 0) continue;
-    A part = 0;
-#pragma omp simd reduction(+ : part)
-    for (int64_t i = 0; i < n; ++i) part += x[i];
-    sum += part;
+    sum += static_cast<double>(sum_of(x, n));
   }
   const A largest = online.largest;
   const A rest = static_cast<A>(std::log(online.total));
@@ -34,7 +32,7 @@ void loss_row(const kfc::CrossEntropy& a, int64_t row) {
     const A smoothing = static_cast<A>(a.smoothing);
     A hit;
     loss = (A(1) - smoothing) * (rest + (largest - *as_accumulator(from + target, &hit, 1)));
-    if (a.smoothing != 0) loss += smoothing * (rest + (largest - sum / static_cast<A>(a.cols)));
+    if (a.smoothing != 0) loss += smoothing * (rest + (largest - static_cast<A>(sum / static_cast<double>(a.cols))));
   }
   static_cast<A*>(a.loss)[row] = loss;
 }
@@ -61,9 +59,10 @@ void gradient_row(const kfc::CrossEntropy& a, int64_t row) {
     } else {
       const A* x = as_accumulator(from + col, scratch, n);
 #pragma omp simd
-      for (int64_t i = 0; i < n; ++i) out[i] = grad * (Math<A>::exp((x[i] - largest) - rest) - everywhere);
+      for (int64_t i = 0; i < n; ++i) out[i] = grad * (Math<A>::exp_or_zero((x[i] - largest) - rest) - everywhere);
       if (target >= col && target < col + n) {
-        out[target - col] = grad * (Math<A>::exp((x[target - col] - largest) - rest) - (A(1) - smoothing) - everywhere);
+        const A hit = Math<A>::exp_or_zero((x[target - col] - largest) - rest);
+        out[target - col] = grad * (hit - (A(1) - smoothing) - everywhere);
       }
     }
     store_result(out, to + col, n);

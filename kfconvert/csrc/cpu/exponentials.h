@@ -1,4 +1,4 @@
-// Sums of exponentials over long rows.
+// Maxima of rows, and sums of exponentials of what is not above them.
 #pragma once
 
 #include <cmath>
@@ -7,11 +7,25 @@
 
 namespace {
 
+// Four maxima, as each comparison waits for the last one with its maximum.
 template <class A>
-KFC_FN A largest_of(const A* v, int64_t n, A largest) {
-#pragma omp simd reduction(max : largest)
-  for (int64_t i = 0; i < n; ++i) largest = v[i] > largest ? v[i] : largest;
-  return largest;
+KFC_ROW A largest_of(const A* v, int64_t n, A largest) {
+  const int64_t quarter = n / 4;
+  A largest0 = largest;
+  A largest1 = largest;
+  A largest2 = largest;
+  A largest3 = largest;
+#pragma omp simd reduction(max : largest0, largest1, largest2, largest3)
+  for (int64_t i = 0; i < quarter; ++i) {
+    largest0 = v[i] > largest0 ? v[i] : largest0;
+    largest1 = v[quarter + i] > largest1 ? v[quarter + i] : largest1;
+    largest2 = v[2 * quarter + i] > largest2 ? v[2 * quarter + i] : largest2;
+    largest3 = v[3 * quarter + i] > largest3 ? v[3 * quarter + i] : largest3;
+  }
+  for (int64_t i = 4 * quarter; i < n; ++i) largest0 = v[i] > largest0 ? v[i] : largest0;
+  largest0 = largest1 > largest0 ? largest1 : largest0;
+  largest2 = largest3 > largest2 ? largest3 : largest2;
+  return largest2 > largest0 ? largest2 : largest0;
 }
 
 // out[i] = exp(v[i] - largest); returns their sum, in double: beside the one that is 1 the others lose their digits
@@ -20,7 +34,7 @@ KFC_ROW double exponentials_row(const A* v, A* out, int64_t n, A largest) {
   double total = 0;
 #pragma omp simd reduction(+ : total)
   for (int64_t i = 0; i < n; ++i) {
-    out[i] = Math<A>::exp(v[i] - largest);
+    out[i] = Math<A>::exp_or_zero(v[i] - largest);
     total += out[i];
   }
   return total;

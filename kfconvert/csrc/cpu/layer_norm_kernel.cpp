@@ -3,8 +3,8 @@
 // memory bandwidth. Built once for each instruction set (KFC_CAPABILITY).
 #include <cstdlib>
 
-#include "convert.h"
 #include "kernels.h"
+#include "sums.h"
 
 namespace {
 
@@ -46,22 +46,10 @@ KFC_FN const A* load_weight(const Arguments& a, A* scratch) {
   return scratch;
 }
 
-// The mean of v[i] - shift
+// Element i of a row that may be null.
 template <class A>
-KFC_FN A mean_from(const A* v, A shift, int64_t n) {
-  A total = 0;
-#pragma omp simd reduction(+ : total)
-  for (int64_t i = 0; i < n; ++i) total += v[i] - shift;
-  return total / static_cast<A>(n);
-}
-
-// The sum of (v[i] - mean)^2
-template <class A>
-KFC_FN A sum_of_squares(const A* v, A mean, int64_t n) {
-  A squares = 0;
-#pragma omp simd reduction(+ : squares)
-  for (int64_t i = 0; i < n; ++i) squares += (v[i] - mean) * (v[i] - mean);
-  return squares;
+KFC_FN const A* at(const A* row, int64_t i) {
+  return row == nullptr ? nullptr : row + i;
 }
 
 // out[i] = (s[i] - mean) * rstd * weight[i] + bias[i]; weight and bias may be null
@@ -85,6 +73,7 @@ void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
   const int64_t cols = a.cols;
   const A slope = static_cast<A>(a.slope);
   const Scratch<A> scratch(4, cols);
+  alignas(64) A block[kBlock];
   const A* weight = load_weight<T>(a, scratch.row(2));
   const A* bias = load_affine<T>(a.bias, a, scratch.row(3));
   for (int64_t r = begin; r < end; ++r) {
@@ -96,23 +85,64 @@ void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
       s = scratch.row(0);
       if (a.sum != nullptr) store_row(s, static_cast<T*>(a.sum) + r * cols, cols);
     }
-    A mean = 0;
-    if (a.centred) {
-      mean = mean_from(s, A(0), cols);
-      // Else what rounding left over in the mean would be all there is of a row of equal values.
-      mean += mean_from(s, mean, cols);
-    }
-    // In double, so that rstd, an error of the whole row, is rounded once.
-    const double variance = static_cast<double>(sum_of_squares(s, mean, cols)) / static_cast<double>(cols);
-    const A rstd = static_cast<A>(1.0 / __builtin_sqrt(variance + a.eps));
+    const Moments<A> moments = a.centred ? moments_of(s, cols, block) : moments_about_zero(s, cols, block);
+    const A mean = moments.mean;
+    // Rounded once, as its error is one of the whole row.
+    const A rstd = static_cast<A>(1.0 / __builtin_sqrt(moments.variance + a.eps));
     T* y = static_cast<T*>(a.y) + r * cols;
-    A* out = result_row(y, scratch.row(0));
-    normalize_row(s, mean, rstd, weight, bias, out, cols);
-    activate_row(a.activation, static_cast<const A*>(out), out, cols, slope);
-    store_result(out, y, cols);
+    for (int64_t i = 0; i < cols; i += kBlock) {
+      const int64_t n = cols - i < kBlock ? cols - i : kBlock;
+      A* out = result_row(y + i, block);
+      normalize_row(s + i, mean, rstd, at(weight, i), at(bias, i), out, n);
+      activate_row(a.activation, static_cast<const A*>(out), out, n, slope);
+      store_result(out, y + i, n);
+    }
     if (a.mean != nullptr) static_cast<A*>(a.mean)[r] = mean;
     if (a.rstd != nullptr) static_cast<A*>(a.rstd)[r] = rstd;
   }
+}
+
+// The row, or one that holds `value` everywhere.
+template <class Row, class A>
+Row* row_or(Row* row, A* scratch, A value, int64_t cols) {
+  if (row != nullptr) return row;
+  for (int64_t i = 0; i < cols; ++i) scratch[i] = value;
+  return scratch;
+}
+
+// What a block adds to the sums of a row.
+template <class A>
+struct RowSums {
+  A total;    // of gw
+  A product;  // of gw * xhat
+};
+
+// gw[i] = g[i] * weight[i]; adds up g * xhat and g over the rows, with xhat = (s - mean) * rstd.
+template <class A>
+KFC_ROW RowSums<A> add_gradients(const A* s, A mean, A rstd, const A* g, const A* weight, A* sum_weight, A* sum_bias,
+                                 A* gw, int64_t n) {
+  A total = 0;
+  A product = 0;
+#pragma omp simd reduction(+ : total, product)
+  for (int64_t i = 0; i < n; ++i) {
+    const A xhat = (s[i] - mean) * rstd;
+    const A of_y = g[i];
+    const A of_xhat = of_y * weight[i];
+    sum_weight[i] += of_y * xhat;
+    sum_bias[i] += of_y;
+    gw[i] = of_xhat;
+    total += of_xhat;
+    product += of_xhat * xhat;
+  }
+  return {total, product};
+}
+
+// out[i] = rstd * (gw[i] - total - xhat[i] * product)
+template <class A>
+KFC_ROW void gradient_of_row(const A* s, A mean, A rstd, const A* gw, A total, A product, A* out, int64_t n) {
+  const A factor = rstd * product;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] = rstd * (gw[i] - total - (s[i] - mean) * factor);
 }
 
 template <class T>
@@ -121,47 +151,50 @@ void layer_norm_backward_range(const kfc::LayerNormBackward& a, int64_t begin, i
   const int64_t cols = a.cols;
   const A slope = static_cast<A>(a.slope);
   const Scratch<A> scratch(5, cols);
-  A* __restrict xhat = scratch.row(0);
-  A* __restrict g = scratch.row(1);
-  A* __restrict v = scratch.row(2);
-  const A* weight = load_weight<T>(a, scratch.row(3));
-  const A* bias = load_affine<T>(a.bias, a, scratch.row(4));
-  A* partial_weight =
-      a.partial_weight == nullptr ? nullptr : static_cast<A*>(a.partial_weight) + partial * cols;
-  A* partial_bias = a.partial_bias == nullptr ? nullptr : static_cast<A*>(a.partial_bias) + partial * cols;
+  alignas(64) A s_block[kBlock];
+  alignas(64) A g_block[kBlock];
+  alignas(64) A v_block[kBlock];
+  A* gw = scratch.row(0);
+  const A* weight = row_or(load_weight<T>(a, scratch.row(1)), scratch.row(1), A(1), cols);
+  const A* bias = load_affine<T>(a.bias, a, scratch.row(2));
+  A* sum_weight = a.partial_weight == nullptr ? nullptr : static_cast<A*>(a.partial_weight) + partial * cols;
+  A* sum_bias = a.partial_bias == nullptr ? nullptr : static_cast<A*>(a.partial_bias) + partial * cols;
+  sum_weight = row_or(sum_weight, scratch.row(3), A(0), cols);
+  sum_bias = row_or(sum_bias, scratch.row(4), A(0), cols);
   for (int64_t r = begin; r < end; ++r) {
     const A mean = a.mean == nullptr ? A(0) : static_cast<const A*>(a.mean)[r];
     const A rstd = static_cast<const A*>(a.rstd)[r];
-    load_row(static_cast<const T*>(a.s) + r * cols, xhat, cols);
-    for (int64_t i = 0; i < cols; ++i) xhat[i] = (xhat[i] - mean) * rstd;
-    load_row(static_cast<const T*>(a.grad) + r * cols, g, cols);
-    if (a.activation != kNone) {
-      normalize_row(static_cast<const A*>(xhat), A(0), A(1), weight, bias, v, cols);
-      activate_backward_from_input_row(a.activation, g, static_cast<const A*>(v), cols, slope);
+    const T* s_row = static_cast<const T*>(a.s) + r * cols;
+    const T* grad_row = static_cast<const T*>(a.grad) + r * cols;
+    double total = 0;
+    double product = 0;
+    for (int64_t i = 0; i < cols; i += kBlock) {
+      const int64_t n = cols - i < kBlock ? cols - i : kBlock;
+      const A* s = as_accumulator(s_row + i, s_block, n);
+      const A* g = as_accumulator(grad_row + i, g_block, n);
+      if (a.activation != kNone) {
+        normalize_row(s, mean, rstd, weight + i, at(bias, i), v_block, n);
+        activate_backward_from_input_row(a.activation, g, static_cast<const A*>(v_block), g_block, n, slope);
+        g = g_block;
+      }
+      const RowSums<A> sums = add_gradients(s, mean, rstd, g, weight + i, sum_weight + i, sum_bias + i, gw + i, n);
+      total += static_cast<double>(sums.total);
+      product += static_cast<double>(sums.product);
     }
-    if (partial_weight != nullptr)
-      for (int64_t i = 0; i < cols; ++i) partial_weight[i] += g[i] * xhat[i];
-    if (partial_bias != nullptr)
-      for (int64_t i = 0; i < cols; ++i) partial_bias[i] += g[i];
-    if (weight != nullptr) {
-#pragma omp simd
-      for (int64_t i = 0; i < cols; ++i) g[i] *= weight[i];
+    const A mean_gw = a.mean == nullptr ? A(0) : static_cast<A>(total / static_cast<double>(cols));
+    const A mean_product = static_cast<A>(product / static_cast<double>(cols));
+    T* to = static_cast<T*>(a.grad_x) + r * cols;
+    for (int64_t i = 0; i < cols; i += kBlock) {
+      const int64_t n = cols - i < kBlock ? cols - i : kBlock;
+      A* out = result_row(to + i, g_block);
+      gradient_of_row(as_accumulator(s_row + i, s_block, n), mean, rstd, static_cast<const A*>(gw) + i, mean_gw,
+                      mean_product, out, n);
+      if (a.grad_sum != nullptr) {
+        const A* others = as_accumulator(static_cast<const T*>(a.grad_sum) + r * cols + i, s_block, n);
+        add_rows(static_cast<const A*>(out), others, out, n);
+      }
+      store_result(out, to + i, n);
     }
-    A total = 0;
-    A product = 0;
-#pragma omp simd reduction(+ : total, product)
-    for (int64_t i = 0; i < cols; ++i) {
-      total += g[i];
-      product += g[i] * xhat[i];
-    }
-    total = a.mean == nullptr ? A(0) : total / static_cast<A>(cols);
-    product /= static_cast<A>(cols);
-    for (int64_t i = 0; i < cols; ++i) g[i] = rstd * (g[i] - total - xhat[i] * product);
-    if (a.grad_sum != nullptr) {
-      load_row(static_cast<const T*>(a.grad_sum) + r * cols, v, cols);
-      for (int64_t i = 0; i < cols; ++i) g[i] += v[i];
-    }
-    store_row(g, static_cast<T*>(a.grad_x) + r * cols, cols);
   }
 }
 

@@ -78,8 +78,26 @@ struct Cpu {
   }
 
   static void rope(const Rope& a, const Tensor&) { split_rows(cpu_kernels().rope, a, 2 * a.half); }
+
+  // The kernels read and write where the targets say.
+  static void check_targets(const CrossEntropy& a) {
+    int64_t least = 0;
+    int64_t most = 0;
+    bool any = false;
+    for (int64_t row = 0; row < a.rows; ++row) {
+      const int64_t target = a.target[row];
+      if (target == a.ignored) continue;
+      if (!any || target < least) least = target;
+      if (!any || target > most) most = target;
+      any = true;
+    }
+    KFC_CHECK(!any || (least >= 0 && most < a.cols), "cross_entropy", "target holds ", least, " to ", most, ", x has ",
+              a.cols, " classes");
+  }
+
   static void softmax(const Softmax& a, const Tensor&) { split_rows(cpu_kernels().softmax, a, a.cols); }
   static void cross_entropy(const CrossEntropy& a, const Tensor&) {
+    check_targets(a);
     split_rows(cpu_kernels().cross_entropy, a, a.cols);
     if (a.result != nullptr) cpu_kernels().cross_entropy_total(a);
   }

@@ -1,32 +1,16 @@
 // Sums over rows, or over parts of rows, of squares, magnitudes or squared differences: one pass over memory,
 // limited by its bandwidth. Built once for each instruction set.
 #include "../common/reduce_terms.h"
-#include "convert.h"
 #include "kernels.h"
+#include "sums.h"
 
 namespace {
 
-// The sums of blocks are added up in double: with the lanes of a block that is at most a few dozen roundings in float,
-// however many elements there are.
 constexpr int64_t kShortRow = 64;  // few vectors long
 
-// Four sums, as each addition waits for the last one to its sum.
 template <class F, class A>
 KFC_ROW A block_sum(const A* x, const A* other, int64_t n) {
-  const int64_t quarter = n / 4;
-  A sum0 = 0;
-  A sum1 = 0;
-  A sum2 = 0;
-  A sum3 = 0;
-#pragma omp simd reduction(+ : sum0, sum1, sum2, sum3)
-  for (int64_t i = 0; i < quarter; ++i) {
-    sum0 += F::of(x[i], other[i]);
-    sum1 += F::of(x[quarter + i], other[quarter + i]);
-    sum2 += F::of(x[2 * quarter + i], other[2 * quarter + i]);
-    sum3 += F::of(x[3 * quarter + i], other[3 * quarter + i]);
-  }
-  for (int64_t i = 4 * quarter; i < n; ++i) sum0 += F::of(x[i], other[i]);
-  return (sum0 + sum1) + (sum2 + sum3);
+  return sum_terms<A>(n, [=](int64_t i) { return F::of(x[i], other[i]); });
 }
 
 // sums[r] = the sum of row r. Vectors of rows, as a sum across a vector costs more than so short a row.

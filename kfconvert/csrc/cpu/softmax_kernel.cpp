@@ -3,10 +3,14 @@
 #include "../common/arguments.h"
 #include "exponentials.h"
 #include "kernels.h"
+#include "sums.h"
 
 namespace {
 
 constexpr int64_t kShortRow = 8192;
+
+// Of the block of a row that begins at element `col`.
+int64_t block_length(const kfc::Softmax& a, int64_t col) { return a.cols - col < kBlock ? a.cols - col : kBlock; }
 
 // Where the mask of a row begins, in elements.
 int64_t mask_offset(const kfc::RowMask& m, int64_t row) {
@@ -19,25 +23,29 @@ int64_t mask_offset(const kfc::RowMask& m, int64_t row) {
   return at;
 }
 
-// v = x * scale + mask for elements col to col + n - 1 of a row
+// x * scale + mask of elements col to col + n - 1 of a row: x itself where that is all there is, else in v.
 template <class T, class A>
-void load_scaled(const kfc::Softmax& a, int64_t row, int64_t mask_at, int64_t col, A* v, A* scratch, int64_t n) {
+const A* load_scaled(const kfc::Softmax& a, int64_t row, int64_t mask_at, int64_t col, A* v, A* scratch, int64_t n) {
   const A* x = as_accumulator(static_cast<const T*>(a.x) + row * a.cols + col, v, n);
-  const A scale = static_cast<A>(a.scale);
+  if (a.scale != 1) {
+    const A scale = static_cast<A>(a.scale);
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) v[i] = x[i] * scale;
-  if (a.mask.data == nullptr) return;
+    for (int64_t i = 0; i < n; ++i) v[i] = x[i] * scale;
+    x = v;
+  }
+  if (a.mask.data == nullptr) return x;
   if (a.mask.boolean) {
     const uint8_t* mask = static_cast<const uint8_t*>(a.mask.data) + mask_at + col * a.mask.inner;
     const int64_t step = a.mask.inner;
-    for (int64_t i = 0; i < n; ++i) v[i] = mask[i * step] != 0 ? v[i] : A(-INFINITY);
+    for (int64_t i = 0; i < n; ++i) v[i] = mask[i * step] != 0 ? x[i] : A(-INFINITY);
   } else if (a.mask.inner == 1) {
-    add_rows(static_cast<const A*>(v), as_accumulator(static_cast<const T*>(a.mask.data) + mask_at + col, scratch, n), v, n);
+    add_rows(x, as_accumulator(static_cast<const T*>(a.mask.data) + mask_at + col, scratch, n), v, n);
   } else {
     const A added = *as_accumulator(static_cast<const T*>(a.mask.data) + mask_at, scratch, 1);
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) v[i] += added;
+    for (int64_t i = 0; i < n; ++i) v[i] = x[i] + added;
   }
+  return v;
 }
 
 // out[i] = v[i] / total. A product with the inverse takes a fifth of the time and, of an inverse rounded from double, is
@@ -49,29 +57,34 @@ KFC_ROW void divide_row(const A* v, A* out, int64_t n, double total) {
   for (int64_t i = 0; i < n; ++i) out[i] = sizeof(A) == 8 ? v[i] / static_cast<A>(total) : v[i] * inverse;
 }
 
+// y = v / total; `scratch` holds a block.
+template <class T, class A>
+void write_quotients(const A* v, double total, T* y, A* scratch, int64_t n) {
+  A* out = result_row(y, scratch);
+  divide_row(v, out, n, total);
+  store_result(out, y, n);
+}
+
 template <class T>
 void softmax_short_row(const kfc::Softmax& a, int64_t row) {
   using A = typename Accumulate<T>::type;
   alignas(64) A v[kShortRow];
   alignas(64) A scratch[kBlock];
-  T* y = static_cast<T*>(a.y) + row * a.cols;
+  const A* scaled[kShortRow / kBlock];
   const int64_t mask_at = mask_offset(a.mask, row);
   A largest = -INFINITY;
   for (int64_t col = 0; col < a.cols; col += kBlock) {
-    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
-    load_scaled<T>(a, row, mask_at, col, v + col, scratch, n);
-    largest = largest_of(static_cast<const A*>(v) + col, n, largest);
+    const int64_t n = block_length(a, col);
+    scaled[col / kBlock] = load_scaled<T>(a, row, mask_at, col, v + col, scratch, n);
+    largest = largest_of(scaled[col / kBlock], n, largest);
   }
   double total = 0;
   for (int64_t col = 0; col < a.cols; col += kBlock) {
-    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
-    total += exponentials_row(static_cast<const A*>(v) + col, v + col, n, largest);
+    total += exponentials_row(scaled[col / kBlock], v + col, block_length(a, col), largest);
   }
+  T* y = static_cast<T*>(a.y) + row * a.cols;
   for (int64_t col = 0; col < a.cols; col += kBlock) {
-    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
-    A* out = result_row(y + col, scratch);
-    divide_row(static_cast<const A*>(v) + col, out, n, total);
-    store_result(out, y + col, n);
+    write_quotients(static_cast<const A*>(v) + col, total, y + col, scratch, block_length(a, col));
   }
 }
 
@@ -80,21 +93,17 @@ void softmax_long_row(const kfc::Softmax& a, int64_t row) {
   using A = typename Accumulate<T>::type;
   alignas(64) A v[kBlock];
   alignas(64) A scratch[kBlock];
-  T* y = static_cast<T*>(a.y) + row * a.cols;
   const int64_t mask_at = mask_offset(a.mask, row);
   OnlineSum<A> online;
   for (int64_t col = 0; col < a.cols; col += kBlock) {
-    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
-    load_scaled<T>(a, row, mask_at, col, v, scratch, n);
-    online.add(v, scratch, n);
+    const int64_t n = block_length(a, col);
+    online.add(load_scaled<T>(a, row, mask_at, col, v, scratch, n), scratch, n);
   }
+  T* y = static_cast<T*>(a.y) + row * a.cols;
   for (int64_t col = 0; col < a.cols; col += kBlock) {
-    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
-    load_scaled<T>(a, row, mask_at, col, v, scratch, n);
-    exponentials_row(static_cast<const A*>(v), v, n, online.largest);
-    A* out = result_row(y + col, scratch);
-    divide_row(static_cast<const A*>(v), out, n, online.total);
-    store_result(out, y + col, n);
+    const int64_t n = block_length(a, col);
+    exponentials_row(load_scaled<T>(a, row, mask_at, col, v, scratch, n), v, n, online.largest);
+    write_quotients(static_cast<const A*>(v), online.total, y + col, scratch, n);
   }
 }
 
@@ -107,19 +116,17 @@ void softmax_backward_row(const kfc::Softmax& a, int64_t row) {
   const T* y_row = static_cast<const T*>(a.x) + row * a.cols;
   const T* grad_row = static_cast<const T*>(a.grad) + row * a.cols;
   T* to = static_cast<T*>(a.y) + row * a.cols;
-  A total = 0;
+  double sum = 0;
   for (int64_t col = 0; col < a.cols; col += kBlock) {
-    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
+    const int64_t n = block_length(a, col);
     const A* y = as_accumulator(y_row + col, y_scratch, n);
     const A* grad = as_accumulator(grad_row + col, grad_scratch, n);
-    A part = 0;
-#pragma omp simd reduction(+ : part)
-    for (int64_t i = 0; i < n; ++i) part += y[i] * grad[i];
-    total += part;
+    sum += static_cast<double>(sum_of_products(y, grad, n));
   }
+  const A total = static_cast<A>(sum);
   const A scale = static_cast<A>(a.scale);
   for (int64_t col = 0; col < a.cols; col += kBlock) {
-    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
+    const int64_t n = block_length(a, col);
     const A* y = as_accumulator(y_row + col, y_scratch, n);
     const A* grad = as_accumulator(grad_row + col, grad_scratch, n);
     A* out = result_row(to + col, result);
