@@ -20,10 +20,20 @@ struct Cpu {
   explicit Cpu(const Tensor&) {}
 
   template <class Arguments>
-  static void split(void (*kernel)(const Arguments&, int64_t, int64_t), const Arguments& a, int64_t numel) {
-    if (numel <= kElementsPerThread) return kernel(a, 0, numel);
-    torch::stable::parallel_for(0, numel, kElementsPerThread,
-                                [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
+  using Kernel = void (*)(const Arguments&, int64_t begin, int64_t end);
+
+  // Calls the kernel for parts of 0 to count, one a thread, each of at least `grain`.
+  template <class Arguments>
+  static void split(Kernel<Arguments> kernel, const Arguments& a, int64_t count, int64_t grain = kElementsPerThread) {
+    if (count <= grain) return kernel(a, 0, count);
+    torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
+  }
+
+  static int64_t rows_per_thread(int64_t cols) { return kElementsPerThread / (cols > 0 ? cols : 1) + 1; }
+
+  template <class Arguments>
+  static void split_rows(Kernel<Arguments> kernel, const Arguments& a, int64_t cols) {
+    split(kernel, a, a.rows, rows_per_thread(cols));
   }
 
   static void bias_act(const BiasAct& a, const Tensor&) { split(cpu_kernels().bias_act, a, a.numel); }
@@ -45,15 +55,9 @@ struct Cpu {
     cpu_kernels().fold_batch_norm(a, 0, a.channels);
   }
 
-  static int64_t rows_per_thread(int64_t cols) { return kElementsPerThread / (cols > 0 ? cols : 1) + 1; }
-
   static void normalize_image(const NormalizeImage& a, const Tensor&) {
-    const CpuKernels& kernels = cpu_kernels();
     const int64_t pixels = a.sizes[0] * a.sizes[1] * a.sizes[2];
-    const int64_t grain = rows_per_thread(a.channels);
-    if (pixels <= grain) return kernels.normalize_image(a, 0, pixels);
-    torch::stable::parallel_for(0, pixels, grain,
-                                [&](int64_t begin, int64_t end) { kernels.normalize_image(a, begin, end); });
+    split(cpu_kernels().normalize_image, a, pixels, rows_per_thread(a.channels));
   }
 
   // Of a fixed length, so that the result does not depend on the number of threads.
@@ -62,19 +66,7 @@ struct Cpu {
   }
 
   static void reduce(const Reduce& a, const Tensor&) {
-    const CpuKernels& kernels = cpu_kernels();
-    const int64_t pieces = a.rows * a.parts;
-    const int64_t grain = rows_per_thread(a.part > 0 ? a.part : 1);
-    if (pieces <= grain) return kernels.reduce(a, 0, pieces);
-    torch::stable::parallel_for(0, pieces, grain,
-                                [&](int64_t begin, int64_t end) { kernels.reduce(a, begin, end); });
-  }
-
-  template <class Arguments>
-  static void split_rows(void (*kernel)(const Arguments&, int64_t, int64_t), const Arguments& a, int64_t cols) {
-    const int64_t grain = rows_per_thread(cols);
-    if (a.rows <= grain) return kernel(a, 0, a.rows);
-    torch::stable::parallel_for(0, a.rows, grain, [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
+    split(cpu_kernels().reduce, a, a.rows * a.parts, rows_per_thread(a.part));
   }
 
   static void rope(const Rope& a, const Tensor&) { split_rows(cpu_kernels().rope, a, 2 * a.half); }
