@@ -10,6 +10,7 @@ from .attention import (
     fused_multihead_attention,
     rope_attention,
 )
+from .batch_norm_act import batch_norm_act
 from .bias_act import bias_act
 from .block_sparse import block_sparse_attention
 from .blocks import (
@@ -80,6 +81,7 @@ __all__ = [
     "apply_activation",
     "attention_dropout",
     "attention_score",
+    "batch_norm_act",
     "batch_norm_relu",
     "bias_act",
     "bias_dropout_add",

@@ -1,7 +1,7 @@
 """bias_act: ``y = act(x + bias + residual)``, one pass over memory in place of up to three.
 
 Backward: ``g = grad * act'(x + bias + residual)`` is the gradient of x and of residual; that of bias is g
-summed over all other dimensions.
+summed over all other dimensions, in the same pass over memory.
 """
 
 import torch
@@ -128,22 +128,38 @@ def _fake_backward(grad, saved, bias, residual, code, negative_slope, dim):
     return torch.empty_like(saved)
 
 
+def sum_by_channel(values, dim):
+    """(values.shape[dim],): ``values`` added up over all other dimensions."""
+    others = [d for d in range(values.dim()) if d != dim % values.dim()]
+    # A sum over no dimension at all (a vector with its bias) would be taken by ATen as a sum over every one.
+    return values.sum(others) if others else values.clone()
+
+
+def _compose_gradients(grad, saved, bias, residual, code, negative_slope, dim):
+    if code == 0:
+        return saved.new_empty(0), sum_by_channel(grad, dim)
+    g = _compose_backward(grad, saved, bias, residual, code, negative_slope, dim)
+    return g, sum_by_channel(g, dim)
+
+
+def _fake_gradients(grad, saved, bias, residual, code, negative_slope, dim):
+    of_sum = saved.new_empty(0) if code == 0 else torch.empty_like(saved)
+    return of_sum, saved.new_empty(saved.shape[dim])
+
+
 def _save(ctx, inputs, output):
     x, bias, residual, code, ctx.negative_slope, ctx.dim = inputs
     ctx.activation = BY_CODE[code]
-    ctx.bias_dims = None if bias is None else [d for d in range(x.dim()) if d != ctx.dim % x.dim()]
     if ctx.activation.name == "none":
-        ctx.save_for_backward()
+        ctx.save_for_backward(None, None, None)
     elif ctx.activation.saves_output:
         ctx.save_for_backward(output, None, None)
     else:
         ctx.save_for_backward(x, bias, residual)
 
 
-def _grad_of_sum(ctx, grad, saved, bias, residual):
+def _differentiable_backward(ctx, grad, saved, bias, residual):
     activation, negative_slope = ctx.activation, ctx.negative_slope
-    if not is_differentiated():
-        return _BACKWARD(grad, saved, bias, residual, activation.code, negative_slope, ctx.dim)
     if activation.saves_output:
         return activation.backward(grad, saved, negative_slope)
     with torch.enable_grad():
@@ -151,24 +167,36 @@ def _grad_of_sum(ctx, grad, saved, bias, residual):
     return differentiable_gradients(lambda v: activation.reference(v, negative_slope), (v,), grad)[0]
 
 
+def _gradients(ctx, grad):
+    """(that of x + bias + residual, that of bias or None)"""
+    plain, bias_needs = ctx.activation.name == "none", ctx.needs_input_grad[1]
+    saved, bias, residual = ctx.saved_tensors
+    if is_differentiated():
+        g = grad if plain else _differentiable_backward(ctx, grad, saved, bias, residual)
+        return g, sum_by_channel(g, ctx.dim) if bias_needs else None
+    options = ctx.activation.code, ctx.negative_slope, ctx.dim
+    if bias_needs:
+        g, of_bias = _GRADIENTS(grad, grad if plain else saved, bias, residual, *options)
+        return grad if plain else g, of_bias
+    return grad if plain else _BACKWARD(grad, saved, bias, residual, *options), None
+
+
 def _differentiate(ctx, grad):
-    g = grad
-    if ctx.activation.name != "none":
-        g = _grad_of_sum(ctx, grad, *ctx.saved_tensors)
-    x_needs, bias_needs, residual_needs = ctx.needs_input_grad[:3]
-    # A sum over no dimension at all (a vector with its bias) would be taken by ATen as a sum over every one.
-    grad_bias = (g.sum(ctx.bias_dims) if ctx.bias_dims else g) if bias_needs else None
-    return g if x_needs else None, grad_bias, g if residual_needs else None, None, None, None
+    x_needs, _, residual_needs = ctx.needs_input_grad[:3]
+    g, of_bias = _gradients(ctx, grad)
+    return g if x_needs else None, of_bias, g if residual_needs else None, None, None, None
 
 
 _ARGUMENTS = "Tensor? bias, Tensor? residual, int activation, float negative_slope, int dim"
 _OPERATOR, _INFERENCE = define_with_twin(f"bias_act(Tensor x, {_ARGUMENTS}) -> Tensor", _compose, _fake)
 _IN_PLACE = define(f"bias_act_(Tensor(a!) x, {_ARGUMENTS}=-1) -> ()", _compose_in_place, _fake_in_place)
 _BACKWARD = define(
-    "bias_act_backward(Tensor grad, Tensor saved, Tensor? bias, Tensor? residual, int activation, "
-    "float negative_slope, int dim) -> Tensor",
-    _compose_backward,
-    _fake_backward,
+    f"bias_act_backward(Tensor grad, Tensor saved, {_ARGUMENTS}) -> Tensor", _compose_backward, _fake_backward
+)
+_GRADIENTS = define(
+    f"bias_act_gradients(Tensor grad, Tensor saved, {_ARGUMENTS}) -> (Tensor, Tensor)",
+    _compose_gradients,
+    _fake_gradients,
 )
 torch.library.register_autograd("kfconvert::bias_act", _differentiate, setup_context=_save, lib=LIBRARY)
 autocast((_OPERATOR, _INFERENCE), cast_to_widest)

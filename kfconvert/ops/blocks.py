@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .batch_norm_act import batch_norm_act
 from .conv_act import conv_act
-from .fold_batch_norm import fold_batch_norm
 from .layer_norm_act import layer_norm_act
 from .linear_act import linear_act
 from .norms import accumulator, wants_gradient
 from .registration import has_kernels, require, require_same_options
-from .scale_shift_act import batch_norm_scale_and_shift, scale_shift_act
+from .scale_shift_act import batch_norm_scale_and_shift
 
 Pair = int | tuple[int, int]
 
@@ -91,7 +91,7 @@ def conv2d_bn_act(
 
     On the CPU, and where a gradient is wanted, the norm is folded into the convolution's weight and bias, in
     float64, at every call; what is left is one :func:`kfconvert.ops.conv_act`. On CUDA the launches of that would
-    cost more than they save: one :func:`kfconvert.ops.scale_shift_act` follows the convolution.
+    cost more than they save: one :func:`kfconvert.ops.batch_norm_act` follows the convolution.
     ``kfconvert.modules.FusedConv2dBNReLU`` keeps the folded weight.
 
     Args:
@@ -112,10 +112,12 @@ def conv2d_bn_act(
     gradient = wants_gradient(x, weight, bias, None) or wants_gradient(running_mean, bn_weight, bn_bias, running_var)
     if x.is_cuda and has_kernels(x) and not gradient:
         y = conv_act(x, weight, None, None, stride, padding, dilation, groups)
-        wide = accumulator(y.dtype)
-        scale, shift = fold_batch_norm(running_mean, running_var, bn_weight, bn_bias, eps, bias, wide)
+        mean = running_mean if bias is None else running_mean.to(accumulator(y.dtype)) - bias
+        given = mean, running_var, bn_weight, bn_bias
+        if any(t is not None and t.dtype != y.dtype for t in given):
+            given = (None if t is None else t.to(accumulator(y.dtype)) for t in given)
         batch = y if y.dim() == 4 else y.unsqueeze(0)
-        return scale_shift_act(batch, scale, shift, activation).reshape(y.shape)
+        return batch_norm_act(batch, *given, eps, activation).reshape(y.shape)
     scale, shift = batch_norm_scale_and_shift(running_mean, running_var, bn_weight, bn_bias, eps)
     folded = (weight.double() * scale[:, None, None, None]).to(weight.dtype)
     shift = shift if bias is None else shift + bias.double() * scale

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .activations import BY_CODE, CODES
-from .bias_act import check_terms, spread
+from .bias_act import check_terms, spread, sum_by_channel
 from .double_backward import differentiable_gradients, is_differentiated
 from .registration import (
     LIBRARY,
@@ -169,20 +169,37 @@ def _fake_backward(grad, x, bias, state, seed, sequence, p, code, negative_slope
     return torch.empty_like(x)
 
 
+def _compose_gradients(grad, x, bias, state, seed, sequence, p, code, negative_slope, dim):
+    g = _compose_backward(grad, x, bias, state, seed, sequence, p, code, negative_slope, dim)
+    return g, sum_by_channel(g, dim)
+
+
+def _fake_gradients(grad, x, bias, state, seed, sequence, p, code, negative_slope, dim):
+    return torch.empty_like(x), x.new_empty(x.shape[dim])
+
+
 def _save(ctx, inputs, output):
     x, bias, _, state, *ctx.options = inputs
     ctx.save_for_backward(x, bias, state)
 
 
-def _differentiate(ctx, grad):
+def _gradients(ctx, grad):
+    """(that of x + bias, that of bias or None)"""
     x, bias, state = ctx.saved_tensors
-    x_needs, bias_needs, residual_needs = ctx.needs_input_grad[:3]
-    of_x = None
-    if x_needs or bias_needs:
-        backward = _differentiable_backward if is_differentiated() else _BACKWARD
-        of_x = backward(grad, x, bias, state, *ctx.options)
-    of_bias = of_x.sum_to_size(spread(bias, x, ctx.options[-1]).shape).reshape(-1) if bias_needs else None
-    return of_x if x_needs else None, of_bias, grad if residual_needs else None, *(None,) * 7
+    x_needs, bias_needs = ctx.needs_input_grad[:2]
+    if not (x_needs or bias_needs):
+        return None, None
+    if is_differentiated():
+        g = _differentiable_backward(grad, x, bias, state, *ctx.options)
+        return g, sum_by_channel(g, ctx.options[-1]) if bias_needs else None
+    if bias_needs:
+        return _GRADIENTS(grad, x, bias, state, *ctx.options)
+    return _BACKWARD(grad, x, bias, state, *ctx.options), None
+
+
+def _differentiate(ctx, grad):
+    of_x, of_bias = _gradients(ctx, grad)
+    return of_x if ctx.needs_input_grad[0] else None, of_bias, grad if ctx.needs_input_grad[2] else None, *(None,) * 7
 
 
 _OPTIONS = "Tensor? state, int seed, int sequence, float p, int activation, float negative_slope, int dim"
@@ -193,6 +210,11 @@ _BACKWARD = define(
     f"dropout_act_backward(Tensor grad, Tensor x, Tensor? bias, {_OPTIONS}) -> Tensor",
     _compose_backward,
     _fake_backward,
+)
+_GRADIENTS = define(
+    f"dropout_act_gradients(Tensor grad, Tensor x, Tensor? bias, {_OPTIONS}) -> (Tensor, Tensor)",
+    _compose_gradients,
+    _fake_gradients,
 )
 torch.library.register_autograd("kfconvert::dropout_act", _differentiate, setup_context=_save, lib=LIBRARY)
 autocast((_OPERATOR, _INFERENCE), cast_to_widest)

@@ -143,19 +143,17 @@ def _compose_backward(grad, grad_sum, s, mean, rstd, weight, bias, cols, code, n
     grad_s = rstd * (gw - gw.mean(-1, keepdim=True) - xhat * (gw * xhat).mean(-1, keepdim=True))
     if grad_sum is not None:
         grad_s = grad_s + grad_sum.reshape(-1, cols)
-    none = s.new_empty(0, dtype=wide)
     return (
         grad_s.to(s.dtype).reshape(s.shape),
-        none if weight is None else (g * xhat).sum(0),
-        none.clone() if bias is None else g.sum(0),
+        s.new_empty(0) if weight is None else (g * xhat).sum(0).to(weight.dtype),
+        s.new_empty(0) if bias is None else g.sum(0).to(bias.dtype),
     )
 
 
 def _fake_backward(grad, grad_sum, s, mean, rstd, weight, bias, cols, code, negative_slope):
-    sizes = (0 if weight is None else cols, 0 if bias is None else cols)
     return (
         torch.empty_like(s, memory_format=torch.contiguous_format),
-        *(s.new_empty(size, dtype=accumulator(s.dtype)) for size in sizes),
+        *(s.new_empty(0) if given is None else given.new_empty(cols) for given in (weight, bias)),
     )
 
 
@@ -194,8 +192,8 @@ def _differentiate(ctx, grad, grad_sum, *_):
     grad_s, grad_weight, grad_bias = _BACKWARD(
         grad, grad_sum, s, mean, rstd, weight, bias, cols, ctx.code, ctx.negative_slope
     )
-    grad_weight = None if weight is None else grad_weight.to(weight.dtype).reshape(ctx.shape)
-    grad_bias = None if bias is None else grad_bias.to(bias.dtype).reshape(ctx.shape)
+    grad_weight = None if weight is None else grad_weight.reshape(ctx.shape)
+    grad_bias = None if bias is None else grad_bias.reshape(ctx.shape)
     return grad_s, grad_of_residual(grad_s, ctx.residual_shape), None, grad_weight, grad_bias, *[None] * 3
 
 

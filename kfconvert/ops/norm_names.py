@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .fold_batch_norm import fold_batch_norm
+from .batch_norm_act import batch_norm_act
 from .group_norm_act import group_norm_act
 from .layer_norm_act import layer_norm_act
-from .norms import accumulator, own_sum, wants_gradient
-from .registration import has_kernels, require, require_float
+from .norms import accumulator, own_sum
+from .registration import require, require_float
 from .rms_norm_act import rms_norm_act
-from .scale_shift_act import scale_shift_act
 
 Shape = int | tuple[int, ...]
 
@@ -125,8 +124,8 @@ def batch_norm_relu(
 ) -> Tensor:
     """``relu(batch_norm(x))``, in x's dtype and shape; the arguments are those of F.batch_norm.
 
-    F.batch_norm, which in training updates the running statistics, and an in-place ReLU; in eval without a
-    gradient :func:`kfconvert.ops.scale_shift_act`, with scale and shift computed in float64 at every call.
+    In eval :func:`kfconvert.ops.batch_norm_act`; in training F.batch_norm, which updates the running statistics, and an
+    in-place ReLU.
 
     Args:
         x: (N, C, ...).
@@ -139,15 +138,11 @@ def batch_norm_relu(
         ValueError: in training, a single value per channel. RuntimeError: see above.
     """
     _check_batch_norm(x, running_mean, running_var, weight, bias, training)
-    if training or not has_kernels(x) or wants_gradient(x, weight, bias, None):
-        # ATen's backward of (N, C) on the CPU is wrong with a strided weight or strided statistics.
-        weight = None if weight is None else weight.contiguous()
-        if not training:
-            running_mean, running_var = running_mean.contiguous(), running_var.contiguous()
-        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps).relu_()
-    wide = accumulator(x.dtype)
-    scale, shift = fold_batch_norm(running_mean, running_var, weight, bias, eps, dtype=wide)
-    return scale_shift_act(x, scale, shift, "relu")
+    if not training:
+        return batch_norm_act(x, running_mean, running_var, weight, bias, eps, "relu")
+    # ATen's backward of (N, C) on the CPU is wrong with a strided weight.
+    weight = None if weight is None else weight.contiguous()
+    return F.batch_norm(x, running_mean, running_var, weight, bias, True, momentum, eps).relu_()
 
 
 def rms_eps(x: Tensor, eps: float | None) -> float:

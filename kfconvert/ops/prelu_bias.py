@@ -1,10 +1,23 @@
-"""prelu_bias: ``prelu(x + bias, weight)`` in one pass over memory; its backward is ATen's, with one pass more."""
+"""prelu_bias: ``prelu(x + bias, weight)`` in one pass over memory.
+
+Backward, with v = x + bias: g = grad where v is positive, else grad * weight, is the gradient of x and, summed over all
+other dimensions, of bias; that of weight is grad * v, where v is not positive, summed likewise.
+"""
 
 import torch
 from torch import Tensor
 
-from .bias_act import check_channels, check_terms, spread
-from .registration import LIBRARY, autocast, cast_to_widest, define_with_twin, has_kernels, require_same_options
+from .bias_act import check_channels, check_terms, spread, sum_by_channel
+from .double_backward import differentiable_gradients, is_differentiated
+from .registration import (
+    LIBRARY,
+    autocast,
+    cast_to_widest,
+    define,
+    define_with_twin,
+    has_kernels,
+    require_same_options,
+)
 
 
 def prelu_bias(x: Tensor, bias: Tensor, weight: Tensor, dim: int = -1) -> Tensor:
@@ -57,22 +70,31 @@ def _save(ctx, inputs, output):
     ctx.save_for_backward(x, bias, weight)
 
 
+def _compose_gradients(grad, x, bias, weight, dim):
+    v = x + spread(bias, x, dim)
+    of_x, of_weight = torch.ops.aten._prelu_kernel_backward(grad, v, spread(weight, x, dim).expand_as(v))
+    return torch.empty_like(x).copy_(of_x), sum_by_channel(of_x, dim), sum_by_channel(of_weight, dim)
+
+
+def _fake_gradients(grad, x, bias, weight, dim):
+    return torch.empty_like(x), torch.empty_like(bias), torch.empty_like(bias)
+
+
 def _differentiate(ctx, grad):
-    x, bias, weight = ctx.saved_tensors
-    v = x + spread(bias, x, ctx.dim)
-    along = spread(weight, x, ctx.dim)
-    of_x, of_weight = torch.ops.aten._prelu_kernel_backward(grad, v, along.expand_as(v))
-    x_needs, bias_needs, weight_needs, _ = ctx.needs_input_grad
-    return (
-        of_x if x_needs else None,
-        of_x.sum_to_size(along.shape).reshape(-1) if bias_needs else None,
-        of_weight.sum_to_size(along.shape).reshape(-1) if weight_needs else None,
-        None,
-    )
+    if is_differentiated():
+        gradients = differentiable_gradients(lambda *given: reference(*given, ctx.dim), ctx.saved_tensors, grad)
+    else:
+        gradients = _GRADIENTS(grad, *ctx.saved_tensors, ctx.dim)
+    return *(g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad)), None
 
 
 _OPERATOR, _INFERENCE = define_with_twin(
     "prelu_bias(Tensor x, Tensor bias, Tensor weight, int dim) -> Tensor", _compose, _fake
+)
+_GRADIENTS = define(
+    "prelu_bias_gradients(Tensor grad, Tensor x, Tensor bias, Tensor weight, int dim) -> (Tensor, Tensor, Tensor)",
+    _compose_gradients,
+    _fake_gradients,
 )
 torch.library.register_autograd("kfconvert::prelu_bias", _differentiate, setup_context=_save, lib=LIBRARY)
 autocast((_OPERATOR, _INFERENCE), cast_to_widest)

@@ -13,7 +13,7 @@ def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0
     Args:
         x: any shape and strides; float64, float32, float16 or bfloat16. The half types are computed in float32.
         scale: a number or a tensor of one element for all, or (x.shape[dim],), one for each channel along ``dim``.
-        zero_point: the same.
+        zero_point: the same, of any dtype.
 
     The division is exact, where ATen multiplies by the reciprocal of a Python number on CUDA. Half-way cases go to the
     even number; a NaN becomes 0. Not differentiable. RuntimeError: shapes, dtypes or devices
@@ -48,12 +48,16 @@ def _wide(dtype):
 
 
 def parameters(operator, x, scale, zero_point, wide, dim):
-    """Each a number, or a tensor of one element or of x.shape[dim] in the dtype of the computation."""
+    """Each a number, or a tensor of one element or of x.shape[dim] in the dtype of the computation.
+
+    The kernels of CUDA read zero points of int32 and int64 as they are.
+    """
     values = []
     for name, value in (("scale", scale), ("zero_point", zero_point)):
         if isinstance(value, Tensor):
             require(value.device == x.device, operator, f"{name} is on another device than x")
-            value = value.to(wide)
+            as_it_is = name == "zero_point" and value.is_cuda and value.dtype in (torch.int32, torch.int64)
+            value = value if as_it_is else value.to(wide)  # on CUDA a kernel of its own
             if value.numel() == 1 and value.dim() <= 1:
                 value = value.reshape(1)
             else:

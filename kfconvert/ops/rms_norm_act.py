@@ -153,14 +153,14 @@ def _compose_backward(grad, grad_sum, s, rstd, weight, cols, code, negative_slop
     grad_s = rstd * (gw - xhat * (gw * xhat).mean(-1, keepdim=True))
     if grad_sum is not None:
         grad_s = grad_s + grad_sum.reshape(-1, cols)
-    grad_weight = s.new_empty(0, dtype=wide) if weight is None else (g * xhat).sum(0)
+    grad_weight = s.new_empty(0) if weight is None else (g * xhat).sum(0).to(weight.dtype)
     return grad_s.to(s.dtype).reshape(s.shape), grad_weight
 
 
 def _fake_backward(grad, grad_sum, s, rstd, weight, cols, code, negative_slope, offset):
     return (
         torch.empty_like(s, memory_format=torch.contiguous_format),
-        s.new_empty(0 if weight is None else cols, dtype=accumulator(s.dtype)),
+        s.new_empty(0) if weight is None else weight.new_empty(cols),
     )
 
 
@@ -199,7 +199,7 @@ def _differentiate(ctx, grad, grad_sum, *_):
     grad_s, grad_weight = _BACKWARD(
         grad, grad_sum, s, rstd, weight, cols, ctx.code, ctx.negative_slope, ctx.offset
     )
-    grad_weight = None if weight is None else grad_weight.to(weight.dtype).reshape(ctx.shape)
+    grad_weight = None if weight is None else grad_weight.reshape(ctx.shape)
     return grad_s, grad_of_residual(grad_s, ctx.residual_shape), None, grad_weight, *[None] * 4
 
 

@@ -28,6 +28,7 @@ ARGUMENTS = {
     "dequantize_int8": lambda t: (t(5, 33).to(torch.int8), 0.5, 3),
     "geglu": lambda t: (t(5, 33), t(5, 33)),
     "gelu_dropout": lambda t: (t(5, 33),),
+    "batch_norm_act": lambda t: (t(2, 6, 5), t(6), t(6).abs(), t(6), t(6), 1e-5, "relu"),
     "group_norm_act": lambda t: (t(2, 6, 5), 3, t(6), t(6), 1e-5, "relu"),
     "group_norm_silu": lambda t: (t(2, 6, 5), 3, t(6), t(6)),
     "layer_norm_act": weighted,

@@ -90,7 +90,7 @@ def test_every_compiled_operator_has_a_name(device):
             getattr(ops, name)(*arguments(name, device))
         called |= {call.removeprefix("kfconvert::").removesuffix("_inference") for call in calls.names}
     known = {name.removesuffix("_inference") for name in extension.compiled_operators(device)}
-    forms = {name for name in known if name.endswith(("_backward", "_training", "act_"))}  # of those that are called
+    forms = {name for name in known if name.endswith(("_backward", "_gradients", "_training", "act_"))}  # of those that are called
     assert known - forms <= called
 
 

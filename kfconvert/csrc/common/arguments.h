@@ -9,14 +9,14 @@ namespace kfc {
 enum class DType : int { f32, f64, f16, bf16 };
 
 // y = act(x + bias + residual), or with `grad`: y = grad * act'(x + bias + residual); with `scale` x * scale
-// stands for x. Every tensor lies in memory as x does (any dense layout); the channel of element i is
+// stands for x, with `slopes` prelu for act. Every tensor lies in memory as x does (any dense layout); the channel of element i is
 // (i / inner) % channels.
 struct BiasAct {
   void* y;               // (numel)
   const void* x;         // (numel); may be y
   const void* bias;      // (channels) or null; with scale in the accumulation type, and not null
   const void* scale;     // (channels), accumulation type, or null
-  const void* slopes;    // (channels) or null: prelu in place of the activation; without scale and grad only
+  const void* slopes;    // (channels) or null; without scale
   const void* residual;  // (numel) or null
   const void* grad;      // (numel) or null
   int64_t numel;
@@ -39,33 +39,53 @@ struct DropoutAct {
   double scale;         // 1 / (1 - p)
 };
 
+// What a backward pass adds up by channel as it goes: each of the `shares` shares of the elements has its own sums, which
+// are then added up in a fixed order, so that the result is the same at every call.
+constexpr int kMostTotals = 2;
+struct ChannelTotals {
+  void* totals[kMostTotals];    // (channels), or null where there are fewer
+  void* partials[kMostTotals];  // (shares, channels), accumulation type; on the CPU double
+  int64_t shares;
+  DType dtype;  // of totals
+};
+
+// y = act(x * scale + shift) by channel with scale = weight / sqrt(variance + eps), shift = bias - mean * scale. With `grad`:
+// g = grad * act'(x * scale + shift), y = g * scale, and the totals are the sums of g * (x - mean) / sqrt(variance + eps)
+// and of g.
+struct BatchNormAct {
+  BiasAct terms;         // x, y, grad, activation and sizes
+  const void* mean;      // (channels)
+  const void* variance;  // (channels)
+  const void* weight;    // (channels) or null: 1
+  const void* bias;      // (channels) or null: 0
+  double eps;
+  DType dtype;  // of these four: that of x, or f32 beside a half type
+};
+
+// total[col] = the sum of partials[p][col] over p.
+struct PartialSums {
+  void* total;           // (cols)
+  const void* partials;  // (count, cols)
+  int64_t count;
+  int64_t cols;
+  DType dtype;  // of partials: f32 or f64
+  DType out;    // of total
+};
+
 // integers = clamp(round(reals / scale + zero_point), -128, 127), or the other way reals = (integers - zero_point) *
 // scale. The channel of element i is (i / inner) % channels.
 struct Quantize {
   void* reals;             // (numel), read only where integers are made
   int8_t* integers;        // (numel), read only where reals are made
   const void* scale;       // (channels), accumulation type of reals, or null: scale_value
-  const void* zero_point;  // the same, or null: zero_point_value
+  const void* zero_point;  // (channels), accumulation type or, with zero_point_bits, integers; or null: zero_point_value
+  int zero_point_bits;     // 0, 32 or 64
   double scale_value;
   double zero_point_value;
   int64_t numel;
   int64_t channels;
   int64_t inner;
   DType dtype;  // of reals
-};
-
-// scale = weight / sqrt(variance + eps), shift = bias + (before - mean) * scale.
-struct FoldBatchNorm {
-  void* scale;           // (channels), accumulation type
-  void* shift;           // (channels), accumulation type
-  const void* mean;      // (channels)
-  const void* variance;  // (channels)
-  const void* weight;    // (channels) or null: 1
-  const void* bias;      // (channels) or null: 0
-  const void* before;    // (channels) or null: 0
-  int64_t channels;
-  double eps;
-  DType dtype;  // of mean, variance, weight, bias and before
 };
 
 // y = (image / 255 - mean) / deviation for each channel.

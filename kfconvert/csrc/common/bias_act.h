@@ -109,17 +109,24 @@ Tensor bias_act_backward(const Tensor& grad, const Tensor& x, const OptionalTens
   return out;
 }
 
-// v = x + bias; v where it is positive, else v * slopes, bias and slopes along `dim`.
-template <class Backend>
-Tensor prelu_bias(const Tensor& x_in, const Tensor& bias, const Tensor& slopes, int64_t dim) {
-  const char* op = "prelu_bias";
-  const Tensor x = as_dense(x_in);
-  std::vector<Tensor> keep;
+// The arguments of prelu for a dense x; bias and slopes lie along `dim`.
+inline BiasAct prelu_arguments(const char* op, const Tensor& x, const Tensor& bias, const Tensor& slopes, int64_t dim,
+                               std::vector<Tensor>& keep) {
   BiasAct a = bias_act_arguments(op, x, bias, std::nullopt, 0, 0.0, dim, keep);
   check_same_options(op, "weight", options_of(x), slopes);
   check_same_shape(op, "weight", bias, slopes);
   keep.push_back(as_contiguous(slopes));
   a.slopes = keep.back().const_data_ptr();
+  return a;
+}
+
+// v = x + bias; v where it is positive, else v * slopes.
+template <class Backend>
+Tensor prelu_bias(const Tensor& x_in, const Tensor& bias, const Tensor& slopes, int64_t dim) {
+  const char* op = "prelu_bias";
+  const Tensor x = as_dense(x_in);
+  std::vector<Tensor> keep;
+  BiasAct a = prelu_arguments(op, x, bias, slopes, dim, keep);
   Tensor y = empty_with_layout_of(x);
   a.y = y.mutable_data_ptr();
   if (a.numel > 0) Backend::bias_act(a, x);

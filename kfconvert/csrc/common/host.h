@@ -76,6 +76,11 @@ inline DType dtype_of(const char* op, const Options& o) {
   fail(op, "expected float64, float32, float16 or bfloat16");
 }
 
+inline Options accumulator(const Options& o, DType dtype) {
+  return {dtype == DType::f64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(), o.device_type,
+          o.device_index};
+}
+
 inline void check_same_device(const char* op, const char* name, const Options& x, const Options& other) {
   KFC_CHECK(other.device_type == x.device_type && other.device_index == x.device_index, op, name,
             " is on another device than x");

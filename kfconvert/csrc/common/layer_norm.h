@@ -33,11 +33,6 @@ inline int64_t check_normalized_shape(const char* op, const Tensor& x, const std
   return cols;
 }
 
-inline Options accumulator(const Options& o, DType dtype) {
-  return {dtype == DType::f64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(), o.device_type,
-          o.device_index};
-}
-
 // Which norm; `op` is its operator's name, for messages.
 struct NormKind {
   const char* op;
@@ -169,8 +164,8 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_act_training(const Tensor& x, const 
   return {out.y, *out.sum, *out.rstd};
 }
 
-// grad of s (which is that of x and of residual), of weight and of bias. The last two are in the accumulation
-// type (float32 for the half types) and empty where there is no weight or bias. No mean: an RMS norm.
+// grad of s (which is that of x and of residual), of weight and of bias. The last two are in the dtype of weight and
+// bias, and empty where there are none. No mean: an RMS norm.
 template <class Backend>
 std::tuple<Tensor, Tensor, Tensor> norm_backward(const char* op, const Tensor& grad_in,
                                                  const OptionalTensor& grad_sum_in, const Tensor& s_in,
@@ -221,8 +216,9 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const char* op, const Tensor& g
     partial_bias = empty(partial_options, {a.partials, cols});
     a.partial_bias = partial_bias->mutable_data_ptr();
   }
-  Tensor grad_weight = empty(partial_options, {weight ? cols : 0});
-  Tensor grad_bias = empty(partial_options, {bias ? cols : 0});
+  const Options affine_options = options_of(weight ? *weight : bias ? *bias : s);
+  Tensor grad_weight = empty(weight ? affine_options : options, {weight ? cols : 0});
+  Tensor grad_bias = empty(bias ? affine_options : options, {bias ? cols : 0});
   Backend::layer_norm_backward(a, weight ? grad_weight.mutable_data_ptr() : nullptr,
                                bias ? grad_bias.mutable_data_ptr() : nullptr, s);
   return {std::move(grad_x), std::move(grad_weight), std::move(grad_bias)};

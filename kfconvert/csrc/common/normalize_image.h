@@ -58,8 +58,8 @@ Tensor normalize_image(const Tensor& image, const OptionalTensor& mean, const Op
   }
   KFC_CHECK(mean.has_value() == deviation.has_value(), op, "mean and std must both be tensors or both be numbers");
   std::vector<Tensor> keep;
-  a.mean = channel_values(op, "mean", image, a.dtype, mean, a.channels, keep);
-  a.deviation = channel_values(op, "std", image, a.dtype, deviation, a.channels, keep);
+  a.mean = channel_values(op, "mean", image, a.dtype, mean, a.channels, false, keep);
+  a.deviation = channel_values(op, "std", image, a.dtype, deviation, a.channels, false, keep);
   if (!mean) {
     const size_t channels = static_cast<size_t>(a.channels);
     KFC_CHECK(channels <= kFewChannels && mean_values.size() == channels && deviation_values.size() == channels, op,

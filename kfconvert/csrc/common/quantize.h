@@ -5,23 +5,33 @@
 
 namespace kfc {
 
-// (1), or (channels of x along `dim`); null where there are none.
+// (1), or (channels of x along `dim`); null where there are none. `is_integer`: values need not be in the accumulation type.
 inline const void* channel_values(const char* op, const char* name, const Tensor& x, DType dtype,
-                                  const OptionalTensor& values, int64_t channels, std::vector<Tensor>& keep) {
+                                  const OptionalTensor& values, int64_t channels, bool is_integer,
+                                  std::vector<Tensor>& keep) {
   if (!values) return nullptr;
   const Options options = options_of(*values);
   check_same_device(op, name, options_of(x), options);
   const bool is_double = dtype == DType::f64;
-  KFC_CHECK(options.dtype == (is_double ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32()), op, name,
-            " must be ", is_double ? "float64" : "float32");
+  KFC_CHECK(is_integer || options.dtype == (is_double ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32()), op,
+            name, " must be ", is_double ? "float64" : "float32");
   KFC_CHECK(values->dim() == 1 && values->size(0) == channels, op, name, " has shape ", shape_text(*values),
             ", expected (", channels, ",)");
   keep.push_back(as_contiguous(*values));
   return keep.back().const_data_ptr();
 }
 
+// The bits of zero points that are integers, where the backend reads them as they are.
+template <class Backend>
+int bits_of_integers(const OptionalTensor& zero_point) {
+  if (!Backend::reads_integer_zero_points || !zero_point) return 0;
+  const int32_t dtype = options_of(*zero_point).dtype;
+  return dtype == aoti_torch_dtype_int32() ? 32 : dtype == aoti_torch_dtype_int64() ? 64 : 0;
+}
+
 // dtype: of the real numbers.
-inline Quantize quantize_arguments(const char* op, const Tensor& x, DType dtype, const OptionalTensor& scale,
+template <class Backend>
+Quantize quantize_arguments(const char* op, const Tensor& x, DType dtype, const OptionalTensor& scale,
                                    const OptionalTensor& zero_point, double scale_value, double zero_point_value,
                                    int64_t dim, std::vector<Tensor>& keep) {
   Quantize a{};
@@ -38,8 +48,9 @@ inline Quantize quantize_arguments(const char* op, const Tensor& x, DType dtype,
     a.channels = x.size(along);
     a.inner = a.channels > 1 ? x.stride(along) : 1;
   }
-  a.scale = channel_values(op, "scale", x, dtype, scale, a.channels, keep);
-  a.zero_point = channel_values(op, "zero_point", x, dtype, zero_point, a.channels, keep);
+  a.scale = channel_values(op, "scale", x, dtype, scale, a.channels, false, keep);
+  a.zero_point_bits = bits_of_integers<Backend>(zero_point);
+  a.zero_point = channel_values(op, "zero_point", x, dtype, zero_point, a.channels, a.zero_point_bits > 0, keep);
   return a;
 }
 
@@ -56,7 +67,7 @@ Tensor quantize_int8(const Tensor& x_in, const OptionalTensor& scale, const Opti
   const DType dtype = dtype_of(op, options_of(x_in));
   const Tensor x = as_dense(x_in);
   std::vector<Tensor> keep;
-  Quantize a = quantize_arguments(op, x, dtype, scale, zero_point, scale_value, zero_point_value, dim, keep);
+  Quantize a = quantize_arguments<Backend>(op, x, dtype, scale, zero_point, scale_value, zero_point_value, dim, keep);
   Tensor y = empty_in_layout(x, aoti_torch_dtype_int8());
   a.reals = const_cast<void*>(x.const_data_ptr());
   a.integers = static_cast<int8_t*>(y.mutable_data_ptr());
@@ -74,7 +85,7 @@ Tensor dequantize_int8(const Tensor& q_in, const OptionalTensor& scale, const Op
   KFC_CHECK(options_of(q_in).dtype == aoti_torch_dtype_int8(), op, "expected int8");
   const Tensor q = as_dense(q_in);
   std::vector<Tensor> keep;
-  Quantize a = quantize_arguments(op, q, dtype, scale, zero_point, scale_value, zero_point_value, dim, keep);
+  Quantize a = quantize_arguments<Backend>(op, q, dtype, scale, zero_point, scale_value, zero_point_value, dim, keep);
   Tensor y = empty_in_layout(q, options.dtype);
   a.integers = static_cast<int8_t*>(const_cast<void*>(q.const_data_ptr()));
   a.reals = y.mutable_data_ptr();

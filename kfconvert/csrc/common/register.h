@@ -1,10 +1,11 @@
 // The list of operators, once for every backend; their schemas are beside their references in kfconvert/ops.
 #pragma once
 
+#include "batch_norm_act.h"
+#include "channel_gradients.h"
 #include "combine_act.h"
 #include "cross_entropy.h"
 #include "dropout_act.h"
-#include "fold_batch_norm.h"
 #include "group_norm.h"
 #include "layer_norm.h"
 #include "library_ops.h"
@@ -19,20 +20,25 @@ namespace kfc {
 // `*_inference` are the same kernels under names that have no autograd layer (kfconvert/ops/registration.py).
 template <class Backend>
 void register_operators(torch::stable::detail::StableLibrary& m) {
+  m.impl("batch_norm_act", TORCH_BOX(&batch_norm_act<Backend>));
+  m.impl("batch_norm_act_inference", TORCH_BOX(&batch_norm_act<Backend>));
+  m.impl("batch_norm_act_gradients", TORCH_BOX(&batch_norm_act_gradients<Backend>));
   m.impl("bias_act", TORCH_BOX(&bias_act<Backend>));
   m.impl("bias_act_inference", TORCH_BOX(&bias_act<Backend>));
   m.impl("bias_act_", TORCH_BOX(&bias_act_<Backend>));
   m.impl("bias_act_backward", TORCH_BOX(&bias_act_backward<Backend>));
+  m.impl("bias_act_gradients", TORCH_BOX(&bias_act_gradients<Backend>));
   m.impl("combine_act", TORCH_BOX(&combine_act<Backend>));
   m.impl("combine_act_inference", TORCH_BOX(&combine_act<Backend>));
   m.impl("combine_act_backward", TORCH_BOX(&combine_act_backward<Backend>));
   m.impl("dropout_act", TORCH_BOX(&dropout_act<Backend>));
   m.impl("dropout_act_inference", TORCH_BOX(&dropout_act<Backend>));
   m.impl("dropout_act_backward", TORCH_BOX(&dropout_act_backward<Backend>));
-  m.impl("fold_batch_norm", TORCH_BOX(&fold_batch_norm<Backend>));
+  m.impl("dropout_act_gradients", TORCH_BOX(&dropout_act_gradients<Backend>));
   m.impl("normalize_image", TORCH_BOX(&normalize_image<Backend>));
   m.impl("prelu_bias", TORCH_BOX(&prelu_bias<Backend>));
   m.impl("prelu_bias_inference", TORCH_BOX(&prelu_bias<Backend>));
+  m.impl("prelu_bias_gradients", TORCH_BOX(&prelu_bias_gradients<Backend>));
   m.impl("quantize_int8", TORCH_BOX(&quantize_int8<Backend>));
   m.impl("dequantize_int8", TORCH_BOX(&dequantize_int8<Backend>));
   m.impl("reduce_rows", TORCH_BOX(&reduce_rows<Backend>));

@@ -6,29 +6,35 @@
 
 namespace {
 
+// Calls part(channel, i, length, one_channel) for the parts of the elements begin to begin + n: `length` elements from
+// begin + i on are those of one channel, or, where inner is 1, one each of the channels from `channel` on.
+template <class Arguments, class Part>
+KFC_FN void for_channels(const Arguments& a, int64_t begin, int64_t n, Part part) {
+  if (a.channels == 1) return part(0, 0, n, true);
+  for (int64_t i = 0; i < n;) {
+    const int64_t element = begin + i;
+    const bool one_channel = a.inner > 1;
+    const int64_t period = one_channel ? a.inner : a.channels;
+    const int64_t left = period - element % period;
+    const int64_t length = left < n - i ? left : n - i;
+    part(one_channel ? (element / a.inner) % a.channels : element % a.channels, i, length, one_channel);
+    i += length;
+  }
+}
+
 // v[i] = x[i] after its channel, that of element begin + i; channels.row(channel, x, v, scratch, n) takes consecutive
 // channels, an element each, channels.run(channel, x, v, n) many elements of one channel.
 template <class Channels, class Arguments, class X, class V>
 KFC_ROW void apply_channels(const Arguments& a, int64_t begin, const X* x, V* v, int64_t n) {
   const Channels channels(a);
-  if (a.inner > 1) {
-    for (int64_t i = 0; i < n;) {
-      const int64_t element = begin + i;
-      const int64_t left = a.inner - element % a.inner;
-      const int64_t stop = left < n - i ? i + left : n;
-      channels.run((element / a.inner) % a.channels, x + i, v + i, stop - i);
-      i = stop;
-    }
-    return;
-  }
   typename Channels::Scratch scratch[kBlock];
-  for (int64_t i = 0; i < n;) {
-    const int64_t channel = (begin + i) % a.channels;
-    const int64_t left = a.channels - channel;
-    const int64_t length = left < n - i ? left : n - i;
-    channels.row(channel, x + i, v + i, scratch, length);
-    i += length;
-  }
+  for_channels(a, begin, n, [&](int64_t channel, int64_t i, int64_t length, bool one_channel) {
+    if (one_channel) {
+      channels.run(channel, x + i, v + i, length);
+    } else {
+      channels.row(channel, x + i, v + i, scratch, length);
+    }
+  });
 }
 
 // v = x + bias; B is the type of the bias in memory.

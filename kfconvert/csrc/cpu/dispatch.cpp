@@ -12,10 +12,14 @@ namespace kfc {
   void bias_act_##capability(const BiasAct&, int64_t, int64_t);     \
   void combine_act_##capability(const CombineAct&, int64_t, int64_t); \
   void dropout_act_##capability(const DropoutAct&, int64_t, int64_t); \
+  void batch_norm_act_##capability(const BatchNormAct&, int64_t, int64_t); \
+  void batch_norm_act_gradients_##capability(const BatchNormAct&, const ChannelTotals&, int64_t, int64_t, int64_t); \
+  void bias_act_gradients_##capability(const BiasAct&, const ChannelTotals&, int64_t, int64_t, int64_t); \
+  void dropout_act_gradients_##capability(const DropoutAct&, const ChannelTotals&, int64_t, int64_t, int64_t); \
+  void sum_partials_##capability(const PartialSums&); \
   void quantize_##capability(const Quantize&, int64_t, int64_t);    \
   void dequantize_##capability(const Quantize&, int64_t, int64_t); \
   void normalize_image_##capability(const NormalizeImage&, int64_t, int64_t); \
-  void fold_batch_norm_##capability(const FoldBatchNorm&, int64_t, int64_t); \
   void rope_##capability(const Rope&, int64_t, int64_t); \
   void softmax_##capability(const Softmax&, int64_t, int64_t);      \
   void cross_entropy_##capability(const CrossEntropy&, int64_t, int64_t); \
@@ -27,8 +31,10 @@ namespace kfc {
 #define KFC_TABLE(capability)                                                                         \
   CpuKernels {                                                                                        \
     #capability, bias_act_##capability, combine_act_##capability, dropout_act_##capability,           \
+        batch_norm_act_##capability, bias_act_gradients_##capability, dropout_act_gradients_##capability,  \
+        batch_norm_act_gradients_##capability, sum_partials_##capability,                             \
         quantize_##capability, dequantize_##capability, normalize_image_##capability,                 \
-        fold_batch_norm_##capability, rope_##capability, softmax_##capability,                        \
+        rope_##capability, softmax_##capability,                        \
         cross_entropy_##capability, cross_entropy_total_##capability, reduce_##capability,            \
         group_norm_##capability,                                                                      \
         layer_norm_##capability, layer_norm_backward_##capability                                     \

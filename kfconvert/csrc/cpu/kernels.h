@@ -11,10 +11,17 @@ struct CpuKernels {
   void (*bias_act)(const BiasAct&, int64_t begin, int64_t end);
   void (*combine_act)(const CombineAct&, int64_t begin, int64_t end);
   void (*dropout_act)(const DropoutAct&, int64_t begin, int64_t end);  // begin: a multiple of 4
+  void (*batch_norm_act)(const BatchNormAct&, int64_t begin, int64_t end);
+  // Add what a share of the elements has to the row `share` of sums.partials, which must start as zeros.
+  void (*bias_act_gradients)(const BiasAct&, const ChannelTotals& sums, int64_t begin, int64_t end, int64_t share);
+  void (*dropout_act_gradients)(const DropoutAct&, const ChannelTotals& sums, int64_t begin, int64_t end,
+                                int64_t share);  // begin: a multiple of 4
+  void (*batch_norm_act_gradients)(const BatchNormAct&, const ChannelTotals& sums, int64_t begin, int64_t end,
+                                   int64_t share);
+  void (*sum_partials)(const PartialSums&);
   void (*quantize)(const Quantize&, int64_t begin, int64_t end);
   void (*dequantize)(const Quantize&, int64_t begin, int64_t end);
   void (*normalize_image)(const NormalizeImage&, int64_t begin, int64_t end);  // of pixels
-  void (*fold_batch_norm)(const FoldBatchNorm&, int64_t begin, int64_t end);  // of channels
   void (*rope)(const Rope&, int64_t begin, int64_t end);  // of rows
   void (*softmax)(const Softmax&, int64_t begin, int64_t end);
   void (*cross_entropy)(const CrossEntropy&, int64_t begin, int64_t end);

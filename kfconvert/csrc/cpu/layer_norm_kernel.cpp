@@ -1,30 +1,11 @@
 // s = x + residual; y = act((s - mean) * rstd * (weight + offset) + bias), with or without the mean, and its
 // backward (formulas: common/arguments.h). Two-pass mean and variance on a row that stays in the cache; limited by
 // memory bandwidth. Built once for each instruction set (KFC_CAPABILITY).
-#include <cstdlib>
-
 #include "kernels.h"
+#include "scratch.h"
 #include "sums.h"
 
 namespace {
-
-// `count` rows of accumulation type, for one call.
-template <class A>
-class Scratch {
- public:
-  Scratch(int count, int64_t cols) : stride_((cols + 15) / 16 * 16) {
-    data_ = static_cast<A*>(std::aligned_alloc(64, sizeof(A) * static_cast<size_t>(stride_) * count));
-    if (data_ == nullptr) std::abort();
-  }
-  ~Scratch() { std::free(data_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  A* row(int i) const { return data_ + i * stride_; }
-
- private:
-  A* data_;
-  int64_t stride_;
-};
 
 // weight or bias in the accumulation type, or null
 template <class T, class Arguments, class A>

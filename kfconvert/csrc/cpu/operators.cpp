@@ -16,6 +16,7 @@ constexpr int64_t kElementsPerThread = 32768;
 
 struct Cpu {
   static constexpr bool library_fuses_conv_bias = true;
+  static constexpr bool reads_integer_zero_points = false;
 
   explicit Cpu(const Tensor&) {}
 
@@ -51,8 +52,51 @@ struct Cpu {
     });
   }
 
-  static void fold_batch_norm(const FoldBatchNorm& a, const Tensor&) {
-    cpu_kernels().fold_batch_norm(a, 0, a.channels);
+  // kernel(begin, end, share) for each of the shares of the elements, then the sums of their sums.
+  template <class Kernel>
+  static void sum_by_channel(const BiasAct& a, ChannelTotals sums, Kernel kernel) {
+    const int64_t wanted = (a.numel + kElementsPerThread - 1) / kElementsPerThread;
+    const int64_t threads = torch::stable::get_num_threads();
+    sums.shares = wanted < threads ? wanted : threads;
+    const int64_t row = sums.shares * a.channels;
+    std::vector<double> partials(static_cast<size_t>(kMostTotals * row), 0.0);
+    for (int k = 0; k < kMostTotals; ++k) sums.partials[k] = partials.data() + k * row;
+    if (sums.shares > 0) {
+      const int64_t fours = (a.numel + 3) / 4;  // these share random words
+      const int64_t share = 4 * ((fours + sums.shares - 1) / sums.shares);
+      torch::stable::parallel_for(0, sums.shares, 1, [&](int64_t first, int64_t last) {
+        for (int64_t s = first; s < last; ++s) {
+          const int64_t end = (s + 1) * share < a.numel ? (s + 1) * share : a.numel;
+          if (s * share < end) kernel(sums, s * share, end, s);
+        }
+      });
+    }
+    for (int k = 0; k < kMostTotals; ++k) {
+      if (sums.totals[k] == nullptr) continue;
+      cpu_kernels().sum_partials({sums.totals[k], sums.partials[k], sums.shares, a.channels, DType::f64, sums.dtype});
+    }
+  }
+
+  static void batch_norm_act(const BatchNormAct& a, const Tensor&) {
+    split(cpu_kernels().batch_norm_act, a, a.terms.numel);
+  }
+
+  static void batch_norm_act_gradients(const BatchNormAct& a, const ChannelTotals& totals, const Tensor&) {
+    sum_by_channel(a.terms, totals, [&](const ChannelTotals& sums, int64_t begin, int64_t end, int64_t share) {
+      cpu_kernels().batch_norm_act_gradients(a, sums, begin, end, share);
+    });
+  }
+
+  static void bias_act_gradients(const BiasAct& a, const ChannelTotals& totals, const Tensor&) {
+    sum_by_channel(a, totals, [&](const ChannelTotals& sums, int64_t begin, int64_t end, int64_t share) {
+      cpu_kernels().bias_act_gradients(a, sums, begin, end, share);
+    });
+  }
+
+  static void dropout_act_gradients(const DropoutAct& a, const ChannelTotals& totals, const Tensor&) {
+    sum_by_channel(a.terms, totals, [&](const ChannelTotals& sums, int64_t begin, int64_t end, int64_t share) {
+      cpu_kernels().dropout_act_gradients(a, sums, begin, end, share);
+    });
   }
 
   static void normalize_image(const NormalizeImage& a, const Tensor&) {
@@ -106,16 +150,6 @@ struct Cpu {
     return wanted < threads ? wanted : threads;
   }
 
-  template <class A>
-  static void sum_partials(const void* partials, void* total, const LayerNormBackward& a) {
-    const A* from = static_cast<const A*>(partials);
-    A* to = static_cast<A*>(total);
-    for (int64_t i = 0; i < a.cols; ++i) to[i] = from[i];
-    for (int64_t p = 1; p < a.partials; ++p) {
-      for (int64_t i = 0; i < a.cols; ++i) to[i] += from[p * a.cols + i];
-    }
-  }
-
   static void layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias,
                                   const Tensor&) {
     const CpuKernels& kernels = cpu_kernels();
@@ -134,9 +168,12 @@ struct Cpu {
         if (a.cols > 0 && p * share < stop) kernels.layer_norm_backward(a, p * share, stop, p);
       }
     });
-    const auto sum = is_double ? sum_partials<double> : sum_partials<float>;
-    if (grad_weight != nullptr) sum(a.partial_weight, grad_weight, a);
-    if (grad_bias != nullptr) sum(a.partial_bias, grad_bias, a);
+    const auto sum = [&](void* total, const void* partials) {
+      const DType wide = is_double ? DType::f64 : DType::f32;
+      if (total != nullptr) kernels.sum_partials({total, partials, a.partials, a.cols, wide, a.affine_dtype});
+    };
+    sum(grad_weight, a.partial_weight);
+    sum(grad_bias, a.partial_bias);
   }
 
   static void linear(const Tensor& y, const Tensor& x, const Tensor& weight_t, const OptionalTensor& bias) {

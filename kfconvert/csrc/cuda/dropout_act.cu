@@ -4,29 +4,12 @@
 // Which elements are dropped follows from their number, a seed and a sequence alone, so that no mask is written. In a
 // captured graph these are read from the device, where each replay draws new ones. Limited by memory bandwidth; the random words cost
 // 70 integer instructions for each four elements.
-#include "../common/philox.h"
+#include "dropout.cuh"
 #include "elementwise.cuh"
 #include "kernels.h"
 
 namespace kfc {
 namespace {
-
-// Elements at to at + N - 1 of dropout(v); at is a multiple of N, and N of 4 or 1.
-template <int N, class A>
-__device__ __forceinline__ void drop(const DropoutAct& a, uint64_t seed, uint64_t sequence, uint64_t at,
-                                     A (&v)[N]) {
-  const A scale = static_cast<A>(a.scale);
-  constexpr int kWords = N < 4 ? N : 4;
-#pragma unroll
-  for (int i = 0; i < N; i += kWords) {
-    const Words words = philox(seed, sequence, (at + i) / 4);
-#pragma unroll
-    for (int j = 0; j < kWords; ++j) {
-      const int word = N < 4 ? static_cast<int>(at % 4) : j;
-      v[i + j] = words.v[word] >= a.dropped ? v[i + j] * scale : A(0);
-    }
-  }
-}
 
 template <class T, int N, class Index, class Divider, Channels kind>
 __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Divider inner, Divider channels) {
@@ -38,8 +21,7 @@ __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Div
   const T* grad = static_cast<const T*>(a.terms.grad);
   T* y = static_cast<T*>(a.terms.y);
   const A slope = static_cast<A>(a.terms.slope);
-  const uint64_t seed = a.state == nullptr ? a.seed : static_cast<uint64_t>(a.state[0]);
-  const uint64_t sequence = a.state == nullptr ? a.sequence : static_cast<uint64_t>(a.state[1]);
+  const DropoutState state(a);
   const Index packs = static_cast<Index>(a.terms.numel / N);
   const Index step = static_cast<Index>(gridDim.x) * kThreads;
   for (Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
@@ -50,13 +32,13 @@ __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Div
     add_channels<kind>(bias, at, inner, channels, v);
     if (grad != nullptr) {
       load<N>(grad + at, other);
-      drop<N>(a, seed, sequence, at, other);
+      drop<N>(a, state, at, other);
       // The derivatives of all activations from their inputs: the outputs were not kept.
       activate_backward_as<kAny, T>(a.terms.activation, other, v, slope);
       store<N>(y + at, other);
     } else {
       activate_pack<T>(a.terms.activation, v, slope);
-      drop<N>(a, seed, sequence, at, v);
+      drop<N>(a, state, at, v);
       if (residual != nullptr) {
         load<N>(residual + at, other);
 #pragma unroll

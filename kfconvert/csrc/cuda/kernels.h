@@ -9,10 +9,16 @@ namespace kfc {
 int launch_bias_act(const BiasAct& a, void* stream);
 int launch_combine_act(const CombineAct& a, void* stream);
 int launch_dropout_act(const DropoutAct& a, void* stream);
+int launch_batch_norm_act(const BatchNormAct& a, void* stream);
+int launch_batch_norm_act_gradients(const BatchNormAct& a, const ChannelTotals& sums, void* stream);
+// Backward passes with the sums by channel; of prelu, where there are slopes, two.
+int launch_bias_act_gradients(const BiasAct& a, const ChannelTotals& sums, void* stream);
+int launch_dropout_act_gradients(const DropoutAct& a, const ChannelTotals& sums, void* stream);
+// How many rows the partial sums have.
+int64_t channel_shares(const BiasAct& a);
 int launch_quantize(const Quantize& a, void* stream);
 int launch_dequantize(const Quantize& a, void* stream);
 int launch_normalize_image(const NormalizeImage& a, void* stream);
-int launch_fold_batch_norm(const FoldBatchNorm& a, void* stream);
 int launch_rope(const Rope& a, void* stream);
 int launch_softmax(const Softmax& a, void* stream);
 int launch_cross_entropy(const CrossEntropy& a, void* stream);

@@ -8,6 +8,7 @@
 // columns in registers, and the block writes one row of partial sums at its end. A second kernel adds the
 // partials in a fixed order, so that the result is the same at every call. Rows too long for registers take
 // two kernels that read the data again.
+#include "add_partials.cuh"
 #include "kernels.h"
 #include "rows.cuh"
 
@@ -225,35 +226,6 @@ __global__ void __launch_bounds__(kColumnThreads) column_sums_kernel(LayerNormBa
   if (a.partial_bias != nullptr) static_cast<A*>(a.partial_bias)[at] = sum_bias;
 }
 
-constexpr int kAddColumns = 32;
-constexpr int kAddShares = 32;
-
-// total[col] = sum of partials[p][col] over p, of the weight's gradient or, blockIdx.y = 1, the bias's; each block has
-// 32 columns, and 32 threads for each, which add a share of the partials.
-template <class A>
-__global__ void __launch_bounds__(kAddColumns* kAddShares)
-    add_partials_kernel(const A* of_weight, A* grad_weight, const A* of_bias, A* grad_bias, int64_t count,
-                        int64_t cols) {
-  wait_for_previous_kernel();
-  __shared__ A shared[kAddShares][kAddColumns + 1];
-  const A* partials = blockIdx.y == 0 ? of_weight : of_bias;
-  A* total = blockIdx.y == 0 ? grad_weight : grad_bias;
-  if (total == nullptr) return;
-  const int64_t col = static_cast<int64_t>(blockIdx.x) * kAddColumns + threadIdx.x;
-  A sum = 0;
-  if (col < cols) {
-#pragma unroll 8
-    for (int64_t p = threadIdx.y; p < count; p += kAddShares) sum += partials[p * cols + col];
-  }
-  shared[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  // Each warp adds up the shares of one of the columns, in the same order at every call.
-  A shares[1] = {shared[threadIdx.x][threadIdx.y]};
-  lane_sums<kAddShares>(shares);
-  const int64_t to = static_cast<int64_t>(blockIdx.x) * kAddColumns + threadIdx.y;
-  if (threadIdx.x == 0 && to < cols) total[to] = shares[0];
-}
-
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // One choice for the launch and for the number of partials. Threads and packs a thread by packs a row: at
@@ -315,15 +287,6 @@ struct Launch {
   }
 };
 
-template <class A>
-void add_partials(const LayerNormBackward& a, void* grad_weight, void* grad_bias, cudaStream_t stream) {
-  if (grad_weight == nullptr && grad_bias == nullptr) return;
-  const dim3 grid(static_cast<unsigned>((a.cols + kAddColumns - 1) / kAddColumns), grad_bias == nullptr ? 1 : 2);
-  launch_overlapped(add_partials_kernel<A>, grid, dim3(kAddColumns, kAddShares), stream,
-                    static_cast<const A*>(a.partial_weight), static_cast<A*>(grad_weight),
-                    static_cast<const A*>(a.partial_bias), static_cast<A*>(grad_bias), a.partials, a.cols);
-}
-
 }  // namespace
 
 int64_t layer_norm_backward_partials(const LayerNormBackward& a) {
@@ -342,11 +305,8 @@ int launch_layer_norm_backward(const LayerNormBackward& a, void* grad_weight, vo
     const Launch launch{a, stream};
     KFC_DISPATCH_DTYPE(a.dtype, choose<T>(a, launch, launch));
   }
-  if (a.dtype == DType::f64) {
-    add_partials<double>(a, grad_weight, grad_bias, stream);
-  } else {
-    add_partials<float>(a, grad_weight, grad_bias, stream);
-  }
+  const ColumnSums sums{{a.partial_weight, a.partial_bias}, {grad_weight, grad_bias}, a.partials, a.cols};
+  add_partials(sums, a.affine_dtype, stream);
   return cudaGetLastError();
 }
 

@@ -23,6 +23,9 @@ class Cuda {
   // cuDNN adds the bias in a pass of its own, so that the epilogue does it better.
   static constexpr bool library_fuses_conv_bias = false;
 
+  // Converting them would take a kernel of its own.
+  static constexpr bool reads_integer_zero_points = true;
+
   explicit Cuda(const Tensor& t) : device_(t.get_device_index()), guard_(device_) {}
 
   static void bias_act(const BiasAct& a, const Tensor& like) {
@@ -40,6 +43,29 @@ class Cuda {
     check_cuda(launch_dropout_act(a, here.stream()), "dropout_act");
   }
 
+  static void batch_norm_act(const BatchNormAct& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_batch_norm_act(a, here.stream()), "batch_norm_act");
+  }
+
+  static void batch_norm_act_gradients(const BatchNormAct& a, ChannelTotals sums, const Tensor& like) {
+    const Cuda here(like);
+    const Tensor partials = partial_sums(a.terms, sums, like);
+    check_cuda(launch_batch_norm_act_gradients(a, sums, here.stream()), "batch_norm_act_gradients");
+  }
+
+  static void bias_act_gradients(const BiasAct& a, ChannelTotals sums, const Tensor& like) {
+    const Cuda here(like);
+    const Tensor partials = partial_sums(a, sums, like);
+    check_cuda(launch_bias_act_gradients(a, sums, here.stream()), "bias_act_gradients");
+  }
+
+  static void dropout_act_gradients(const DropoutAct& a, ChannelTotals sums, const Tensor& like) {
+    const Cuda here(like);
+    const Tensor partials = partial_sums(a.terms, sums, like);
+    check_cuda(launch_dropout_act_gradients(a, sums, here.stream()), "dropout_act_gradients");
+  }
+
   static void quantize(const Quantize& a, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_quantize(a, here.stream()), "quantize");
@@ -48,11 +74,6 @@ class Cuda {
   static void dequantize(const Quantize& a, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_dequantize(a, here.stream()), "dequantize");
-  }
-
-  static void fold_batch_norm(const FoldBatchNorm& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_fold_batch_norm(a, here.stream()), "fold_batch_norm");
   }
 
   static void normalize_image(const NormalizeImage& a, const Tensor& like) {
@@ -166,6 +187,16 @@ class Cuda {
   }
 
  private:
+  // Memory for the partial sums of the totals that are wanted.
+  static Tensor partial_sums(const BiasAct& a, ChannelTotals& sums, const Tensor& like) {
+    sums.shares = channel_shares(a);
+    const Options options = accumulator(options_of(like), a.dtype);
+    const Tensor partials = empty(options, {kMostTotals, sums.shares, a.channels});
+    const int64_t bytes = sums.shares * a.channels * (a.dtype == DType::f64 ? 8 : 4);
+    for (int k = 0; k < kMostTotals; ++k) sums.partials[k] = static_cast<char*>(partials.mutable_data_ptr()) + k * bytes;
+    return partials;
+  }
+
   void* stream() const {
     void* stream = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_, &stream));

@@ -9,10 +9,15 @@
 namespace kfc {
 namespace {
 
+// bits: of integers, or 0: values are of type A.
 template <Channels kind, int N, class Index, class Divider, class A>
-__device__ __forceinline__ void load_parameter(const void* values, double value, Index at, const Divider& inner,
-                                               const Divider& channels, A (&to)[N]) {
+__device__ __forceinline__ void load_parameter(const void* values, int bits, double value, Index at,
+                                               const Divider& inner, const Divider& channels, A (&to)[N]) {
   if constexpr (kind != Channels::none) {
+    if (values != nullptr && bits == 32)
+      return load_channels<kind>(static_cast<const int32_t*>(values), at, inner, channels, to);
+    if (values != nullptr && bits == 64)
+      return load_channels<kind>(static_cast<const int64_t*>(values), at, inner, channels, to);
     if (values != nullptr) return load_channels<kind>(static_cast<const A*>(values), at, inner, channels, to);
   }
 #pragma unroll
@@ -41,8 +46,8 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(Quantize a, Divider 
     const Index at = i * N;
     A scale[N];
     A zero_point[N];
-    load_parameter<kind>(a.scale, a.scale_value, at, inner, channels, scale);
-    load_parameter<kind>(a.zero_point, a.zero_point_value, at, inner, channels, zero_point);
+    load_parameter<kind>(a.scale, 0, a.scale_value, at, inner, channels, scale);
+    load_parameter<kind>(a.zero_point, a.zero_point_bits, a.zero_point_value, at, inner, channels, zero_point);
     Pack<int8_t, N> integers;
     A v[N];
     if constexpr (forward) {

@@ -78,6 +78,8 @@ __device__ __forceinline__ float widen(__half v) { return __half2float(v); }
 __device__ __forceinline__ float widen(__nv_bfloat16 v) { return __bfloat162float(v); }
 __device__ __forceinline__ float widen(float v) { return v; }
 __device__ __forceinline__ int8_t widen(int8_t v) { return v; }
+__device__ __forceinline__ int32_t widen(int32_t v) { return v; }
+__device__ __forceinline__ int64_t widen(int64_t v) { return v; }
 __device__ __forceinline__ double widen(double v) { return v; }
 
 template <class T, class A>

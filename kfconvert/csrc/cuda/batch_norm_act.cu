@@ -1,0 +1,124 @@
+// y = act(x * scale + shift), scale = weight / sqrt(variance + eps), shift = bias - mean * scale; and its backward
+//   x, grad, y: (numel), one memory layout;  mean, variance, weight, bias, totals: (channels), channel of element
+//   i = (i / inner) % channels
+//
+// Limited by memory bandwidth. Scale and shift are computed in double, once for each thread, which has one channel or one
+// pack of channels: a kernel of their own would take as long as this one of a small image.
+#include "channel_totals.cuh"
+#include "kernels.h"
+
+namespace kfc {
+namespace {
+
+template <class A, int N>
+struct ScaleAndShift {
+  A scale[N];
+  A shift[N];
+  A mean[N];
+  A rstd[N];
+};
+
+// What belongs to the channels from `channel` on; P is the dtype of the parameters.
+template <class P, int N, class A>
+__device__ __forceinline__ ScaleAndShift<A, N> fold(const BatchNormAct& a, int64_t channel, int step) {
+  ScaleAndShift<A, N> own;
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    if (j > 0 && step == 0) {
+      own.scale[j] = own.scale[0];
+      own.shift[j] = own.shift[0];
+      own.mean[j] = own.mean[0];
+      own.rstd[j] = own.rstd[0];
+      continue;
+    }
+    const auto read = [&](const void* values, double otherwise) {
+      return values == nullptr ? otherwise : static_cast<double>(widen(static_cast<const P*>(values)[channel + j]));
+    };
+    const double mean = read(a.mean, 0.0);
+    const double rstd = 1.0 / sqrt(read(a.variance, 0.0) + a.eps);
+    const double scale = read(a.weight, 1.0) * rstd;
+    own.scale[j] = static_cast<A>(scale);
+    own.shift[j] = static_cast<A>(read(a.bias, 0.0) - mean * scale);
+    own.mean[j] = static_cast<A>(mean);
+    own.rstd[j] = static_cast<A>(rstd);
+  }
+  return own;
+}
+
+template <class T, int N, class A>
+__device__ __forceinline__ ScaleAndShift<A, N> fold_channels(const BatchNormAct& a, int64_t channel, int step) {
+  if (sizeof(T) == 2 && a.dtype == DType::f32) return fold<float, N, A>(a, channel, step);
+  return fold<T, N, A>(a, channel, step);
+}
+
+template <class T>
+struct BatchNormForward {
+  using A = typename Accumulate<T>::type;
+  static constexpr int kTotals = 0;
+  BatchNormAct a;
+
+  explicit BatchNormForward(const BatchNormAct& arguments) : a(arguments) {}
+
+  template <int N>
+  __device__ ScaleAndShift<A, N> values_of_channels(int64_t channel, int step) const {
+    return fold_channels<T, N, A>(a, channel, step);
+  }
+
+  template <int N>
+  __device__ __forceinline__ void add(int64_t at, const ScaleAndShift<A, N>& own, A (&)[1][N]) const {
+    A v[N];
+    load<N>(static_cast<const T*>(a.terms.x) + at, v);
+#pragma unroll
+    for (int j = 0; j < N; ++j) v[j] = v[j] * own.scale[j] + own.shift[j];
+    activate_pack<T>(a.terms.activation, v, static_cast<A>(a.terms.slope));
+    store<N>(static_cast<T*>(a.terms.y) + at, v);
+  }
+};
+
+template <class T>
+struct BatchNormGradient {
+  using A = typename Accumulate<T>::type;
+  static constexpr int kTotals = 2;
+  BatchNormAct a;
+
+  explicit BatchNormGradient(const BatchNormAct& arguments) : a(arguments) {}
+
+  template <int N>
+  __device__ ScaleAndShift<A, N> values_of_channels(int64_t channel, int step) const {
+    return fold_channels<T, N, A>(a, channel, step);
+  }
+
+  template <int N>
+  __device__ __forceinline__ void add(int64_t at, const ScaleAndShift<A, N>& own, A (&totals)[kTotals][N]) const {
+    A g[N];
+    A x[N];
+    A v[N];
+    load<N>(static_cast<const T*>(a.terms.grad) + at, g);
+    load<N>(static_cast<const T*>(a.terms.x) + at, x);
+#pragma unroll
+    for (int j = 0; j < N; ++j) v[j] = x[j] * own.scale[j] + own.shift[j];
+    activate_backward_as<kAny, T>(a.terms.activation, g, v, static_cast<A>(a.terms.slope));
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      totals[0][j] += g[j] * ((x[j] - own.mean[j]) * own.rstd[j]);
+      totals[1][j] += g[j];
+      g[j] *= own.scale[j];
+    }
+    store<N>(static_cast<T*>(a.terms.y) + at, g);
+  }
+};
+
+}  // namespace
+
+int launch_batch_norm_act(const BatchNormAct& a, void* stream) {
+  ChannelTotals none{};
+  none.shares = shares_of(a.terms, kForwardBlocks, kForwardBlocks);
+  if (none.shares > 65535) none.shares = 65535;
+  return launch_gradients<BatchNormForward>(a, a.terms, none, stream);
+}
+
+int launch_batch_norm_act_gradients(const BatchNormAct& a, const ChannelTotals& sums, void* stream) {
+  return launch_gradients<BatchNormGradient>(a, a.terms, sums, stream);
+}
+
+}  // namespace kfc
