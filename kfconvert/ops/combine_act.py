@@ -9,7 +9,7 @@ from enum import IntEnum
 
 import torch
 
-from .activations import BY_CODE
+from .activations import BY_CODE, EXP_TWICE
 from .double_backward import differentiable_gradients, is_differentiated
 from .registration import (
     LIBRARY,
@@ -115,10 +115,18 @@ def _save(ctx, inputs, output):
         ctx.save_for_backward(x, other)
 
 
+def _grad_of_sum(grad, y, activation, negative_slope):
+    """The gradient of x + other from y = act(x + other), for activations that save their output."""
+    if activation is EXP_TWICE and not is_differentiated():  # of the others ATen's backward is one pass, too
+        options = activation.code, negative_slope, -1
+        return torch.ops.kfconvert.bias_act_backward(grad, y, None, None, *options)
+    return activation.backward(grad, y, negative_slope)
+
+
 def _differentiate(ctx, grad):
     options = ctx.combination, ctx.activation.code, ctx.negative_slope
     if ctx.saves_output:
-        grads = (ctx.activation.backward(grad, *ctx.saved_tensors, ctx.negative_slope),) * 2
+        grads = (_grad_of_sum(grad, *ctx.saved_tensors, ctx.activation, ctx.negative_slope),) * 2
     elif is_differentiated():
         grads = differentiable_gradients(lambda *pair: _reference(*pair, *options), ctx.saved_tensors, grad)
     elif ctx.combination == Combination.SUM:

@@ -3,7 +3,7 @@
 Float64, float32, float16 or bfloat16; the half types are squared and added up in float32, and only the result
 is rounded. The order of the additions depends on shapes and device alone: equal inputs give equal results.
 
-Backward: 2 x grad; sign(x) grad / n; 2 (x - y) grad / n and its negative: plain ATen, itself differentiable.
+Backward: 2 x grad; sign(x) grad / n; 2 (x - y) grad / n and its negative: one pass over memory, too.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .double_backward import is_differentiated
 from .norms import accumulator
 from .registration import (
     LIBRARY,
     autocast,
     cast_to_widest,
+    define,
     define_with_twin,
     has_kernels,
     require,
@@ -203,34 +205,40 @@ def _fake(x, other, dims, term, mean, wide):
     return x.new_empty(x.shape[: x.dim() - dims], dtype=_result_dtype(x, wide))
 
 
+def _compose_backward(grad, x, other, dims, term, mean, both):
+    """The gradients of x and, with ``both``, of other, else an empty tensor; differentiable."""
+    dtype, wide = x.dtype, accumulator(x.dtype)
+    grad = grad.to(wide).reshape((*grad.shape, *[1] * dims))
+    if mean:
+        grad = grad / prod(x.shape[x.dim() - dims :])
+    if term == Term.MAGNITUDE:
+        of_x = x.sgn() * grad
+    else:
+        x = x.to(wide)
+        of_x = (x if other is None else x - other.to(wide)) * (2 * grad)
+    of_x = of_x.to(dtype).contiguous()
+    return of_x, -of_x if both else of_x.new_empty(0)
+
+
+def _fake_backward(grad, x, other, dims, term, mean, both):
+    return x.new_empty(x.shape), x.new_empty(x.shape if both else 0)
+
+
 def _save(ctx, inputs, output):
-    x, other, ctx.dims, ctx.term, ctx.mean, _ = inputs
+    x, other, *ctx.options, _ = inputs
     ctx.save_for_backward(x, other)
 
 
 def _differentiate(ctx, grad):
     x, other = ctx.saved_tensors
-    kept, reduced = x.shape[: x.dim() - ctx.dims], x.shape[x.dim() - ctx.dims :]
-    if ctx.mean:
-        grad = grad / prod(reduced)
-    grad = grad.reshape((*kept, *[1] * ctx.dims))
+    backward = _compose_backward if is_differentiated() else _BACKWARD
+    x_needs, other_needs = ctx.needs_input_grad[:2]
     of_x = of_other = None
-    if ctx.term == Term.SQUARE:
-        of_x = x * (2 * grad)
-    elif ctx.term == Term.MAGNITUDE:
-        of_x = x.sgn() * grad
-    else:
-        x_wide, other_wide = x.to(grad.dtype), other.to(grad.dtype)
-        if ctx.needs_input_grad[0]:
-            of_x = _grad_of_difference(grad, x_wide, other_wide)
-        if ctx.needs_input_grad[1]:
-            of_other = _grad_of_difference(grad, other_wide, x_wide) if of_x is None else -of_x
-    return *(None if g is None else g.to(x.dtype) for g in (of_x, of_other)), None, None, None, None
-
-
-def _grad_of_difference(grad, x, other):
-    """2 (x - other) grad in one pass; the last argument is ATen's number of the sum."""
-    return torch.ops.aten.mse_loss_backward(grad, x, other, 2)
+    if x_needs:
+        of_x, of_other = backward(grad, x, other, *ctx.options, other_needs)
+    else:  # the squares of the differences are those of the other way round
+        of_other, _ = backward(grad, other, x, *ctx.options, False)
+    return of_x, of_other if other_needs else None, None, None, None, None
 
 
 def _autocast(args, device_type):
@@ -246,6 +254,12 @@ _OPERATOR, _INFERENCE = define_with_twin(
     "reduce_rows(Tensor x, Tensor? other, int dims, int term, bool mean, bool wide) -> Tensor",
     _compose,
     _fake,
+)
+_BACKWARD = define(
+    "reduce_rows_backward(Tensor grad, Tensor x, Tensor? other, int dims, int term, bool mean, bool both) "
+    "-> (Tensor, Tensor)",
+    _compose_backward,
+    _fake_backward,
 )
 torch.library.register_autograd("kfconvert::reduce_rows", _differentiate, setup_context=_save, lib=LIBRARY)
 autocast((_OPERATOR, _INFERENCE), _autocast)

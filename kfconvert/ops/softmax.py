@@ -92,11 +92,12 @@ def _fake(x, mask, scale):
     return x.new_empty(x.shape)
 
 
-def _compose_backward(grad, y, scale):
-    return (torch.ops.aten._softmax_backward_data(grad, y, -1, y.dtype) * scale).contiguous()
+def _compose_backward(grad, y, mask, scale):
+    of_x = torch.ops.aten._softmax_backward_data(grad, y, -1, y.dtype) * scale
+    return (of_x if mask is None else of_x.masked_fill(~mask, 0)).contiguous()  # also where y is NaN
 
 
-def _fake_backward(grad, y, scale):
+def _fake_backward(grad, y, mask, scale):
     return y.new_empty(y.shape)
 
 
@@ -110,10 +111,8 @@ def _differentiate(ctx, grad):
     y, takes_part = ctx.saved_tensors
     x_needs, mask_needs, _ = ctx.needs_input_grad
     backward = _compose_backward if is_differentiated() else _BACKWARD
-    of_x = backward(grad, y, ctx.scale) if x_needs else None
-    if of_x is not None and takes_part is not None:
-        of_x = of_x.masked_fill_(~takes_part, 0)  # also where y is NaN
-    of_mask = backward(grad, y, 1.0).sum_to_size(ctx.mask_shape) if mask_needs else None
+    of_x = backward(grad, y, takes_part, ctx.scale) if x_needs else None
+    of_mask = backward(grad, y, None, 1.0).sum_to_size(ctx.mask_shape) if mask_needs else None
     return of_x, of_mask, None
 
 
@@ -123,6 +122,8 @@ def _cast(args, device_type):
 
 
 _OPERATOR, _INFERENCE = define_with_twin("softmax(Tensor x, Tensor? mask, float scale) -> Tensor", _compose, _fake)
-_BACKWARD = define("softmax_backward(Tensor grad, Tensor y, float scale) -> Tensor", _compose_backward, _fake_backward)
+_BACKWARD = define(
+    "softmax_backward(Tensor grad, Tensor y, Tensor? mask, float scale) -> Tensor", _compose_backward, _fake_backward
+)
 torch.library.register_autograd("kfconvert::softmax", _differentiate, setup_context=_save, lib=LIBRARY)
 autocast((_OPERATOR, _INFERENCE), _cast)

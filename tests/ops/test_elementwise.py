@@ -99,6 +99,23 @@ def test_gradcheck(device, name):
     assert torch.autograd.gradcheck(getattr(ops, name), leaves)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["plain", "channels_last", "strided", "transposed"])
+def test_gradient_of_add_mul_exp(device, layout, dtype):
+    """From the output, in its layout."""
+    x, y = (laid_out(t, layout).requires_grad_() for t in inputs([(2, 8, 6, 10)] * 2, dtype, device))
+    result = ops.add_mul_exp(x, y)
+    for grad in (torch.randn(result.shape, device=device).to(dtype), torch.ones_like(result[:1, :1]).expand_as(result)):
+        for got in torch.autograd.grad(result, (x, y), grad, retain_graph=True):
+            torch.testing.assert_close(got, 2 * grad * result)
+
+
+def test_gradients_of_gradients(device):
+    leaves = [x.requires_grad_() for x in inputs(((2, 3, 4), (3, 1)), torch.float64, device)]
+    for name in ("add_mul_exp", "add_sigmoid", "mul_tanh", "mish_scale"):
+        assert torch.autograd.gradgradcheck(getattr(ops, name), leaves)
+
+
 def test_gradient_of_one_argument(device):
     x, y = inputs(((3, 8), (8,)), torch.float64, device)
     for name in REFERENCES:

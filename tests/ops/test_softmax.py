@@ -99,10 +99,57 @@ def test_gradients_of_rows_without_an_element(device, compiled, dtype):
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.parametrize("shape", MASKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_with_boolean_masks(device, dtype, shape):
+    mask = torch.rand(shape, device=device) > 0.3
+    for columns in (16, 15):
+        x = scores((2, 3, 5, 16), dtype, device)[..., :columns]
+        of_columns = mask if mask.dim() == 0 or mask.shape[-1] == 1 else mask[..., :columns]
+        weights = [torch.randn(x.shape, device=device).to(dtype)]
+        functions = [
+            lambda x, of=package.softmax: of(x, scale=0.3, mask=of_columns)  # noqa: B023
+            for package in (ops, reference)
+        ]
+        assert_gradients_as_accurate(*functions, [x], weights)
+
+
+@pytest.mark.parametrize("columns", [64, 200, 1000, 1024, 4096, 9000, 20_000, 20_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_gradients_of_rows_with_boolean_masks(device, dtype, columns):
+    x = scores((24, columns), dtype, device)
+    many = torch.rand(24, columns + 3, device=device) > 0.3
+    for mask in (many[:, :columns].contiguous(), many[:, 1 : columns + 1], many[0, 2 : columns + 2]):
+        functions = [
+            lambda x, of=package.softmax: of(x, scale=0.3, mask=mask)  # noqa: B023
+            for package in (ops, reference)
+        ]
+        assert_gradients_as_accurate(*functions, [x], [torch.randn_like(x)])
+
+
+@pytest.mark.parametrize("columns", [8, 37, 5000, 20_000])
+def test_special_gradients_with_boolean_masks(device, columns):
+    """Where the mask is False the gradient is 0, but a gradient there that is not finite is one of the row's."""
+    inf, nan = float("inf"), float("nan")
+    mask = torch.rand(6, columns, device=device) > 0.4
+    mask[:, 1], mask[:, 2], mask[5] = False, True, False
+    grad = torch.randn(6, columns, device=device)
+    grad[0, 1], grad[1, 1], grad[2, 2], grad[3, 2] = inf, nan, nan, inf
+    grads = []
+    for package in (ops, reference):
+        x = torch.linspace(-3, 3, 6 * columns, device=device).reshape(6, columns)
+        x[4, 2] = nan
+        x.requires_grad_()
+        grads += torch.autograd.grad(package.softmax(x, scale=0.5, mask=mask), x, grad)
+    assert (grads[0][~mask] == 0).all() and grads[0][:5, 2].isnan().all()
+    torch.testing.assert_close(*grads, equal_nan=True)
+
+
 def test_gradcheck(device):
     x, mask = (t.requires_grad_() for t in (scores((3, 5), torch.float64, device), torch.randn(5).double().to(device)))
     assert torch.autograd.gradcheck(lambda x, mask: ops.softmax(x, scale=0.7, mask=mask), (x, mask))
-    assert torch.autograd.gradcheck(lambda x: ops.softmax(x, mask=mask.detach() > 0), (x,))
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda x: ops.softmax(x, scale=0.7, mask=mask.detach() > 0), (x,))
 
 
 def test_opcheck(device):
@@ -111,7 +158,10 @@ def test_opcheck(device):
         for requires_grad in (False, True):
             leaf = x.clone().requires_grad_(requires_grad)
             torch.library.opcheck(OPERATORS.softmax.default, (leaf, mask, 0.5))
-    torch.library.opcheck(OPERATORS.softmax_backward.default, (x, torch.softmax(x, -1), 0.5))
+    for dtype in DTYPES:
+        for mask in (None, x > 0, x[0] > 0, x[:, :1] > 0):
+            y = torch.softmax(x.to(dtype), -1)
+            torch.library.opcheck(OPERATORS.softmax_backward.default, (x.to(dtype), y, mask, 0.5))
 
 
 def test_autocast_and_compile(device, compiled):
@@ -136,6 +186,13 @@ def test_errors(device, compiled):
             ops.softmax(x, **options)
     with pytest.raises(RuntimeError, match="expected float64, float32, float16 or bfloat16"):
         ops.softmax(x.int())
+
+
+def test_errors_of_the_backward(device):
+    x = scores((4, 8), torch.float32, device)
+    for mask, match in ((x, "mask must be boolean"), (x[:, :3] > 0, "does not broadcast")):
+        with pytest.raises(RuntimeError, match=match):
+            OPERATORS.softmax_backward(x, x, mask, 1.0)
 
 
 def test_other_names(device, monkeypatch):

@@ -181,6 +181,21 @@ struct Reduce {
   DType out;    // of y
 };
 
+// grad_x = factor * (the gradient of the row) * (the derivative of the term); grad_other = -grad_x.
+struct ReduceBackward {
+  void* grad_x;        // (rows, cols)
+  void* grad_other;    // (rows, cols) or null
+  const void* x;       // (rows, cols)
+  const void* other;   // (rows, cols) or null: of the squared difference only
+  const void* grad;    // (rows)
+  int64_t rows;
+  int64_t cols;
+  double factor;
+  Term term;
+  DType dtype;       // of x, other, grad_x and grad_other
+  DType grad_dtype;  // of grad: dtype, or its accumulation type
+};
+
 // y = act((x - mean(x)) * rstd(x) * weight + bias), statistics over rows of channels * inner elements: the
 // `channels` channels of one of `groups` groups of an image. Channel c of row r has weight (r % groups) *
 // channels + c.
@@ -258,7 +273,7 @@ struct RowMask {
 };
 
 // y = softmax(x * scale + mask) over rows of `cols` elements; with `grad`, x being such an output y: y = scale * x *
-// (grad - sum(grad * x)).
+// (grad - sum(grad * x)), 0 where the mask, which then is boolean, is False.
 struct Softmax {
   void* y;           // (rows, cols)
   const void* x;     // (rows, cols)

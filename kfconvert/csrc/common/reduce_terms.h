@@ -1,4 +1,5 @@
-// What is added up by a reduction, once for CPU and CUDA.
+// What is added up by a reduction, once for CPU and CUDA. `derivative` is that with respect to x; with respect to other
+// it is the negative.
 #pragma once
 
 #include "activation.h"
@@ -20,6 +21,10 @@ struct Square {
   KFC_FN A of(A x, A) {
     return x * x;
   }
+  template <class A>
+  KFC_FN A derivative(A x, A) {
+    return A(2) * x;
+  }
 };
 
 struct Magnitude {
@@ -27,6 +32,10 @@ struct Magnitude {
   template <class A>
   KFC_FN A of(A x, A) {
     return x < A(0) ? -x : x;
+  }
+  template <class A>
+  KFC_FN A derivative(A x, A) {
+    return x > A(0) ? A(1) : (x < A(0) ? A(-1) : A(0));  // of a NaN 0, as in ATen
   }
 };
 
@@ -36,31 +45,34 @@ struct SquaredDifference {
   KFC_FN A of(A x, A other) {
     return (x - other) * (x - other);
   }
+  template <class A>
+  KFC_FN A derivative(A x, A other) {
+    return A(2) * (x - other);
+  }
 };
 
 }  // namespace
 
 // Calls the code with F as the function of a term.
-#define KFC_DISPATCH_TERM(TERM, ...)       \
-  switch (TERM) {                          \
-    case kfc::Term::identity: {            \
-      using F = Identity;                  \
-      __VA_ARGS__;                         \
-      break;                               \
-    }                                      \
-    case kfc::Term::square: {              \
-      using F = Square;                    \
-      __VA_ARGS__;                         \
-      break;                               \
-    }                                      \
-    case kfc::Term::magnitude: {           \
-      using F = Magnitude;                 \
-      __VA_ARGS__;                         \
-      break;                               \
-    }                                      \
-    case kfc::Term::squared_difference: {  \
-      using F = SquaredDifference;         \
-      __VA_ARGS__;                         \
-      break;                               \
-    }                                      \
+#define KFC_TERM_CASE(TERM, FUNCTION, ...) \
+  case kfc::Term::TERM: {                  \
+    using F = FUNCTION;                    \
+    __VA_ARGS__;                           \
+    break;                                 \
+  }
+#define KFC_DIFFERENTIABLE_TERM_CASES(...)         \
+  KFC_TERM_CASE(square, Square, __VA_ARGS__)       \
+  KFC_TERM_CASE(magnitude, Magnitude, __VA_ARGS__) \
+  KFC_TERM_CASE(squared_difference, SquaredDifference, __VA_ARGS__)
+#define KFC_DISPATCH_TERM(TERM, ...)               \
+  switch (TERM) {                                  \
+    KFC_TERM_CASE(identity, Identity, __VA_ARGS__) \
+    KFC_DIFFERENTIABLE_TERM_CASES(__VA_ARGS__)     \
+  }
+// The same for a term of the operators: all but the identity.
+#define KFC_DISPATCH_DIFFERENTIABLE_TERM(TERM, ...) \
+  switch (TERM) {                                   \
+    KFC_DIFFERENTIABLE_TERM_CASES(__VA_ARGS__)      \
+    case kfc::Term::identity:                       \
+      break;                                        \
   }

@@ -43,6 +43,7 @@ void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("dequantize_int8", TORCH_BOX(&dequantize_int8<Backend>));
   m.impl("reduce_rows", TORCH_BOX(&reduce_rows<Backend>));
   m.impl("reduce_rows_inference", TORCH_BOX(&reduce_rows<Backend>));
+  m.impl("reduce_rows_backward", TORCH_BOX(&reduce_rows_backward<Backend>));
   m.impl("rope", TORCH_BOX(&rope<Backend>));
   m.impl("rope_inference", TORCH_BOX(&rope<Backend>));
   m.impl("scale_shift_act", TORCH_BOX(&scale_shift_act<Backend>));

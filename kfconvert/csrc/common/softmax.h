@@ -81,9 +81,9 @@ Tensor softmax(const Tensor& x_in, const OptionalTensor& mask, double scale) {
   return y;
 }
 
-// y: what softmax has returned.
+// y: what softmax has returned for x with `mask`, which is boolean: an additive one has no part in the gradient of x.
 template <class Backend>
-Tensor softmax_backward(const Tensor& grad_in, const Tensor& y_in, double scale) {
+Tensor softmax_backward(const Tensor& grad_in, const Tensor& y_in, const OptionalTensor& mask, double scale) {
   const char* op = "softmax_backward";
   check_same_options(op, "grad", options_of(y_in), grad_in);
   check_same_shape(op, "grad", y_in, grad_in);
@@ -91,6 +91,9 @@ Tensor softmax_backward(const Tensor& grad_in, const Tensor& y_in, double scale)
   const Tensor grad = as_contiguous(grad_in);
   Softmax a = softmax_arguments(op, y, scale);
   a.grad = grad.const_data_ptr();
+  OptionalTensor keep;
+  a.mask = row_mask(op, y, mask, keep);
+  KFC_CHECK(!mask || a.mask.boolean, op, "mask must be boolean");
   Tensor grad_x = empty_with_layout_of(y);
   a.y = grad_x.mutable_data_ptr();
   if (y.numel() > 0) Backend::softmax(a, y);

@@ -25,6 +25,7 @@ namespace kfc {
   void cross_entropy_##capability(const CrossEntropy&, int64_t, int64_t); \
   void cross_entropy_total_##capability(const CrossEntropy&);       \
   void reduce_##capability(const Reduce&, int64_t, int64_t);        \
+  void reduce_backward_##capability(const ReduceBackward&, int64_t, int64_t); \
   void group_norm_##capability(const GroupNorm&, int64_t, int64_t); \
   void layer_norm_##capability(const LayerNorm&, int64_t, int64_t); \
   void layer_norm_backward_##capability(const LayerNormBackward&, int64_t, int64_t, int64_t);
@@ -36,7 +37,7 @@ namespace kfc {
         quantize_##capability, dequantize_##capability, normalize_image_##capability,                 \
         rope_##capability, softmax_##capability,                        \
         cross_entropy_##capability, cross_entropy_total_##capability, reduce_##capability,            \
-        group_norm_##capability,                                                                      \
+        reduce_backward_##capability, group_norm_##capability,                                        \
         layer_norm_##capability, layer_norm_backward_##capability                                     \
   }
 

@@ -27,6 +27,7 @@ struct CpuKernels {
   void (*cross_entropy)(const CrossEntropy&, int64_t begin, int64_t end);
   void (*cross_entropy_total)(const CrossEntropy&);
   void (*reduce)(const Reduce&, int64_t begin, int64_t end);  // of rows * parts
+  void (*reduce_backward)(const ReduceBackward&, int64_t begin, int64_t end);  // of elements
   void (*group_norm)(const GroupNorm&, int64_t begin, int64_t end);
   void (*layer_norm)(const LayerNorm&, int64_t begin, int64_t end);
   // Adds the rows' shares of grad_weight and grad_bias into partial number `partial`, which must start as

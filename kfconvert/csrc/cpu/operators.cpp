@@ -113,6 +113,10 @@ struct Cpu {
     split(cpu_kernels().reduce, a, a.rows * a.parts, rows_per_thread(a.part));
   }
 
+  static void reduce_backward(const ReduceBackward& a, const Tensor&) {
+    split(cpu_kernels().reduce_backward, a, a.rows * a.cols);
+  }
+
   static void rope(const Rope& a, const Tensor&) { split_rows(cpu_kernels().rope, a, 2 * a.half); }
 
   // The kernels read and write where the targets say.

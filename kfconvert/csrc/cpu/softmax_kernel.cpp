@@ -1,5 +1,6 @@
-// y = softmax(x * scale + mask), or with grad: y = scale * x * (grad - sum(grad * x)), row by row. Rows of up to 8192
-// elements are computed in cache; longer ones are read twice. Built once for each instruction set.
+// y = softmax(x * scale + mask), or with grad: y = scale * x * (grad - sum(grad * x)), 0 where a boolean mask is False,
+// row by row. Rows of up to 8192 elements are computed in cache; longer ones are read twice. Built once for each
+// instruction set.
 #include "../common/arguments.h"
 #include "exponentials.h"
 #include "kernels.h"
@@ -23,6 +24,20 @@ int64_t mask_offset(const kfc::RowMask& m, int64_t row) {
   return at;
 }
 
+// out[i] = x[i], or `hidden` where a boolean mask, which begins at element `at` for this block, is False
+template <class A>
+void hide_row(const kfc::RowMask& m, int64_t at, const A* x, A hidden, A* out, int64_t n) {
+  const uint8_t* mask = static_cast<const uint8_t*>(m.data) + at;
+  if (m.inner == 1) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) out[i] = mask[i] != 0 ? x[i] : hidden;
+  } else {
+    const bool kept = *mask != 0;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) out[i] = kept ? x[i] : hidden;
+  }
+}
+
 // x * scale + mask of elements col to col + n - 1 of a row: x itself where that is all there is, else in v.
 template <class T, class A>
 const A* load_scaled(const kfc::Softmax& a, int64_t row, int64_t mask_at, int64_t col, A* v, A* scratch, int64_t n) {
@@ -35,9 +50,7 @@ const A* load_scaled(const kfc::Softmax& a, int64_t row, int64_t mask_at, int64_
   }
   if (a.mask.data == nullptr) return x;
   if (a.mask.boolean) {
-    const uint8_t* mask = static_cast<const uint8_t*>(a.mask.data) + mask_at + col * a.mask.inner;
-    const int64_t step = a.mask.inner;
-    for (int64_t i = 0; i < n; ++i) v[i] = mask[i * step] != 0 ? x[i] : A(-INFINITY);
+    hide_row(a.mask, mask_at + col * a.mask.inner, x, A(-INFINITY), v, n);
   } else if (a.mask.inner == 1) {
     add_rows(x, as_accumulator(static_cast<const T*>(a.mask.data) + mask_at + col, scratch, n), v, n);
   } else {
@@ -116,6 +129,7 @@ void softmax_backward_row(const kfc::Softmax& a, int64_t row) {
   const T* y_row = static_cast<const T*>(a.x) + row * a.cols;
   const T* grad_row = static_cast<const T*>(a.grad) + row * a.cols;
   T* to = static_cast<T*>(a.y) + row * a.cols;
+  const int64_t mask_at = mask_offset(a.mask, row);
   double sum = 0;
   for (int64_t col = 0; col < a.cols; col += kBlock) {
     const int64_t n = block_length(a, col);
@@ -132,6 +146,8 @@ void softmax_backward_row(const kfc::Softmax& a, int64_t row) {
     A* out = result_row(to + col, result);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) out[i] = scale * y[i] * (grad[i] - total);
+    // Also where y is NaN.
+    if (a.mask.data != nullptr) hide_row(a.mask, mask_at + col * a.mask.inner, out, A(0), out, n);
     store_result(out, to + col, n);
   }
 }

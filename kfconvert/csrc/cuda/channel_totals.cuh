@@ -28,44 +28,67 @@ __device__ __forceinline__ void gather(const void* from, int64_t channel, int st
   for (int j = 0; j < N; ++j) to[j] = from == nullptr ? A(0) : widen(static_cast<const P*>(from)[channel + j * step]);
 }
 
+// The sums of a block of `groups` groups of `lanes` threads, each group with the same channels: `channel` to channel + N - 1
+// for this thread.
+template <int TOTALS, int N, class A>
+__device__ __forceinline__ void leave_columns(const ChannelTotals& sums, int64_t channel, int64_t channels, int lanes,
+                                              const A (&totals)[TOTALS][N]) {
+  __shared__ A shared[TOTALS * N][kThreads];
+  const int group = threadIdx.x / lanes;
+#pragma unroll
+  for (int k = 0; k < TOTALS; ++k) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) shared[k * N + j][threadIdx.x] = totals[k][j];
+  }
+  for (int half = kThreads / lanes / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (group >= half) continue;
+#pragma unroll
+    for (int k = 0; k < TOTALS * N; ++k) shared[k][threadIdx.x] += shared[k][threadIdx.x + half * lanes];
+  }
+  if (group > 0 || channel >= channels) return;
+#pragma unroll
+  for (int k = 0; k < TOTALS; ++k) {
+    A total[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) total[j] = shared[k * N + j][threadIdx.x];
+    store_wide<N>(static_cast<A*>(sums.partials[k]) + blockIdx.y * channels + channel, total);
+  }
+}
+
+// The sums of a block of which all threads have the same channel.
+template <int TOTALS, int N, class A>
+__device__ __forceinline__ void leave_plane(const ChannelTotals& sums, int64_t channel, int64_t channels,
+                                            const A (&totals)[TOTALS][N]) {
+  __shared__ A shared[32 * TOTALS];
+  A total[TOTALS] = {};
+#pragma unroll
+  for (int k = 0; k < TOTALS; ++k) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) total[k] += totals[k][j];
+  }
+  row_sums<kThreads>(total, shared);
+  if (threadIdx.x > 0) return;
+#pragma unroll
+  for (int k = 0; k < TOTALS; ++k) static_cast<A*>(sums.partials[k])[blockIdx.y * channels + channel] = total[k];
+}
+
 // inner = 1: a block has `lanes` packs of channels, each of them kThreads / lanes times.
 template <class Gradient, int N>
 __global__ void __launch_bounds__(kThreads)
     columns_kernel(Gradient gradient, ChannelTotals sums, int64_t rows, int64_t channels, int lanes) {
   wait_for_previous_kernel();
-  using A = typename Gradient::A;
-  constexpr int kTotals = Gradient::kTotals;
-  __shared__ A shared[kTotals > 0 ? kTotals * N : 1][kThreads];
-  const int group = threadIdx.x / lanes;
   const int groups = kThreads / lanes;
   const int64_t channel = (static_cast<int64_t>(blockIdx.x) * lanes + threadIdx.x % lanes) * N;
-  A totals[kTotals > 0 ? kTotals : 1][N] = {};
+  typename Gradient::A totals[Gradient::kTotals > 0 ? Gradient::kTotals : 1][N] = {};
   if (channel < channels) {
     const auto own = gradient.template values_of_channels<N>(channel, 1);
     const int64_t step = static_cast<int64_t>(gridDim.y) * groups;
-    for (int64_t row = static_cast<int64_t>(blockIdx.y) * groups + group; row < rows; row += step) {
+    for (int64_t row = static_cast<int64_t>(blockIdx.y) * groups + threadIdx.x / lanes; row < rows; row += step) {
       gradient.template add<N>(row * channels + channel, own, totals);
     }
   }
-  if (kTotals == 0) return;
-#pragma unroll
-  for (int k = 0; k < kTotals; ++k) {
-#pragma unroll
-    for (int j = 0; j < N; ++j) shared[k * N + j][threadIdx.x] = totals[k][j];
-  }
-  for (int half = groups / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (group >= half) continue;
-#pragma unroll
-    for (int k = 0; k < kTotals * N; ++k) shared[k][threadIdx.x] += shared[k][threadIdx.x + half * lanes];
-  }
-  if (group > 0 || channel >= channels) return;
-#pragma unroll
-  for (int k = 0; k < kTotals; ++k) {
-    A* partials = static_cast<A*>(sums.partials[k]) + blockIdx.y * channels + channel;
-#pragma unroll
-    for (int j = 0; j < N; ++j) partials[j] = shared[k * N + j][threadIdx.x];
-  }
+  if constexpr (Gradient::kTotals > 0) leave_columns(sums, channel, channels, lanes, totals);
 }
 
 // inner > 1: a block is a share of the packs of one channel, of which each plane has `per_plane`.
@@ -73,30 +96,17 @@ template <class Gradient, int N, class Index, class Divider>
 __global__ void __launch_bounds__(kThreads)
     planes_kernel(Gradient gradient, ChannelTotals sums, Index packs, int64_t inner, Divider per_plane) {
   wait_for_previous_kernel();
-  using A = typename Gradient::A;
-  constexpr int kTotals = Gradient::kTotals;
-  __shared__ A shared[32 * (kTotals > 0 ? kTotals : 1)];
   const int64_t channel = blockIdx.x;
   const int64_t channels = gridDim.x;
   const auto own = gradient.template values_of_channels<N>(channel, 0);
-  A totals[kTotals > 0 ? kTotals : 1][N] = {};
+  typename Gradient::A totals[Gradient::kTotals > 0 ? Gradient::kTotals : 1][N] = {};
   const Index step = static_cast<Index>(gridDim.y) * kThreads;
   for (Index i = static_cast<Index>(blockIdx.y) * kThreads + threadIdx.x; i < packs; i += step) {
     const Index plane = per_plane.divide(i);
     const Index rest = i - plane * static_cast<Index>(per_plane.divisor);
     gradient.template add<N>((plane * channels + channel) * inner + static_cast<int64_t>(rest) * N, own, totals);
   }
-  if (kTotals == 0) return;
-  A total[kTotals > 0 ? kTotals : 1] = {};
-#pragma unroll
-  for (int k = 0; k < kTotals; ++k) {
-#pragma unroll
-    for (int j = 0; j < N; ++j) total[k] += totals[k][j];
-  }
-  row_sums<kThreads>(total, shared);
-  if (threadIdx.x > 0) return;
-#pragma unroll
-  for (int k = 0; k < kTotals; ++k) static_cast<A*>(sums.partials[k])[blockIdx.y * channels + channel] = total[k];
+  if constexpr (Gradient::kTotals > 0) leave_plane(sums, channel, channels, totals);
 }
 
 // As one channel all elements are one plane.

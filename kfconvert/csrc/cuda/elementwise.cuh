@@ -44,19 +44,6 @@ inline dim3 elementwise_grid(int64_t packs) {
   return dim3(static_cast<unsigned>(wanted < most ? wanted : most));
 }
 
-// N elements in packs of at most 16 bytes
-template <int N, class T, class A>
-__device__ __forceinline__ void load_wide(const T* from, A (&to)[N]) {
-  constexpr int M = N * sizeof(T) > kPackBytes ? kPackBytes / sizeof(T) : N;
-#pragma unroll
-  for (int i = 0; i < N; i += M) {
-    A part[M];
-    load<M>(from + i, part);
-#pragma unroll
-    for (int j = 0; j < M; ++j) to[i + j] = part[j];
-  }
-}
-
 // How what belongs to the channels of a pack of elements is found.
 enum class Channels {
   none,

@@ -23,6 +23,7 @@ int launch_rope(const Rope& a, void* stream);
 int launch_softmax(const Softmax& a, void* stream);
 int launch_cross_entropy(const CrossEntropy& a, void* stream);
 int launch_reduce(const Reduce& a, void* stream);
+int launch_reduce_backward(const ReduceBackward& a, void* stream);
 int launch_group_norm(const GroupNorm& a, void* stream);
 int launch_layer_norm(const LayerNorm& a, void* stream);
 

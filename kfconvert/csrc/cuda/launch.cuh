@@ -5,6 +5,8 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+
 namespace kfc {
 
 // The first thing in every kernel that launch_overlapped launches, for all its threads: nothing before it may read or
@@ -17,13 +19,20 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 #endif
 }
 
-inline bool overlaps_launches() {
+// An attribute of the current device, which every launch asks for: remembered for the first devices of a machine.
+template <cudaDeviceAttr attribute>
+int device_attribute() {
+  constexpr int kDevices = 64;
+  static std::atomic<int> known[kDevices];  // the value + 1
   int device = 0;
-  int major = 0;
   cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  return major >= 9;
+  int value = device < kDevices ? known[device].load(std::memory_order_relaxed) - 1 : -1;
+  if (value < 0 && cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess && device < kDevices)
+    known[device].store(value + 1, std::memory_order_relaxed);
+  return value;
 }
+
+inline bool overlaps_launches() { return device_attribute<cudaDevAttrComputeCapabilityMajor>() >= 9; }
 
 // Errors are left to cudaGetLastError, as after <<<>>>.
 template <class... Parameters, class... Arguments>

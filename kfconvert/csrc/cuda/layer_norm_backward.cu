@@ -155,10 +155,7 @@ __global__ void __launch_bounds__(backward_block(THREADS)) layer_norm_backward_k
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
         const int col = (i * THREADS + lane) * N;
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-          if (col + j < a.cols) static_cast<A*>(partials)[blockIdx.x * a.cols + col + j] = sums[i][j];
-        }
+        if (col < a.cols) store_wide<N>(static_cast<A*>(partials) + blockIdx.x * a.cols + col, sums[i]);
       }
     }
   };

@@ -137,6 +137,20 @@ __global__ void __launch_bounds__(row_block(THREADS)) layer_norm_kernel(LayerNor
   }
 }
 
+// Kahan's compensated sum ("Further remarks on reducing truncation errors", 1965): a thread adds up thousands of terms of a
+// long row, and roundings that are all alike, as those of squares of one magnitude, would add up as well.
+template <class A>
+struct CompensatedSum {
+  A sum = 0;
+  A excess = 0;
+  __device__ __forceinline__ void add(A term) {
+    const A wanted = term - excess;
+    const A next = sum + wanted;
+    excess = (next - sum) - wanted;
+    sum = next;
+  }
+};
+
 // A block a row, of any length.
 template <bool CENTRED, int act, class T, int N, int THREADS>
 __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
@@ -149,33 +163,31 @@ __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const int64_t residual_row = residual_row_of(a, row);
     A s[N];
-    A total = 0;
-    for (int64_t col = start; col < a.cols; col += kStep) {
-      load_sum<T>(a, row, residual_row, col, s);
-      if (a.sum != nullptr) store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s);
-#pragma unroll
-      for (int j = 0; j < N; ++j) total += first_term<CENTRED>(s[j]);
-    }
-    A mean = 0;
-    A variance = row_sum<THREADS>(total, shared) * inverse;
-    if constexpr (CENTRED) {
-      mean = variance;
-      A squares = 0;
+    // The sum of term(s) over this thread's part of the row
+    const auto add_up = [&](auto term) {
+      CompensatedSum<A> total;
       for (int64_t col = start; col < a.cols; col += kStep) {
         load_sum<T>(a, row, residual_row, col, s);
+        A part = 0;
 #pragma unroll
-        for (int j = 0; j < N; ++j) squares += (s[j] - mean) * (s[j] - mean);
+        for (int j = 0; j < N; ++j) part += term(s[j]);
+        total.add(part);
       }
-      variance = row_sum<THREADS>(squares, shared) * inverse;
-      correct_moments<THREADS>(mean, variance, inverse, shared, [&] {
-        A sum = 0;
-        for (int64_t col = start; col < a.cols; col += kStep) {
-          load_sum<T>(a, row, residual_row, col, s);
-#pragma unroll
-          for (int j = 0; j < N; ++j) sum += s[j] - mean;
-        }
-        return sum;
-      });
+      return total.sum;
+    };
+    if (a.sum != nullptr) {
+      for (int64_t col = start; col < a.cols; col += kStep) {
+        load_sum<T>(a, row, residual_row, col, s);
+        store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s);
+      }
+    }
+    A mean = 0;
+    A variance = row_sum<THREADS>(add_up([](A v) { return first_term<CENTRED>(v); }), shared) * inverse;
+    if constexpr (CENTRED) {
+      mean = variance;
+      variance = row_sum<THREADS>(add_up([mean](A v) { return (v - mean) * (v - mean); }), shared) * inverse;
+      correct_moments<THREADS>(mean, variance, inverse, shared,
+                               [&] { return add_up([mean](A v) { return v - mean; }); });
     }
     const A rstd = rsqrt(variance + static_cast<A>(a.eps));
     for (int64_t col = start; col < a.cols; col += kStep) {

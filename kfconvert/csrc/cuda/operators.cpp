@@ -106,6 +106,11 @@ class Cuda {
     check_cuda(launch_reduce(a, here.stream()), "reduce");
   }
 
+  static void reduce_backward(const ReduceBackward& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_reduce_backward(a, here.stream()), "reduce_backward");
+  }
+
   static void group_norm(const GroupNorm& a, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_group_norm(a, here.stream()), "group_norm");

@@ -59,14 +59,7 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(Quantize a, Divider 
       integers = *reinterpret_cast<const Pack<int8_t, N>*>(a.integers + at);
 #pragma unroll
       for (int j = 0; j < N; ++j) v[j] = (static_cast<A>(integers.v[j]) - zero_point[j]) * scale[j];
-      constexpr int M = N * sizeof(T) > kPackBytes ? kPackBytes / sizeof(T) : N;
-#pragma unroll
-      for (int k = 0; k < N; k += M) {
-        A part[M];
-#pragma unroll
-        for (int j = 0; j < M; ++j) part[j] = v[k + j];
-        store<M>(reals + at + k, part);
-      }
+      store_wide<N>(reals + at, v);
     }
   }
 }

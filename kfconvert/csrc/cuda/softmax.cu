@@ -1,4 +1,4 @@
-// y = softmax(x * scale + mask), or with grad: y = scale * x * (grad - sum(grad * x))
+// y = softmax(x * scale + mask), or with grad: y = scale * x * (grad - sum(grad * x)), 0 where a boolean mask is False
 //   x, grad, y: (rows, cols);  mask: see RowMask
 //
 // Limited by memory bandwidth: a row is read once into registers, its largest value and its sum are taken there, and it
@@ -82,6 +82,40 @@ struct MaskRow {
         for (int j = 0; j < N; ++j) v[i][j] += terms[i][j];
       }
     }
+  }
+
+  // Of a boolean mask: a bit for each element of a pack, 1 where it takes part.
+  template <int N>
+  __device__ uint32_t kept_bits(int64_t col) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      if (static_cast<const bool*>(data)[repeated ? 0 : col + j]) bits |= 1u << j;
+    }
+    return bits;
+  }
+
+  // The same for all packs of a thread, the first pack in the lowest bits.
+  template <int THREADS, int N, int ITEMS>
+  __device__ uint32_t kept_row_bits(int64_t cols, bool active) const {
+    static_assert(ITEMS * N <= 32);
+    uint32_t bits = 0;
+    if (packed<N>()) {
+      int8_t kept[ITEMS][N];
+      load_row<THREADS>(static_cast<const int8_t*>(data), cols, active, kept);
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) bits |= (kept[i][j] != 0 ? 1u : 0u) << (i * N + j);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+        const int col = (i * THREADS + threadIdx.x % THREADS) * N;
+        if (active && col < cols) bits |= kept_bits<N>(col) << (i * N);
+      }
+    }
+    return bits;
   }
 };
 
@@ -184,16 +218,18 @@ __device__ __forceinline__ A load_pair(const Softmax& a, int64_t at, A (&y)[N], 
   return total;
 }
 
+// 0 where the bit of an element is, also where y is NaN.
 template <class T, int N, class A>
-__device__ __forceinline__ void store_gradient(const Softmax& a, int64_t at, A total, const A (&y)[N],
-                                               A (&grad)[N]) {
+__device__ __forceinline__ void store_gradient(const Softmax& a, int64_t at, A total, const A (&y)[N], A (&grad)[N],
+                                               uint32_t kept) {
   const A scale = static_cast<A>(a.scale);
 #pragma unroll
-  for (int j = 0; j < N; ++j) grad[j] = scale * y[j] * (grad[j] - total);
+  for (int j = 0; j < N; ++j) grad[j] = (kept >> j & 1) != 0 ? scale * y[j] * (grad[j] - total) : A(0);
   store<N>(static_cast<T*>(a.y) + at, grad);
 }
 
-template <class T, int N, int THREADS, int ITEMS>
+// With a mask in kernels of their own: the search for the row's place in it takes registers.
+template <class T, int N, int THREADS, int ITEMS, bool masked>
 __global__ void __launch_bounds__(row_block(THREADS)) softmax_backward_kernel(Softmax a) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
@@ -204,6 +240,10 @@ __global__ void __launch_bounds__(row_block(THREADS)) softmax_backward_kernel(So
     A grad[ITEMS][N];
     load_row<THREADS>(static_cast<const T*>(a.x) + row * a.cols, a.cols, active, y);
     load_row<THREADS>(static_cast<const T*>(a.grad) + row * a.cols, a.cols, active, grad);
+    uint32_t kept = ~0u;
+    if constexpr (masked) {
+      kept = MaskRow<T>(a.mask, active ? row : 0).template kept_row_bits<THREADS, N, ITEMS>(a.cols, active);
+    }
     A total = 0;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -214,12 +254,12 @@ __global__ void __launch_bounds__(row_block(THREADS)) softmax_backward_kernel(So
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
-      if (active && col < a.cols) store_gradient<T>(a, row * a.cols + col, total, y[i], grad[i]);
+      if (active && col < a.cols) store_gradient<T>(a, row * a.cols + col, total, y[i], grad[i], kept >> (i * N));
     }
   });
 }
 
-template <class T, int N, int THREADS>
+template <class T, int N, int THREADS, bool masked>
 __global__ void __launch_bounds__(THREADS) softmax_backward_long_kernel(Softmax a) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
@@ -232,9 +272,12 @@ __global__ void __launch_bounds__(THREADS) softmax_backward_long_kernel(Softmax 
     A total = 0;
     for (int64_t col = start; col < a.cols; col += kStep) total += load_pair<T>(a, row * a.cols + col, y, grad);
     total = row_sum<THREADS>(total, shared);
+    const MaskRow<T> mask(a.mask, row);
     for (int64_t col = start; col < a.cols; col += kStep) {
       load_pair<T>(a, row * a.cols + col, y, grad);
-      store_gradient<T>(a, row * a.cols + col, total, y, grad);
+      uint32_t kept = ~0u;
+      if constexpr (masked) kept = mask.template kept_bits<N>(col);
+      store_gradient<T>(a, row * a.cols + col, total, y, grad, kept);
     }
   }
 }
@@ -244,7 +287,9 @@ void launch_rows(const Softmax& a, cudaStream_t stream) {
   constexpr int kBlock = row_block(THREADS);
   const unsigned grid = row_grid(a.rows, kBlock / THREADS, kBlock);
   if (a.grad != nullptr) {
-    launch_overlapped(softmax_backward_kernel<T, N, THREADS, ITEMS>, grid, kBlock, stream, a);
+    const auto kernel = a.mask.data != nullptr ? softmax_backward_kernel<T, N, THREADS, ITEMS, true>
+                                               : softmax_backward_kernel<T, N, THREADS, ITEMS, false>;
+    launch_overlapped(kernel, grid, kBlock, stream, a);
   } else {
     launch_overlapped(softmax_kernel<T, N, THREADS, ITEMS>, grid, kBlock, stream, a);
   }
@@ -254,7 +299,9 @@ template <class T, int N, int THREADS>
 void launch_long(const Softmax& a, cudaStream_t stream) {
   const unsigned grid = row_grid(a.rows, 1, THREADS);
   if (a.grad != nullptr) {
-    launch_overlapped(softmax_backward_long_kernel<T, N, THREADS>, grid, THREADS, stream, a);
+    const auto kernel = a.mask.data != nullptr ? softmax_backward_long_kernel<T, N, THREADS, true>
+                                               : softmax_backward_long_kernel<T, N, THREADS, false>;
+    launch_overlapped(kernel, grid, THREADS, stream, a);
   } else {
     launch_overlapped(softmax_long_kernel<T, N, THREADS>, grid, THREADS, stream, a);
   }

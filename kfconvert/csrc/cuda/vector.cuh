@@ -108,18 +108,44 @@ __device__ __forceinline__ void load(const T* from, A (&to)[N]) {
   for (int i = 0; i < N; ++i) to[i] = widen(pack.v[i]);
 }
 
+template <int N, class T, class A>
+__device__ __forceinline__ void store(T* to, const A (&from)[N]) {
+  Pack<T, N> pack;
+#pragma unroll
+  for (int i = 0; i < N; ++i) pack.v[i] = narrow<T>(from[i]);
+  *reinterpret_cast<Pack<T, N>*>(to) = pack;
+}
+
+// N elements in packs of at most 16 bytes
+template <int N, class T, class A>
+__device__ __forceinline__ void load_wide(const T* from, A (&to)[N]) {
+  constexpr int M = N * sizeof(T) > kPackBytes ? kPackBytes / sizeof(T) : N;
+#pragma unroll
+  for (int i = 0; i < N; i += M) {
+    A part[M];
+    load<M>(from + i, part);
+#pragma unroll
+    for (int j = 0; j < M; ++j) to[i + j] = part[j];
+  }
+}
+
+template <int N, class T, class A>
+__device__ __forceinline__ void store_wide(T* to, const A (&from)[N]) {
+  constexpr int M = N * sizeof(T) > kPackBytes ? kPackBytes / sizeof(T) : N;
+#pragma unroll
+  for (int i = 0; i < N; i += M) {
+    A part[M];
+#pragma unroll
+    for (int j = 0; j < M; ++j) part[j] = from[i + j];
+    store<M>(to + i, part);
+  }
+}
+
 // A row parameter of the norm: T, or float beside a half type. The branch is the same for all threads.
 template <int N, class T, class A>
 __device__ __forceinline__ void load_affine(const void* from, bool is_float, int64_t at, A (&to)[N]) {
   if (sizeof(T) == 2 && is_float) {
-    constexpr int M = N > 4 ? 4 : N;  // packs of at most 16 bytes
-    const float* row = static_cast<const float*>(from) + at;
-#pragma unroll
-    for (int i = 0; i < N; i += M) {
-      const Pack<float, M> pack = *reinterpret_cast<const Pack<float, M>*>(row + i);
-#pragma unroll
-      for (int j = 0; j < M; ++j) to[i + j] = pack.v[j];
-    }
+    load_wide<N>(static_cast<const float*>(from) + at, to);
   } else {
     load<N>(static_cast<const T*>(from) + at, to);
   }
@@ -132,14 +158,6 @@ __device__ __forceinline__ void load_weight(const Arguments& a, int64_t col, A (
   if (a.offset == 0) return;
 #pragma unroll
   for (int i = 0; i < N; ++i) to[i] += static_cast<A>(a.offset);
-}
-
-template <int N, class T, class A>
-__device__ __forceinline__ void store(T* to, const A (&from)[N]) {
-  Pack<T, N> pack;
-#pragma unroll
-  for (int i = 0; i < N; ++i) pack.v[i] = narrow<T>(from[i]);
-  *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
 template <Act act, class M, int N, class A>
@@ -304,11 +322,8 @@ __device__ __forceinline__ void correct_moments(A& mean, A& variance, A inverse,
 inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kPackBytes == 0; }
 
 inline int multiprocessors() {
-  int device = 0;
-  int count = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
+  const int count = device_attribute<cudaDevAttrMultiProcessorCount>();
+  return count < 1 ? 1 : count;
 }
 
 #define KFC_DISPATCH_DTYPE(DTYPE, ...) \
