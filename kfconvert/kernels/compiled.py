@@ -142,8 +142,6 @@ _WHY_ATEN = {
     "bias_dropout_add": _of_bias_dropout_add,
     "dequantize_int8": _of_dequantize,
     "gelu_dropout": _of_gelu_dropout,
-    "group_norm_act": _of_a_gradient,
-    "group_norm_silu": _of_a_gradient,
     "mse_loss": _of_mse_loss,
     "reduce_mean_abs": _of_reduction("reduce_mean_abs"),
     "reduce_sum_squared": _of_reduction("reduce_sum_squared"),

@@ -1,19 +1,26 @@
 """group_norm_act: ``y = act(group_norm(x))``, one pass over memory less than the two operators.
 
 group_norm(x) = (x - mean) / sqrt(var + eps) * weight + bias, mean and (biased) variance over the
-channels of a group and all positions (Wu and He, arXiv:1803.08494). Where a gradient is needed it runs as
-plain ATen calls, whose formulas apply.
+channels of a group and all positions (Wu and He, arXiv:1803.08494).
+
+Backward, with xhat = (x - mean) rstd, v = xhat weight + bias, g = grad * act'(v):
+    grad_x = rstd (g weight - mean(g weight) - xhat mean(g weight xhat))    (means as of x)
+    grad_weight = sum over images and positions of g xhat;  grad_bias = sum over images and positions of g
+v is computed again from x, which is all that is kept besides the two statistics of a group.
 """
 
 import torch
 
 from .activations import BY_CODE, CODES, apply_activation
 from .bias_act import spread
-from .norms import wants_gradient
+from .double_backward import differentiable_gradients, is_differentiated
+from .norms import accumulator, wants_gradient
 from .registration import (
+    LIBRARY,
     autocast,
     cast_floats,
     cast_to_widest,
+    define,
     define_with_twin,
     differentiate_by_decomposition,
     has_kernels,
@@ -91,7 +98,8 @@ def _check(x, num_groups, weight, bias):
 
 def _compose(x, num_groups, weight, bias, eps, code, negative_slope):
     _check(x, num_groups, weight, bias)
-    return _decompose(x, num_groups, weight, bias, eps, code, negative_slope)
+    y = _normalise(x.contiguous(), num_groups, weight, bias, eps)
+    return BY_CODE[code].reference(y, negative_slope)
 
 
 def _fake(x, num_groups, weight, bias, eps, code, negative_slope):
@@ -99,9 +107,88 @@ def _fake(x, num_groups, weight, bias, eps, code, negative_slope):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _rows(x, num_groups):
+    """x in the accumulation type, (images, groups, elements of a group)"""
+    images, channels, *inner = x.shape
+    cols = channels // num_groups
+    for size in inner:
+        cols = cols * size
+    return x.to(accumulator(x.dtype)).reshape(images, num_groups, cols)
+
+
+def _compose_training(x, num_groups, weight, bias, eps, code, negative_slope):
+    y = _compose(x, num_groups, weight, bias, eps, code, negative_slope)
+    rows = _rows(x, num_groups)
+    mean = rows.mean(-1, keepdim=True)
+    rstd = ((rows - mean).square().mean(-1) + eps).rsqrt()
+    return y, mean.flatten(), rstd.flatten()
+
+
+def _fake_training(x, num_groups, weight, bias, eps, code, negative_slope):
+    y = _fake(x, num_groups, weight, bias, eps, code, negative_slope)
+    statistics = (x.new_empty(x.shape[0] * num_groups, dtype=accumulator(x.dtype)) for _ in range(2))
+    return y, *statistics
+
+
+def _compose_backward(grad, x, mean, rstd, weight, bias, num_groups, code, negative_slope):
+    rows = _rows(x, num_groups)
+    shape = rows.shape[:2]
+    xhat = (rows - mean.reshape(shape).unsqueeze(-1)) * rstd.reshape(shape).unsqueeze(-1)
+    xhat = xhat.reshape(x.shape)
+    w = xhat.new_ones(x.shape[1]) if weight is None else weight.to(xhat.dtype)
+    v = xhat * spread(w, x, 1)
+    if bias is not None:
+        v = v + spread(bias, x, 1)
+    activation = BY_CODE[code]
+    saved = activation.reference(v, negative_slope) if activation.saves_output else v
+    g = activation.backward(grad.to(xhat.dtype), saved, negative_slope)
+    gw, xhat_rows = _rows(g * spread(w, x, 1), num_groups), _rows(xhat, num_groups)
+    grad_x = gw - gw.mean(-1, keepdim=True) - xhat_rows * (gw * xhat_rows).mean(-1, keepdim=True)
+    grad_x = rstd.reshape(shape).unsqueeze(-1) * grad_x
+    of_channels = [0, *range(2, x.dim())]
+    return (
+        grad_x.to(x.dtype).reshape(x.shape),
+        x.new_empty(0) if weight is None else (g * xhat).sum(of_channels).to(x.dtype),
+        x.new_empty(0) if bias is None else g.sum(of_channels).to(x.dtype),
+    )
+
+
+def _fake_backward(grad, x, mean, rstd, weight, bias, num_groups, code, negative_slope):
+    affine = (x.new_empty(0 if tensor is None else x.shape[1]) for tensor in (weight, bias))
+    return torch.empty_like(x, memory_format=torch.contiguous_format), *affine
+
+
+def _save(ctx, inputs, output):
+    x, ctx.num_groups, weight, bias, ctx.eps, ctx.code, ctx.negative_slope = inputs
+    _, mean, rstd = output
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, mean, rstd, weight, bias)
+
+
+def _differentiate(ctx, grad, *_):
+    x, mean, rstd, weight, bias = ctx.saved_tensors
+    options = (ctx.code, ctx.negative_slope)
+    if grad is None:
+        return (None,) * 7
+    if is_differentiated():
+
+        def definition(x, weight, bias):
+            return _compose(x, ctx.num_groups, weight, bias, ctx.eps, *options)
+
+        grad_x, grad_weight, grad_bias = differentiable_gradients(definition, (x, weight, bias), grad)
+    else:
+        grad_x, grad_weight, grad_bias = _BACKWARD(
+            grad, x, mean, rstd, weight, bias, ctx.num_groups, *options
+        )
+        grad_weight = None if weight is None else grad_weight
+        grad_bias = None if bias is None else grad_bias
+    return grad_x, None, grad_weight, grad_bias, None, None, None
+
+
 def _decompose(x, num_groups, weight, bias, eps, code, negative_slope):
-    y = _normalise(x.contiguous(), num_groups, weight, bias, eps)
-    return BY_CODE[code].reference(y, negative_slope)
+    # What is kept for the backward is the copy that the kernels need.
+    return _TRAINING(x.contiguous(), num_groups, weight, bias, eps, code, negative_slope)[0]
 
 
 def _autocast_rule(args, device_type):
@@ -111,11 +198,21 @@ def _autocast_rule(args, device_type):
     return cast_to_widest(args, device_type)
 
 
-_OPERATOR, _INFERENCE = define_with_twin(
-    "group_norm_act(Tensor x, int num_groups, Tensor? weight, Tensor? bias, float eps, int activation, "
-    "float negative_slope) -> Tensor",
-    _compose,
-    _fake,
+_REST = "int num_groups, Tensor? weight, Tensor? bias, float eps, int activation, float negative_slope"
+_OPERATOR, _INFERENCE = define_with_twin(f"group_norm_act(Tensor x, {_REST}) -> Tensor", _compose, _fake)
+_TRAINING = define(
+    f"group_norm_act_training(Tensor x, {_REST}) -> (Tensor, Tensor, Tensor)",
+    _compose_training,
+    _fake_training,
+)
+_BACKWARD = define(
+    "group_norm_act_backward(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, "
+    "int num_groups, int activation, float negative_slope) -> (Tensor, Tensor, Tensor)",
+    _compose_backward,
+    _fake_backward,
+)
+torch.library.register_autograd(
+    "kfconvert::group_norm_act_training", _differentiate, setup_context=_save, lib=LIBRARY
 )
 differentiate_by_decomposition(_OPERATOR, _decompose)
 autocast((_OPERATOR, _INFERENCE), _autocast_rule)

@@ -96,7 +96,7 @@ def test_every_compiled_operator_has_a_name(device):
 
 def test_gradients_stay(device):
     functions = getattr(kernels, device)
-    for name in ("add_relu", "bias_gelu", "layer_norm_silu", "rms_norm", "softmax", "cross_entropy", "mse_loss"):
+    for name in ("add_relu", "bias_gelu", "group_norm_silu", "layer_norm_silu", "rms_norm", "softmax", "cross_entropy", "mse_loss"):
         x, *rest = arguments(name, device)
         grads = []
         for function in (getattr(functions, name), getattr(ops, name)):
@@ -120,15 +120,13 @@ def test_calls_that_would_run_on_aten_are_refused(device):
         (lambda: functions.mse_loss(x, y.t().contiguous().t()), "lie in memory alike"),
         (lambda: functions.gelu_dropout(x, 1.0), "p below 1"),
         (lambda: functions.bias_dropout_add(x, None, y, p=1), "p below 1"),
-        (lambda: functions.group_norm_silu(leaf, 3), "no backward"),
-        (lambda: functions.group_norm_act(leaf, num_groups=3), "no backward"),
         (lambda: functions.scale_shift_act(image, channels, shift=leaf[0, :, 0]), "no backward"),
         (lambda: functions.dequantize_int8(x.to(torch.int8), scale), "dequantize_int8: the kernel has no backward"),
     ):
         with pytest.raises(RuntimeError, match=f"kfconvert.kernels.{device}.*{match}.*plain ATen"):
             call()
     with torch.no_grad():
-        functions.group_norm_silu(leaf, 3), functions.dequantize_int8(x.to(torch.int8), scale)
+        functions.dequantize_int8(x.to(torch.int8), scale)
     functions.gelu_dropout(x, 1.0, training=False)
 
 

@@ -201,6 +201,8 @@ struct ReduceBackward {
 // channels + c.
 struct GroupNorm {
   void* y;             // (rows, channels, inner)
+  void* mean;          // (rows), accumulation type, or null
+  void* rstd;          // (rows), accumulation type, or null
   const void* x;       // (rows, channels, inner)
   const void* weight;  // (groups, channels) or null
   const void* bias;    // (groups, channels) or null
@@ -209,6 +211,30 @@ struct GroupNorm {
   int64_t channels;
   int64_t inner;
   double eps;
+  DType dtype;
+  int activation;
+  double slope;
+};
+
+// xhat = (x - mean) * rstd; v = xhat * weight + bias; g = grad * act'(v); grad_x = rstd * (g weight - mean(g weight) -
+// xhat mean(g weight xhat)), means over rows as above; grad_weight = sum g xhat and grad_bias = sum g, over the images
+// and the positions of a channel.
+struct GroupNormBackward {
+  void* grad_x;        // (rows, channels, inner)
+  void* grad_weight;   // (groups, channels) or null
+  void* grad_bias;     // (groups, channels) or null
+  void* sums_weight;   // (rows, channels), accumulation type: the sums over the positions of one image
+  void* sums_bias;     // (rows, channels), accumulation type
+  const void* grad;    // (rows, channels, inner)
+  const void* x;       // (rows, channels, inner)
+  const void* mean;    // (rows), accumulation type
+  const void* rstd;    // (rows), accumulation type
+  const void* weight;  // (groups, channels) or null
+  const void* bias;    // (groups, channels) or null
+  int64_t rows;        // images * groups
+  int64_t groups;
+  int64_t channels;
+  int64_t inner;
   DType dtype;
   int activation;
   double slope;

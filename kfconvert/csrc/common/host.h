@@ -76,6 +76,7 @@ inline DType dtype_of(const char* op, const Options& o) {
   fail(op, "expected float64, float32, float16 or bfloat16");
 }
 
+// Of what is computed from tensors of a dtype.
 inline Options accumulator(const Options& o, DType dtype) {
   return {dtype == DType::f64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(), o.device_type,
           o.device_index};

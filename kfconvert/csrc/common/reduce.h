@@ -2,7 +2,7 @@
 // differences, and their gradients.
 #pragma once
 
-#include "layer_norm.h"
+#include "host.h"
 
 namespace kfc {
 

@@ -54,6 +54,8 @@ void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("conv_act_inference", TORCH_BOX(&conv_act<Backend>));
   m.impl("group_norm_act", TORCH_BOX(&group_norm_act<Backend>));
   m.impl("group_norm_act_inference", TORCH_BOX(&group_norm_act<Backend>));
+  m.impl("group_norm_act_training", TORCH_BOX(&group_norm_act_training<Backend>));
+  m.impl("group_norm_act_backward", TORCH_BOX(&group_norm_act_backward<Backend>));
   m.impl("layer_norm_act", TORCH_BOX(&layer_norm_act<Backend>));
   m.impl("layer_norm_act_inference", TORCH_BOX(&layer_norm_act<Backend>));
   m.impl("add_layer_norm_act", TORCH_BOX(&add_layer_norm_act<Backend>));

@@ -16,7 +16,7 @@ namespace kfc {
   void batch_norm_act_gradients_##capability(const BatchNormAct&, const ChannelTotals&, int64_t, int64_t, int64_t); \
   void bias_act_gradients_##capability(const BiasAct&, const ChannelTotals&, int64_t, int64_t, int64_t); \
   void dropout_act_gradients_##capability(const DropoutAct&, const ChannelTotals&, int64_t, int64_t, int64_t); \
-  void sum_partials_##capability(const PartialSums&); \
+  void sum_partials_##capability(const PartialSums&, int64_t, int64_t); \
   void quantize_##capability(const Quantize&, int64_t, int64_t);    \
   void dequantize_##capability(const Quantize&, int64_t, int64_t); \
   void normalize_image_##capability(const NormalizeImage&, int64_t, int64_t); \
@@ -27,6 +27,7 @@ namespace kfc {
   void reduce_##capability(const Reduce&, int64_t, int64_t);        \
   void reduce_backward_##capability(const ReduceBackward&, int64_t, int64_t); \
   void group_norm_##capability(const GroupNorm&, int64_t, int64_t); \
+  void group_norm_backward_##capability(const GroupNormBackward&, int64_t, int64_t); \
   void layer_norm_##capability(const LayerNorm&, int64_t, int64_t); \
   void layer_norm_backward_##capability(const LayerNormBackward&, int64_t, int64_t, int64_t);
 #define KFC_TABLE(capability)                                                                         \
@@ -37,7 +38,7 @@ namespace kfc {
         quantize_##capability, dequantize_##capability, normalize_image_##capability,                 \
         rope_##capability, softmax_##capability,                        \
         cross_entropy_##capability, cross_entropy_total_##capability, reduce_##capability,            \
-        reduce_backward_##capability, group_norm_##capability,                                        \
+        reduce_backward_##capability, group_norm_##capability, group_norm_backward_##capability,      \
         layer_norm_##capability, layer_norm_backward_##capability                                     \
   }
 

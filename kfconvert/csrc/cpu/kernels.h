@@ -18,7 +18,7 @@ struct CpuKernels {
                                 int64_t share);  // begin: a multiple of 4
   void (*batch_norm_act_gradients)(const BatchNormAct&, const ChannelTotals& sums, int64_t begin, int64_t end,
                                    int64_t share);
-  void (*sum_partials)(const PartialSums&);
+  void (*sum_partials)(const PartialSums&, int64_t begin, int64_t end);  // of columns
   void (*quantize)(const Quantize&, int64_t begin, int64_t end);
   void (*dequantize)(const Quantize&, int64_t begin, int64_t end);
   void (*normalize_image)(const NormalizeImage&, int64_t begin, int64_t end);  // of pixels
@@ -29,6 +29,8 @@ struct CpuKernels {
   void (*reduce)(const Reduce&, int64_t begin, int64_t end);  // of rows * parts
   void (*reduce_backward)(const ReduceBackward&, int64_t begin, int64_t end);  // of elements
   void (*group_norm)(const GroupNorm&, int64_t begin, int64_t end);
+  // Without grad_weight and grad_bias, which are the sums of the sums.
+  void (*group_norm_backward)(const GroupNormBackward&, int64_t begin, int64_t end);
   void (*layer_norm)(const LayerNorm&, int64_t begin, int64_t end);
   // Adds the rows' shares of grad_weight and grad_bias into partial number `partial`, which must start as
   // zeros.

@@ -52,6 +52,10 @@ struct Cpu {
     });
   }
 
+  static void sum_partials(const PartialSums& a) {
+    split(cpu_kernels().sum_partials, a, a.cols, rows_per_thread(a.count));
+  }
+
   // kernel(begin, end, share) for each of the shares of the elements, then the sums of their sums.
   template <class Kernel>
   static void sum_by_channel(const BiasAct& a, ChannelTotals sums, Kernel kernel) {
@@ -73,7 +77,7 @@ struct Cpu {
     }
     for (int k = 0; k < kMostTotals; ++k) {
       if (sums.totals[k] == nullptr) continue;
-      cpu_kernels().sum_partials({sums.totals[k], sums.partials[k], sums.shares, a.channels, DType::f64, sums.dtype});
+      sum_partials({sums.totals[k], sums.partials[k], sums.shares, a.channels, DType::f64, sums.dtype});
     }
   }
 
@@ -144,6 +148,16 @@ struct Cpu {
   static void group_norm(const GroupNorm& a, const Tensor&) {
     split_rows(cpu_kernels().group_norm, a, a.channels * a.inner);
   }
+  static void group_norm_backward(const GroupNormBackward& a, const Tensor&) {
+    split_rows(cpu_kernels().group_norm_backward, a, a.channels * a.inner);
+    const int64_t images = a.rows / a.groups;
+    const DType wide = a.dtype == DType::f64 ? DType::f64 : DType::f32;
+    const auto sum = [&](void* total, const void* sums) {
+      if (total != nullptr) sum_partials({total, sums, images, a.groups * a.channels, wide, a.dtype});
+    };
+    sum(a.grad_weight, a.sums_weight);
+    sum(a.grad_bias, a.sums_bias);
+  }
   static void layer_norm(const LayerNorm& a, const Tensor&) { split_rows(cpu_kernels().layer_norm, a, a.cols); }
 
   static int64_t layer_norm_partials(const LayerNormBackward& a, const Tensor&) {
@@ -174,7 +188,7 @@ struct Cpu {
     });
     const auto sum = [&](void* total, const void* partials) {
       const DType wide = is_double ? DType::f64 : DType::f32;
-      if (total != nullptr) kernels.sum_partials({total, partials, a.partials, a.cols, wide, a.affine_dtype});
+      if (total != nullptr) sum_partials({total, partials, a.partials, a.cols, wide, a.affine_dtype});
     };
     sum(grad_weight, a.partial_weight);
     sum(grad_bias, a.partial_bias);

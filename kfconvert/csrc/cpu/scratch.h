@@ -1,4 +1,4 @@
-// Rows of memory for the time of one call, where they may be too long for the stack.
+// Memory for rows of any length.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace {
 template <class A>
 class Scratch {
  public:
-  Scratch(int count, int64_t cols) : stride_((cols + 15) / 16 * 16) {
+  Scratch(int count, int64_t cols) : stride_(cols / 16 * 16 + 16) {
     data_ = static_cast<A*>(std::aligned_alloc(64, sizeof(A) * static_cast<size_t>(stride_) * count));
     if (data_ == nullptr) std::abort();
   }

@@ -1,27 +1,26 @@
-// total[col] = the sum of partials[p][col] over p: the end of backward passes whose threads have sums of their own.
-// Built once for each instruction set.
-#include "kernels.h"
+// total[col] = the sum of partials[p][col] over p, in double: the end of backward passes whose threads, or images, have
+// sums of their own. Built once for each instruction set.
 #include "convert.h"
+#include "kernels.h"
 
 namespace {
 
+// A is the type of the partials.
 template <class A, class T>
-void add_up(const kfc::PartialSums& a) {
-  alignas(64) A sums[kBlock];
-  T* total = static_cast<T*>(a.total);
-  for (int64_t col = 0; col < a.cols; col += kBlock) {
-    const int64_t n = a.cols - col < kBlock ? a.cols - col : kBlock;
+void add_up(const kfc::PartialSums& a, int64_t begin, int64_t end) {
+  alignas(64) double sums[kBlock];
+  alignas(64) typename Accumulate<T>::type rounded[kBlock];
+  const A* partials = static_cast<const A*>(a.partials);
+  for (int64_t col = begin; col < end; col += kBlock) {
+    const int64_t n = end - col < kBlock ? end - col : kBlock;
     for (int64_t i = 0; i < n; ++i) sums[i] = 0;
     for (int64_t p = 0; p < a.count; ++p) {
-      add_rows(static_cast<const A*>(sums), static_cast<const A*>(a.partials) + p * a.cols + col, sums, n);
+      const A* row = partials + p * a.cols + col;
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) sums[i] += static_cast<double>(row[i]);
     }
-    if constexpr (sizeof(T) < 4 && sizeof(A) == 8) {
-      alignas(64) float narrower[kBlock];
-      load_row(sums, narrower, n);
-      store_row(narrower, total + col, n);
-    } else {
-      store_row(sums, total + col, n);
-    }
+    load_row(static_cast<const double*>(sums), rounded, n);
+    store_row(rounded, static_cast<T*>(a.total) + col, n);
   }
 }
 
@@ -29,11 +28,11 @@ void add_up(const kfc::PartialSums& a) {
 
 namespace kfc {
 
-void KFC_FOR_CAPABILITY(sum_partials)(const PartialSums& a) {
+void KFC_FOR_CAPABILITY(sum_partials)(const PartialSums& a, int64_t begin, int64_t end) {
   if (a.dtype == DType::f64) {
-    KFC_DISPATCH_DTYPE(a.out, (add_up<double, T>(a)));
+    KFC_DISPATCH_DTYPE(a.out, (add_up<double, T>(a, begin, end)));
   } else {
-    KFC_DISPATCH_DTYPE(a.out, (add_up<float, T>(a)));
+    KFC_DISPATCH_DTYPE(a.out, (add_up<float, T>(a, begin, end)));
   }
 }
 

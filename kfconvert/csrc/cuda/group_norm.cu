@@ -1,5 +1,6 @@
 // y = act((x - mean(x)) / sqrt(var(x) + eps) * weight + bias), statistics over a row
-//   x, y: (rows, channels, inner), a row the channels of one group of one image;  weight, bias: (groups, channels)
+//   x, y: (rows, channels, inner), a row the channels of one group of one image;  weight, bias: (groups, channels);
+//   mean, rstd: (rows), where a gradient follows
 //
 // Limited by memory bandwidth: a block a row, which it reads three times, after the first mostly from L2, and
 // writes once. Few images of few groups leave multiprocessors idle.
@@ -49,6 +50,10 @@ __global__ void __launch_bounds__(THREADS) group_norm_kernel(GroupNorm a) {
       return sum;
     });
     const A rstd = rsqrt(variance + static_cast<A>(a.eps));
+    if (threadIdx.x == 0) {
+      if (a.mean != nullptr) static_cast<A*>(a.mean)[row] = mean;
+      if (a.rstd != nullptr) static_cast<A*>(a.rstd)[row] = rstd;
+    }
     const int64_t first = row % a.groups * a.channels;
     for (int64_t col = start; col < cols; col += kStep) {
       // A division of 64-bit integers for each access would cost more than the access.

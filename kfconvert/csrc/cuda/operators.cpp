@@ -116,6 +116,11 @@ class Cuda {
     check_cuda(launch_group_norm(a, here.stream()), "group_norm");
   }
 
+  static void group_norm_backward(const GroupNormBackward& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_group_norm_backward(a, here.stream()), "group_norm_backward");
+  }
+
   static void layer_norm(const LayerNorm& a, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_layer_norm(a, here.stream()), "layer_norm");
