@@ -15,7 +15,7 @@ from .activations import BY_CODE, CODES, apply_activation
 from .bias_act import spread, sum_by_channel
 from .double_backward import differentiable_gradients, is_differentiated
 from .norms import accumulator, wants_gradient
-from .registration import LIBRARY, define, define_with_twin, has_kernels, require, require_float
+from .registration import define, define_with_twin, differentiate, has_kernels, require, require_float
 
 
 def reference(
@@ -66,7 +66,7 @@ def batch_norm_act(
     if not has_kernels(x):
         _check(x, mean, variance, weight, bias)
         return reference(x, mean, variance, weight, bias, eps, activation, negative_slope)
-    operator = _OPERATOR if wants_gradient(x, weight, bias, None) else _INFERENCE
+    operator = _DIFFERENTIABLE if wants_gradient(x, weight, bias, None) else _INFERENCE
     return operator(x, mean, variance, weight, bias, eps, code, negative_slope)
 
 
@@ -157,4 +157,4 @@ _GRADIENTS = define(
     _compose_gradients,
     _fake_gradients,
 )
-torch.library.register_autograd("kfconvert::batch_norm_act", _differentiate, setup_context=_save, lib=LIBRARY)
+_DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)

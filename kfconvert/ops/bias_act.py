@@ -9,11 +9,11 @@ import torch
 from .activations import BY_CODE, CODES, apply_activation
 from .double_backward import differentiable_gradients, is_differentiated
 from .registration import (
-    LIBRARY,
     autocast,
     cast_to_widest,
     define,
     define_with_twin,
+    differentiate,
     has_kernels,
     require,
     require_float,
@@ -57,7 +57,7 @@ def bias_act(
         or (bias is not None and bias.requires_grad)
         or (residual is not None and residual.requires_grad)
     ):
-        return _OPERATOR(x, bias, residual, code, negative_slope, dim)
+        return _DIFFERENTIABLE(x, bias, residual, code, negative_slope, dim)
     return _INFERENCE(x, bias, residual, code, negative_slope, dim)
 
 
@@ -198,5 +198,5 @@ _GRADIENTS = define(
     _compose_gradients,
     _fake_gradients,
 )
-torch.library.register_autograd("kfconvert::bias_act", _differentiate, setup_context=_save, lib=LIBRARY)
+_DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), cast_to_widest)

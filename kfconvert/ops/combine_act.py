@@ -12,11 +12,11 @@ import torch
 from .activations import BY_CODE, EXP_TWICE
 from .double_backward import differentiable_gradients, is_differentiated
 from .registration import (
-    LIBRARY,
     autocast,
     cast_to_widest,
     define,
     define_with_twin,
+    differentiate,
     has_kernels,
     require,
     require_float,
@@ -53,7 +53,7 @@ def combine_act(
         check_pair("combine_act", x, other)
         return _reference(x, other, combination, code, negative_slope)
     if torch.is_grad_enabled() and (x.requires_grad or other.requires_grad):
-        return _OPERATOR(x, other, combination, code, negative_slope)
+        return _DIFFERENTIABLE(x, other, combination, code, negative_slope)
     return _INFERENCE(x, other, combination, code, negative_slope)
 
 
@@ -135,7 +135,7 @@ def _differentiate(ctx, grad):
     else:
         grads = _BACKWARD(grad, *ctx.saved_tensors, *options)
     wanted = (
-        g.sum_to_size(shape) if needed else None
+        (g if g.shape == shape else g.sum_to_size(shape)) if needed else None
         for g, shape, needed in zip(grads, ctx.shapes, ctx.needs_input_grad)
     )
     return *wanted, None, None, None
@@ -152,5 +152,5 @@ _BACKWARD = define(
     _compose_backward,
     _fake_backward,
 )
-torch.library.register_autograd("kfconvert::combine_act", _differentiate, setup_context=_save, lib=LIBRARY)
+_DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), cast_to_widest)

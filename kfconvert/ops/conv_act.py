@@ -94,7 +94,7 @@ def conv_act(
         or (bias is not None and bias.requires_grad)
         or (residual is not None and residual.requires_grad)
     )
-    operator = _OPERATOR if needs_grad else _INFERENCE
+    operator = _DIFFERENTIABLE if needs_grad else _INFERENCE
     stride, padding, dilation = ((n,) if isinstance(n, int) else n for n in (stride, padding, dilation))
     return operator(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope)
 
@@ -214,5 +214,5 @@ _OPERATOR, _INFERENCE = define_with_twin(
     _compose,
     _fake,
 )
-differentiate_by_decomposition(_OPERATOR, _decompose)
+_DIFFERENTIABLE = differentiate_by_decomposition(_OPERATOR, _decompose)
 autocast((_OPERATOR, _INFERENCE), cast_to_lower)

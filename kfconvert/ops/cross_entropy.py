@@ -7,11 +7,11 @@ from torch import Tensor
 from .double_backward import differentiable_gradients, is_differentiated
 from .norms import accumulator
 from .registration import (
-    LIBRARY,
     autocast,
     cast_floats,
     define,
     define_with_twin,
+    differentiate,
     has_kernels,
     recorded,
     require,
@@ -55,7 +55,7 @@ def cross_entropy(
         return F.cross_entropy(
             x, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
-    operator = _OPERATOR if torch.is_grad_enabled() and x.requires_grad else _INFERENCE
+    operator = _DIFFERENTIABLE if torch.is_grad_enabled() and x.requires_grad else _INFERENCE
     result, _, _ = operator(x, target, ignore_index, label_smoothing, _REDUCTIONS[reduction])
     if reduction == "none" and not torch.is_autocast_enabled(x.device.type):
         return result.to(x.dtype)
@@ -155,5 +155,5 @@ _BACKWARD = define(
     _compose_backward,
     _fake_backward,
 )
-torch.library.register_autograd("kfconvert::cross_entropy", _differentiate, setup_context=_save, lib=LIBRARY)
+_DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), _cast)

@@ -18,11 +18,11 @@ from .activations import BY_CODE, CODES
 from .bias_act import check_terms, spread, sum_by_channel
 from .double_backward import differentiable_gradients, is_differentiated
 from .registration import (
-    LIBRARY,
     autocast,
     cast_to_widest,
     define,
     define_with_twin,
+    differentiate,
     has_kernels,
     recorded,
     require,
@@ -61,7 +61,7 @@ def _dropout_act(x, bias, residual, p, training, code, dim):
         return _plain(x, bias, residual, p, code, dim)
     given = [tensor for tensor in (x, bias, residual) if tensor is not None]
     differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-    operator = _OPERATOR if differentiable else _INFERENCE
+    operator = _DIFFERENTIABLE if differentiable else _INFERENCE
     return operator(x, bias, residual, *(_draw(x.device) if p else (None, 0, 0)), p, code, 0.01, dim)
 
 
@@ -216,7 +216,7 @@ _GRADIENTS = define(
     _compose_gradients,
     _fake_gradients,
 )
-torch.library.register_autograd("kfconvert::dropout_act", _differentiate, setup_context=_save, lib=LIBRARY)
+_DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), cast_to_widest)
 
 fused_gelu_dropout = gelu_dropout

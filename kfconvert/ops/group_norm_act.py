@@ -16,12 +16,12 @@ from .bias_act import spread
 from .double_backward import differentiable_gradients, is_differentiated
 from .norms import accumulator, wants_gradient
 from .registration import (
-    LIBRARY,
     autocast,
     cast_floats,
     cast_to_widest,
     define,
     define_with_twin,
+    differentiate,
     differentiate_by_decomposition,
     has_kernels,
     require,
@@ -72,7 +72,7 @@ def group_norm_act(
         _check(x, num_groups, weight, bias)
         return reference(x.contiguous(), num_groups, weight, bias, eps, activation, negative_slope)
     if wants_gradient(x, weight, bias, None):
-        return _OPERATOR(x, num_groups, weight, bias, eps, code, negative_slope)
+        return _DIFFERENTIABLE(x, num_groups, weight, bias, eps, code, negative_slope)
     return _INFERENCE(x, num_groups, weight, bias, eps, code, negative_slope)
 
 
@@ -188,7 +188,7 @@ def _differentiate(ctx, grad, *_):
 
 def _decompose(x, num_groups, weight, bias, eps, code, negative_slope):
     # What is kept for the backward is the copy that the kernels need.
-    return _TRAINING(x.contiguous(), num_groups, weight, bias, eps, code, negative_slope)[0]
+    return _DIFFERENTIABLE_TRAINING(x.contiguous(), num_groups, weight, bias, eps, code, negative_slope)[0]
 
 
 def _autocast_rule(args, device_type):
@@ -211,8 +211,6 @@ _BACKWARD = define(
     _compose_backward,
     _fake_backward,
 )
-torch.library.register_autograd(
-    "kfconvert::group_norm_act_training", _differentiate, setup_context=_save, lib=LIBRARY
-)
-differentiate_by_decomposition(_OPERATOR, _decompose)
+_DIFFERENTIABLE_TRAINING = differentiate(_TRAINING, _differentiate, _save)
+_DIFFERENTIABLE = differentiate_by_decomposition(_OPERATOR, _decompose)
 autocast((_OPERATOR, _INFERENCE), _autocast_rule)

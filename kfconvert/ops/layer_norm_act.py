@@ -22,10 +22,10 @@ from .norms import (
     wants_gradient,
 )
 from .registration import (
-    LIBRARY,
     autocast,
     define,
     define_with_twin,
+    differentiate,
     differentiate_by_decomposition,
     has_kernels,
 )
@@ -84,9 +84,9 @@ def layer_norm_act(
         return reference(x, shape, weight, bias, eps, activation, residual, return_sum, negative_slope)
     needs_grad = wants_gradient(x, weight, bias, residual)
     if return_sum and residual is not None:
-        operator = _ADD_OPERATOR if needs_grad else _ADD_INFERENCE
+        operator = _ADD_DIFFERENTIABLE if needs_grad else _ADD_INFERENCE
         return operator(x, residual, shape, weight, bias, eps, code, negative_slope)
-    operator = _OPERATOR if needs_grad else _INFERENCE
+    operator = _DIFFERENTIABLE if needs_grad else _INFERENCE
     y = operator(x, residual, shape, weight, bias, eps, code, negative_slope)
     return (y, x) if return_sum else y
 
@@ -198,11 +198,11 @@ def _differentiate(ctx, grad, grad_sum, *_):
 
 
 def _decompose(x, residual, shape, weight, bias, eps, code, negative_slope):
-    return _TRAINING(x, residual, shape, weight, bias, eps, code, negative_slope)[0]
+    return _DIFFERENTIABLE_TRAINING(x, residual, shape, weight, bias, eps, code, negative_slope)[0]
 
 
 def _decompose_add(x, residual, shape, weight, bias, eps, code, negative_slope):
-    return _TRAINING(x, residual, shape, weight, bias, eps, code, negative_slope)[:2]
+    return _DIFFERENTIABLE_TRAINING(x, residual, shape, weight, bias, eps, code, negative_slope)[:2]
 
 
 _REST = (
@@ -226,9 +226,7 @@ _BACKWARD = define(
     _compose_backward,
     _fake_backward,
 )
-torch.library.register_autograd(
-    "kfconvert::layer_norm_act_training", _differentiate, setup_context=_save, lib=LIBRARY
-)
-differentiate_by_decomposition(_OPERATOR, _decompose)
-differentiate_by_decomposition(_ADD_OPERATOR, _decompose_add)
+_DIFFERENTIABLE_TRAINING = differentiate(_TRAINING, _differentiate, _save)
+_DIFFERENTIABLE = differentiate_by_decomposition(_OPERATOR, _decompose)
+_ADD_DIFFERENTIABLE = differentiate_by_decomposition(_ADD_OPERATOR, _decompose_add)
 autocast((_OPERATOR, _INFERENCE, _ADD_OPERATOR, _ADD_INFERENCE), autocast_norm)

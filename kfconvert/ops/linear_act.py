@@ -49,7 +49,7 @@ def linear_act(
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        return _OPERATOR(x, weight, bias, code, negative_slope)
+        return _DIFFERENTIABLE(x, weight, bias, code, negative_slope)
     return _INFERENCE(x, weight, bias, code, negative_slope)
 
 
@@ -89,5 +89,5 @@ _OPERATOR, _INFERENCE = define_with_twin(
     _compose,
     _fake,
 )
-differentiate_by_decomposition(_OPERATOR, _decompose)
+_DIFFERENTIABLE = differentiate_by_decomposition(_OPERATOR, _decompose)
 autocast((_OPERATOR, _INFERENCE), cast_to_lower)

@@ -10,11 +10,11 @@ from torch import Tensor
 from .bias_act import check_channels, check_terms, spread, sum_by_channel
 from .double_backward import differentiable_gradients, is_differentiated
 from .registration import (
-    LIBRARY,
     autocast,
     cast_to_widest,
     define,
     define_with_twin,
+    differentiate,
     has_kernels,
     require_same_options,
 )
@@ -37,7 +37,7 @@ def prelu_bias(x: Tensor, bias: Tensor, weight: Tensor, dim: int = -1) -> Tensor
         check_prelu(x, bias, weight, dim)
         return reference(x, bias, weight, dim)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, bias, weight)):
-        return _OPERATOR(x, bias, weight, dim)
+        return _DIFFERENTIABLE(x, bias, weight, dim)
     return _INFERENCE(x, bias, weight, dim)
 
 
@@ -96,5 +96,5 @@ _GRADIENTS = define(
     _compose_gradients,
     _fake_gradients,
 )
-torch.library.register_autograd("kfconvert::prelu_bias", _differentiate, setup_context=_save, lib=LIBRARY)
+_DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), cast_to_widest)

@@ -18,11 +18,11 @@ from torch import Tensor
 from .double_backward import is_differentiated
 from .norms import accumulator
 from .registration import (
-    LIBRARY,
     autocast,
     cast_to_widest,
     define,
     define_with_twin,
+    differentiate,
     has_kernels,
     require,
     require_float,
@@ -167,7 +167,7 @@ def _reduce(x, order, dims, keepdim, term, mean):
 
 def _call(x, other, dims, term, mean):
     learned = x.requires_grad or (other is not None and other.requires_grad)
-    operator = _OPERATOR if learned and torch.is_grad_enabled() else _INFERENCE
+    operator = _DIFFERENTIABLE if learned and torch.is_grad_enabled() else _INFERENCE
     return operator(x, other, dims, term, mean, False)
 
 
@@ -261,5 +261,5 @@ _BACKWARD = define(
     _compose_backward,
     _fake_backward,
 )
-torch.library.register_autograd("kfconvert::reduce_rows", _differentiate, setup_context=_save, lib=LIBRARY)
+_DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), _autocast)

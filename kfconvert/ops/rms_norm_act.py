@@ -23,10 +23,10 @@ from .norms import (
     wants_gradient,
 )
 from .registration import (
-    LIBRARY,
     autocast,
     define,
     define_with_twin,
+    differentiate,
     differentiate_by_decomposition,
     has_kernels,
 )
@@ -98,9 +98,9 @@ def rms_norm_act(
         return reference(x, shape, weight, eps, activation, residual, return_sum, offset, negative_slope)
     needs_grad = wants_gradient(x, weight, None, residual)
     if return_sum and residual is not None:
-        operator = _ADD_OPERATOR if needs_grad else _ADD_INFERENCE
+        operator = _ADD_DIFFERENTIABLE if needs_grad else _ADD_INFERENCE
         return operator(x, residual, shape, weight, eps, code, negative_slope, offset)
-    operator = _OPERATOR if needs_grad else _INFERENCE
+    operator = _DIFFERENTIABLE if needs_grad else _INFERENCE
     y = operator(x, residual, shape, weight, eps, code, negative_slope, offset)
     return (y, x) if return_sum else y
 
@@ -204,11 +204,11 @@ def _differentiate(ctx, grad, grad_sum, *_):
 
 
 def _decompose(*args):
-    return _TRAINING(*args)[0]
+    return _DIFFERENTIABLE_TRAINING(*args)[0]
 
 
 def _decompose_add(*args):
-    return _TRAINING(*args)[:2]
+    return _DIFFERENTIABLE_TRAINING(*args)[:2]
 
 
 _REST = (
@@ -231,9 +231,7 @@ _BACKWARD = define(
     _compose_backward,
     _fake_backward,
 )
-torch.library.register_autograd(
-    "kfconvert::rms_norm_act_training", _differentiate, setup_context=_save, lib=LIBRARY
-)
-differentiate_by_decomposition(_OPERATOR, _decompose)
-differentiate_by_decomposition(_ADD_OPERATOR, _decompose_add)
+_DIFFERENTIABLE_TRAINING = differentiate(_TRAINING, _differentiate, _save)
+_DIFFERENTIABLE = differentiate_by_decomposition(_OPERATOR, _decompose)
+_ADD_DIFFERENTIABLE = differentiate_by_decomposition(_ADD_OPERATOR, _decompose_add)
 autocast((_OPERATOR, _INFERENCE, _ADD_OPERATOR, _ADD_INFERENCE), autocast_norm)

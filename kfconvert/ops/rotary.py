@@ -6,11 +6,12 @@ grad * cos - rotated(grad * sin): the same kernel with the pairs turned back.
 
 import torch
 
+from .double_backward import is_differentiated
 from .registration import (
-    LIBRARY,
     autocast,
     cast_to_widest,
     define_with_twin,
+    differentiate,
     has_kernels,
     require,
     require_float,
@@ -49,7 +50,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
     if not has_kernels(x) or (recorded and (cos.requires_grad or sin.requires_grad)):
         check_rope(x, cos, sin)
         return reference(x, cos, sin, interleaved)
-    operator = _OPERATOR if recorded and x.requires_grad else rope_inference
+    operator = _DIFFERENTIABLE if recorded and x.requires_grad else rope_inference
     return operator(x, cos, sin, interleaved, False)
 
 
@@ -93,12 +94,13 @@ def _save(ctx, inputs, output):
 
 def _differentiate(ctx, grad):
     cos, sin = ctx.saved_tensors
-    return _OPERATOR(grad, cos, sin, ctx.interleaved, not ctx.transposed), None, None, None, None
+    operator = _DIFFERENTIABLE if is_differentiated() else rope_inference
+    return operator(grad, cos, sin, ctx.interleaved, not ctx.transposed), None, None, None, None
 
 
 # transposed: x * cos - rotated(x * sin), the gradient
 _OPERATOR, rope_inference = define_with_twin(
     "rope(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool transposed) -> Tensor", _compose, _fake
 )
-torch.library.register_autograd("kfconvert::rope", _differentiate, setup_context=_save, lib=LIBRARY)
+_DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, rope_inference), cast_to_widest)

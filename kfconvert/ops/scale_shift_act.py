@@ -40,7 +40,7 @@ def scale_shift_act(
         _check(x, scale, shift)
         return reference(x, scale, shift, activation, negative_slope)
     if torch.is_grad_enabled() and (x.requires_grad or scale.requires_grad or shift.requires_grad):
-        return _OPERATOR(x, scale, shift, code, negative_slope)
+        return _DIFFERENTIABLE(x, scale, shift, code, negative_slope)
     return _INFERENCE(x, scale, shift, code, negative_slope)
 
 
@@ -102,4 +102,4 @@ _OPERATOR, _INFERENCE = define_with_twin(
     _compose,
     _fake,
 )
-differentiate_by_decomposition(_OPERATOR, _decompose)
+_DIFFERENTIABLE = differentiate_by_decomposition(_OPERATOR, _decompose)

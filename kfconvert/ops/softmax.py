@@ -9,12 +9,12 @@ from torch import Tensor
 
 from .double_backward import is_differentiated
 from .registration import (
-    LIBRARY,
     autocast,
     cast_floats,
     cast_to_widest,
     define,
     define_with_twin,
+    differentiate,
     has_kernels,
     require,
     require_float,
@@ -42,7 +42,7 @@ def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = 
         check_mask(x, mask)
         return reference(x, dim, scale, mask)
     if torch.is_grad_enabled() and (x.requires_grad or (mask is not None and mask.requires_grad)):
-        return _OPERATOR(x, mask, scale)
+        return _DIFFERENTIABLE(x, mask, scale)
     return _INFERENCE(x, mask, scale)
 
 
@@ -125,5 +125,5 @@ _OPERATOR, _INFERENCE = define_with_twin("softmax(Tensor x, Tensor? mask, float 
 _BACKWARD = define(
     "softmax_backward(Tensor grad, Tensor y, Tensor? mask, float scale) -> Tensor", _compose_backward, _fake_backward
 )
-torch.library.register_autograd("kfconvert::softmax", _differentiate, setup_context=_save, lib=LIBRARY)
+_DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), _cast)

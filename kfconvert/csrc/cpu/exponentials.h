@@ -3,29 +3,24 @@
 
 #include <cmath>
 
-#include "convert.h"
+#include "lanes.h"
 
 namespace {
 
-// Four maxima, as each comparison waits for the last one with its maximum.
+// The largest of v[i] and of `largest`; no NaN.
 template <class A>
 KFC_ROW A largest_of(const A* v, int64_t n, A largest) {
-  const int64_t quarter = n / 4;
-  A largest0 = largest;
-  A largest1 = largest;
-  A largest2 = largest;
-  A largest3 = largest;
-#pragma omp simd reduction(max : largest0, largest1, largest2, largest3)
-  for (int64_t i = 0; i < quarter; ++i) {
-    largest0 = v[i] > largest0 ? v[i] : largest0;
-    largest1 = v[quarter + i] > largest1 ? v[quarter + i] : largest1;
-    largest2 = v[2 * quarter + i] > largest2 ? v[2 * quarter + i] : largest2;
-    largest3 = v[3 * quarter + i] > largest3 ? v[3 * quarter + i] : largest3;
+  A maxima[kRowLanes];
+  for (A& maximum : maxima) maximum = largest;
+  in_lanes(n, [&](int lane, int64_t i) { maxima[lane] = v[i] > maxima[lane] ? v[i] : maxima[lane]; });
+#pragma GCC unroll 8
+  for (int width = kRowLanes / 2; width > 0; width /= 2) {
+#pragma omp simd
+    for (int lane = 0; lane < width; ++lane) {
+      maxima[lane] = maxima[width + lane] > maxima[lane] ? maxima[width + lane] : maxima[lane];
+    }
   }
-  for (int64_t i = 4 * quarter; i < n; ++i) largest0 = v[i] > largest0 ? v[i] : largest0;
-  largest0 = largest1 > largest0 ? largest1 : largest0;
-  largest2 = largest3 > largest2 ? largest3 : largest2;
-  return largest2 > largest0 ? largest2 : largest0;
+  return maxima[0];
 }
 
 // out[i] = exp(v[i] - largest); returns their sum, in double: beside the one that is 1 the others lose their digits

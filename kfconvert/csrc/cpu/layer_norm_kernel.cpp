@@ -74,6 +74,10 @@ void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < cols; i += kBlock) {
       const int64_t n = cols - i < kBlock ? cols - i : kBlock;
       A* out = result_row(y + i, block);
+      if (r + 1 < end) {
+        fetch_ahead(static_cast<const T*>(a.x) + (r + 1) * cols + i, n);
+        fetch_ahead(y + cols + i, n);
+      }
       normalize_row(s + i, mean, rstd, at(weight, i), at(bias, i), out, n);
       activate_row(a.activation, static_cast<const A*>(out), out, n, slope);
       store_result(out, y + i, n);

@@ -16,26 +16,42 @@ KFC_FN int8_t to_int8(A v) {
   return static_cast<int8_t>(static_cast<int32_t>((v + rounder) - rounder));
 }
 
-// How channels.h takes an image apart: `row` and `run` as there, of which `values` tells scale and zero point.
+// How channels.h takes an image apart: `row` and `run` as there.
 template <class A>
 struct Parameters {
   using Scratch = A;
   const kfc::Quantize& a;
   explicit Parameters(const kfc::Quantize& a) : a(a) {}
-  A scale(int64_t channel) const {
-    return a.scale != nullptr ? static_cast<const A*>(a.scale)[channel] : static_cast<A>(a.scale_value);
+  A scale(int64_t channel) const { return at(a.scale, a.scale_value, channel); }
+  A zero_point(int64_t channel) const { return at(a.zero_point, a.zero_point_value, channel); }
+
+  // Of n channels. Where there are several one of the two at least is a tensor, so that one scratch is enough for both.
+  const A* scales(int64_t channel, A* scratch, int64_t n) const {
+    return row_at(a.scale, a.scale_value, channel, scratch, n);
   }
-  A zero_point(int64_t channel) const {
-    return a.zero_point != nullptr ? static_cast<const A*>(a.zero_point)[channel] : static_cast<A>(a.zero_point_value);
+  const A* zero_points(int64_t channel, A* scratch, int64_t n) const {
+    return row_at(a.zero_point, a.zero_point_value, channel, scratch, n);
+  }
+
+ private:
+  static A at(const void* tensor, double value, int64_t channel) {
+    return tensor != nullptr ? static_cast<const A*>(tensor)[channel] : static_cast<A>(value);
+  }
+  static const A* row_at(const void* tensor, double value, int64_t channel, A* scratch, int64_t n) {
+    if (tensor != nullptr) return static_cast<const A*>(tensor) + channel;
+    for (int64_t i = 0; i < n; ++i) scratch[i] = static_cast<A>(value);
+    return scratch;
   }
 };
 
 template <class A>
 struct ToIntegers : Parameters<A> {
   using Parameters<A>::Parameters;
-  void row(int64_t channel, const A* x, int8_t* q, A*, int64_t n) const {
+  void row(int64_t channel, const A* x, int8_t* q, A* scratch, int64_t n) const {
+    const A* scale = this->scales(channel, scratch, n);
+    const A* zero_point = this->zero_points(channel, scratch, n);
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) q[i] = to_int8(x[i] / this->scale(channel + i) + this->zero_point(channel + i));
+    for (int64_t i = 0; i < n; ++i) q[i] = to_int8(x[i] / scale[i] + zero_point[i]);
   }
   void run(int64_t channel, const A* x, int8_t* q, int64_t n) const {
     const A scale = this->scale(channel);
@@ -48,11 +64,11 @@ struct ToIntegers : Parameters<A> {
 template <class A>
 struct ToReals : Parameters<A> {
   using Parameters<A>::Parameters;
-  void row(int64_t channel, const int8_t* q, A* x, A*, int64_t n) const {
+  void row(int64_t channel, const int8_t* q, A* x, A* scratch, int64_t n) const {
+    const A* scale = this->scales(channel, scratch, n);
+    const A* zero_point = this->zero_points(channel, scratch, n);
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) {
-      x[i] = (static_cast<A>(q[i]) - this->zero_point(channel + i)) * this->scale(channel + i);
-    }
+    for (int64_t i = 0; i < n; ++i) x[i] = (static_cast<A>(q[i]) - zero_point[i]) * scale[i];
   }
   void run(int64_t channel, const int8_t* q, A* x, int64_t n) const {
     const A scale = this->scale(channel);

@@ -81,9 +81,11 @@ void write_quotients(const A* v, double total, T* y, A* scratch, int64_t n) {
 template <class T>
 void softmax_short_row(const kfc::Softmax& a, int64_t row) {
   using A = typename Accumulate<T>::type;
-  alignas(64) A v[kShortRow];
+  alignas(64) A row_scratch[kShortRow];
   alignas(64) A scratch[kBlock];
   const A* scaled[kShortRow / kBlock];
+  T* y = static_cast<T*>(a.y) + row * a.cols;
+  A* v = result_row(y, row_scratch);  // the result's memory is on its way while the exponentials are computed
   const int64_t mask_at = mask_offset(a.mask, row);
   A largest = -INFINITY;
   for (int64_t col = 0; col < a.cols; col += kBlock) {
@@ -95,7 +97,6 @@ void softmax_short_row(const kfc::Softmax& a, int64_t row) {
   for (int64_t col = 0; col < a.cols; col += kBlock) {
     total += exponentials_row(scaled[col / kBlock], v + col, block_length(a, col), largest);
   }
-  T* y = static_cast<T*>(a.y) + row * a.cols;
   for (int64_t col = 0; col < a.cols; col += kBlock) {
     write_quotients(static_cast<const A*>(v) + col, total, y + col, scratch, block_length(a, col));
   }
@@ -144,6 +145,11 @@ void softmax_backward_row(const kfc::Softmax& a, int64_t row) {
     const A* y = as_accumulator(y_row + col, y_scratch, n);
     const A* grad = as_accumulator(grad_row + col, grad_scratch, n);
     A* out = result_row(to + col, result);
+    if (row + 1 < a.rows) {
+      fetch_ahead(y_row + a.cols + col, n);
+      fetch_ahead(grad_row + a.cols + col, n);
+      fetch_ahead(to + a.cols + col, n);
+    }
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) out[i] = scale * y[i] * (grad[i] - total);
     // Also where y is NaN.

@@ -2,28 +2,17 @@
 // elements. Mean and variance of rows, in two passes.
 #pragma once
 
-#include "convert.h"
+#include "lanes.h"
 
 namespace {
 
-// The sum of term(i) for i less than n, which is at most kBlock. Four sums, as each addition waits for the last one to
-// its sum, and as each then has a quarter of the roundings.
+// The sum of term(i) for i less than n, which is at most kBlock. Each lane has its share of the terms and of the
+// roundings.
 template <class A, class Term>
 KFC_FN A sum_terms(int64_t n, Term term) {
-  const int64_t quarter = n / 4;
-  A sum0 = 0;
-  A sum1 = 0;
-  A sum2 = 0;
-  A sum3 = 0;
-#pragma omp simd reduction(+ : sum0, sum1, sum2, sum3)
-  for (int64_t i = 0; i < quarter; ++i) {
-    sum0 += term(i);
-    sum1 += term(quarter + i);
-    sum2 += term(2 * quarter + i);
-    sum3 += term(3 * quarter + i);
-  }
-  for (int64_t i = 4 * quarter; i < n; ++i) sum0 += term(i);
-  return (sum0 + sum1) + (sum2 + sum3);
+  A sums[kRowLanes] = {};
+  in_lanes(n, [&](int lane, int64_t i) { sums[lane] += term(i); });
+  return sum_of_lanes(sums);
 }
 
 // The sum of v[i]
@@ -32,16 +21,28 @@ KFC_ROW A sum_of(const A* v, int64_t n) {
   return sum_terms<A>(n, [=](int64_t i) { return v[i]; });
 }
 
-// The sum of v[i] - shift
 template <class A>
-KFC_ROW A sum_from(const A* v, A shift, int64_t n) {
-  return sum_terms<A>(n, [=](int64_t i) { return v[i] - shift; });
+struct Deviations {
+  A sum;      // of v[i] - mean
+  A squares;  // of (v[i] - mean)^2
+};
+
+template <class A>
+KFC_ROW Deviations<A> deviations_from(const A* v, A mean, int64_t n) {
+  A sums[kRowLanes] = {};
+  A squares[kRowLanes] = {};
+  in_lanes(n, [&](int lane, int64_t i) {
+    const A deviation = v[i] - mean;
+    sums[lane] += deviation;
+    squares[lane] += deviation * deviation;
+  });
+  return {sum_of_lanes(sums), sum_of_lanes(squares)};
 }
 
-// The sum of (v[i] - mean)^2
+// The sum of v[i]^2
 template <class A>
-KFC_ROW A sum_of_squares(const A* v, A mean, int64_t n) {
-  return sum_terms<A>(n, [=](int64_t i) { return (v[i] - mean) * (v[i] - mean); });
+KFC_ROW A sum_of_squares(const A* v, int64_t n) {
+  return sum_terms<A>(n, [=](int64_t i) { return v[i] * v[i]; });
 }
 
 // The sum of a[i] * b[i]
@@ -50,15 +51,9 @@ KFC_ROW A sum_of_products(const A* a, const A* b, int64_t n) {
   return sum_terms<A>(n, [=](int64_t i) { return a[i] * b[i]; });
 }
 
-// Sixteen additions for each lane of the four sums of sum_terms, so that rounding stays below 3e-7 of a sum even where the
-// terms, and with them all roundings, are alike.
-#if defined(__AVX512F__)
-constexpr int64_t kSumBlock = 1024;
-#elif defined(__AVX2__)
-constexpr int64_t kSumBlock = 512;
-#else
-constexpr int64_t kSumBlock = 256;
-#endif
+// Sixteen additions for each lane, so that rounding stays below 3e-7 of a sum even where the terms, and with them all
+// roundings, are alike.
+constexpr int64_t kSumBlock = 16 * kRowLanes;
 static_assert(kSumBlock <= kBlock);
 
 // The sum of block(v, n) over the blocks of a row; `scratch` holds one.
@@ -84,8 +79,9 @@ Moments<A> moments_of(const T* x, int64_t cols, A* scratch) {
   A mean = static_cast<A>(sum_blocks(x, cols, scratch, [](const A* v, int64_t n) { return sum_of(v, n); }) / count);
   double squares = 0;
   const double left = sum_blocks(x, cols, scratch, [&](const A* v, int64_t n) {
-    squares += static_cast<double>(sum_of_squares(v, mean, n));
-    return sum_from(v, mean, n);
+    const Deviations<A> deviations = deviations_from(v, mean, n);
+    squares += static_cast<double>(deviations.squares);
+    return deviations.sum;
   });
   // Else what rounding left over in the mean would be all there is of a row of equal values.
   const double correction = left / count;
@@ -97,7 +93,7 @@ Moments<A> moments_of(const T* x, int64_t cols, A* scratch) {
 // The same where the mean counts as 0.
 template <class T, class A>
 Moments<A> moments_about_zero(const T* x, int64_t cols, A* scratch) {
-  const auto squares = [](const A* v, int64_t n) { return sum_of_squares(v, A(0), n); };
+  const auto squares = [](const A* v, int64_t n) { return sum_of_squares(v, n); };
   return {A(0), sum_blocks(x, cols, scratch, squares) / static_cast<double>(cols)};
 }
 
