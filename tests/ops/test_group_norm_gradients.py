@@ -28,7 +28,8 @@ def assert_as_accurate(tensors, groups, activation, factor=1.5):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activations(device, dtype, activation):
     for shape in ((3, 8, 6, 8), (2, 6, 5, 5)):
-        assert_as_accurate(inputs(shape, dtype, device), 2, activation)
+        # Of the gradients of a few channels it is chance whose error is the larger one.
+        assert_as_accurate(inputs(shape, dtype, device), 2, activation, factor=4)
 
 
 # On CUDA: rows in registers, in packs and element by element, of many pieces and of few, with threads to spare; then
@@ -46,8 +47,7 @@ SHAPES = [
 def test_shapes(device, shape, groups, dtype):
     tensors = inputs(shape, dtype, device)
     if dtype != torch.float64:
-        # Of the gradients of a few channels it is chance whose error is the larger one.
-        return assert_as_accurate(tensors, groups, "silu", factor=4)
+        return assert_as_accurate(tensors, groups, "silu", factor=4)  # chance, as above
     leaves, grad = [t.requires_grad_() for t in tensors], torch.randn_like(tensors[0])
     got, want = (
         torch.autograd.grad(f(leaves[0], groups, *leaves[1:], activation="silu"), leaves, grad)
@@ -74,16 +74,16 @@ def test_groups_of_one_value(device, shape, dtype):
 def test_without_weight_or_bias(device, shape, activation):
     x, weight, bias = inputs(shape, torch.float32, device)
     grad = torch.randn_like(x)
-    for w, b in ((weight, None), (None, bias), (None, None)):
-        leaves = [t.clone().requires_grad_() for t in (x, w, b) if t is not None]
+    for tensors in ((x, weight, None), (x, None, bias), (x, None, None)):
 
-        def run(function):
-            given = iter(leaves)
-            affine = [None if t is None else next(given) for t in (x, w, b)]
-            y = function(affine[0], 2, *affine[1:], activation=activation)
-            return torch.autograd.grad(y, leaves, grad)
+        def run(function, on):
+            given = [None if t is None else t.to(on).requires_grad_() for t in tensors]
+            y = function(given[0], 2, *given[1:], activation=activation)
+            return torch.autograd.grad(y, [t for t in given if t is not None], grad.to(on))
 
-        torch.testing.assert_close(run(group_norm_act), run(reference), rtol=1e-4, atol=1e-4)
+        # On the CPU: ATen's backward fails on CUDA where a bias is given and no weight.
+        want = [t.to(device) for t in run(reference, "cpu")]
+        torch.testing.assert_close(list(run(group_norm_act, device)), want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 3, 3), (2, 4, 0, 3), (2, 0, 3), (0, 6)])

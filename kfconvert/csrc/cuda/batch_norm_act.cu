@@ -10,6 +10,11 @@
 namespace kfc {
 namespace {
 
+constexpr int kGradientBlocks = 3;
+// As many blocks as there are packs for, up to the limit of a grid for each channel.
+constexpr int64_t kForwardBlocks = 64;
+constexpr int64_t kMostShares = 65535;
+
 template <class A, int N>
 struct ScaleAndShift {
   A scale[N];
@@ -55,6 +60,7 @@ template <class T>
 struct BatchNormForward {
   using A = typename Accumulate<T>::type;
   static constexpr int kTotals = 0;
+  static constexpr int kBlocks = 3;
   BatchNormAct a;
 
   explicit BatchNormForward(const BatchNormAct& arguments) : a(arguments) {}
@@ -75,50 +81,58 @@ struct BatchNormForward {
   }
 };
 
-template <class T>
-struct BatchNormGradient {
-  using A = typename Accumulate<T>::type;
-  static constexpr int kTotals = 2;
-  BatchNormAct a;
+template <int act>
+struct BatchNormGradients {
+  template <class T>
+  struct For {
+    using A = typename Accumulate<T>::type;
+    static constexpr int kTotals = 2;
+    static constexpr int kBlocks = kGradientBlocks;
+    BatchNormAct a;
 
-  explicit BatchNormGradient(const BatchNormAct& arguments) : a(arguments) {}
+    explicit For(const BatchNormAct& arguments) : a(arguments) {}
 
-  template <int N>
-  __device__ ScaleAndShift<A, N> values_of_channels(int64_t channel, int step) const {
-    return fold_channels<T, N, A>(a, channel, step);
-  }
-
-  template <int N>
-  __device__ __forceinline__ void add(int64_t at, const ScaleAndShift<A, N>& own, A (&totals)[kTotals][N]) const {
-    A g[N];
-    A x[N];
-    A v[N];
-    load<N>(static_cast<const T*>(a.terms.grad) + at, g);
-    load<N>(static_cast<const T*>(a.terms.x) + at, x);
-#pragma unroll
-    for (int j = 0; j < N; ++j) v[j] = x[j] * own.scale[j] + own.shift[j];
-    activate_backward_as<kAny, T>(a.terms.activation, g, v, static_cast<A>(a.terms.slope));
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      totals[0][j] += g[j] * ((x[j] - own.mean[j]) * own.rstd[j]);
-      totals[1][j] += g[j];
-      g[j] *= own.scale[j];
+    template <int N>
+    __device__ ScaleAndShift<A, N> values_of_channels(int64_t channel, int step) const {
+      return fold_channels<T, N, A>(a, channel, step);
     }
-    store<N>(static_cast<T*>(a.terms.y) + at, g);
-  }
+
+    template <int N>
+    __device__ __forceinline__ void add(int64_t at, const ScaleAndShift<A, N>& own, A (&totals)[kTotals][N]) const {
+      A g[N];
+      A x[N];
+      A v[N];
+      load<N>(static_cast<const T*>(a.terms.grad) + at, g);
+      load<N>(static_cast<const T*>(a.terms.x) + at, x);
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[j] = x[j] * own.scale[j] + own.shift[j];
+      activate_backward_as<act, T>(a.terms.activation, g, v, static_cast<A>(a.terms.slope));
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        totals[0][j] += g[j] * ((x[j] - own.mean[j]) * own.rstd[j]);
+        totals[1][j] += g[j];
+        g[j] *= own.scale[j];
+      }
+      store<N>(static_cast<T*>(a.terms.y) + at, g);
+    }
+  };
 };
 
 }  // namespace
 
 int launch_batch_norm_act(const BatchNormAct& a, void* stream) {
   ChannelTotals none{};
-  none.shares = shares_of(a.terms, kForwardBlocks, kForwardBlocks);
-  if (none.shares > 65535) none.shares = 65535;
+  const int64_t shares = shares_of(a.terms, kForwardBlocks);
+  none.shares = shares < kMostShares ? shares : kMostShares;
   return launch_gradients<BatchNormForward>(a, a.terms, none, stream);
 }
 
+int64_t batch_norm_shares(const BatchNormAct& a) { return shares_of(a.terms, kGradientBlocks); }
+
 int launch_batch_norm_act_gradients(const BatchNormAct& a, const ChannelTotals& sums, void* stream) {
-  return launch_gradients<BatchNormGradient>(a, a.terms, sums, stream);
+  if (a.terms.activation == kRelu)
+    return launch_gradients<BatchNormGradients<kRelu>::template For>(a, a.terms, sums, stream);
+  return launch_gradients<BatchNormGradients<kAny>::template For>(a, a.terms, sums, stream);
 }
 
 }  // namespace kfc

@@ -11,6 +11,8 @@
 namespace kfc {
 namespace {
 
+constexpr int kBlocksOfAll = 4;
+
 template <class A, int N>
 struct BiasOf {
   A bias[N];
@@ -18,44 +20,53 @@ struct BiasOf {
 
 // y = grad * act'(x + bias + residual), its sum is the gradient of bias. Without y the activation is none, and y would be
 // grad.
-template <class T>
-struct BiasActGradient {
-  using A = typename Accumulate<T>::type;
-  static constexpr int kTotals = 1;
-  BiasAct a;
+template <int act>
+struct BiasActGradients {
+  template <class T>
+  struct For {
+    using A = typename Accumulate<T>::type;
+    static constexpr int kTotals = 1;
+    static constexpr int kBlocks = kBlocksOfAll;
+    BiasAct a;
 
-  explicit BiasActGradient(const BiasAct& arguments) : a(arguments) {}
+    explicit For(const BiasAct& arguments) : a(arguments) {}
 
-  template <int N>
-  __device__ BiasOf<A, N> values_of_channels(int64_t channel, int step) const {
-    BiasOf<A, N> own;
-    gather<N, T>(a.bias, channel, step, own.bias);
-    return own;
-  }
-
-  template <int N>
-  __device__ __forceinline__ void add(int64_t at, const BiasOf<A, N>& own, A (&totals)[kTotals][N]) const {
-    A g[N];
-    load<N>(static_cast<const T*>(a.grad) + at, g);
-    if (a.y != nullptr) {
-      A v[N];
-      load<N>(static_cast<const T*>(a.x) + at, v);
-#pragma unroll
-      for (int j = 0; j < N; ++j) v[j] += own.bias[j];
-      if (a.residual != nullptr) {
-        A other[N];
-        load<N>(static_cast<const T*>(a.residual) + at, other);
-#pragma unroll
-        for (int j = 0; j < N; ++j) v[j] += other[j];
-      }
-      activate_backward_pack<T>(a.activation, g, v, static_cast<A>(a.slope));
-      store<N>(static_cast<T*>(a.y) + at, v);
-#pragma unroll
-      for (int j = 0; j < N; ++j) g[j] = v[j];
+    template <int N>
+    __device__ BiasOf<A, N> values_of_channels(int64_t channel, int step) const {
+      BiasOf<A, N> own;
+      gather<N, T>(a.bias, channel, step, own.bias);
+      return own;
     }
+
+    template <int N>
+    __device__ __forceinline__ void add(int64_t at, const BiasOf<A, N>& own, A (&totals)[kTotals][N]) const {
+      A g[N];
+      load<N>(static_cast<const T*>(a.grad) + at, g);
+      if constexpr (act != kNone) {
+        A v[N];
+        load<N>(static_cast<const T*>(a.x) + at, v);
 #pragma unroll
-    for (int j = 0; j < N; ++j) totals[0][j] += g[j];
-  }
+        for (int j = 0; j < N; ++j) v[j] += own.bias[j];
+        if (a.residual != nullptr) {
+          A other[N];
+          load<N>(static_cast<const T*>(a.residual) + at, other);
+#pragma unroll
+          for (int j = 0; j < N; ++j) v[j] += other[j];
+        }
+        const A slope = static_cast<A>(a.slope);
+        if constexpr (act != kAny) {
+          activate_backward_each<static_cast<Act>(act), typename MathFor<T>::type>(g, v, slope);
+        } else {
+          activate_backward_pack<T>(a.activation, g, v, slope);
+        }
+        store<N>(static_cast<T*>(a.y) + at, v);
+#pragma unroll
+        for (int j = 0; j < N; ++j) g[j] = v[j];
+      }
+#pragma unroll
+      for (int j = 0; j < N; ++j) totals[0][j] += g[j];
+    }
+  };
 };
 
 template <class A, int N>
@@ -70,6 +81,7 @@ template <class T>
 struct PreluGradient {
   using A = typename Accumulate<T>::type;
   static constexpr int kTotals = 2;
+  static constexpr int kBlocks = kBlocksOfAll;
   BiasAct a;
 
   explicit PreluGradient(const BiasAct& arguments) : a(arguments) {}
@@ -105,6 +117,7 @@ template <class T>
 struct DropoutActGradient {
   using A = typename Accumulate<T>::type;
   static constexpr int kTotals = 1;
+  static constexpr int kBlocks = kBlocksOfAll;
   DropoutAct a;
 
   explicit DropoutActGradient(const DropoutAct& arguments) : a(arguments) {}
@@ -143,11 +156,15 @@ struct DropoutActGradient {
 
 }  // namespace
 
-int64_t channel_shares(const BiasAct& a) { return shares_of(a, kColumnBlocks, kPlaneBlocks); }
+int64_t channel_shares(const BiasAct& a) { return shares_of(a, kBlocksOfAll); }
 
 int launch_bias_act_gradients(const BiasAct& a, const ChannelTotals& sums, void* stream) {
   if (a.slopes != nullptr) return launch_gradients<PreluGradient>(a, a, sums, stream);
-  return launch_gradients<BiasActGradient>(a, a, sums, stream);
+  int error = cudaSuccess;
+  dispatch_row_activation(a.activation, [&](auto act) {
+    error = launch_gradients<BiasActGradients<decltype(act)::value>::template For>(a, a, sums, stream);
+  });
+  return error;
 }
 
 int launch_dropout_act_gradients(const DropoutAct& a, const ChannelTotals& sums, void* stream) {

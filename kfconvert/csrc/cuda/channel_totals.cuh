@@ -1,7 +1,8 @@
 // Backward passes that write a gradient for each element and add up what belongs to channels, in one pass over memory:
 // the channel of element i is (i / inner) % channels
 //
-// A gradient is a functor: `values_of_channels` reads what belongs to N channels, `add` computes the elements at to
+// A gradient is a functor, of which kBlocks blocks fit on a multiprocessor: these have enough in flight, and every further one
+// would write partial sums. `values_of_channels` reads what belongs to N channels, `add` computes the elements at to
 // at + N - 1, stores what is to be stored and adds their terms to totals[k][j], k less than kTotals. Threads keep the
 // totals of their channels in registers; a block writes one row of partial sums at its end, which a second kernel adds up.
 // Without totals it is a forward pass, whose values of channels take more than a read.
@@ -14,12 +15,6 @@ namespace kfc {
 namespace {
 
 constexpr int kMostLanes = 32;
-
-// So many blocks a multiprocessor have enough in flight, and every further one of a backward pass would write partial sums;
-// a forward pass has as many as there are packs for, up to 65535 for each channel, the limit of a grid.
-constexpr int64_t kColumnBlocks = 4;
-constexpr int64_t kPlaneBlocks = 8;
-constexpr int64_t kForwardBlocks = 64;
 
 // to[j] = from[channel + j * step], or 0 without channel values; step: 1, or 0 where all elements are of one channel
 template <int N, class P, class A>
@@ -75,7 +70,7 @@ __device__ __forceinline__ void leave_plane(const ChannelTotals& sums, int64_t c
 
 // inner = 1: a block has `lanes` packs of channels, each of them kThreads / lanes times.
 template <class Gradient, int N>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, Gradient::kBlocks)
     columns_kernel(Gradient gradient, ChannelTotals sums, int64_t rows, int64_t channels, int lanes) {
   wait_for_previous_kernel();
   const int groups = kThreads / lanes;
@@ -93,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // inner > 1: a block is a share of the packs of one channel, of which each plane has `per_plane`.
 template <class Gradient, int N, class Index, class Divider>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, Gradient::kBlocks)
     planes_kernel(Gradient gradient, ChannelTotals sums, Index packs, int64_t inner, Divider per_plane) {
   wait_for_previous_kernel();
   const int64_t channel = blockIdx.x;
@@ -134,8 +129,9 @@ void launch_gradient(const Gradient& gradient, const BiasAct& a, const ChannelTo
                     Divider(inner / N));
 }
 
-// Into how many shares the elements of each channel are dealt, of which each block of the grid has one.
-inline int64_t shares_of(const BiasAct& a, int64_t column_blocks, int64_t plane_blocks) {
+// Into how many shares the elements of each channel are dealt, of which each block of the grid has one, for so many blocks a
+// multiprocessor.
+inline int64_t shares_of(const BiasAct& a, int64_t blocks) {
   if (a.numel == 0) return 0;
   const int64_t pack = a.dtype == DType::f64 ? 1 : a.dtype == DType::f32 ? 4 : 8;
   const int64_t each = a.numel / a.channels;
@@ -145,10 +141,10 @@ inline int64_t shares_of(const BiasAct& a, int64_t column_blocks, int64_t plane_
     const int64_t packs = (a.channels + pack - 1) / pack;
     const int lanes = lanes_for(packs);
     const int groups = kThreads / lanes;
-    wanted = column_blocks * multiprocessors() / ((packs + lanes - 1) / lanes);
+    wanted = blocks * multiprocessors() / ((packs + lanes - 1) / lanes);
     most = (each + groups - 1) / groups;
   } else {
-    wanted = plane_blocks * multiprocessors() / a.channels;
+    wanted = blocks * multiprocessors() / a.channels;
     most = (each + kThreads * pack - 1) / (kThreads * pack);
   }
   const int64_t shares = wanted < most ? wanted : most;

@@ -9,19 +9,6 @@
 namespace kfc {
 namespace {
 
-// The divisors of all dimensions but the outermost.
-template <class Divider>
-struct Dividers {
-  Divider of[kMostDims - 1];
-};
-
-template <class Divider>
-Dividers<Divider> dividers(const CombineAct& a) {
-  const auto at = [&](int i) { return Divider(i < a.dims ? a.sizes[i] : 1); };
-  static_assert(kMostDims == 5, "one divider for each dimension but the first");
-  return {{at(1), at(2), at(3), at(4)}};
-}
-
 // Elements `at` and the N - 1 after it, which lie in one row of the innermost dimension, or are one element repeated.
 template <int N, class T, class A>
 __device__ __forceinline__ void load_operand(const void* data, int64_t at, bool repeated, A (&to)[N]) {
@@ -102,18 +89,10 @@ __global__ void __launch_bounds__(kThreads) combine_act_kernel(CombineAct a, Div
     Pack<A, N> other;
     int64_t x_at = 0;
     int64_t other_at = 0;
-    Index rest = at;
-#pragma unroll
-    for (int dim = kMostDims - 1; dim > 0; --dim) {
-      if (dim >= a.dims) continue;
-      const Index outer = sizes.of[dim - 1].divide(rest);
-      const int64_t here = rest - outer * sizes.of[dim - 1].divisor;
+    for_dimensions(at, a.dims, sizes, [&](int dim, int64_t here) {
       x_at += here * a.x.strides[dim];
       other_at += here * a.other.strides[dim];
-      rest = outer;
-    }
-    x_at += static_cast<int64_t>(rest) * a.x.strides[0];
-    other_at += static_cast<int64_t>(rest) * a.other.strides[0];
+    });
     load_operand<N, T>(a.x.data, x_at, x_repeated, x.v);
     load_operand<N, T>(a.other.data, other_at, other_repeated, other.v);
     Pack<A, N> v = x;
@@ -175,7 +154,7 @@ void dispatch_flat(const CombineAct& a, cudaStream_t stream) {
 template <class T, int N, class Index, class Divider>
 void launch_kernel(const CombineAct& a, cudaStream_t stream) {
   launch_overlapped(combine_act_kernel<T, N, Index, Divider>, elementwise_grid(a.numel / N), kThreads, stream, a,
-                    dividers<Divider>(a));
+                    Dividers<Divider>(a.sizes, a.dims));
 }
 
 // Whether packs of N elements of t lie together, 16 bytes from 16 bytes.

@@ -34,6 +34,31 @@ struct Divider64 {
   __device__ uint64_t remainder(uint64_t n) const { return n % divisor; }
 };
 
+// The sizes of dimensions, outermost first, as divisors of all but the outermost.
+template <class Divider>
+struct Dividers {
+  Divider of[kMostDims - 1];
+  static_assert(kMostDims == 5, "one divider for each dimension but the first");
+  Dividers(const int64_t* sizes, int dims)
+      : of{at(sizes, dims, 1), at(sizes, dims, 2), at(sizes, dims, 3), at(sizes, dims, 4)} {}
+
+ private:
+  static Divider at(const int64_t* sizes, int dims, int i) { return Divider(i < dims ? sizes[i] : 1); }
+};
+
+// Calls move(dim, index) for the index of element `rest` in each of the dimensions.
+template <class Index, class Divider, class Move>
+__device__ __forceinline__ void for_dimensions(Index rest, int dims, const Dividers<Divider>& sizes, Move move) {
+#pragma unroll
+  for (int dim = kMostDims - 1; dim > 0; --dim) {
+    if (dim >= dims) continue;
+    const Index outer = sizes.of[dim - 1].divide(rest);
+    move(dim, static_cast<int64_t>(rest - outer * sizes.of[dim - 1].divisor));
+    rest = outer;
+  }
+  move(0, static_cast<int64_t>(rest));
+}
+
 // 32-bit indices hold while the elements and one step of the whole grid beyond them fit; divisions in 64 bits
 // cost ten times more.
 constexpr int64_t kMostElements = int64_t{1} << 30;

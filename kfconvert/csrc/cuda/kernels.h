@@ -16,6 +16,7 @@ int launch_bias_act_gradients(const BiasAct& a, const ChannelTotals& sums, void*
 int launch_dropout_act_gradients(const DropoutAct& a, const ChannelTotals& sums, void* stream);
 // How many rows the partial sums have.
 int64_t channel_shares(const BiasAct& a);
+int64_t batch_norm_shares(const BatchNormAct& a);
 int launch_quantize(const Quantize& a, void* stream);
 int launch_dequantize(const Quantize& a, void* stream);
 int launch_normalize_image(const NormalizeImage& a, void* stream);

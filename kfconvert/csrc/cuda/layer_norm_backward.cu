@@ -23,7 +23,11 @@ constexpr int64_t kMaxColumnPartials = 64;
 __host__ __device__ constexpr int backward_block(int threads) { return threads < kLeastBlock ? kLeastBlock : threads; }
 
 // So many blocks a multiprocessor have enough in flight, and every further one would write partial sums.
-constexpr int64_t kBlocksPerMultiprocessor = 2;
+constexpr int kBlocksPerMultiprocessor = 2;
+
+// Whether they fit without registers in memory.
+template <int N, int THREADS, int ITEMS>
+constexpr bool kManyBlocks = THREADS * ITEMS <= 512 && ITEMS * N <= 16;
 
 template <class A>
 __device__ __forceinline__ A mean_of_row(const LayerNormBackward& a, int64_t row) {
@@ -79,8 +83,38 @@ __device__ __forceinline__ void write_grad_x(const LayerNormBackward& a, int64_t
   store<N>(static_cast<T*>(a.grad_x) + at, g);
 }
 
+// Whether a row is on its way while the row before it is worked on. Of the half types, whose rows take twice the registers,
+// it would leave one block a multiprocessor (16384 x 4096 on an H100: 224 us, 168 without; float32: 290 and 296).
+template <class T>
+constexpr bool kReadsAhead = sizeof(T) == 4;
+
+// A thread's part of a row.
+template <class T, int N, int ITEMS, class A>
+struct RowPacks {
+  Pack<T, N> s[ITEMS];
+  Pack<T, N> grad[ITEMS];
+  A mean;
+  A rstd;
+
+  // Of a row past the last one nothing.
+  template <int THREADS>
+  __device__ __forceinline__ void load(const LayerNormBackward& a, int64_t row, int lane) {
+    if (row >= a.rows) return;
+    mean = mean_of_row<A>(a, row);
+    rstd = static_cast<const A*>(a.rstd)[row];
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int col = (i * THREADS + lane) * N;
+      if (col >= a.cols) continue;
+      s[i] = *reinterpret_cast<const Pack<T, N>*>(static_cast<const T*>(a.s) + row * a.cols + col);
+      grad[i] = *reinterpret_cast<const Pack<T, N>*>(static_cast<const T*>(a.grad) + row * a.cols + col);
+    }
+  }
+};
+
 template <int act, class T, int N, int THREADS, int ITEMS>
-__global__ void __launch_bounds__(backward_block(THREADS)) layer_norm_backward_kernel(LayerNormBackward a) {
+__global__ void __launch_bounds__(backward_block(THREADS), kManyBlocks<N, THREADS, ITEMS> ? kBlocksPerMultiprocessor : 1)
+    layer_norm_backward_kernel(LayerNormBackward a) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   constexpr int kThreads = backward_block(THREADS);
@@ -92,16 +126,26 @@ __global__ void __launch_bounds__(backward_block(THREADS)) layer_norm_backward_k
   const A inverse = A(1) / static_cast<A>(a.cols);
   A sum_weight[ITEMS][N] = {};
   A sum_bias[ITEMS][N] = {};
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRows; first < a.rows;
-       first += static_cast<int64_t>(gridDim.x) * kRows) {
-    const int64_t row = first + group;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kRows;
+  int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + group;
+  RowPacks<T, N, ITEMS, A> next;
+  if (kReadsAhead<T>) next.template load<THREADS>(a, row, lane);
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRows; first < a.rows; first += step, row += step) {
     const bool active = row < a.rows;
-    const A mean = active ? mean_of_row<A>(a, row) : A(0);
-    const A rstd = active ? static_cast<const A*>(a.rstd)[row] : A(0);
+    if (!kReadsAhead<T>) next.template load<THREADS>(a, row, lane);
+    const A mean = next.mean;
+    const A rstd = next.rstd;
     A xhat[ITEMS][N];
     A g[ITEMS][N];
-    load_row<THREADS>(static_cast<const T*>(a.s) + row * a.cols, a.cols, active, xhat);
-    load_row<THREADS>(static_cast<const T*>(a.grad) + row * a.cols, a.cols, active, g);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        xhat[i][j] = widen(next.s[i].v[j]);
+        g[i][j] = widen(next.grad[i].v[j]);
+      }
+    }
+    if (kReadsAhead<T>) next.template load<THREADS>(a, row + step, lane);
     A sums[2] = {A(0), A(0)};  // of g and of g * xhat
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -253,7 +297,7 @@ struct Partials {
   template <class T, int N, int THREADS, int ITEMS>
   int64_t operator()() const {
     constexpr int kRows = backward_block(THREADS) / THREADS;
-    return smaller((a.rows + kRows - 1) / kRows, multiprocessors() * kBlocksPerMultiprocessor);
+    return smaller((a.rows + kRows - 1) / kRows, multiprocessors() * int64_t{kBlocksPerMultiprocessor});
   }
   template <class T>
   int64_t operator()() const {

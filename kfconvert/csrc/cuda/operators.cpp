@@ -50,19 +50,19 @@ class Cuda {
 
   static void batch_norm_act_gradients(const BatchNormAct& a, ChannelTotals sums, const Tensor& like) {
     const Cuda here(like);
-    const Tensor partials = partial_sums(a.terms, sums, like);
+    const Tensor partials = partial_sums(a.terms, batch_norm_shares(a), sums, like);
     check_cuda(launch_batch_norm_act_gradients(a, sums, here.stream()), "batch_norm_act_gradients");
   }
 
   static void bias_act_gradients(const BiasAct& a, ChannelTotals sums, const Tensor& like) {
     const Cuda here(like);
-    const Tensor partials = partial_sums(a, sums, like);
+    const Tensor partials = partial_sums(a, channel_shares(a), sums, like);
     check_cuda(launch_bias_act_gradients(a, sums, here.stream()), "bias_act_gradients");
   }
 
   static void dropout_act_gradients(const DropoutAct& a, ChannelTotals sums, const Tensor& like) {
     const Cuda here(like);
-    const Tensor partials = partial_sums(a.terms, sums, like);
+    const Tensor partials = partial_sums(a.terms, channel_shares(a.terms), sums, like);
     check_cuda(launch_dropout_act_gradients(a, sums, here.stream()), "dropout_act_gradients");
   }
 
@@ -197,9 +197,9 @@ class Cuda {
   }
 
  private:
-  // Memory for the partial sums of the totals that are wanted.
-  static Tensor partial_sums(const BiasAct& a, ChannelTotals& sums, const Tensor& like) {
-    sums.shares = channel_shares(a);
+  // Memory for the partial sums.
+  static Tensor partial_sums(const BiasAct& a, int64_t shares, ChannelTotals& sums, const Tensor& like) {
+    sums.shares = shares;
     const Options options = accumulator(options_of(like), a.dtype);
     const Tensor partials = empty(options, {kMostTotals, sums.shares, a.channels});
     const int64_t bytes = sums.shares * a.channels * (a.dtype == DType::f64 ? 8 : 4);

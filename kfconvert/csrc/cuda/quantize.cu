@@ -2,7 +2,7 @@
 //   reals, integers: (numel), one memory layout;  scale, zero_point: (channels), channel of element
 //   i = (i / inner) % channels
 //
-// Limited by memory bandwidth: 8 elements a thread, so that their integers are one access.
+// Limited by memory bandwidth: the reals of a thread are one access of 16 bytes, its integers one of 4 or 8.
 #include "elementwise.cuh"
 #include "kernels.h"
 
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(Quantize a, Divider 
     Pack<int8_t, N> integers;
     A v[N];
     if constexpr (forward) {
-      load_wide<N>(reals + at, v);
+      load<N>(reals + at, v);
 #pragma unroll
       for (int j = 0; j < N; ++j) integers.v[j] = to_int8(v[j] / scale[j] + zero_point[j]);
       *reinterpret_cast<Pack<int8_t, N>*>(a.integers + at) = integers;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(Quantize a, Divider 
       integers = *reinterpret_cast<const Pack<int8_t, N>*>(a.integers + at);
 #pragma unroll
       for (int j = 0; j < N; ++j) v[j] = (static_cast<A>(integers.v[j]) - zero_point[j]) * scale[j];
-      store_wide<N>(reals + at, v);
+      store<N>(reals + at, v);
     }
   }
 }
@@ -75,7 +75,7 @@ void launch(const Quantize& a, cudaStream_t stream) {
   const bool plain = a.scale == nullptr && a.zero_point == nullptr;
   // float64 is a reference type: one kernel is enough.
   if constexpr (sizeof(T) < 8) {
-    constexpr int N = 8;
+    constexpr int N = kPackBytes / sizeof(T);
     if (a.numel % N == 0 && a.numel <= kMostElements && aligned(a.reals) && aligned(a.integers)) {
       if (plain) return launch_kernel<T, N, uint32_t, Divider32, Channels::none, forward>(a, stream);
       return dispatch_channels<N>(a.inner, a.channels, {a.scale, a.zero_point}, [&](auto kind) {

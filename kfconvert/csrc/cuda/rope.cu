@@ -2,7 +2,7 @@
 //   x, y: rows of 2 half columns, pairs half columns apart or neighbours;  cos, sin: the same, repeated over rows
 //
 // Limited by memory bandwidth: x is read once and y written once, 16 bytes a thread and access; cos and sin, which the
-// heads and the batch share, come from the cache.
+// heads and the batch share, come from the cache, and once for several heads.
 #include "elementwise.cuh"
 #include "kernels.h"
 
@@ -45,70 +45,81 @@ __device__ __forceinline__ void store_pairs(T* row, int64_t col, const Rope& a, 
   }
 }
 
-// The divisors of all dimensions but the outermost, and the packs of half a row.
-template <class Divider>
-struct Dividers {
-  Divider packs;
-  Divider of[kMostDims - 1];
+// Rows that a thread computes with the same cos and sin. More leave too few threads for small tensors.
+constexpr int kSteps = 4;
+
+// How far they lie apart; the sizes of Rope count them as one.
+struct Shared {
+  int64_t y_stride;
+  int64_t x_stride;
 };
 
-template <class T, int N, class Index, class Divider>
+template <class T, int N, int STEPS, class Index, class Divider>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ Rope a,
-                                                        const __grid_constant__ Dividers<Divider> by) {
+                                                        const __grid_constant__ Dividers<Divider> sizes,
+                                                        const __grid_constant__ Divider packs, Shared shared) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   const Index count = static_cast<Index>(a.rows * (a.half / N));
   const Index step = static_cast<Index>(gridDim.x) * kThreads;
   for (Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
-    Index rest = by.packs.divide(i);
-    const int64_t col = static_cast<int64_t>(i - rest * by.packs.divisor) * N;
-    int64_t of_y = 0;
-    int64_t of_x = 0;
-    int64_t of_cos = 0;
-    int64_t of_sin = 0;
-    const auto move = [&](int dim, int64_t here) {
-      of_y += here * a.y_strides[dim];
-      of_x += here * a.x_strides[dim];
+    const Index row = packs.divide(i);
+    const int64_t col = static_cast<int64_t>(i - row * packs.divisor) * N;
+    T* y = static_cast<T*>(a.y);
+    const T* from = static_cast<const T*>(a.x);
+    const T* of_cos = static_cast<const T*>(a.cos);
+    const T* of_sin = static_cast<const T*>(a.sin);
+    for_dimensions(row, a.dims, sizes, [&](int dim, int64_t here) {
+      y += here * a.y_strides[dim];
+      from += here * a.x_strides[dim];
       of_cos += here * a.cos_strides[dim];
       of_sin += here * a.sin_strides[dim];
-    };
-#pragma unroll
-    for (int dim = kMostDims - 1; dim > 0; --dim) {
-      if (dim >= a.dims) continue;
-      const Index outer = by.of[dim - 1].divide(rest);
-      move(dim, rest - outer * by.of[dim - 1].divisor);
-      rest = outer;
-    }
-    move(0, rest);
-    A x[2][N];
+    });
     A cos[2][N];
     A sin[2][N];
-    load_pairs<N>(static_cast<const T*>(a.x) + of_x, col, a, x[0], x[1]);
-    load_pairs<N>(static_cast<const T*>(a.cos) + of_cos, col, a, cos[0], cos[1]);
-    load_pairs<N>(static_cast<const T*>(a.sin) + of_sin, col, a, sin[0], sin[1]);
+    A x[STEPS][2][N];
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const A first = x[0][j];
-      const A second = x[1][j];
-      if (a.transposed) {
-        x[0][j] = first * cos[0][j] + second * sin[1][j];
-        x[1][j] = second * cos[1][j] - first * sin[0][j];
-      } else {
-        x[0][j] = first * cos[0][j] - second * sin[0][j];
-        x[1][j] = second * cos[1][j] + first * sin[1][j];
+    for (int k = 0; k < STEPS; ++k) load_pairs<N>(from + k * shared.x_stride, col, a, x[k][0], x[k][1]);
+    load_pairs<N>(of_cos, col, a, cos[0], cos[1]);
+    load_pairs<N>(of_sin, col, a, sin[0], sin[1]);
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const A first = x[k][0][j];
+        const A second = x[k][1][j];
+        if (a.transposed) {
+          x[k][0][j] = first * cos[0][j] + second * sin[1][j];
+          x[k][1][j] = second * cos[1][j] - first * sin[0][j];
+        } else {
+          x[k][0][j] = first * cos[0][j] - second * sin[0][j];
+          x[k][1][j] = second * cos[1][j] + first * sin[1][j];
+        }
       }
+      store_pairs<N>(y + k * shared.y_stride, col, a, x[k][0], x[k][1]);
     }
-    store_pairs<N>(static_cast<T*>(a.y) + of_y, col, a, x[0], x[1]);
   }
 }
 
-template <class T, int N, class Index, class Divider>
-void launch_kernel(const Rope& a, cudaStream_t stream) {
-  const auto size = [&](int dim) { return Divider(dim < a.dims ? a.sizes[dim] : 1); };
-  static_assert(kMostDims == 5, "one divider for each dimension but the first");
-  const Dividers<Divider> by{Divider(a.half / N), {size(1), size(2), size(3), size(4)}};
-  launch_overlapped(rope_kernel<T, N, Index, Divider>, elementwise_grid(a.rows * (a.half / N)), kThreads, stream, a,
-                    by);
+template <class T, int N, int STEPS, class Index, class Divider>
+void launch_kernel(const Rope& a, const Shared& shared, cudaStream_t stream) {
+  launch_overlapped(rope_kernel<T, N, STEPS, Index, Divider>, elementwise_grid(a.rows * (a.half / N)), kThreads,
+                    stream, a, Dividers<Divider>(a.sizes, a.dims), Divider(a.half / N), shared);
+}
+
+// Takes STEPS neighbours along a dimension in which cos and sin are repeated as one; false where there is none.
+template <int STEPS>
+bool share(Rope& a, Shared& shared) {
+  for (int dim = a.dims - 1; dim >= 0; --dim) {
+    if (a.cos_strides[dim] != 0 || a.sin_strides[dim] != 0 || a.sizes[dim] % STEPS != 0) continue;
+    shared = {a.y_strides[dim], a.x_strides[dim]};
+    a.sizes[dim] /= STEPS;
+    a.rows /= STEPS;
+    a.y_strides[dim] *= STEPS;
+    a.x_strides[dim] *= STEPS;
+    return true;
+  }
+  return false;
 }
 
 template <class T>
@@ -123,10 +134,15 @@ void launch(const Rope& a, cudaStream_t stream) {
         packed = packed && strides[i] % N == 0;
       }
     }
-    if (packed) return launch_kernel<T, N, uint32_t, Divider32>(a, stream);
+    if (packed) {
+      Rope shorter = a;
+      Shared shared{};
+      if (share<kSteps>(shorter, shared)) return launch_kernel<T, N, kSteps, uint32_t, Divider32>(shorter, shared, stream);
+      return launch_kernel<T, N, 1, uint32_t, Divider32>(a, {}, stream);
+    }
   }
-  if (small) return launch_kernel<T, 1, uint32_t, Divider32>(a, stream);
-  launch_kernel<T, 1, uint64_t, Divider64>(a, stream);
+  if (small) return launch_kernel<T, 1, 1, uint32_t, Divider32>(a, {}, stream);
+  launch_kernel<T, 1, 1, uint64_t, Divider64>(a, {}, stream);
 }
 
 }  // namespace
