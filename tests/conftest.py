@@ -1,4 +1,8 @@
-"""Shared by all tests: two threads at most, one seed for each test, CUDA tests only with a GPU."""
+"""Shared by all tests: two threads at most, one seed for each test, CUDA tests only with a GPU and its memory."""
+
+import fcntl
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +23,22 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def gpu_memory(request):
+    """Tests marked ``gpu_memory(GiB)`` run one at a time, whatever the number of workers, and where so much is free."""
+    marker = request.node.get_closest_marker("gpu_memory")
+    if marker is None:
+        yield
+        return
+    with open(Path(tempfile.gettempdir()) / "kfconvert-tests-gpu-memory.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (gib,) = marker.args
+        if torch.cuda.mem_get_info()[0] < gib * 2**30:
+            pytest.skip(f"needs {gib} GiB of free GPU memory")
+        yield
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)

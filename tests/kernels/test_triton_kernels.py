@@ -315,9 +315,8 @@ def test_the_longest_rows():
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_memory(24)
 def test_more_elements_than_32_bits_count():
-    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
-        pytest.skip("needs 24 GiB of free GPU memory")
     rows = 2**31 // 4096 + 3
     x = torch.randn(rows, 4096, device="cuda", dtype=torch.float16)
     row = x[0].clone()

@@ -201,6 +201,7 @@ def test_mixed_devices():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("shape,dim", [((2**31 // 4096 + 3, 4096), -1), ((3, 8, 2**27 - 8), 1)])
+@pytest.mark.gpu_memory(30)
 def test_more_than_2_31_elements(shape, dim):
     x = torch.ones(shape, device="cuda", dtype=torch.float16)
     bias = torch.arange(shape[dim], device="cuda", dtype=torch.float16) % 7

@@ -176,9 +176,8 @@ def test_two_devices():
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_memory(30)
 def test_more_elements_than_32_bits_count():
-    if torch.cuda.mem_get_info()[0] < 30 * 2**30:
-        pytest.skip("needs 30 GiB of free GPU memory")
     rows = 2**31 // 4096 + 3
     x = torch.randn(rows, 4096, device="cuda", dtype=torch.float16)
     y = torch.randn(rows, 4096, device="cuda", dtype=torch.float16)

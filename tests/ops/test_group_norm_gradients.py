@@ -74,16 +74,18 @@ def test_groups_of_one_value(device, shape, dtype):
 def test_without_weight_or_bias(device, shape, activation):
     x, weight, bias = inputs(shape, torch.float32, device)
     grad = torch.randn_like(x)
-    for tensors in ((x, weight, None), (x, None, bias), (x, None, None)):
+    for w, b in ((weight, None), (None, bias), (None, None)):
+        leaves = [t.clone().requires_grad_() for t in (x, w, b) if t is not None]
 
-        def run(function, on):
-            given = [None if t is None else t.to(on).requires_grad_() for t in tensors]
-            y = function(given[0], 2, *given[1:], activation=activation)
-            return torch.autograd.grad(y, [t for t in given if t is not None], grad.to(on))
+        def run(function, missing):
+            given = iter(leaves)
+            affine = [missing if t is None else next(given) for t in (x, w, b)]
+            y = function(affine[0], 2, *affine[1:], activation=activation)
+            return torch.autograd.grad(y, leaves, grad)
 
-        # On the CPU: ATen's backward fails on CUDA where a bias is given and no weight.
-        want = [t.to(device) for t in run(reference, "cpu")]
-        torch.testing.assert_close(list(run(group_norm_act, device)), want, rtol=1e-4, atol=1e-4)
+        # With a bias and no weight ATen's backward of torch 2.11 fails.
+        want = run(reference, torch.ones_like(weight) if w is None and b is not None else None)
+        torch.testing.assert_close(run(group_norm_act, None), want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 3, 3), (2, 4, 0, 3), (2, 0, 3), (0, 6)])
@@ -219,6 +221,7 @@ def test_errors(device):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("size", [64, 256])
+@pytest.mark.gpu_memory(30)
 def test_more_than_2_31_elements(size):
     """Rows in registers, and longer ones."""
     images = 2**31 // (32 * size * size) + 2

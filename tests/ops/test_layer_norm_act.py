@@ -296,6 +296,7 @@ def test_long_rows(device, norm, cols):
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_memory(30)
 def test_more_than_2_31_elements():
     rows = 2**31 // 4096 + 5
     x = torch.randn(3, 4096, device="cuda", dtype=torch.float16).repeat(rows // 3 + 1, 1)[:rows]

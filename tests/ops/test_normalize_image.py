@@ -178,6 +178,7 @@ def test_two_devices():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.gpu_memory(30)
 def test_more_elements_than_32_bits_count(memory_format):
     image = torch.zeros(2, 2**15, 10944, 3, device="cuda", dtype=torch.uint8)  # 2^31 + 4194304
     image[0, 0, 0] = image[-1, -1, -1] = 255

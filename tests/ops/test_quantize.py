@@ -140,6 +140,7 @@ def test_two_devices():
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_memory(30)
 def test_more_elements_than_32_bits_count():
     x = torch.ones(2**31 + 4096, device="cuda", dtype=torch.float16)
     x[-5:] = 2

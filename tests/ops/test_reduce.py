@@ -340,9 +340,8 @@ def test_two_devices():
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_memory(10)
 def test_more_elements_than_32_bits_count():
-    if torch.cuda.mem_get_info()[0] < 10 * 2**30:
-        pytest.skip("needs 10 GiB of free GPU memory")
     rows = 2**31 // 4096 + 3
     x = torch.ones(rows, 4096, device="cuda", dtype=torch.float16)
     x[-1] = 3

@@ -189,9 +189,8 @@ def test_equal_results_for_any_number_of_threads():
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_memory(20)
 def test_more_elements_than_32_bits_count():
-    if torch.cuda.mem_get_info()[0] < 20 * 2**30:
-        pytest.skip("needs 20 GiB of free GPU memory")
     rows = 2**31 // 4096 + 3
     x = torch.ones(rows, 4096, device="cuda", dtype=torch.float16)
     x[-1] = -3

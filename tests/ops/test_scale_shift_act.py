@@ -115,6 +115,7 @@ def test_mixed_devices():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.gpu_memory(30)
 def test_more_than_2_31_elements(layout):
     x = torch.ones((3, 8, 2**14, 2**13 - 1), device="cuda", dtype=torch.float16)
     x = x.contiguous(memory_format=layout)

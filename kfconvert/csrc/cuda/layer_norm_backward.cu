@@ -88,26 +88,39 @@ __device__ __forceinline__ void write_grad_x(const LayerNormBackward& a, int64_t
 template <class T>
 constexpr bool kReadsAhead = sizeof(T) == 4;
 
-// A thread's part of a row.
+// A thread's part of the row that comes next.
 template <class T, int N, int ITEMS, class A>
-struct RowPacks {
+struct RowAhead {
   Pack<T, N> s[ITEMS];
   Pack<T, N> grad[ITEMS];
-  A mean;
-  A rstd;
+  A mean_ahead;
+  A rstd_ahead;
 
   // Of a row past the last one nothing.
   template <int THREADS>
   __device__ __forceinline__ void load(const LayerNormBackward& a, int64_t row, int lane) {
     if (row >= a.rows) return;
-    mean = mean_of_row<A>(a, row);
-    rstd = static_cast<const A*>(a.rstd)[row];
+    mean_ahead = mean_of_row<A>(a, row);
+    rstd_ahead = static_cast<const A*>(a.rstd)[row];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
       if (col >= a.cols) continue;
       s[i] = *reinterpret_cast<const Pack<T, N>*>(static_cast<const T*>(a.s) + row * a.cols + col);
       grad[i] = *reinterpret_cast<const Pack<T, N>*>(static_cast<const T*>(a.grad) + row * a.cols + col);
+    }
+  }
+
+  __device__ __forceinline__ void get(A& mean, A& rstd, A (&xhat)[ITEMS][N], A (&g)[ITEMS][N]) const {
+    mean = mean_ahead;
+    rstd = rstd_ahead;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        xhat[i][j] = widen(s[i].v[j]);
+        g[i][j] = widen(grad[i].v[j]);
+      }
     }
   }
 };
@@ -128,24 +141,23 @@ __global__ void __launch_bounds__(backward_block(THREADS), kManyBlocks<N, THREAD
   A sum_bias[ITEMS][N] = {};
   const int64_t step = static_cast<int64_t>(gridDim.x) * kRows;
   int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + group;
-  RowPacks<T, N, ITEMS, A> next;
-  if (kReadsAhead<T>) next.template load<THREADS>(a, row, lane);
+  RowAhead<T, N, ITEMS, A> ahead;
+  if constexpr (kReadsAhead<T>) ahead.template load<THREADS>(a, row, lane);
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRows; first < a.rows; first += step, row += step) {
     const bool active = row < a.rows;
-    if (!kReadsAhead<T>) next.template load<THREADS>(a, row, lane);
-    const A mean = next.mean;
-    const A rstd = next.rstd;
+    A mean;
+    A rstd;
     A xhat[ITEMS][N];
     A g[ITEMS][N];
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        xhat[i][j] = widen(next.s[i].v[j]);
-        g[i][j] = widen(next.grad[i].v[j]);
-      }
+    if constexpr (kReadsAhead<T>) {
+      ahead.get(mean, rstd, xhat, g);
+      ahead.template load<THREADS>(a, row + step, lane);
+    } else {
+      mean = active ? mean_of_row<A>(a, row) : A(0);
+      rstd = active ? static_cast<const A*>(a.rstd)[row] : A(0);
+      load_row<THREADS>(static_cast<const T*>(a.s) + row * a.cols, a.cols, active, xhat);
+      load_row<THREADS>(static_cast<const T*>(a.grad) + row * a.cols, a.cols, active, g);
     }
-    if (kReadsAhead<T>) next.template load<THREADS>(a, row + step, lane);
     A sums[2] = {A(0), A(0)};  // of g and of g * xhat
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {

@@ -9,10 +9,10 @@
 namespace kfc {
 namespace {
 
-// N columns and the N that they are paired with.
-template <int N, class T, class A>
-__device__ __forceinline__ void load_pairs(const T* row, int64_t col, const Rope& a, A (&first)[N], A (&second)[N]) {
-  if (a.interleaved) {
+// N columns and the N that they are paired with. A choice at run time would make each load wait for the one before it.
+template <bool INTERLEAVED, int N, class T, class A>
+__device__ __forceinline__ void load_pairs(const T* row, int64_t col, int64_t half, A (&first)[N], A (&second)[N]) {
+  if constexpr (INTERLEAVED) {
     A both[2][N];
     load<N>(row + 2 * col, both[0]);
     load<N>(row + 2 * col + N, both[1]);
@@ -23,14 +23,14 @@ __device__ __forceinline__ void load_pairs(const T* row, int64_t col, const Rope
     }
   } else {
     load<N>(row + col, first);
-    load<N>(row + a.half + col, second);
+    load<N>(row + half + col, second);
   }
 }
 
-template <int N, class T, class A>
-__device__ __forceinline__ void store_pairs(T* row, int64_t col, const Rope& a, const A (&first)[N],
+template <bool INTERLEAVED, int N, class T, class A>
+__device__ __forceinline__ void store_pairs(T* row, int64_t col, int64_t half, const A (&first)[N],
                                             const A (&second)[N]) {
-  if (a.interleaved) {
+  if constexpr (INTERLEAVED) {
     A both[2][N];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ void store_pairs(T* row, int64_t col, const Rope& a, 
     store<N>(row + 2 * col + N, both[1]);
   } else {
     store<N>(row + col, first);
-    store<N>(row + a.half + col, second);
+    store<N>(row + half + col, second);
   }
 }
 
@@ -54,7 +54,7 @@ struct Shared {
   int64_t x_stride;
 };
 
-template <class T, int N, int STEPS, class Index, class Divider>
+template <bool INTERLEAVED, class T, int N, int STEPS, class Index, class Divider>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ Rope a,
                                                         const __grid_constant__ Dividers<Divider> sizes,
                                                         const __grid_constant__ Divider packs, Shared shared) {
@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
     A sin[2][N];
     A x[STEPS][2][N];
 #pragma unroll
-    for (int k = 0; k < STEPS; ++k) load_pairs<N>(from + k * shared.x_stride, col, a, x[k][0], x[k][1]);
-    load_pairs<N>(of_cos, col, a, cos[0], cos[1]);
-    load_pairs<N>(of_sin, col, a, sin[0], sin[1]);
+    for (int k = 0; k < STEPS; ++k) load_pairs<INTERLEAVED, N>(from + k * shared.x_stride, col, a.half, x[k][0], x[k][1]);
+    load_pairs<INTERLEAVED, N>(of_cos, col, a.half, cos[0], cos[1]);
+    load_pairs<INTERLEAVED, N>(of_sin, col, a.half, sin[0], sin[1]);
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
 #pragma unroll
@@ -96,15 +96,17 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
           x[k][1][j] = second * cos[1][j] + first * sin[1][j];
         }
       }
-      store_pairs<N>(y + k * shared.y_stride, col, a, x[k][0], x[k][1]);
+      store_pairs<INTERLEAVED, N>(y + k * shared.y_stride, col, a.half, x[k][0], x[k][1]);
     }
   }
 }
 
 template <class T, int N, int STEPS, class Index, class Divider>
 void launch_kernel(const Rope& a, const Shared& shared, cudaStream_t stream) {
-  launch_overlapped(rope_kernel<T, N, STEPS, Index, Divider>, elementwise_grid(a.rows * (a.half / N)), kThreads,
-                    stream, a, Dividers<Divider>(a.sizes, a.dims), Divider(a.half / N), shared);
+  const auto kernel = a.interleaved ? rope_kernel<true, T, N, STEPS, Index, Divider>
+                                    : rope_kernel<false, T, N, STEPS, Index, Divider>;
+  launch_overlapped(kernel, elementwise_grid(a.rows * (a.half / N)), kThreads, stream, a,
+                    Dividers<Divider>(a.sizes, a.dims), Divider(a.half / N), shared);
 }
 
 // Takes STEPS neighbours along a dimension in which cos and sin are repeated as one; false where there is none.
