@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .arguments import require_share, within
 from .registration import require, require_float, require_same_options
 from .rotary import rope
 
@@ -42,6 +43,7 @@ def attention_dropout(scores: Tensor, p: float, training: bool = True) -> Tensor
     The two are PyTorch's: the backward of the softmax needs its result without the dropout.
     """
     require_float("attention_dropout", scores)
+    require_share("attention_dropout", "p", p)
     return F.dropout(torch.softmax(scores, -1), p, training)
 
 
@@ -76,7 +78,9 @@ def fused_multihead_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -
     operator = "fused_multihead_attention"
     check_attention(operator, q, k, v)
     require(
-        num_heads > 0 and q.shape[-1] % num_heads == 0 and v.shape[-1] % num_heads == 0,
+        within(operator, "num_heads", 1, num_heads, math.inf)
+        and q.shape[-1] % num_heads == 0
+        and v.shape[-1] % num_heads == 0,
         operator,
         f"{q.shape[-1]} columns of q and k and {v.shape[-1]} of v do not make {num_heads} heads",
     )

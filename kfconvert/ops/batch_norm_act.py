@@ -1,10 +1,10 @@
 """batch_norm_act: ``y = act(batch_norm(x))`` with given statistics, one pass over memory in place of two.
 
-With rstd = 1 / sqrt(variance + eps): y = act(x scale + shift), scale = weight rstd, shift = bias - mean scale (Ioffe and
-Szegedy, arXiv:1502.03167, algorithm 2).
+With rstd = 1 / sqrt(variance + eps): y = act(x scale + shift), scale = weight rstd, shift = bias - mean scale
+(Ioffe and Szegedy, arXiv:1502.03167, algorithm 2).
 
-Backward, in one pass as well: g = grad * act'(x scale + shift); that of x is g scale, that of weight the sum of
-g (x - mean) rstd by channel, that of bias the sum of g. The statistics have none.
+Backward, in one pass as well: g = grad * act'(x scale + shift); that of x is g scale, that of weight the sum
+of g (x - mean) rstd by channel, that of bias the sum of g. The statistics have none.
 """
 
 import torch
@@ -12,10 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .activations import BY_CODE, CODES, apply_activation
+from .arguments import require_tensors
 from .bias_act import spread, sum_by_channel
 from .double_backward import differentiable_gradients, is_differentiated
-from .norms import accumulator, wants_gradient
-from .registration import define, define_with_twin, differentiate, has_kernels, require, require_float
+from .norms import accumulator
+from .registration import (
+    define,
+    define_with_twin,
+    differentiate,
+    has_kernels,
+    require,
+    require_float,
+    require_same_device,
+    wants_gradient,
+)
 
 
 def reference(
@@ -51,10 +61,10 @@ def batch_norm_act(
     """``act(batch_norm(x))`` as in eval mode, in x's dtype, shape and memory format.
 
     Args:
-        x: (N, C, ...), any strides; contiguous and channels-last are both read without a copy; float64, float32, float16
-            or bfloat16 (the half types are computed in float32).
-        mean, variance, weight, bias: (C,), on x's device and of one dtype: x's, or float32 beside a half type. Weight and
-            bias may be None: 1 and 0. The statistics have no gradient.
+        x: (N, C, ...), any strides; contiguous and channels-last are both read without a copy; float64,
+            float32, float16 or bfloat16 (the half types are computed in float32).
+        mean, variance, weight, bias: (C,), on x's device and of one dtype: x's, or float32 beside a half
+            type. Weight and bias may be None: 1 and 0. The statistics have no gradient.
         eps: added to the variance.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
         negative_slope: of leaky_relu.
@@ -66,7 +76,7 @@ def batch_norm_act(
     if not has_kernels(x):
         _check(x, mean, variance, weight, bias)
         return reference(x, mean, variance, weight, bias, eps, activation, negative_slope)
-    operator = _DIFFERENTIABLE if wants_gradient(x, weight, bias, None) else _INFERENCE
+    operator = _DIFFERENTIABLE if wants_gradient(x, weight, bias) else _INFERENCE
     return operator(x, mean, variance, weight, bias, eps, code, negative_slope)
 
 
@@ -74,12 +84,13 @@ def _check(x, mean, variance, weight, bias):
     operator = "batch_norm_act"
     require_float(operator, x)
     require(x.dim() >= 2, operator, f"x has shape {tuple(x.shape)}, expected (N, C, ...)")
+    require_tensors(mean, variance)
     fits = mean.dtype == x.dtype or (x.element_size() == 2 and mean.dtype == torch.float32)
     require(fits, operator, "mean has another dtype than x")
     for name, tensor in (("mean", mean), ("variance", variance), ("weight", weight), ("bias", bias)):
         if tensor is None:
             continue
-        require(tensor.device == x.device, operator, f"{name} is on another device than x")
+        require_same_device(operator, name, x, tensor)
         require(tensor.dtype == mean.dtype, operator, f"{name} has another dtype than mean")
         require(
             tensor.dim() == 1 and tensor.shape[0] == x.shape[1],

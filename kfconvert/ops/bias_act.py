@@ -7,6 +7,7 @@ summed over all other dimensions, in the same pass over memory.
 import torch
 
 from .activations import BY_CODE, CODES, apply_activation
+from .arguments import within
 from .double_backward import differentiable_gradients, is_differentiated
 from .registration import (
     autocast,
@@ -18,6 +19,7 @@ from .registration import (
     require,
     require_float,
     require_same_options,
+    wants_gradient,
 )
 
 
@@ -52,11 +54,7 @@ def bias_act(
     if not has_kernels(x):
         check_terms("bias_act", x, bias, residual, dim)
         return reference(x, bias, residual, activation, negative_slope, dim)
-    if torch.is_grad_enabled() and (
-        x.requires_grad
-        or (bias is not None and bias.requires_grad)
-        or (residual is not None and residual.requires_grad)
-    ):
+    if wants_gradient(x, bias, residual):
         return _DIFFERENTIABLE(x, bias, residual, code, negative_slope, dim)
     return _INFERENCE(x, bias, residual, code, negative_slope, dim)
 
@@ -68,7 +66,9 @@ def spread(values: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
     return values.reshape(shape)
 
 
-def check_terms(operator: str, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, dim: int):
+def check_terms(
+    operator: str, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, dim: int
+):
     """RuntimeError unless x + bias + residual is a sum that the kernels take."""
     require_float(operator, x)
     if bias is not None:
@@ -85,7 +85,8 @@ def check_terms(operator: str, x: torch.Tensor, bias: torch.Tensor | None, resid
 
 def check_channels(operator: str, name: str, x: torch.Tensor, values: torch.Tensor, dim: int) -> None:
     """RuntimeError unless ``values`` are (x.shape[dim],)."""
-    require(-x.dim() <= dim < x.dim(), operator, f"dim {dim} is out of range for x of shape {tuple(x.shape)}")
+    fits = within(operator, "dim", -x.dim(), dim, x.dim() - 1)
+    require(fits, operator, f"dim {dim} is out of range for x of shape {tuple(x.shape)}")
     require(
         values.dim() == 1 and values.shape[0] == x.shape[dim],
         operator,

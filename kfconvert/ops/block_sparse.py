@@ -9,8 +9,9 @@ import math
 import torch
 import torch.nn.functional as F
 
+from .arguments import within
 from .attention import check_attention, with_four_dimensions
-from .registration import cast_to_lower, require, transformed
+from .registration import cast_to_lower, require, require_same_device, transformed
 
 # The edge of the blocks that the kernels of flex_attention skip, and the narrowest heads that they take.
 _TILE = 128
@@ -135,9 +136,10 @@ def _compiled(function):
 
 def _check_layout(q, k, layout, block_size):
     operator = "block_sparse_attention"
-    require(block_size >= 1, operator, f"block_size is {block_size}, expected 1 or more")
+    fits = within(operator, "block_size", 1, block_size, math.inf)
+    require(fits, operator, f"block_size is {block_size}, expected 1 or more")
+    require_same_device(operator, "layout", q, layout, "q")
     require(layout.dtype == torch.bool, operator, "layout is not boolean")
-    require(layout.device == q.device, operator, "layout is on another device than q")
     blocks = tuple(math.ceil(n / block_size) for n in (q.shape[-2], k.shape[-2]))
     leading = tuple(q.shape[:-2])
     sizes = zip(reversed(layout.shape[:-2]), reversed(leading))

@@ -11,12 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .arguments import as_number, require_share, require_tensors
 from .batch_norm_act import batch_norm_act
 from .conv_act import conv_act
 from .layer_norm_act import layer_norm_act
 from .linear_act import linear_act
-from .norms import accumulator, wants_gradient
-from .registration import has_kernels, require, require_same_options
+from .norms import accumulator
+from .registration import (
+    has_kernels,
+    require,
+    require_same_device,
+    require_same_options,
+    wants_gradient,
+)
 from .scale_shift_act import batch_norm_scale_and_shift
 
 Pair = int | tuple[int, int]
@@ -90,8 +97,8 @@ def conv2d_bn_act(
     """``act(batch_norm(conv(x)))`` with the running statistics, for inference: (N, out, H', W').
 
     On the CPU, and where a gradient is wanted, the norm is folded into the convolution's weight and bias, in
-    float64, at every call; what is left is one :func:`kfconvert.ops.conv_act`. On CUDA the launches of that would
-    cost more than they save: one :func:`kfconvert.ops.batch_norm_act` follows the convolution.
+    float64, at every call; what is left is one :func:`kfconvert.ops.conv_act`. On CUDA the launches of that
+    would cost more than they save: one :func:`kfconvert.ops.batch_norm_act` follows the convolution.
     ``kfconvert.modules.FusedConv2dBNReLU`` keeps the folded weight.
 
     Args:
@@ -100,16 +107,19 @@ def conv2d_bn_act(
         eps: added to the variance.
     """
     operator = "conv2d_bn_act"
+    require_tensors(x, weight, running_mean, running_var)
+    eps = as_number(operator, "eps", eps)
     _require_four_dimensions(operator, "weight", weight)
     statistics = (("running_mean", running_mean), ("running_var", running_var))
     for name, tensor in (*statistics, ("bn_weight", bn_weight), ("bn_bias", bn_bias)):
         if tensor is not None:
-            require(tensor.device == x.device, operator, f"{name} is on another device than x")
+            require_same_device(operator, name, x, tensor)
             _require_channels(operator, name, tensor, weight.shape[0])
     if bias is not None:
         require_same_options(operator, "bias", x, bias)
         _require_channels(operator, "bias", bias, weight.shape[0])
-    gradient = wants_gradient(x, weight, bias, None) or wants_gradient(running_mean, bn_weight, bn_bias, running_var)
+    norm = running_mean, running_var, bn_weight, bn_bias
+    gradient = wants_gradient(x, weight, bias) or wants_gradient(*norm)
     if x.is_cuda and has_kernels(x) and not gradient:
         y = conv_act(x, weight, None, None, stride, padding, dilation, groups)
         mean = running_mean if bias is None else running_mean.to(accumulator(y.dtype)) - bias
@@ -141,6 +151,8 @@ def conv2d_gelu_dropout(
     weight: (out, C / groups, height, width); bias: (out,) or None. p: the part of the values that is dropped
     in ``training``; ValueError outside of 0 to 1.
     """
+    require_tensors(x, weight)
+    require_share("conv2d_gelu_dropout", "p", p)
     _require_four_dimensions("conv2d_gelu_dropout", "weight", weight)
     return F.dropout(conv_act(x, weight, bias, None, stride, padding, dilation, groups, "gelu"), p, training)
 
@@ -166,6 +178,7 @@ def depthwise_pointwise(
         pointwise_weight: (out, C * multiplier, 1, 1); pointwise_bias: (out,) or None.
     """
     operator = "depthwise_pointwise"
+    require_tensors(x, depthwise_weight, pointwise_weight)
     _require_four_dimensions(operator, "depthwise_weight", depthwise_weight)
     _require_four_dimensions(operator, "pointwise_weight", pointwise_weight)
     require(x.dim() in (3, 4), operator, f"x has shape {tuple(x.shape)}, expected (N, C, H, W) or (C, H, W)")
@@ -198,16 +211,17 @@ def _require_channels(operator, name, tensor, channels):
 
 def _check_embedding(ids, word, position, token_type, token_type_ids):
     operator = "embedding_layer_norm"
+    require_tensors(ids, word, position, token_type)
     for name, tensor in (("ids", ids), ("token_type_ids", token_type_ids)):
         if tensor is not None:
+            require_same_device(operator, name, word, tensor, "word")
             require(tensor.dtype in (torch.int32, torch.int64), operator, f"{name} must be int32 or int64")
-            require(tensor.device == word.device, operator, f"{name} is on another device than word")
             require(tensor.dim() >= 1, operator, f"{name} has no dimension")
             shape, expected = tuple(tensor.shape), tuple(ids.shape)
             require(shape == expected, operator, f"{name} has shape {shape}, expected {expected}")
     require(word.dim() == 2, operator, f"word has shape {tuple(word.shape)}, expected (V, D)")
     for name, tensor, rows in (("position", position, ids.shape[-1]), ("token_type", token_type, 1)):
-        require(tensor.device == word.device, operator, f"{name} is on another device than word")
+        require_same_device(operator, name, word, tensor, "word")
         require(tensor.dtype == word.dtype, operator, f"{name} has another dtype than word")
         require(
             tensor.dim() == 2 and tensor.shape[1] == word.shape[1] and tensor.shape[0] >= rows,

@@ -1,8 +1,8 @@
-"""combine_act: ``act(x + other)``, ``act(x * other)`` or ``act(x) * other`` with broadcasting, in one pass over memory.
+"""combine_act: ``act(x + other)``, ``act(x * other)`` or ``act(x) * other``, broadcast, in one pass.
 
-Backward: of the sum, d = grad * act'(x + other) is the gradient of both; of the product, it is d * other and d * x with
-d = grad * act'(x * other); of the gated combination, grad * other * act'(x) and grad * act(x). Each is summed over the
-dimensions in which its operand was repeated.
+Backward: of the sum, d = grad * act'(x + other) is the gradient of both; of the product, it is d * other and
+d * x with d = grad * act'(x * other); of the gated combination, grad * other * act'(x) and grad * act(x).
+Each is summed over the dimensions in which its operand was repeated.
 """
 
 from enum import IntEnum
@@ -21,6 +21,7 @@ from .registration import (
     require,
     require_float,
     require_same_options,
+    wants_gradient,
 )
 
 
@@ -38,7 +39,8 @@ def combine_act(
     """x and other combined; :mod:`.elementwise` has names for some of the combinations and activations.
 
     Args:
-        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in float32).
+        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in
+            float32).
         other: x's dtype and device (autocast aligns the dtypes), a shape that broadcasts with x's.
         code: of the activation, a key of ``activations.BY_CODE``.
         negative_slope: of leaky_relu.
@@ -52,7 +54,7 @@ def combine_act(
     if not has_kernels(x):
         check_pair("combine_act", x, other)
         return _reference(x, other, combination, code, negative_slope)
-    if torch.is_grad_enabled() and (x.requires_grad or other.requires_grad):
+    if wants_gradient(x, other):
         return _DIFFERENTIABLE(x, other, combination, code, negative_slope)
     return _INFERENCE(x, other, combination, code, negative_slope)
 

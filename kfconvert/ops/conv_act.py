@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from .activations import BY_CODE, CODES, apply_activation
+from .arguments import require_tensors
 from .registration import (
     autocast,
     cast_to_lower,
@@ -17,6 +18,7 @@ from .registration import (
     has_kernels,
     require,
     require_same_options,
+    wants_gradient,
 )
 
 _CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
@@ -67,6 +69,7 @@ def conv_act(
         ValueError: unknown activation or padding. RuntimeError: shapes, dtypes or devices that do not fit.
     """
     code = CODES[activation]
+    require_tensors(x, weight)
     if x.dim() == weight.dim() - 1:
         batched = None if residual is None else residual.unsqueeze(0)
         return conv_act(
@@ -88,13 +91,7 @@ def conv_act(
         return reference(
             x, weight, bias, residual, stride, padding, dilation, groups, activation, negative_slope
         )
-    needs_grad = torch.is_grad_enabled() and (
-        x.requires_grad
-        or weight.requires_grad
-        or (bias is not None and bias.requires_grad)
-        or (residual is not None and residual.requires_grad)
-    )
-    operator = _DIFFERENTIABLE if needs_grad else _INFERENCE
+    operator = _DIFFERENTIABLE if wants_gradient(x, weight, bias, residual) else _INFERENCE
     stride, padding, dilation = ((n,) if isinstance(n, int) else n for n in (stride, padding, dilation))
     return operator(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope)
 

@@ -1,9 +1,10 @@
-"""cross_entropy: the logits are read once for the loss and once for its gradient; no probabilities are kept in between."""
+"""cross_entropy: the logits are read once for the loss and once for the gradient, no probabilities kept."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .arguments import require_share
 from .double_backward import differentiable_gradients, is_differentiated
 from .norms import accumulator
 from .registration import (
@@ -16,7 +17,9 @@ from .registration import (
     recorded,
     require,
     require_float,
+    require_same_device,
     transformed,
+    wants_gradient,
 )
 
 
@@ -30,9 +33,10 @@ def cross_entropy(
     """``torch.nn.functional.cross_entropy`` of class indices without class weights.
 
     Args:
-        x: logits, (rows, classes); float64, float32, float16 or bfloat16 (the half types are computed in float32).
-        target: (rows,), int64, on x's device; rows whose target is ``ignore_index`` do not count. Another one that is
-        no class is an error on the CPU and makes the loss NaN on a GPU, which is not waited for.
+        x: logits, (rows, classes); float64, float32, float16 or bfloat16 (the half types are computed in
+            float32).
+        target: (rows,), int64, on x's device; rows whose target is ``ignore_index`` do not count. Another one
+        that is no class is an error on the CPU and makes the loss NaN on a GPU, which is not waited for.
         reduction: "none", "sum" or "mean" (over the rows that count; NaN where none does).
         label_smoothing: this share of each target is spread evenly over all classes.
 
@@ -40,13 +44,12 @@ def cross_entropy(
         (rows,) for "none", else one element; x's dtype.
 
     Raises:
-        ValueError: an unknown reduction or smoothing outside of 0 to 1. RuntimeError: shapes, dtypes, devices or targets
-        that do not fit.
+        ValueError: an unknown reduction or smoothing outside of 0 to 1. RuntimeError: shapes, dtypes, devices
+        or targets that do not fit.
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction must be none, sum or mean, got {reduction!r}")
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+    require_share("cross_entropy", "label_smoothing", label_smoothing)
     _check(x, target)
     if not has_kernels(x):
         # Where Python can look at the values.
@@ -55,7 +58,7 @@ def cross_entropy(
         return F.cross_entropy(
             x, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
-    operator = _DIFFERENTIABLE if torch.is_grad_enabled() and x.requires_grad else _INFERENCE
+    operator = _DIFFERENTIABLE if wants_gradient(x) else _INFERENCE
     result, _, _ = operator(x, target, ignore_index, label_smoothing, _REDUCTIONS[reduction])
     if reduction == "none" and not torch.is_autocast_enabled(x.device.type):
         return result.to(x.dtype)
@@ -70,7 +73,7 @@ def _check(x, target):
     operator = "cross_entropy"
     require_float(operator, x)
     require(x.dim() == 2, operator, f"x has shape {tuple(x.shape)}, expected (rows, classes)")
-    require(target.device == x.device, operator, "target is on another device than x")
+    require_same_device(operator, "target", x, target)
     require(target.dtype == torch.int64, operator, "target must be int64")
     shape = (x.shape[0],)
     require(target.shape == shape, operator, f"target has shape {tuple(target.shape)}, expected {shape}")
@@ -115,7 +118,8 @@ def _compose_backward(grad, x, target, lse, weight, ignored, smoothing):
     grad_x = torch.exp(x.to(lse.dtype) - lse[:, :1] - lse[:, 1:]) - smoothing / x.shape[1]
     hit = torch.full_like(lse[:, :1], smoothing - 1)
     grad_x = grad_x.scatter_add(1, torch.where(counts, target, 0)[:, None], hit)
-    return torch.where(counts[:, None], grad.reshape(-1, 1) * (weight if weight.numel() else 1) * grad_x, 0).to(x.dtype).contiguous()
+    grad_x = grad.reshape(-1, 1) * (weight if weight.numel() else 1) * grad_x
+    return torch.where(counts[:, None], grad_x, 0).to(x.dtype).contiguous()
 
 
 def _fake_backward(grad, x, target, lse, weight, ignored, smoothing):
@@ -145,7 +149,8 @@ def _cast(args, device_type):
 
 
 _OPERATOR, _INFERENCE = define_with_twin(
-    "cross_entropy(Tensor x, Tensor target, int ignored, float smoothing, int reduction) -> (Tensor, Tensor, Tensor)",
+    "cross_entropy(Tensor x, Tensor target, int ignored, float smoothing, int reduction) "
+    "-> (Tensor, Tensor, Tensor)",
     _compose,
     _fake,
 )

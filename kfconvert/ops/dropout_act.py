@@ -1,13 +1,13 @@
 """dropout_act: ``dropout(act(x + bias)) + residual`` in one pass over memory, without a mask.
 
-Which elements are dropped follows from the number of the element in memory, a seed and a sequence (Philox 4x32-10:
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). Seed and sequence come from torch's generator of
-the device, so that `torch.manual_seed` repeats them. Of a GPU's generator they are its seed and its offset, which
-then moves on; where a CUDA graph, torch.compile or another tracer records the call, they are drawn into a
-tensor on the device, and each replay draws others.
+Which elements are dropped follows from the number of the element in memory, a seed and a sequence (Philox
+4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). Seed and sequence come from
+torch's generator of the device, so that `torch.manual_seed` repeats them. Of a GPU's generator they are its
+seed and its offset, which then moves on; where a CUDA graph, torch.compile or another tracer records the
+call, they are drawn into a tensor on the device, and each replay draws others.
 
-Backward: dropout(grad) * act'(x + bias) is the gradient of x and, summed over all other dimensions, of bias; that of
-residual is grad.
+Backward: dropout(grad) * act'(x + bias) is the gradient of x and, summed over all other dimensions, of bias;
+that of residual is grad.
 """
 
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .activations import BY_CODE, CODES
+from .arguments import require_share
 from .bias_act import check_terms, spread, sum_by_channel
 from .double_backward import differentiable_gradients, is_differentiated
 from .registration import (
@@ -26,6 +27,7 @@ from .registration import (
     has_kernels,
     recorded,
     require,
+    wants_gradient,
 )
 
 
@@ -37,10 +39,11 @@ def gelu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 def bias_dropout_add(
     x: Tensor, bias: Tensor | None, residual: Tensor, p: float = 0.5, training: bool = True, dim: int = -1
 ) -> Tensor:
-    """``dropout(x + bias, p) + residual``, the end of a transformer's block, in x's dtype, shape and memory format.
+    """``dropout(x + bias, p) + residual``, the end of a transformer's block, in x's dtype, shape and layout.
 
     Args:
-        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in float32).
+        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in
+            float32).
         bias: (x.shape[dim],), along ``dim``, or None; x's dtype and device (autocast aligns the dtypes).
         residual: x's shape, dtype and device.
         p: the probability to drop an element; the others are multiplied by 1 / (1 - p).
@@ -53,15 +56,12 @@ def bias_dropout_add(
 
 
 def _dropout_act(x, bias, residual, p, training, code, dim):
-    if not 0 <= p <= 1:
-        raise ValueError(f"p must be between 0 and 1, got {p}")
+    require_share("dropout_act", "p", p)
     p = float(p) if training else 0.0
     if not has_kernels(x) or p == 1:
         check_terms("dropout_act", x, bias, residual, dim)
         return _plain(x, bias, residual, p, code, dim)
-    given = [tensor for tensor in (x, bias, residual) if tensor is not None]
-    differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-    operator = _DIFFERENTIABLE if differentiable else _INFERENCE
+    operator = _DIFFERENTIABLE if wants_gradient(x, bias, residual) else _INFERENCE
     return operator(x, bias, residual, *(_draw(x.device) if p else (None, 0, 0)), p, code, 0.01, dim)
 
 
@@ -102,20 +102,21 @@ def _check(x, bias, residual, state, p, dim):
 
 
 def keep_mask(like: Tensor, state: Tensor | None, seed: int, sequence: int, p: float) -> Tensor:
-    """Which elements of a tensor in the shape and dense layout of ``like`` are kept: the definition, in plain ATen."""
+    """Which elements of a tensor in the shape and dense layout of ``like`` are kept: the definition."""
     numel = like.numel()
     seed, sequence = (seed, sequence) if state is None else state.unbind()
     words = _philox(seed, sequence, torch.arange((numel + 3) // 4, device=like.device)).flatten()[:numel]
     in_memory = torch.empty_like(like, dtype=torch.bool)
     dropped = min(round(p * 2**32), 2**32 - 1)
-    return in_memory.as_strided((numel,), (1,)).copy_(words >= dropped).as_strided(like.shape, in_memory.stride())
+    flat = in_memory.as_strided((numel,), (1,)).copy_(words >= dropped)
+    return flat.as_strided(like.shape, in_memory.stride())
 
 
 _LOW = 0xFFFFFFFF
 
 
 def _multiply(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """The upper and the lower half of the 64 bits of word * factor, both of 32 bits, without a sign in int64."""
+    """The upper and the lower 32 of the 64 bits of word * factor, without a sign in int64."""
     low, high = word * (factor & 0xFFFF), word * (factor >> 16)
     middle = high + (low >> 16)
     return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
@@ -151,7 +152,8 @@ def _fake(x, bias, residual, state, seed, sequence, p, code, negative_slope, dim
 def _compose_backward(grad, x, bias, state, seed, sequence, p, code, negative_slope, dim):
     activation, v = BY_CODE[code], _sum(x, bias, dim)
     saved = activation.reference(v, negative_slope) if activation.saves_output else v
-    return torch.empty_like(x).copy_(activation.backward(_drop(grad, x, state, seed, sequence, p), saved, negative_slope))
+    g = activation.backward(_drop(grad, x, state, seed, sequence, p), saved, negative_slope)
+    return torch.empty_like(x).copy_(g)
 
 
 def _differentiable_backward(grad, x, bias, state, seed, sequence, p, code, negative_slope, dim):
@@ -199,7 +201,8 @@ def _gradients(ctx, grad):
 
 def _differentiate(ctx, grad):
     of_x, of_bias = _gradients(ctx, grad)
-    return of_x if ctx.needs_input_grad[0] else None, of_bias, grad if ctx.needs_input_grad[2] else None, *(None,) * 7
+    x_needs, _, residual_needs = ctx.needs_input_grad[:3]
+    return of_x if x_needs else None, of_bias, grad if residual_needs else None, *(None,) * 7
 
 
 _OPTIONS = "Tensor? state, int seed, int sequence, float p, int activation, float negative_slope, int dim"

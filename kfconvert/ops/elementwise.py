@@ -1,8 +1,8 @@
-"""Elementwise functions of two tensors, each in one pass over memory, under the names by which people know them.
+"""Elementwise functions of two tensors, each in one pass over memory, under the names that people know.
 
-All take float64, float32, float16 or bfloat16 (the half types are computed in float32), any shapes that broadcast
-and any strides, and have a backward pass; the arguments must have one dtype and lie on one device, else RuntimeError.
-The result has the memory format of the first argument that has its shape.
+All take float64, float32, float16 or bfloat16 (the half types are computed in float32), any shapes that
+broadcast and any strides, and have a backward pass; the arguments must have one dtype and lie on one device,
+else RuntimeError. The result has the memory format of the first argument that has its shape.
 """
 
 from torch import Tensor

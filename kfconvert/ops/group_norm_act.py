@@ -9,12 +9,15 @@ Backward, with xhat = (x - mean) rstd, v = xhat weight + bias, g = grad * act'(v
 v is computed again from x, which is all that is kept besides the two statistics of a group.
 """
 
+import math
+
 import torch
 
 from .activations import BY_CODE, CODES, apply_activation
+from .arguments import within
 from .bias_act import spread
 from .double_backward import differentiable_gradients, is_differentiated
-from .norms import accumulator, wants_gradient
+from .norms import accumulator
 from .registration import (
     autocast,
     cast_floats,
@@ -27,6 +30,7 @@ from .registration import (
     require,
     require_float,
     require_same_options,
+    wants_gradient,
 )
 
 
@@ -71,7 +75,7 @@ def group_norm_act(
     if not has_kernels(x):
         _check(x, num_groups, weight, bias)
         return reference(x.contiguous(), num_groups, weight, bias, eps, activation, negative_slope)
-    if wants_gradient(x, weight, bias, None):
+    if wants_gradient(x, weight, bias):
         return _DIFFERENTIABLE(x, num_groups, weight, bias, eps, code, negative_slope)
     return _INFERENCE(x, num_groups, weight, bias, eps, code, negative_slope)
 
@@ -82,7 +86,7 @@ def _check(x, num_groups, weight, bias):
     require(x.dim() >= 2, operator, f"x has shape {tuple(x.shape)}, expected (N, C, ...)")
     channels = x.shape[1]
     require(
-        num_groups > 0 and channels % num_groups == 0,
+        within(operator, "num_groups", 1, num_groups, math.inf) and channels % num_groups == 0,
         operator,
         f"{channels} channels do not make {num_groups} groups",
     )

@@ -19,7 +19,6 @@ from .norms import (
     grad_of_residual,
     row_count,
     sum_requires_grad,
-    wants_gradient,
 )
 from .registration import (
     autocast,
@@ -28,6 +27,7 @@ from .registration import (
     differentiate,
     differentiate_by_decomposition,
     has_kernels,
+    wants_gradient,
 )
 
 
@@ -206,7 +206,7 @@ def _decompose_add(x, residual, shape, weight, bias, eps, code, negative_slope):
 
 
 _REST = (
-    "int[] normalized_shape, Tensor? weight, Tensor? bias, float eps, int activation, float negative_slope"
+    "SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps, int activation, float negative_slope"
 )
 _OPERATOR, _INFERENCE = define_with_twin(
     f"layer_norm_act(Tensor x, Tensor? residual, {_REST}) -> Tensor", _compose, _fake
@@ -221,7 +221,7 @@ _TRAINING = define(
 )
 _BACKWARD = define(
     "layer_norm_act_backward(Tensor grad, Tensor? grad_sum, Tensor s, Tensor mean, Tensor rstd, "
-    "Tensor? weight, Tensor? bias, int cols, int activation, float negative_slope) "
+    "Tensor? weight, Tensor? bias, SymInt cols, int activation, float negative_slope) "
     "-> (Tensor, Tensor, Tensor)",
     _compose_backward,
     _fake_backward,

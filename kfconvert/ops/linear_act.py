@@ -15,6 +15,7 @@ from .registration import (
     has_kernels,
     require,
     require_same_options,
+    wants_gradient,
 )
 
 
@@ -46,9 +47,7 @@ def linear_act(
     if not has_kernels(x):
         _check(x, weight, bias)
         return reference(x, weight, bias, activation, negative_slope)
-    if torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
+    if wants_gradient(x, weight, bias):
         return _DIFFERENTIABLE(x, weight, bias, code, negative_slope)
     return _INFERENCE(x, weight, bias, code, negative_slope)
 

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .arguments import require_tensors
 from .batch_norm_act import batch_norm_act
 from .group_norm_act import group_norm_act
 from .layer_norm_act import layer_norm_act
 from .norms import accumulator, own_sum
-from .registration import require, require_float
+from .registration import require, require_float, require_same_device
 from .rms_norm_act import rms_norm_act
 
 Shape = int | tuple[int, ...]
@@ -124,8 +125,8 @@ def batch_norm_relu(
 ) -> Tensor:
     """``relu(batch_norm(x))``, in x's dtype and shape; the arguments are those of F.batch_norm.
 
-    In eval :func:`kfconvert.ops.batch_norm_act`; in training F.batch_norm, which updates the running statistics, and an
-    in-place ReLU.
+    In eval :func:`kfconvert.ops.batch_norm_act`; in training F.batch_norm, which updates the running
+    statistics, and an in-place ReLU.
 
     Args:
         x: (N, C, ...).
@@ -147,7 +148,10 @@ def batch_norm_relu(
 
 def rms_eps(x: Tensor, eps: float | None) -> float:
     """The default of :func:`rms_norm` where eps is None."""
-    return torch.finfo(accumulator(x.dtype)).eps if eps is None else eps
+    if eps is not None:
+        return eps
+    require_tensors(x)
+    return torch.finfo(accumulator(x.dtype)).eps
 
 
 def _check_batch_norm(x, running_mean, running_var, weight, bias, training):
@@ -164,7 +168,7 @@ def _check_batch_norm(x, running_mean, running_var, weight, bias, training):
     named = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     given = {name: tensor for name, tensor in named.items() if tensor is not None}
     for name, tensor in given.items():
-        require(tensor.device == x.device, operator, f"{name} is on another device than x")
+        require_same_device(operator, name, x, tensor)
         require(
             tensor.dtype == x.dtype or (x.element_size() == 2 and tensor.dtype == torch.float32),
             operator,

@@ -1,11 +1,12 @@
 """normalize_image: images of bytes to the real numbers that a network takes, in one pass over memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from .registration import define, has_kernels, require, require_float
+from .arguments import as_number, require_tensors
+from .registration import define, has_kernels, require, require_float, require_same_device
 
 # So many channels have their numbers in the call (kFewChannels in csrc/common/arguments.h); of more they are
 # tensors.
@@ -42,6 +43,7 @@ def normalize_image(
         tensor the values are not looked at: where std is 0, no result is finite.
     """
     operator = "normalize_image"
+    require_tensors(image)
     require(image.dtype == torch.uint8, operator, "expected uint8")
     shape = tuple(image.shape)
     require(len(shape) in (3, 4), operator, f"image has shape {shape}, expected (H, W, C) or (N, H, W, C)")
@@ -63,11 +65,12 @@ def _checked(operator, name, value, image):
     """A tensor, or a list of numbers: one for each channel of image."""
     channels = image.shape[-1]
     if isinstance(value, Tensor):
-        require(value.device == image.device, operator, f"{name} is on another device than image")
+        require_same_device(operator, name, image, value, "image")
         fits = value.shape == (channels,)
         require(fits, operator, f"{name} has shape {tuple(value.shape)}, expected ({channels},)")
         return value.detach()
-    value = [float(number) for number in value]
+    require(isinstance(value, Iterable), operator, f"{name} must be numbers or a tensor, got {value}")
+    value = [as_number(operator, name, number) for number in value]
     count = len(value)
     require(count == channels, operator, f"{name} has {count} values, but image has {channels} channels")
     return value

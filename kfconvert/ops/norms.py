@@ -7,7 +7,7 @@ from .registration import cast_floats, cast_to_widest, require, require_float, r
 
 def as_shape(normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
     """One number stands for the last dimension."""
-    return (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+    return (normalized_shape,) if isinstance(normalized_shape, (int, torch.SymInt)) else normalized_shape
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -21,16 +21,6 @@ def row_count(x: torch.Tensor, shape) -> int:
     for size in x.shape[: x.dim() - len(shape)]:
         rows = rows * size
     return rows
-
-
-def wants_gradient(x, weight, bias, residual) -> bool:
-    """Whether autograd records a call with these tensors."""
-    return torch.is_grad_enabled() and (
-        x.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-        or (residual is not None and residual.requires_grad)
-    )
 
 
 def sum_requires_grad(x: torch.Tensor, residual: torch.Tensor | None) -> bool:

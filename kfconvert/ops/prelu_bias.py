@@ -1,12 +1,14 @@
 """prelu_bias: ``prelu(x + bias, weight)`` in one pass over memory.
 
-Backward, with v = x + bias: g = grad where v is positive, else grad * weight, is the gradient of x and, summed over all
-other dimensions, of bias; that of weight is grad * v, where v is not positive, summed likewise.
+Backward, with v = x + bias: g = grad where v is positive, else grad * weight, is the gradient of x and,
+summed over all other dimensions, of bias; that of weight is grad * v, where v is not positive, summed
+likewise.
 """
 
 import torch
 from torch import Tensor
 
+from .arguments import require_tensors
 from .bias_act import check_channels, check_terms, spread, sum_by_channel
 from .double_backward import differentiable_gradients, is_differentiated
 from .registration import (
@@ -17,6 +19,7 @@ from .registration import (
     differentiate,
     has_kernels,
     require_same_options,
+    wants_gradient,
 )
 
 
@@ -24,19 +27,21 @@ def prelu_bias(x: Tensor, bias: Tensor, weight: Tensor, dim: int = -1) -> Tensor
     """``v = x + bias`` where it is positive, else ``v * weight``, in x's dtype, shape and memory format.
 
     Args:
-        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in float32).
+        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in
+            float32).
         bias: (x.shape[dim],), along ``dim``; x's dtype and device (autocast aligns the dtypes).
         weight: the same, or one element for all channels.
 
-    The formula is that of He et al., "Delving Deep into Rectifiers" (2015). RuntimeError: shapes, dtypes or devices
-    that do not fit.
+    The formula is that of He et al., "Delving Deep into Rectifiers" (2015). RuntimeError: shapes, dtypes or
+    devices that do not fit.
     """
+    require_tensors(x, bias, weight)
     if weight.numel() == 1 and weight.dim() <= 1:
         weight = weight.expand(bias.shape)
     if not has_kernels(x):
         check_prelu(x, bias, weight, dim)
         return reference(x, bias, weight, dim)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, bias, weight)):
+    if wants_gradient(x, bias, weight):
         return _DIFFERENTIABLE(x, bias, weight, dim)
     return _INFERENCE(x, bias, weight, dim)
 
@@ -82,7 +87,9 @@ def _fake_gradients(grad, x, bias, weight, dim):
 
 def _differentiate(ctx, grad):
     if is_differentiated():
-        gradients = differentiable_gradients(lambda *given: reference(*given, ctx.dim), ctx.saved_tensors, grad)
+        gradients = differentiable_gradients(
+            lambda *given: reference(*given, ctx.dim), ctx.saved_tensors, grad
+        )
     else:
         gradients = _GRADIENTS(grad, *ctx.saved_tensors, ctx.dim)
     return *(g if needed else None for g, needed in zip(gradients, ctx.needs_input_grad)), None
@@ -92,7 +99,8 @@ _OPERATOR, _INFERENCE = define_with_twin(
     "prelu_bias(Tensor x, Tensor bias, Tensor weight, int dim) -> Tensor", _compose, _fake
 )
 _GRADIENTS = define(
-    "prelu_bias_gradients(Tensor grad, Tensor x, Tensor bias, Tensor weight, int dim) -> (Tensor, Tensor, Tensor)",
+    "prelu_bias_gradients(Tensor grad, Tensor x, Tensor bias, Tensor weight, int dim) "
+    "-> (Tensor, Tensor, Tensor)",
     _compose_gradients,
     _fake_gradients,
 )

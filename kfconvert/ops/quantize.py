@@ -1,22 +1,25 @@
-"""quantize_int8 and dequantize_int8: float to int8 by scale and zero point and back, in one pass over memory."""
+"""quantize_int8 and dequantize_int8: float to int8 by scale and zero point and back, in one pass."""
 
 import torch
 from torch import Tensor
 
+from .arguments import as_number, require_tensors
 from .bias_act import check_channels, spread
-from .registration import define, has_kernels, require, require_float
+from .registration import define, has_kernels, require, require_float, require_same_device
 
 
 def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
     """``clamp(round(x / scale + zero_point), -128, 127)`` as int8, in x's shape and memory format.
 
     Args:
-        x: any shape and strides; float64, float32, float16 or bfloat16. The half types are computed in float32.
-        scale: a number or a tensor of one element for all, or (x.shape[dim],), one for each channel along ``dim``.
+        x: any shape and strides; float64, float32, float16 or bfloat16. The half types are computed in
+            float32.
+        scale: a number or a tensor of one element for all, or (x.shape[dim],), one for each channel along
+            ``dim``.
         zero_point: the same, of any dtype.
 
-    The division is exact, where ATen multiplies by the reciprocal of a Python number on CUDA. Half-way cases go to the
-    even number; a NaN becomes 0. Not differentiable. RuntimeError: shapes, dtypes or devices
+    The division is exact, where ATen multiplies by the reciprocal of a Python number on CUDA. Half-way cases
+    go to the even number; a NaN becomes 0. Not differentiable. RuntimeError: shapes, dtypes or devices
     that do not fit.
     """
     operator = "quantize_int8"
@@ -28,11 +31,17 @@ def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0
 
 
 def dequantize_int8(
-    q: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1, dtype: torch.dtype = torch.float32
+    q: Tensor,
+    scale: float | Tensor,
+    zero_point: int | Tensor = 0,
+    dim: int = -1,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """``(q - zero_point) * scale`` in ``dtype`` (the half types are computed in float32); the arguments are those of
-    :func:`quantize_int8`, q int8 of any shape and strides. Differentiable in a ``scale`` that requires a gradient."""
+    """``(q - zero_point) * scale`` in ``dtype`` (the half types are computed in float32); the arguments are
+    those of :func:`quantize_int8`, q int8 of any shape and strides. Differentiable in a ``scale`` that
+    requires a gradient."""
     operator = "dequantize_int8"
+    require_tensors(q)
     require(q.dtype == torch.int8, operator, "expected int8")
     empty = q.new_empty(0, dtype=dtype)
     require_float(operator, empty)
@@ -55,14 +64,14 @@ def parameters(operator, x, scale, zero_point, wide, dim):
     values = []
     for name, value in (("scale", scale), ("zero_point", zero_point)):
         if isinstance(value, Tensor):
-            require(value.device == x.device, operator, f"{name} is on another device than x")
+            require_same_device(operator, name, x, value)
             as_it_is = name == "zero_point" and value.is_cuda and value.dtype in (torch.int32, torch.int64)
             value = value if as_it_is else value.to(wide)  # on CUDA a kernel of its own
             if value.numel() == 1 and value.dim() <= 1:
                 value = value.reshape(1)
             else:
                 check_channels(operator, name, x, value, dim)
-        values.append(value if isinstance(value, Tensor) else float(value))
+        values.append(value if isinstance(value, Tensor) else as_number(operator, name, value))
     sizes = [value.numel() for value in values if isinstance(value, Tensor)]
     size = next((size for size in sizes if size != 1), 1)
     return [value.expand(size) if isinstance(value, Tensor) else value for value in values]
@@ -81,7 +90,9 @@ def _spread(value, x, dim):
     return value.reshape(()) if value.numel() == 1 else spread(value, x, dim)
 
 
-def reference_quantize(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
+def reference_quantize(
+    x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1
+) -> Tensor:
     """The definition of :func:`quantize_int8` in plain ATen."""
     wide = x.to(_wide(x.dtype))
     # A tensor: by a number ATen divides on CUDA as the product with its reciprocal, which rounds otherwise.
@@ -91,7 +102,11 @@ def reference_quantize(x: Tensor, scale: float | Tensor, zero_point: int | Tenso
 
 
 def reference_dequantize(
-    q: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1, dtype: torch.dtype = torch.float32
+    q: Tensor,
+    scale: float | Tensor,
+    zero_point: int | Tensor = 0,
+    dim: int = -1,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The definition of :func:`dequantize_int8` in plain ATen, differentiable in ``scale``."""
     return ((q.to(_wide(dtype)) - _spread(zero_point, q, dim)) * _spread(scale, q, dim)).to(dtype)
@@ -117,4 +132,6 @@ def _fake_back(q, scale, zero_point, scale_value, zero_point_value, dim, like):
 
 _PARAMETERS = "Tensor? scale, Tensor? zero_point, float scale_value, float zero_point_value, int dim"
 _QUANTIZE = define(f"quantize_int8(Tensor x, {_PARAMETERS}) -> Tensor", _compose, _fake)
-_DEQUANTIZE = define(f"dequantize_int8(Tensor q, {_PARAMETERS}, Tensor like) -> Tensor", _compose_back, _fake_back)
+_DEQUANTIZE = define(
+    f"dequantize_int8(Tensor q, {_PARAMETERS}, Tensor like) -> Tensor", _compose_back, _fake_back
+)

@@ -27,6 +27,7 @@ from .registration import (
     require,
     require_float,
     require_same_options,
+    wants_gradient,
 )
 
 
@@ -107,7 +108,10 @@ def reduced_dims(operator, x, dim):
     if dim is None:
         dims = ()
     else:  # numbers of NumPy and tensors of one integer too
-        dims = tuple(map(index, dim)) if isinstance(dim, Sequence) else (index(dim),)
+        try:
+            dims = tuple(map(index, dim)) if isinstance(dim, Sequence) else (index(dim),)
+        except TypeError:
+            raise TypeError(f"kfconvert::{operator}: dim must be integers, got {dim!r}") from None
     if not dims:  # as ATen reads it
         return tuple(range(x.dim()))
     most = max(x.dim(), 1)
@@ -166,8 +170,7 @@ def _reduce(x, order, dims, keepdim, term, mean):
 
 
 def _call(x, other, dims, term, mean):
-    learned = x.requires_grad or (other is not None and other.requires_grad)
-    operator = _DIFFERENTIABLE if learned and torch.is_grad_enabled() else _INFERENCE
+    operator = _DIFFERENTIABLE if wants_gradient(x, other) else _INFERENCE
     return operator(x, other, dims, term, mean, False)
 
 

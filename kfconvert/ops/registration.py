@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .. import extension
+from .arguments import named, require_tensors
 
 LIBRARY = torch.library.Library("kfconvert", "DEF")
 
@@ -39,11 +40,11 @@ def define_with_twin(schema: str, composition: Callable, fake: Callable):
 
 
 def differentiate(operator: torch._ops.OpOverload, backward: Callable, setup_context: Callable) -> Callable:
-    """Registers a gradient, as ``torch.library.register_autograd`` takes it; returns how to call the operator with it.
+    """Registers a gradient, as ``torch.library.register_autograd`` takes it; returns how to call it then.
 
-    What is returned takes all arguments, by position. It goes to an autograd function at once where nothing is to see
-    the operator or to change its arguments before: by way of the dispatcher, which calls back into Python for the
-    autograd layer, a forward takes 30 us more and a backward 10.
+    What is returned takes all arguments, by position. It goes to an autograd function at once where nothing
+    is to see the operator or to change its arguments before: by way of the dispatcher, which calls back into
+    Python for the autograd layer, a forward takes 30 us more and a backward 10.
     """
     name = operator.name()
     torch.library.register_autograd(name, backward, setup_context=setup_context, lib=LIBRARY)
@@ -132,8 +133,24 @@ def cast_to_widest(args, device_type: str) -> tuple:
 
 def has_kernels(x: torch.Tensor) -> bool:
     """Whether compiled kernels serve this call with x; if not, the public functions are their references."""
-    loaded = (extension.EXTENSION_LOADED and x.is_cpu) or (extension.CUDA_KERNELS_LOADED and x.is_cuda)
+    try:
+        loaded = (x.is_cpu and extension.EXTENSION_LOADED) or (x.is_cuda and extension.CUDA_KERNELS_LOADED)
+    except AttributeError as error:
+        raise named(error) from None
     return loaded and not transformed()
+
+
+def wants_gradient(x, other=None, bias=None, residual=None) -> bool:
+    """Whether autograd records a call with these tensors, of which all but x may be None."""
+    try:
+        return torch.is_grad_enabled() and (
+            x.requires_grad
+            or (other is not None and other.requires_grad)
+            or (bias is not None and bias.requires_grad)
+            or (residual is not None and residual.requires_grad)
+        )
+    except AttributeError as error:
+        raise named(error) from None
 
 
 def transformed() -> bool:
@@ -160,13 +177,22 @@ def require(condition: bool, operator: str, message: str) -> None:
 
 def require_float(operator: str, x: torch.Tensor) -> None:
     """x has a dtype that the kernels take."""
-    floating = x.is_floating_point() and x.element_size() > 1
+    try:
+        floating = x.is_floating_point() and x.element_size() > 1
+    except AttributeError as error:
+        raise named(error) from None
     require(floating, operator, "expected float64, float32, float16 or bfloat16")
+
+
+def require_same_device(operator, name, x, other, x_name="x"):
+    """``other``, a tensor, is where x is."""
+    require_tensors(other)
+    require(other.device == x.device, operator, f"{name} is on another device than {x_name}")
 
 
 def require_same_options(operator, name, x, other, x_name="x"):
     """The device and, outside of autocast (which aligns them), the dtype of ``other`` are those of x."""
-    require(other.device == x.device, operator, f"{name} is on another device than {x_name}")
+    require_same_device(operator, name, x, other, x_name)
     require(
         other.dtype == x.dtype or torch.is_autocast_enabled(x.device.type),
         operator,

@@ -20,7 +20,6 @@ from .norms import (
     grad_of_residual,
     row_count,
     sum_requires_grad,
-    wants_gradient,
 )
 from .registration import (
     autocast,
@@ -29,6 +28,7 @@ from .registration import (
     differentiate,
     differentiate_by_decomposition,
     has_kernels,
+    wants_gradient,
 )
 
 
@@ -96,7 +96,7 @@ def rms_norm_act(
     if not has_kernels(x):
         check_norm("rms_norm_act", x, residual, shape, weight)
         return reference(x, shape, weight, eps, activation, residual, return_sum, offset, negative_slope)
-    needs_grad = wants_gradient(x, weight, None, residual)
+    needs_grad = wants_gradient(x, weight, residual)
     if return_sum and residual is not None:
         operator = _ADD_DIFFERENTIABLE if needs_grad else _ADD_INFERENCE
         return operator(x, residual, shape, weight, eps, code, negative_slope, offset)
@@ -212,7 +212,7 @@ def _decompose_add(*args):
 
 
 _REST = (
-    "int[] normalized_shape, Tensor? weight, float eps, int activation, float negative_slope, float offset"
+    "SymInt[] normalized_shape, Tensor? weight, float eps, int activation, float negative_slope, float offset"
 )
 _OPERATOR, _INFERENCE = define_with_twin(
     f"rms_norm_act(Tensor x, Tensor? residual, {_REST}) -> Tensor", _compose, _fake
@@ -226,8 +226,8 @@ _TRAINING = define(
     _fake_training,
 )
 _BACKWARD = define(
-    "rms_norm_act_backward(Tensor grad, Tensor? grad_sum, Tensor s, Tensor rstd, Tensor? weight, int cols, "
-    "int activation, float negative_slope, float offset) -> (Tensor, Tensor)",
+    "rms_norm_act_backward(Tensor grad, Tensor? grad_sum, Tensor s, Tensor rstd, Tensor? weight, "
+    "SymInt cols, int activation, float negative_slope, float offset) -> (Tensor, Tensor)",
     _compose_backward,
     _fake_backward,
 )

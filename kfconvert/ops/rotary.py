@@ -16,6 +16,7 @@ from .registration import (
     require,
     require_float,
     require_same_options,
+    wants_gradient,
 )
 
 
@@ -35,8 +36,8 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
     """``x * cos + rotated(x) * sin``, in x's shape and dtype.
 
     Args:
-        x: (..., D), D even, any strides; float64, float32, float16 or bfloat16 (the half types are computed in
-            float32).
+        x: (..., D), D even, any strides; float64, float32, float16 or bfloat16 (the half types are computed
+            in float32).
         cos, sin: (..., D), shapes that broadcast to x's; x's dtype and device (autocast aligns the dtypes).
             Column j belongs to column j of x, so that every angle is there twice: in both halves, or, where
             ``interleaved``, in both columns of a pair. Where one of them needs a gradient plain ATen runs.
@@ -46,11 +47,10 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
     Raises:
         RuntimeError: shapes, dtypes or devices that do not fit.
     """
-    recorded = torch.is_grad_enabled()
-    if not has_kernels(x) or (recorded and (cos.requires_grad or sin.requires_grad)):
+    if not has_kernels(x) or wants_gradient(cos, sin):
         check_rope(x, cos, sin)
         return reference(x, cos, sin, interleaved)
-    operator = _DIFFERENTIABLE if recorded and x.requires_grad else rope_inference
+    operator = _DIFFERENTIABLE if wants_gradient(x) else rope_inference
     return operator(x, cos, sin, interleaved, False)
 
 

@@ -7,7 +7,15 @@ formulas apply.
 import torch
 
 from .activations import BY_CODE, CODES, apply_activation
-from .registration import define_with_twin, differentiate_by_decomposition, has_kernels, require, require_float
+from .registration import (
+    define_with_twin,
+    differentiate_by_decomposition,
+    has_kernels,
+    require,
+    require_float,
+    require_same_device,
+    wants_gradient,
+)
 
 
 def reference(x, scale, shift, activation="none", negative_slope=0.01):
@@ -39,7 +47,7 @@ def scale_shift_act(
     if not has_kernels(x):
         _check(x, scale, shift)
         return reference(x, scale, shift, activation, negative_slope)
-    if torch.is_grad_enabled() and (x.requires_grad or scale.requires_grad or shift.requires_grad):
+    if wants_gradient(x, scale, shift):
         return _DIFFERENTIABLE(x, scale, shift, code, negative_slope)
     return _INFERENCE(x, scale, shift, code, negative_slope)
 
@@ -74,7 +82,7 @@ def _check(x, scale, shift):
     require(x.dim() >= 2, operator, f"x has shape {tuple(x.shape)}, expected (N, C, ...)")
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     for name, tensor in (("scale", scale), ("shift", shift)):
-        require(tensor.device == x.device, operator, f"{name} is on another device than x")
+        require_same_device(operator, name, x, tensor)
         require(tensor.dtype == wide, operator, f"{name} must be {str(wide).removeprefix('torch.')}")
         require(
             tensor.dim() == 1 and tensor.shape[0] == x.shape[1],

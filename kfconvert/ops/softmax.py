@@ -7,6 +7,7 @@ the same without scale is that of an additive mask, summed over the dimensions i
 import torch
 from torch import Tensor
 
+from .arguments import within
 from .double_backward import is_differentiated
 from .registration import (
     autocast,
@@ -18,6 +19,8 @@ from .registration import (
     has_kernels,
     require,
     require_float,
+    require_same_device,
+    wants_gradient,
 )
 
 
@@ -25,23 +28,26 @@ def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = 
     """``softmax(x * scale + mask)`` along ``dim``, contiguous where that is the last one.
 
     Args:
-        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in float32).
+        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in
+            float32).
         mask: a shape that broadcasts to x's. Boolean, True where an element takes part, as in
-        ``torch.nn.functional.scaled_dot_product_attention``; or x's dtype, to be added. Where a row has no element that
-        takes part, it is NaN.
+        ``torch.nn.functional.scaled_dot_product_attention``; or x's dtype, to be added. Where a row has no
+        element that takes part, it is NaN.
 
     Along another dimension than the last, and for x of no dimension, these are ATen's operators.
 
     Raises:
         IndexError: dim out of range. RuntimeError: shapes, dtypes or devices that do not fit.
     """
-    if not -max(x.dim(), 1) <= dim < max(x.dim(), 1):
+    compiled = has_kernels(x)
+    dims = max(x.dim(), 1)
+    if not within("softmax", "dim", -dims, dim, dims - 1):
         raise IndexError(f"kfconvert::softmax: dim {dim} is out of range for x of shape {tuple(x.shape)}")
     last = x.dim() > 0 and dim in (-1, x.dim() - 1)
-    if not has_kernels(x) or not last:
+    if not compiled or not last:
         check_mask(x, mask)
         return reference(x, dim, scale, mask)
-    if torch.is_grad_enabled() and (x.requires_grad or (mask is not None and mask.requires_grad)):
+    if wants_gradient(x, mask):
         return _DIFFERENTIABLE(x, mask, scale)
     return _INFERENCE(x, mask, scale)
 
@@ -74,7 +80,7 @@ def check_mask(x, mask):
     require_float(operator, x)
     if mask is None:
         return
-    require(mask.device == x.device, operator, "mask is on another device than x")
+    require_same_device(operator, "mask", x, mask)
     fits = mask.dtype in (torch.bool, x.dtype) or torch.is_autocast_enabled(x.device.type)
     require(fits, operator, "mask must be boolean or have the dtype of x")
     sizes = zip(reversed(mask.shape), reversed(x.shape))
@@ -118,12 +124,18 @@ def _differentiate(ctx, grad):
 
 def _cast(args, device_type):
     """ATen's rule of softmax: float32 on CUDA, nothing on the CPU."""
-    return cast_floats(args, torch.float32, device_type) if device_type == "cuda" else cast_to_widest(args, device_type)
+    if device_type == "cuda":
+        return cast_floats(args, torch.float32, device_type)
+    return cast_to_widest(args, device_type)
 
 
-_OPERATOR, _INFERENCE = define_with_twin("softmax(Tensor x, Tensor? mask, float scale) -> Tensor", _compose, _fake)
+_OPERATOR, _INFERENCE = define_with_twin(
+    "softmax(Tensor x, Tensor? mask, float scale) -> Tensor", _compose, _fake
+)
 _BACKWARD = define(
-    "softmax_backward(Tensor grad, Tensor y, Tensor? mask, float scale) -> Tensor", _compose_backward, _fake_backward
+    "softmax_backward(Tensor grad, Tensor y, Tensor? mask, float scale) -> Tensor",
+    _compose_backward,
+    _fake_backward,
 )
 _DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), _cast)

@@ -160,7 +160,7 @@ def test_dropout(device):
     kept = results[0] != 0
     assert 0.58 < kept[whole != 0].float().mean() < 0.62
     torch.testing.assert_close(results[0][kept], whole[kept] / 0.6)
-    with pytest.raises(ValueError, match="probability"):
+    with pytest.raises(ValueError, match="p must be between 0 and 1"):
         ops.conv2d_gelu_dropout(*tensors, -0.1)
 
 

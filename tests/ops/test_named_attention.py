@@ -69,7 +69,7 @@ def test_attention_dropout(device, dtype):
     kept = results[0] != 0
     torch.testing.assert_close(results[0][kept], weights[kept] / 0.7)
     assert 0.6 < kept.float().mean() < 0.8
-    with pytest.raises(ValueError, match="probability"):
+    with pytest.raises(ValueError, match="p must be between 0 and 1"):
         ops.attention_dropout(scores, 1.5, False)
     with pytest.raises(RuntimeError, match="expected float64, float32, float16 or bfloat16"):
         ops.attention_dropout(scores.long(), 0.3)

@@ -19,7 +19,8 @@ def parameters(shape, dim, dtype, device):
     one = torch.tensor(0.0371, device=device)
     return [
         (0.0371, 3), (0.02, 0), (one, torch.tensor(-7, device=device)), (one.reshape(1), -7), (scales, points),
-        (scales, 5), (0.03, points), (scales, points[:1]), (scales, points.float()), (scales, points.int()), (0.02, points[:1].int()),
+        (scales, 5), (0.03, points), (scales, points[:1]), (scales, points.float()), (scales, points.int()),
+        (0.02, points[:1].int()),
     ]  # fmt: skip
 
 

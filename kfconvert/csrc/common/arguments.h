@@ -9,8 +9,8 @@ namespace kfc {
 enum class DType : int { f32, f64, f16, bf16 };
 
 // y = act(x + bias + residual), or with `grad`: y = grad * act'(x + bias + residual); with `scale` x * scale
-// stands for x, with `slopes` prelu for act. Every tensor lies in memory as x does (any dense layout); the channel of element i is
-// (i / inner) % channels.
+// stands for x, with `slopes` prelu for act. Every tensor lies in memory as x does (any dense layout); the channel of
+// element i is (i / inner) % channels.
 struct BiasAct {
   void* y;               // (numel)
   const void* x;         // (numel); may be y
@@ -28,8 +28,8 @@ struct BiasAct {
 };
 
 // y = dropout(act(x + bias)) + residual, or with `grad`: y = dropout(grad) * act'(x + bias). Element i is kept where
-// word i % 4 of Philox 4x32-10 (common/philox.h) with counter (i / 4, sequence) and key `seed` is at least `dropped`, and
-// then multiplied by `scale`.
+// word i % 4 of Philox 4x32-10 (common/philox.h) with counter (i / 4, sequence) and key `seed` is at least `dropped`,
+// and then multiplied by `scale`.
 struct DropoutAct {
   BiasAct terms;
   const int64_t* state;  // (seed, sequence) on the device, or null: those that follow
@@ -39,8 +39,8 @@ struct DropoutAct {
   double scale;         // 1 / (1 - p)
 };
 
-// What a backward pass adds up by channel as it goes: each of the `shares` shares of the elements has its own sums, which
-// are then added up in a fixed order, so that the result is the same at every call.
+// What a backward pass adds up by channel as it goes: each of the `shares` shares of the elements has its own sums,
+// which are then added up in a fixed order, so that the result is the same at every call.
 constexpr int kMostTotals = 2;
 struct ChannelTotals {
   void* totals[kMostTotals];    // (channels), or null where there are fewer
@@ -49,9 +49,9 @@ struct ChannelTotals {
   DType dtype;  // of totals
 };
 
-// y = act(x * scale + shift) by channel with scale = weight / sqrt(variance + eps), shift = bias - mean * scale. With `grad`:
-// g = grad * act'(x * scale + shift), y = g * scale, and the totals are the sums of g * (x - mean) / sqrt(variance + eps)
-// and of g.
+// y = act(x * scale + shift) by channel with scale = weight / sqrt(variance + eps), shift = bias - mean * scale. With
+// `grad`: g = grad * act'(x * scale + shift), y = g * scale, and the totals are the sums of g * (x - mean) /
+// sqrt(variance + eps) and of g.
 struct BatchNormAct {
   BiasAct terms;         // x, y, grad, activation and sizes
   const void* mean;      // (channels)
@@ -78,7 +78,7 @@ struct Quantize {
   void* reals;             // (numel), read only where integers are made
   int8_t* integers;        // (numel), read only where reals are made
   const void* scale;       // (channels), accumulation type of reals, or null: scale_value
-  const void* zero_point;  // (channels), accumulation type or, with zero_point_bits, integers; or null: zero_point_value
+  const void* zero_point;  // (channels), accumulation type, integers with zero_point_bits; or null: zero_point_value
   int zero_point_bits;     // 0, 32 or 64
   double scale_value;
   double zero_point_value;
@@ -137,8 +137,8 @@ struct CombineAct {
 };
 
 // y = x * cos + rotated(x) * sin for each row of 2 half columns, where rotated turns the pairs (a, b) of a row into
-// (-b, a), or with `transposed` y = x * cos - rotated(x * sin): the gradient. Rows lie in the dimensions of `sizes`; the
-// columns of a row lie together.
+// (-b, a), or with `transposed` y = x * cos - rotated(x * sin): the gradient. Rows lie in the dimensions of `sizes`;
+// the columns of a row lie together.
 struct Rope {
   void* y;
   const void* x;
@@ -312,8 +312,8 @@ struct Softmax {
 };
 
 // loss = (1 - smoothing) * (lse - x[target]) + smoothing * (lse - mean(x)) with lse = log(sum(exp(x))), over rows of
-// `cols` elements; 0 where target is `ignored`. With grad_x: grad_x = grad * dloss/dx, from the two parts of lse, which in
-// one number would lose the digits that a small loss consists of.
+// `cols` elements; 0 where target is `ignored`. With grad_x: grad_x = grad * dloss/dx, from the two parts of lse, which
+// in one number would lose the digits that a small loss consists of.
 struct CrossEntropy {
   void* result;          // the mean or the sum of the losses of rows that count, in the dtype of x; or null
   void* weight;          // accumulation type: what each loss counts in the result, 1 / (rows that count) or 1; or null

@@ -1,5 +1,5 @@
-// Host side of batch_norm_act, for any backend: y = act(batch_norm(x)) with given statistics, and its backward. Results are
-// in x's memory layout.
+// Host side of batch_norm_act, for any backend: y = act(batch_norm(x)) with given statistics, and its backward. Results
+// are in x's memory layout.
 #pragma once
 
 #include "channel_gradients.h"
@@ -15,12 +15,14 @@ inline BatchNormAct batch_norm_arguments(const char* op, const Tensor& x, const 
   a.terms = bias_act_arguments(op, x, std::nullopt, std::nullopt, activation, slope, 1, keep);
   set_channels(a.terms, x, 1);
   a.eps = eps;
+  check_given(op, "mean", mean);
   const Options own = options_of(x);
   const Options options = options_of(mean);
   a.dtype = dtype_of(op, options);
   const bool half = a.terms.dtype == DType::f16 || a.terms.dtype == DType::bf16;
   KFC_CHECK(a.dtype == a.terms.dtype || (half && a.dtype == DType::f32), op, "mean has another dtype than x");
   const auto data = [&](const char* name, const Tensor& t) -> const void* {
+    check_given(op, name, t);
     check_same_device(op, name, own, options_of(t));
     KFC_CHECK(options_of(t).dtype == options.dtype, op, name, " has another dtype than mean");
     KFC_CHECK(t.dim() == 1 && t.size(0) == x.size(1), op, name, " has shape ", shape_text(t), ", but x has ", x.size(1),
@@ -40,7 +42,8 @@ Tensor batch_norm_act(const Tensor& x_in, const Tensor& mean, const Tensor& vari
                       const OptionalTensor& bias, double eps, int64_t activation, double slope) {
   const Tensor x = as_dense(x_in);
   std::vector<Tensor> keep;
-  BatchNormAct a = batch_norm_arguments("batch_norm_act", x, mean, variance, weight, bias, eps, activation, slope, keep);
+  BatchNormAct a =
+      batch_norm_arguments("batch_norm_act", x, mean, variance, weight, bias, eps, activation, slope, keep);
   Tensor y = empty_with_layout_of(x);
   a.terms.y = y.mutable_data_ptr();
   if (a.terms.numel > 0) Backend::batch_norm_act(a, x);

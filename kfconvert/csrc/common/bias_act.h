@@ -144,6 +144,7 @@ Tensor scale_shift_act(const Tensor& x_in, const Tensor& scale, const Tensor& sh
   const bool is_double = dtype_of(op, options) == DType::f64;
   const int32_t wide = is_double ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
   const auto check = [&](const char* name, const Tensor& t) {
+    check_given(op, name, t);
     const Options other = options_of(t);
     check_same_device(op, name, options, other);
     KFC_CHECK(other.dtype == wide, op, name, " must be ", is_double ? "float64" : "float32");

@@ -1,5 +1,5 @@
-// Host side of the backward passes of bias_act, dropout_act and prelu_bias that give the gradients of bias and slopes as
-// well, for any backend. Gradients are in x's memory layout and dtype.
+// Host side of the backward passes of bias_act, dropout_act and prelu_bias that give the gradients of bias and slopes
+// as well, for any backend. Gradients are in x's memory layout and dtype.
 #pragma once
 
 #include "dropout_act.h"

@@ -3,9 +3,8 @@
 #pragma once
 
 #include <algorithm>
-#include <numeric>
 
-#include "host.h"
+#include "dimensions.h"
 
 namespace kfc {
 
@@ -34,16 +33,6 @@ inline Tensor empty_result(const Tensor& x, const Tensor& other, const std::vect
   return empty(options_of(x), sizes);
 }
 
-// The strides of t along the dimensions of y, 0 where t is repeated.
-inline std::vector<int64_t> strides_along(const Tensor& y, const Tensor& t) {
-  std::vector<int64_t> strides(static_cast<size_t>(y.dim()), 0);
-  const int64_t offset = y.dim() - t.dim();
-  for (int64_t i = 0; i < t.dim(); ++i) {
-    if (t.size(i) > 1) strides[static_cast<size_t>(offset + i)] = t.stride(i);
-  }
-  return strides;
-}
-
 // Describes the operands along y, whose dimensions are taken in the order in which they lie in memory and put
 // together where both operands allow it; false where too many remain.
 inline bool set_operands(CombineAct& a, const Tensor& y, const Tensor& x, const Tensor& other) {
@@ -51,26 +40,12 @@ inline bool set_operands(CombineAct& a, const Tensor& y, const Tensor& x, const 
   a.other.data = other.const_data_ptr();
   a.numel = y.numel();
   const std::vector<int64_t> strides[2] = {strides_along(y, x), strides_along(y, other)};
-  std::vector<int64_t> order(static_cast<size_t>(y.dim()));
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) { return y.stride(i) > y.stride(j); });
   a.dims = 0;
-  for (const int64_t i : order) {
-    if (y.size(i) == 1) continue;
-    const int64_t of_x = strides[0][static_cast<size_t>(i)];
-    const int64_t of_other = strides[1][static_cast<size_t>(i)];
-    const int last = a.dims - 1;
-    if (last >= 0 && a.x.strides[last] == of_x * y.size(i) && a.other.strides[last] == of_other * y.size(i)) {
-      a.sizes[last] *= y.size(i);
-      a.x.strides[last] = of_x;
-      a.other.strides[last] = of_other;
-      continue;
+  for (const int64_t i : memory_order(y, y.dim())) {
+    const auto at = static_cast<size_t>(i);
+    if (!add_dimension(a.dims, a.sizes, {a.x.strides, a.other.strides}, y.size(i), {strides[0][at], strides[1][at]})) {
+      return false;
     }
-    if (a.dims == kMostDims) return false;
-    a.sizes[a.dims] = y.size(i);
-    a.x.strides[a.dims] = of_x;
-    a.other.strides[a.dims] = of_other;
-    ++a.dims;
   }
   if (a.dims == 0) {
     a.dims = 1;

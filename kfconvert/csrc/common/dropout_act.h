@@ -30,7 +30,8 @@ inline DropoutAct dropout_act_arguments(const char* op, const BiasAct& terms, co
 
 template <class Backend>
 Tensor dropout_act(const Tensor& x_in, const OptionalTensor& bias, const OptionalTensor& residual,
-                   const OptionalTensor& state, int64_t seed, int64_t sequence, double p, int64_t activation, double slope, int64_t dim) {
+                   const OptionalTensor& state, int64_t seed, int64_t sequence, double p, int64_t activation,
+                   double slope, int64_t dim) {
   const char* op = "dropout_act";
   const Tensor x = as_dense(x_in);
   std::vector<Tensor> keep;
@@ -45,7 +46,8 @@ Tensor dropout_act(const Tensor& x_in, const OptionalTensor& bias, const Optiona
 // The gradient of x; that of residual is grad itself.
 template <class Backend>
 Tensor dropout_act_backward(const Tensor& grad, const Tensor& x_in, const OptionalTensor& bias,
-                            const OptionalTensor& state, int64_t seed, int64_t sequence, double p, int64_t activation, double slope, int64_t dim) {
+                            const OptionalTensor& state, int64_t seed, int64_t sequence, double p,
+                            int64_t activation, double slope, int64_t dim) {
   const char* op = "dropout_act_backward";
   check_same_options(op, "grad", options_of(x_in), grad);
   check_same_shape(op, "grad", x_in, grad);

@@ -57,7 +57,12 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor> group_norm_full(const Tensor&
   a.eps = eps;
   a.activation = static_cast<int>(activation);
   a.slope = slope;
-  if (a.rows > 0) Backend::group_norm(a, x);
+  if (a.rows > 0) {
+    Backend::group_norm(a, x);
+  } else {
+    fill_nan(mean);
+    fill_nan(rstd);
+  }
   return {y, mean, rstd};
 }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -87,7 +88,13 @@ inline void check_same_device(const char* op, const char* name, const Options& x
             " is on another device than x");
 }
 
+// None that Python hands over where the schema has a tensor.
+inline void check_given(const char* op, const char* name, const Tensor& t) {
+  KFC_CHECK(t.defined(), op, name, " must be a tensor, got None");
+}
+
 inline void check_same_options(const char* op, const char* name, const Options& x, const Tensor& t) {
+  check_given(op, name, t);
   const Options other = options_of(t);
   check_same_device(op, name, x, other);
   KFC_CHECK(other.dtype == x.dtype, op, name, " has another dtype than x");
@@ -195,6 +202,11 @@ inline Tensor copy_with_layout_of(const Tensor& dense, const Tensor& t) {
 
 inline Tensor with_layout_of(const Tensor& dense, const Tensor& t) {
   return same_layout(dense, t) ? t : copy_with_layout_of(dense, t);
+}
+
+// What statistics of no elements are.
+inline void fill_nan(const OptionalTensor& t) {
+  if (t) torch::stable::fill_(*t, std::numeric_limits<double>::quiet_NaN());
 }
 
 inline const void* data_or_null(const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; }

@@ -65,8 +65,8 @@ NormOutputs norm_full(const NormKind& kind, const Tensor& x_in, const OptionalTe
   LayerNorm a{};
   a.dtype = dtype_of(op, options);
   a.cols = check_normalized_shape(op, x_in, shape);
-  const int64_t numel = x_in.numel();
-  a.rows = a.cols > 0 ? numel / a.cols : 0;
+  a.rows = 1;
+  for (int64_t i = 0; i < x_in.dim() - static_cast<int64_t>(shape.size()); ++i) a.rows *= x_in.size(i);
   a.eps = eps;
   a.offset = kind.offset;
   a.centred = kind.centred;
@@ -105,7 +105,12 @@ NormOutputs norm_full(const NormKind& kind, const Tensor& x_in, const OptionalTe
     out.rstd = empty(accumulator(options, a.dtype), {a.rows});
     a.rstd = out.rstd->mutable_data_ptr();
   }
-  if (numel > 0) Backend::layer_norm(a, x);
+  if (a.rows > 0 && a.cols > 0) {
+    Backend::layer_norm(a, x);
+  } else {
+    fill_nan(out.mean);
+    fill_nan(out.rstd);
+  }
   return out;
 }
 
@@ -176,7 +181,7 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const char* op, const Tensor& g
   LayerNormBackward a{};
   a.dtype = dtype_of(op, options);
   a.cols = cols;
-  a.rows = cols > 0 ? s_in.numel() / cols : 0;
+  a.rows = cols > 0 ? s_in.numel() / cols : rstd.numel();
   a.activation = static_cast<int>(activation);
   a.slope = slope;
   a.offset = offset;

@@ -70,9 +70,9 @@ inline void check_geometry(const char* op, const Tensor& x, const Tensor& weight
     const int64_t dim = static_cast<int64_t>(i) + 2;
     const double padded = static_cast<double>(x.size(dim)) + 2 * static_cast<double>(c.padding[i]);
     const double spanned = static_cast<double>(c.dilation[i]) * static_cast<double>(weight.size(dim) - 1) + 1;
-    KFC_CHECK(weight.size(dim) > 0 && spanned <= padded && (x.size(dim) > 0 || nothing), op, "x of shape ", shape_text(x), " with padding ",
-              shape_text(c.padding), " is smaller than weight of shape ", shape_text(weight), " with dilation ",
-              shape_text(c.dilation));
+    KFC_CHECK(weight.size(dim) > 0 && spanned <= padded && (x.size(dim) > 0 || nothing), op, "x of shape ",
+              shape_text(x), " with padding ", shape_text(c.padding), " is smaller than weight of shape ",
+              shape_text(weight), " with dilation ", shape_text(c.dilation));
     numel *= (padded - spanned) / static_cast<double>(c.stride[i]) + 1;
   }
   KFC_CHECK(numel < 1e18, op, "padding ", shape_text(c.padding), " makes too large an output");

@@ -5,7 +5,8 @@
 
 namespace kfc {
 
-// (1), or (channels of x along `dim`); null where there are none. `is_integer`: values need not be in the accumulation type.
+// (1), or (channels of x along `dim`); null where there are none. `is_integer`: values need not be in the accumulation
+// type.
 inline const void* channel_values(const char* op, const char* name, const Tensor& x, DType dtype,
                                   const OptionalTensor& values, int64_t channels, bool is_integer,
                                   std::vector<Tensor>& keep) {

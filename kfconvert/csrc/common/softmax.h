@@ -1,31 +1,19 @@
 // Host side of softmax, for any backend: y = softmax(x * scale + mask) over the last dimension, and its backward.
 #pragma once
 
-#include "host.h"
+#include "dimensions.h"
 
 namespace kfc {
 
 // Describes how `mask` repeats over x's leading dimensions, neighbours put together where that is possible; false where
 // too many remain.
 inline bool set_mask(RowMask& m, const Tensor& x, const Tensor& mask) {
-  const int64_t missing = x.dim() - mask.dim();
-  const auto size_of = [&](int64_t i) { return i < missing ? int64_t{1} : mask.size(i - missing); };
+  const std::vector<int64_t> strides = strides_along(x, mask);
   m.data = mask.const_data_ptr();
-  m.inner = size_of(x.dim() - 1) == 1 ? 0 : 1;
+  m.inner = strides.back();
   m.dims = 0;
-  for (int64_t i = 0; i + 1 < x.dim(); ++i) {
-    if (x.size(i) == 1) continue;
-    const int64_t stride = size_of(i) == 1 ? 0 : mask.stride(i - missing);
-    const int last = m.dims - 1;
-    if (last >= 0 && m.strides[last] == stride * x.size(i)) {
-      m.sizes[last] *= x.size(i);
-      m.strides[last] = stride;
-      continue;
-    }
-    if (m.dims == kMaskDims) return false;
-    m.sizes[m.dims] = x.size(i);
-    m.strides[m.dims] = stride;
-    ++m.dims;
+  for (size_t i = 0; i + 1 < strides.size(); ++i) {
+    if (!add_dimension(m.dims, m.sizes, {m.strides}, x.size(static_cast<int64_t>(i)), {strides[i]})) return false;
   }
   return true;
 }

@@ -1,6 +1,6 @@
-// y = act(x * scale + shift), scale = weight / sqrt(variance + eps), shift = bias - mean * scale, and its backward: one pass
-// over memory. Scale and shift are computed in double for each call, of which there is one a thread. Limited by memory
-// bandwidth. Built once for each instruction set (KFC_CAPABILITY).
+// y = act(x * scale + shift), scale = weight / sqrt(variance + eps), shift = bias - mean * scale, and its backward: one
+// pass over memory. Scale and shift are computed in double for each call, of which there is one a thread. Limited by
+// memory bandwidth. Built once for each instruction set (KFC_CAPABILITY).
 #include "channel_totals.h"
 #include "kernels.h"
 #include "scratch.h"
@@ -117,7 +117,8 @@ void batch_norm_act_gradients_range(const kfc::BatchNormAct& a, const kfc::Chann
     scale_and_shift(terms, own, i, values, v, n);
     A* out = result_row(y + i, other);
     const A* g = as_accumulator(grad + i, other, n);
-    activate_backward_from_input_row(terms.activation, g, static_cast<const A*>(v), out, n, static_cast<A>(terms.slope));
+    activate_backward_from_input_row(terms.activation, g, static_cast<const A*>(v), out, n,
+                                     static_cast<A>(terms.slope));
     add_by_channel(terms, i, static_cast<const A*>(out), n, partial_row(sums, 1, share, terms.channels));
     weigh_gradient(terms, own, i, values, v, out, n);
     add_by_channel(terms, i, static_cast<const A*>(v), n, partial_row(sums, 0, share, terms.channels));

@@ -7,7 +7,8 @@
 namespace {
 
 // Calls body(channel, count, begin, n) for the blocks of a row of `channels` channels of `inner` elements: n elements
-// of each of `count` channels from number `channel` on, in one piece from element `begin` of the row on, at most kBlock.
+// of each of `count` channels from number `channel` on, in one piece from element `begin` of the row on, at most
+// kBlock.
 template <class Body>
 void for_channel_blocks(int64_t channels, int64_t inner, Body body) {
   const int64_t most = inner < kBlock ? kBlock / inner : 1;

@@ -1,5 +1,6 @@
-// The backward passes of bias_act, prelu_bias and dropout_act together with the sums by channel that are the gradients of
-// bias and slopes: one pass over memory, the sums in double. Built once for each instruction set (KFC_CAPABILITY).
+// The backward passes of bias_act, prelu_bias and dropout_act together with the sums by channel that are the gradients
+// of bias and slopes: one pass over memory, the sums in double. Built once for each instruction set
+// (KFC_CAPABILITY).
 #include "channel_totals.h"
 #include "dropout.h"
 #include "kernels.h"

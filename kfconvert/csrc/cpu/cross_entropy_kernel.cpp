@@ -1,5 +1,5 @@
-// The loss of each row of logits and its log-sum-exp, or with grad_x the gradient; see CrossEntropy. The logits are read
-// once for the loss and once for the gradient. Built once for each instruction set.
+// The loss of each row of logits and its log-sum-exp, or with grad_x the gradient; see CrossEntropy. The logits are
+// read once for the loss and once for the gradient. Built once for each instruction set.
 #include "../common/arguments.h"
 #include "exponentials.h"
 #include "kernels.h"

@@ -8,9 +8,9 @@ namespace {
 
 #if defined(__AVX2__)
 
-// Several counters at a time: a 32-bit word in the lower half of each 64-bit lane, beside anything in the upper half. So
-// the processor's product of 32-bit words takes them as they are; of a loop over plain words the compiler makes products
-// of 64-bit words, which take three times as long.
+// Several counters at a time: a 32-bit word in the lower half of each 64-bit lane, beside anything in the upper half.
+// So the processor's product of 32-bit words takes them as they are; of a loop over plain words the compiler makes
+// products of 64-bit words, which take three times as long.
 #if defined(__AVX512F__)
 constexpr int kLanes = 8;
 #else

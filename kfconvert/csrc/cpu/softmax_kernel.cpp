@@ -61,8 +61,8 @@ const A* load_scaled(const kfc::Softmax& a, int64_t row, int64_t mask_at, int64_
   return v;
 }
 
-// out[i] = v[i] / total. A product with the inverse takes a fifth of the time and, of an inverse rounded from double, is
-// as accurate in float.
+// out[i] = v[i] / total. A product with the inverse takes a fifth of the time and, of an inverse rounded from double,
+// is as accurate in float.
 template <class A>
 KFC_ROW void divide_row(const A* v, A* out, int64_t n, double total) {
   const A inverse = static_cast<A>(1 / total);
