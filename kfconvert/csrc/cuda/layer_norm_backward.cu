@@ -25,10 +25,6 @@ __host__ __device__ constexpr int backward_block(int threads) { return threads <
 // So many blocks a multiprocessor have enough in flight, and every further one would write partial sums.
 constexpr int kBlocksPerMultiprocessor = 2;
 
-// Whether they fit without registers in memory.
-template <int N, int THREADS, int ITEMS>
-constexpr bool kManyBlocks = THREADS * ITEMS <= 512 && ITEMS * N <= 16;
-
 template <class A>
 __device__ __forceinline__ A mean_of_row(const LayerNormBackward& a, int64_t row) {
   return a.mean == nullptr ? A(0) : static_cast<const A*>(a.mean)[row];
@@ -126,7 +122,7 @@ struct RowAhead {
 };
 
 template <int act, class T, int N, int THREADS, int ITEMS>
-__global__ void __launch_bounds__(backward_block(THREADS), kManyBlocks<N, THREADS, ITEMS> ? kBlocksPerMultiprocessor : 1)
+__global__ void __launch_bounds__(backward_block(THREADS), THREADS * ITEMS <= 512 ? kBlocksPerMultiprocessor : 1)
     layer_norm_backward_kernel(LayerNormBackward a) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
