@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(kRowThreads, N == 1 || act == kAny ? 1 : 2)
     at[i] = channel < channels && pack < deal.packs ? channel * inner + pack * N : -1;
     weight[i] = bias[i] = 0;
     if (at[i] >= 0) {
-      xs[i] = *reinterpret_cast<const Pack<T, N>*>(static_cast<const T*>(a.x) + first + at[i]);
-      grads[i] = *reinterpret_cast<const Pack<T, N>*>(static_cast<const T*>(a.grad) + first + at[i]);
+      xs[i] = load_pack<Pack<T, N>>(static_cast<const T*>(a.x) + first + at[i]);
+      grads[i] = load_pack<Pack<T, N>>(static_cast<const T*>(a.grad) + first + at[i]);
       weight[i] = weight_of<T, A>(a, first_channel + channel);
       if (act != kNone) bias[i] = bias_of<T, A>(a, first_channel + channel);
     }

@@ -102,8 +102,8 @@ struct RowAhead {
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
       if (col >= a.cols) continue;
-      s[i] = *reinterpret_cast<const Pack<T, N>*>(static_cast<const T*>(a.s) + row * a.cols + col);
-      grad[i] = *reinterpret_cast<const Pack<T, N>*>(static_cast<const T*>(a.grad) + row * a.cols + col);
+      s[i] = load_pack<Pack<T, N>>(static_cast<const T*>(a.s) + row * a.cols + col);
+      grad[i] = load_pack<Pack<T, N>>(static_cast<const T*>(a.grad) + row * a.cols + col);
     }
   }
 

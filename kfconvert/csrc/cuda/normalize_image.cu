@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads)
     const uint8_t* from = row_begin(a, image, height.remainder(row)) + int64_t{C} * columns.remainder(pixel);
     Pack<uint8_t, N> bytes[C];
 #pragma unroll
-    for (int c = 0; c < C; ++c) bytes[c] = reinterpret_cast<const Pack<uint8_t, N>*>(from)[c];
+    for (int c = 0; c < C; ++c) bytes[c] = load_pack<Pack<uint8_t, N>>(from + c * N);
     T* to = static_cast<T*>(a.y) + int64_t{C - 1} * image * plane + pixel;
 #pragma unroll
     for (int c = 0; c < C; ++c) {
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t at = i * N;
     const uint32_t row = columns.divide(at);
     const uint8_t* from = row_begin(a, height.divide(row), height.remainder(row)) + columns.remainder(at);
-    const Pack<uint8_t, N> bytes = *reinterpret_cast<const Pack<uint8_t, N>*>(from);
+    const auto bytes = load_pack<Pack<uint8_t, N>>(from);
     A v[N];
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {

@@ -54,9 +54,9 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(Quantize a, Divider 
       load<N>(reals + at, v);
 #pragma unroll
       for (int j = 0; j < N; ++j) integers.v[j] = to_int8(v[j] / scale[j] + zero_point[j]);
-      *reinterpret_cast<Pack<int8_t, N>*>(a.integers + at) = integers;
+      store_pack(a.integers + at, integers);
     } else {
-      integers = *reinterpret_cast<const Pack<int8_t, N>*>(a.integers + at);
+      integers = load_pack<Pack<int8_t, N>>(a.integers + at);
 #pragma unroll
       for (int j = 0; j < N; ++j) v[j] = (static_cast<A>(integers.v[j]) - zero_point[j]) * scale[j];
       store<N>(reals + at, v);

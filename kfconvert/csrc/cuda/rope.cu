@@ -82,19 +82,22 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
     for (int k = 0; k < STEPS; ++k) load_pairs<INTERLEAVED, N>(from + k * shared.x_stride, col, a.half, x[k][0], x[k][1]);
     load_pairs<INTERLEAVED, N>(of_cos, col, a.half, cos[0], cos[1]);
     load_pairs<INTERLEAVED, N>(of_sin, col, a.half, sin[0], sin[1]);
+    // Of the transposed form the sines change places and signs.
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const A first = sin[0][j];
+      const A second = sin[1][j];
+      sin[0][j] = a.transposed ? second : -first;
+      sin[1][j] = a.transposed ? -first : second;
+    }
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const A first = x[k][0][j];
         const A second = x[k][1][j];
-        if (a.transposed) {
-          x[k][0][j] = first * cos[0][j] + second * sin[1][j];
-          x[k][1][j] = second * cos[1][j] - first * sin[0][j];
-        } else {
-          x[k][0][j] = first * cos[0][j] - second * sin[0][j];
-          x[k][1][j] = second * cos[1][j] + first * sin[1][j];
-        }
+        x[k][0][j] = first * cos[0][j] + second * sin[0][j];
+        x[k][1][j] = second * cos[1][j] + first * sin[1][j];
       }
       store_pairs<INTERLEAVED, N>(y + k * shared.y_stride, col, a.half, x[k][0], x[k][1]);
     }

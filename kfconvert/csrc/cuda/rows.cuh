@@ -79,7 +79,7 @@ __device__ __forceinline__ void load_row(const T* row, int64_t cols, bool active
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     const int col = (i * THREADS + lane) * N;
-    if (active && col < cols) packs[i] = *reinterpret_cast<const Pack<T, N>*>(row + col);
+    if (active && col < cols) packs[i] = load_pack<Pack<T, N>>(row + col);
   }
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {

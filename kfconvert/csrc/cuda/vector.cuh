@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "../common/activation.h"
@@ -101,9 +102,53 @@ struct alignas(sizeof(T) * N) Pack {
   T v[N];
 };
 
+// The type of one access to a pack of so many bytes.
+template <int BYTES>
+struct Access;
+template <>
+struct Access<16> {
+  using type = uint4;
+};
+template <>
+struct Access<8> {
+  using type = uint2;
+};
+template <>
+struct Access<4> {
+  using type = unsigned int;
+};
+template <>
+struct Access<2> {
+  using type = unsigned short;
+};
+template <>
+struct Access<1> {
+  using type = unsigned char;
+};
+
+// A pack of global memory in one access.
+template <class P, class T>
+__device__ __forceinline__ P load_pack(const T* from) {
+  using Word = typename Access<sizeof(P)>::type;
+  const Word word = *reinterpret_cast<const Word*>(from);
+  P pack;
+  memcpy(&pack, &word, sizeof(P));
+  return pack;
+}
+
+// By the intrinsic: assignments of structs the compiler takes apart, and not always does it put the parts together again. The
+// second of two packs of a thread came out as eight stores of two bytes.
+template <class P, class T>
+__device__ __forceinline__ void store_pack(T* to, const P& pack) {
+  using Word = typename Access<sizeof(P)>::type;
+  Word word;
+  memcpy(&word, &pack, sizeof(P));
+  __stwb(reinterpret_cast<Word*>(to), word);
+}
+
 template <int N, class T, class A>
 __device__ __forceinline__ void load(const T* from, A (&to)[N]) {
-  const Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(from);
+  const Pack<T, N> pack = load_pack<Pack<T, N>>(from);
 #pragma unroll
   for (int i = 0; i < N; ++i) to[i] = widen(pack.v[i]);
 }
@@ -113,7 +158,7 @@ __device__ __forceinline__ void store(T* to, const A (&from)[N]) {
   Pack<T, N> pack;
 #pragma unroll
   for (int i = 0; i < N; ++i) pack.v[i] = narrow<T>(from[i]);
-  *reinterpret_cast<Pack<T, N>*>(to) = pack;
+  store_pack(to, pack);
 }
 
 // N elements in packs of at most 16 bytes
