@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .activations import BY_CODE, CODES, apply_activation
 from .arguments import require_tensors
-from .bias_act import spread, sum_by_channel
+from .bias_act import check_channels, spread, sum_by_channel
 from .double_backward import differentiable_gradients, is_differentiated
 from .norms import accumulator
 from .registration import (
@@ -92,11 +92,7 @@ def _check(x, mean, variance, weight, bias):
             continue
         require_same_device(operator, name, x, tensor)
         require(tensor.dtype == mean.dtype, operator, f"{name} has another dtype than mean")
-        require(
-            tensor.dim() == 1 and tensor.shape[0] == x.shape[1],
-            operator,
-            f"{name} has shape {tuple(tensor.shape)}, but x has {x.shape[1]} channels in dim 1",
-        )
+        check_channels(operator, name, x, tensor, 1)
 
 
 def _compose(x, mean, variance, weight, bias, eps, code, negative_slope):

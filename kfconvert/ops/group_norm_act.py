@@ -15,7 +15,7 @@ import torch
 
 from .activations import BY_CODE, CODES, apply_activation
 from .arguments import within
-from .bias_act import spread
+from .bias_act import check_channels, spread
 from .double_backward import differentiable_gradients, is_differentiated
 from .norms import accumulator
 from .registration import (
@@ -93,11 +93,7 @@ def _check(x, num_groups, weight, bias):
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None:
             require_same_options(operator, name, x, tensor)
-            require(
-                tensor.dim() == 1 and tensor.shape[0] == channels,
-                operator,
-                f"{name} has shape {tuple(tensor.shape)}, but x has {channels} channels in dim 1",
-            )
+            check_channels(operator, name, x, tensor, 1)
 
 
 def _compose(x, num_groups, weight, bias, eps, code, negative_slope):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .arguments import require_tensors
 from .batch_norm_act import batch_norm_act
+from .bias_act import check_channels
 from .group_norm_act import group_norm_act
 from .layer_norm_act import layer_norm_act
 from .norms import accumulator, own_sum
@@ -174,11 +175,7 @@ def _check_batch_norm(x, running_mean, running_var, weight, bias, training):
             operator,
             f"{name} has another dtype than x",
         )
-        require(
-            tensor.dim() == 1 and tensor.shape[0] == x.shape[1],
-            operator,
-            f"{name} has shape {tuple(tensor.shape)}, but x has {x.shape[1]} channels in dim 1",
-        )
+        check_channels(operator, name, x, tensor, 1)
     require(
         len({tensor.dtype for tensor in given.values()}) <= 1,
         operator,

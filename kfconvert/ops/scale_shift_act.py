@@ -7,6 +7,7 @@ formulas apply.
 import torch
 
 from .activations import BY_CODE, CODES, apply_activation
+from .bias_act import check_channels
 from .registration import (
     define_with_twin,
     differentiate_by_decomposition,
@@ -84,11 +85,7 @@ def _check(x, scale, shift):
     for name, tensor in (("scale", scale), ("shift", shift)):
         require_same_device(operator, name, x, tensor)
         require(tensor.dtype == wide, operator, f"{name} must be {str(wide).removeprefix('torch.')}")
-        require(
-            tensor.dim() == 1 and tensor.shape[0] == x.shape[1],
-            operator,
-            f"{name} has shape {tuple(tensor.shape)}, but x has {x.shape[1]} channels in dim 1",
-        )
+        check_channels(operator, name, x, tensor, 1)
 
 
 def _compose(x, scale, shift, code, negative_slope):

@@ -60,7 +60,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_act_gradients(const Tensor& grad_i
   const Tensor x = as_dense(x_in);
   std::vector<Tensor> keep;
   BatchNormAct a = batch_norm_arguments(op, x, mean, variance, weight, bias, eps, activation, slope, keep);
-  const Tensor grad = grad_beside(op, x_in, x, grad_in);
+  const Tensor grad = grad_beside(op, x, grad_in);
   a.terms.grad = grad.const_data_ptr();
   Tensor of_x = empty_with_layout_of(x);
   a.terms.y = of_x.mutable_data_ptr();

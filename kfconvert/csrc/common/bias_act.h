@@ -90,18 +90,23 @@ void bias_act_(Tensor x, const OptionalTensor& bias, const OptionalTensor& resid
   }
 }
 
+// grad, which is given in any layout, in that of a dense x.
+inline Tensor grad_beside(const char* op, const Tensor& x, const Tensor& grad) {
+  check_same_options(op, "grad", options_of(x), grad);
+  check_same_shape(op, "grad", x, grad);
+  return with_layout_of(x, grad);
+}
+
 // grad * act'(x + bias + residual), in grad's layout; for activations that save their output, x is that
 // output.
 template <class Backend>
 Tensor bias_act_backward(const Tensor& grad, const Tensor& x, const OptionalTensor& bias,
                          const OptionalTensor& residual, int64_t activation, double slope, int64_t dim) {
   const char* op = "bias_act_backward";
-  check_same_options(op, "grad", options_of(x), grad);
-  check_same_shape(op, "grad", x, grad);
   const Tensor dense = as_dense(x);
   std::vector<Tensor> keep;
   BiasAct a = bias_act_arguments(op, dense, bias, residual, activation, slope, dim, keep);
-  const Tensor grad_here = with_layout_of(dense, grad);
+  const Tensor grad_here = grad_beside(op, dense, grad);
   a.grad = grad_here.const_data_ptr();
   Tensor out = empty_with_layout_of(dense);
   a.y = out.mutable_data_ptr();

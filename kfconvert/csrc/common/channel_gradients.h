@@ -12,13 +12,6 @@ inline void check_channels(const char* op, BiasAct& a, const Tensor& x, int64_t 
   set_channels(a, x, dim < 0 ? dim + x.dim() : dim);
 }
 
-// What the gradients need of grad, which is given in any layout: it in the layout of x.
-inline Tensor grad_beside(const char* op, const Tensor& x_in, const Tensor& x, const Tensor& grad) {
-  check_same_options(op, "grad", options_of(x_in), grad);
-  check_same_shape(op, "grad", x_in, grad);
-  return with_layout_of(x, grad);
-}
-
 // Where a backend is to write its sums.
 inline ChannelTotals into(DType dtype, const Tensor& first) {
   ChannelTotals sums{};
@@ -46,7 +39,7 @@ std::tuple<Tensor, Tensor> bias_act_gradients(const Tensor& grad_in, const Tenso
   std::vector<Tensor> keep;
   BiasAct a = bias_act_arguments(op, x, bias, residual, activation, slope, dim, keep);
   check_channels(op, a, x, dim);
-  const Tensor grad = grad_beside(op, x_in, x, grad_in);
+  const Tensor grad = grad_beside(op, x, grad_in);
   a.grad = grad.const_data_ptr();
   Tensor of_x = a.activation == 0 ? empty(options_of(x), {0}) : empty_with_layout_of(x);
   a.y = a.activation == 0 ? nullptr : of_x.mutable_data_ptr();
@@ -65,7 +58,7 @@ std::tuple<Tensor, Tensor> dropout_act_gradients(const Tensor& grad_in, const Te
   std::vector<Tensor> keep;
   BiasAct terms = bias_act_arguments(op, x, bias, std::nullopt, activation, slope, dim, keep);
   check_channels(op, terms, x, dim);
-  const Tensor grad = grad_beside(op, x_in, x, grad_in);
+  const Tensor grad = grad_beside(op, x, grad_in);
   terms.grad = grad.const_data_ptr();
   Tensor of_x = empty_with_layout_of(x);
   terms.y = of_x.mutable_data_ptr();
@@ -83,7 +76,7 @@ std::tuple<Tensor, Tensor, Tensor> prelu_bias_gradients(const Tensor& grad_in, c
   const Tensor x = as_dense(x_in);
   std::vector<Tensor> keep;
   BiasAct a = prelu_arguments(op, x, bias, slopes, dim, keep);
-  const Tensor grad = grad_beside(op, x_in, x, grad_in);
+  const Tensor grad = grad_beside(op, x, grad_in);
   a.grad = grad.const_data_ptr();
   Tensor of_x = empty_with_layout_of(x);
   a.y = of_x.mutable_data_ptr();

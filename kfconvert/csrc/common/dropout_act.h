@@ -49,13 +49,11 @@ Tensor dropout_act_backward(const Tensor& grad, const Tensor& x_in, const Option
                             const OptionalTensor& state, int64_t seed, int64_t sequence, double p,
                             int64_t activation, double slope, int64_t dim) {
   const char* op = "dropout_act_backward";
-  check_same_options(op, "grad", options_of(x_in), grad);
-  check_same_shape(op, "grad", x_in, grad);
   const Tensor x = as_dense(x_in);
   std::vector<Tensor> keep;
   const BiasAct terms = bias_act_arguments(op, x, bias, std::nullopt, activation, slope, dim, keep);
   DropoutAct a = dropout_act_arguments(op, terms, x, state, seed, sequence, p);
-  const Tensor grad_here = with_layout_of(x, grad);
+  const Tensor grad_here = grad_beside(op, x, grad);
   a.terms.grad = grad_here.const_data_ptr();
   Tensor out = empty_with_layout_of(x);
   a.terms.y = out.mutable_data_ptr();

@@ -52,7 +52,9 @@ struct Cpu {
     });
   }
 
+  // Nothing where there is no total.
   static void sum_partials(const PartialSums& a) {
+    if (a.total == nullptr) return;
     split(cpu_kernels().sum_partials, a, a.cols, rows_per_thread(a.count));
   }
 
@@ -76,7 +78,6 @@ struct Cpu {
       });
     }
     for (int k = 0; k < kMostTotals; ++k) {
-      if (sums.totals[k] == nullptr) continue;
       sum_partials({sums.totals[k], sums.partials[k], sums.shares, a.channels, DType::f64, sums.dtype});
     }
   }
@@ -152,11 +153,8 @@ struct Cpu {
     split_rows(cpu_kernels().group_norm_backward, a, a.channels * a.inner);
     const int64_t images = a.rows / a.groups;
     const DType wide = a.dtype == DType::f64 ? DType::f64 : DType::f32;
-    const auto sum = [&](void* total, const void* sums) {
-      if (total != nullptr) sum_partials({total, sums, images, a.groups * a.channels, wide, a.dtype});
-    };
-    sum(a.grad_weight, a.sums_weight);
-    sum(a.grad_bias, a.sums_bias);
+    sum_partials({a.grad_weight, a.sums_weight, images, a.groups * a.channels, wide, a.dtype});
+    sum_partials({a.grad_bias, a.sums_bias, images, a.groups * a.channels, wide, a.dtype});
   }
   static void layer_norm(const LayerNorm& a, const Tensor&) { split_rows(cpu_kernels().layer_norm, a, a.cols); }
 
@@ -186,12 +184,9 @@ struct Cpu {
         if (a.cols > 0 && p * share < stop) kernels.layer_norm_backward(a, p * share, stop, p);
       }
     });
-    const auto sum = [&](void* total, const void* partials) {
-      const DType wide = is_double ? DType::f64 : DType::f32;
-      if (total != nullptr) sum_partials({total, partials, a.partials, a.cols, wide, a.affine_dtype});
-    };
-    sum(grad_weight, a.partial_weight);
-    sum(grad_bias, a.partial_bias);
+    const DType wide = is_double ? DType::f64 : DType::f32;
+    sum_partials({grad_weight, a.partial_weight, a.partials, a.cols, wide, a.affine_dtype});
+    sum_partials({grad_bias, a.partial_bias, a.partials, a.cols, wide, a.affine_dtype});
   }
 
   static void linear(const Tensor& y, const Tensor& x, const Tensor& weight_t, const OptionalTensor& bias) {

@@ -63,8 +63,6 @@ struct BatchNormForward {
   static constexpr int kBlocks = 3;
   BatchNormAct a;
 
-  explicit BatchNormForward(const BatchNormAct& arguments) : a(arguments) {}
-
   template <int N>
   __device__ ScaleAndShift<A, N> values_of_channels(int64_t channel, int step) const {
     return fold_channels<T, N, A>(a, channel, step);
@@ -89,8 +87,6 @@ struct BatchNormGradients {
     static constexpr int kTotals = 2;
     static constexpr int kBlocks = kGradientBlocks;
     BatchNormAct a;
-
-    explicit For(const BatchNormAct& arguments) : a(arguments) {}
 
     template <int N>
     __device__ ScaleAndShift<A, N> values_of_channels(int64_t channel, int step) const {

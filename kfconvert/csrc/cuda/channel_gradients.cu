@@ -29,8 +29,6 @@ struct BiasActGradients {
     static constexpr int kBlocks = kBlocksOfAll;
     BiasAct a;
 
-    explicit For(const BiasAct& arguments) : a(arguments) {}
-
     template <int N>
     __device__ BiasOf<A, N> values_of_channels(int64_t channel, int step) const {
       BiasOf<A, N> own;
@@ -84,8 +82,6 @@ struct PreluGradient {
   static constexpr int kBlocks = kBlocksOfAll;
   BiasAct a;
 
-  explicit PreluGradient(const BiasAct& arguments) : a(arguments) {}
-
   template <int N>
   __device__ BiasAndSlopes<A, N> values_of_channels(int64_t channel, int step) const {
     BiasAndSlopes<A, N> own;
@@ -119,8 +115,6 @@ struct DropoutActGradient {
   static constexpr int kTotals = 1;
   static constexpr int kBlocks = kBlocksOfAll;
   DropoutAct a;
-
-  explicit DropoutActGradient(const DropoutAct& arguments) : a(arguments) {}
 
   // The state is read for each channel, and so after the kernels ahead have ended.
   template <int N>

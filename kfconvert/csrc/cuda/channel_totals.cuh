@@ -1,11 +1,11 @@
 // Backward passes that write a gradient for each element and add up what belongs to channels, in one pass over memory:
 // the channel of element i is (i / inner) % channels
 //
-// A gradient is a functor, of which kBlocks blocks fit on a multiprocessor: these have enough in flight, and every further one
-// would write partial sums. `values_of_channels` reads what belongs to N channels, `add` computes the elements at to
-// at + N - 1, stores what is to be stored and adds their terms to totals[k][j], k less than kTotals. Threads keep the
-// totals of their channels in registers; a block writes one row of partial sums at its end, which a second kernel adds up.
-// Without totals it is a forward pass, whose values of channels take more than a read.
+// A gradient is a functor, of which kBlocks blocks fit on a multiprocessor: these have enough in flight, and every
+// further one would write partial sums. `values_of_channels` reads what belongs to N channels, `add` computes the
+// elements at to at + N - 1, stores what is to be stored and adds their terms to totals[k][j], k less than kTotals.
+// Threads keep the totals of their channels in registers; a block writes one row of partial sums at its end, which a
+// second kernel adds up. Without totals it is a forward pass, whose values of channels take more than a read.
 #pragma once
 
 #include "add_partials.cuh"
@@ -23,8 +23,8 @@ __device__ __forceinline__ void gather(const void* from, int64_t channel, int st
   for (int j = 0; j < N; ++j) to[j] = from == nullptr ? A(0) : widen(static_cast<const P*>(from)[channel + j * step]);
 }
 
-// The sums of a block of `groups` groups of `lanes` threads, each group with the same channels: `channel` to channel + N - 1
-// for this thread.
+// The sums of a block of groups of `lanes` threads, each group with the same channels: `channel` to channel + N - 1 for
+// this thread.
 template <int TOTALS, int N, class A>
 __device__ __forceinline__ void leave_columns(const ChannelTotals& sums, int64_t channel, int64_t channels, int lanes,
                                               const A (&totals)[TOTALS][N]) {
@@ -129,8 +129,8 @@ void launch_gradient(const Gradient& gradient, const BiasAct& a, const ChannelTo
                     Divider(inner / N));
 }
 
-// Into how many shares the elements of each channel are dealt, of which each block of the grid has one, for so many blocks a
-// multiprocessor.
+// Into how many shares the elements of each channel are dealt, of which each block of the grid has one, for so many
+// blocks a multiprocessor.
 inline int64_t shares_of(const BiasAct& a, int64_t blocks) {
   if (a.numel == 0) return 0;
   const int64_t pack = a.dtype == DType::f64 ? 1 : a.dtype == DType::f32 ? 4 : 8;
@@ -156,7 +156,7 @@ template <template <class> class Gradient, class Arguments>
 int launch_gradients(const Arguments& arguments, const BiasAct& a, const ChannelTotals& sums, void* raw_stream) {
   const cudaStream_t stream = static_cast<cudaStream_t>(raw_stream);
   KFC_DISPATCH_DTYPE(a.dtype, {
-    const Gradient<T> gradient(arguments);
+    const Gradient<T> gradient{arguments};
     constexpr int N = kPackBytes / sizeof(T);
     const int64_t inner = inner_of(a);
     // float64 is a reference type: one kernel is enough.
