@@ -9,6 +9,10 @@ def weighted(t):
     return t(5, 33), NORM, t(33), t(33)
 
 
+def embedded(t):
+    return torch.arange(10, device=t().device).view(2, 5), t(11, 33), t(7, 33), t(2, 33), t(33), t(33)
+
+
 # Each makes the arguments from a function that makes a float tensor of a shape.
 ARGUMENTS = {
     "act_mul": lambda t: (t(5, 33), t(33), "silu"),
@@ -26,6 +30,7 @@ ARGUMENTS = {
     "conv_act": lambda t: (t(2, 3, 8, 8), t(4, 3, 3, 3), t(4)),
     "cross_entropy": lambda t: (t(5, 33), torch.arange(5, device=t().device)),
     "dequantize_int8": lambda t: (t(5, 33).to(torch.int8), 0.5, 3),
+    "embedding_layer_norm": embedded,
     "geglu": lambda t: (t(5, 33), t(5, 33)),
     "gelu_dropout": lambda t: (t(5, 33),),
     "batch_norm_act": lambda t: (t(2, 6, 5), t(6), t(6).abs(), t(6), t(6), 1e-5, "relu"),

@@ -29,6 +29,7 @@ NAMES = (
     "conv_act",
     "cross_entropy",
     "dequantize_int8",
+    "embedding_layer_norm",
     "geglu",
     "gelu_dropout",
     "group_norm_act",
@@ -102,6 +103,12 @@ def _of_batch_norm(
     return "the kernel takes the running statistics" if training else None
 
 
+def _of_embedding(*args, **kwargs):
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return "the kernel takes no autocast"
+    return _of_a_gradient(*args, **kwargs)
+
+
 def _of_rope(x, cos, sin, interleaved=False):
     return _of_a_gradient(cos, sin)
 
@@ -142,6 +149,7 @@ _WHY_ATEN = {
     "batch_norm_relu": _of_batch_norm,
     "bias_dropout_add": _of_bias_dropout_add,
     "dequantize_int8": _of_dequantize,
+    "embedding_layer_norm": _of_embedding,
     "gelu_dropout": _of_gelu_dropout,
     "mse_loss": _of_mse_loss,
     "reduce_mean_abs": _of_reduction("reduce_mean_abs"),

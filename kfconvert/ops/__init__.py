@@ -17,7 +17,6 @@ from .blocks import (
     conv2d_bn_act,
     conv2d_gelu_dropout,
     depthwise_pointwise,
-    embedding_layer_norm,
     ffn_block,
     fused_linear_activation,
 )
@@ -40,6 +39,7 @@ from .elementwise import (
     multiply_relu,
     swish_multiply,
 )
+from .embedding_layer_norm import embedding_layer_norm
 from .group_norm_act import group_norm_act
 from .layer_norm_act import layer_norm_act
 from .linear_act import linear_act

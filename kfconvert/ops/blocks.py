@@ -7,14 +7,12 @@ and have a backward pass. Arguments that do not fit are a RuntimeError, an activ
 torch.nn.functional.conv2d.
 """
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .arguments import as_number, require_share, require_tensors
 from .batch_norm_act import batch_norm_act
 from .conv_act import conv_act
-from .layer_norm_act import layer_norm_act
 from .linear_act import linear_act
 from .norms import accumulator
 from .registration import (
@@ -45,38 +43,6 @@ def ffn_block(
     x: (..., in); w1: (hidden, in); w2: (out, hidden); b1: (hidden,) or None; b2: (out,) or None.
     """
     return linear_act(linear_act(x, w1, b1, activation), w2, b2)
-
-
-def embedding_layer_norm(
-    ids: Tensor,
-    word: Tensor,
-    position: Tensor,
-    token_type: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float = 1e-12,
-    token_type_ids: Tensor | None = None,
-) -> Tensor:
-    """``layer_norm(word[ids] + position[n] + token_type[token_type_ids])``, (..., N, D): the input of BERT.
-
-    ``F.embedding``, and :func:`kfconvert.ops.layer_norm_act` with the position as its residual; the sum is
-    never written where all tokens are of one type.
-
-    Args:
-        ids: (..., N) of int32 or int64, rows of ``word``; one out of range is an IndexError on the CPU and a
-            failed device-side assertion on CUDA.
-        word: (V, D); position: (P, D), P at least N, of which row n is added at place n; token_type: (T, D).
-        weight, bias: (D,) or None, of the norm.
-        eps: added to the variance.
-        token_type_ids: as ids, rows of ``token_type``; None is 0 everywhere.
-    """
-    _check_embedding(ids, word, position, token_type, token_type_ids)
-    x, added = F.embedding(ids, word), position[: ids.shape[-1]]
-    if token_type_ids is None:
-        added = added + token_type[0]
-    else:
-        x = x + F.embedding(token_type_ids, token_type)
-    return layer_norm_act(x, word.shape[1], weight, bias, eps, residual=added)
 
 
 def conv2d_bn_act(
@@ -207,24 +173,3 @@ def _require_four_dimensions(operator, name, tensor):
 def _require_channels(operator, name, tensor, channels):
     shape = tuple(tensor.shape)
     require(shape == (channels,), operator, f"{name} has shape {shape}, expected ({channels},)")
-
-
-def _check_embedding(ids, word, position, token_type, token_type_ids):
-    operator = "embedding_layer_norm"
-    require_tensors(ids, word, position, token_type)
-    for name, tensor in (("ids", ids), ("token_type_ids", token_type_ids)):
-        if tensor is not None:
-            require_same_device(operator, name, word, tensor, "word")
-            require(tensor.dtype in (torch.int32, torch.int64), operator, f"{name} must be int32 or int64")
-            require(tensor.dim() >= 1, operator, f"{name} has no dimension")
-            shape, expected = tuple(tensor.shape), tuple(ids.shape)
-            require(shape == expected, operator, f"{name} has shape {shape}, expected {expected}")
-    require(word.dim() == 2, operator, f"word has shape {tuple(word.shape)}, expected (V, D)")
-    for name, tensor, rows in (("position", position, ids.shape[-1]), ("token_type", token_type, 1)):
-        require_same_device(operator, name, word, tensor, "word")
-        require(tensor.dtype == word.dtype, operator, f"{name} has another dtype than word")
-        require(
-            tensor.dim() == 2 and tensor.shape[1] == word.shape[1] and tensor.shape[0] >= rows,
-            operator,
-            f"{name} has shape {tuple(tensor.shape)}, expected {rows} or more rows of {word.shape[1]}",
-        )

@@ -118,7 +118,7 @@ def _compose_backward(grad, x, target, lse, weight, ignored, smoothing):
     grad_x = torch.exp(x.to(lse.dtype) - lse[:, :1] - lse[:, 1:]) - smoothing / x.shape[1]
     hit = torch.full_like(lse[:, :1], smoothing - 1)
     grad_x = grad_x.scatter_add(1, torch.where(counts, target, 0)[:, None], hit)
-    grad_x = grad.reshape(-1, 1) * (weight if weight.numel() else 1) * grad_x
+    grad_x = grad.to(lse.dtype).reshape(-1, 1) * (weight if weight.numel() else 1) * grad_x
     return torch.where(counts[:, None], grad_x, 0).to(x.dtype).contiguous()
 
 
@@ -131,15 +131,18 @@ def _save(ctx, inputs, output):
     _, lse, weight = output
     ctx.save_for_backward(x, target, lse, weight)
     ctx.mark_non_differentiable(lse, weight)
+    ctx.set_materialize_grads(False)  # no zeros for lse and weight
 
 
 def _differentiate(ctx, grad, *_):
+    if grad is None:
+        return (None,) * 5
     x, target, lse, weight = ctx.saved_tensors
     if is_differentiated():
         (of_x,) = differentiable_gradients(lambda x: _compose(x, target, *ctx.options)[0], (x,), grad)
     else:
         ignored, smoothing, _ = ctx.options
-        of_x = _BACKWARD(grad.to(lse.dtype), x, target, lse, weight, ignored, smoothing)
+        of_x = _BACKWARD(grad, x, target, lse, weight, ignored, smoothing)
     return of_x, None, None, None, None
 
 

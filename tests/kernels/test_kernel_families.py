@@ -127,6 +127,11 @@ def test_calls_that_would_run_on_aten_are_refused(device):
     ):
         with pytest.raises(RuntimeError, match=f"kfconvert.kernels.{device}.*{match}.*plain ATen"):
             call()
+    ids, word, *tables = arguments("embedding_layer_norm", device)
+    with pytest.raises(RuntimeError, match="embedding_layer_norm: the kernel has no backward; .*plain ATen"):
+        functions.embedding_layer_norm(ids, word.requires_grad_(), *tables)
+    with pytest.raises(RuntimeError, match="the kernel takes no autocast"), torch.autocast(device):
+        functions.embedding_layer_norm(ids, word.detach(), *tables)
     with torch.no_grad():
         functions.dequantize_int8(x.to(torch.int8), scale)
     functions.gelu_dropout(x, 1.0, training=False)

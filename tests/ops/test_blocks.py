@@ -164,61 +164,6 @@ def test_dropout(device):
         ops.conv2d_gelu_dropout(*tensors, -0.1)
 
 
-def embedding(dtype, device, ids=(2, 5), kind=torch.int64):
-    ids = torch.randint(0, 11, ids, device=device, dtype=kind)
-    tables = [torch.randn(rows, 8, device=device).to(dtype) for rows in (11, 7, 2)]
-    vectors = [torch.randn(8, device=device).to(dtype) for _ in range(2)]
-    return [ids, *tables, *vectors], torch.randint_like(ids, 2)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("typed", [False, True])
-def test_embedding_layer_norm(device, compiled, dtype, typed):
-    operator, definition = ops.embedding_layer_norm, reference.embedding_layer_norm
-    long, short = torch.int64, torch.int32
-    for shape, kind in (((2, 5), long), ((7,), short), ((2, 3, 1), long), ((0, 5), long)):
-        tensors, types = embedding(dtype, device, shape, kind)
-        types = types if typed else None
-        assert_as_accurate(operator, definition, *tensors, 1e-5, types, factor=2)
-    (ids, *tensors), types = embedding(dtype, device)
-    types = types if typed else None
-    operator, definition = (lambda *t, f=f: f(ids, *t, 1e-5, types) for f in (operator, definition))
-    weights = [torch.randn(2, 5, 8, device=device).to(dtype)]
-    assert_gradients_as_accurate(operator, definition, tensors, weights, factor=2)
-
-
-@pytest.mark.parametrize("typed", [False, True])
-def test_gradcheck_and_compile_of_embedding_layer_norm(device, typed):
-    (ids, *tensors), types = embedding(torch.float64, device)
-    types = types if typed else None
-
-    def function(*tensors):
-        return ops.embedding_layer_norm(ids.mT.contiguous().mT, *tensors, 1e-5, types)
-
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(*tensors), function(*tensors))
-    assert torch.autograd.gradcheck(function, [t.requires_grad_() for t in tensors])
-
-
-def test_errors_of_embedding_layer_norm(device, compiled):
-    (ids, word, position, token_type, weight, bias), types = embedding(torch.float32, device)
-    for changed, message in (
-        ({"ids": ids.float()}, "ids must be int32 or int64"),
-        ({"ids": ids[0, 0]}, "ids has no dimension"),
-        ({"ids": ids.repeat(1, 2)}, "position has shape .*, expected 10 or more rows of 8"),
-        ({"token_type_ids": types[:1]}, r"token_type_ids has shape \(1, 5\), expected \(2, 5\)"),
-        ({"word": word[0]}, r"word has shape \(8,\), expected \(V, D\)"),
-        ({"token_type": token_type[:, :4]}, "token_type has shape"),
-        ({"token_type": token_type[:0]}, "expected 1 or more rows of 8"),
-        ({"position": position.double()}, "position has another dtype than word"),
-        ({"weight": weight[:4]}, "weight has (shape|4 elements)"),
-    ):
-        named = {"ids": ids, "word": word, "position": position, "token_type": token_type, "weight": weight}
-        with pytest.raises(RuntimeError, match=message) as error:
-            ops.embedding_layer_norm(**{**named, "bias": bias, **changed})
-        assert "\n" not in str(error.value)
-
-
 def test_errors(device, compiled):
     (x, weight, bias), _ = arguments("conv2d_gelu_dropout", torch.float32, device)
     _, _, _, mean, var, _, _ = arguments("conv2d_bn_act", torch.float32, device)[0]
@@ -248,11 +193,8 @@ def test_errors(device, compiled):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("name", [*NAMES, "embedding_layer_norm"])
+@pytest.mark.parametrize("name", NAMES)
 def test_two_devices(name):
-    if name == "embedding_layer_norm":
-        tensors, rest = embedding(torch.float32, "cuda")[0], []
-    else:
-        tensors, rest = arguments(name, torch.float32, "cuda")
+    tensors, rest = arguments(name, torch.float32, "cuda")
     with pytest.raises(RuntimeError, match="another device"):
         call(ops, name, rest)(*tensors[:-1], tensors[-1].cpu())

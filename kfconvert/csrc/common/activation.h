@@ -84,7 +84,7 @@ KFC_FN A gelu_tanh_argument(A v) {
 template <class M, class A>
 KFC_FN A gated_backward(A g, A v, A w, A slope_of_w) {
   const A e = Cheaper<M, A>::exp_bounded(-w);
-  const A gate = A(1) / (A(1) + e);
+  const A gate = M::divide(A(1), A(1) + e);
   return g * gate * (A(1) + v * (e * gate) * slope_of_w);
 }
 
@@ -92,27 +92,27 @@ template <Act act, class M, class A>
 KFC_FN A activate(A v, A slope) {
   if constexpr (act == kRelu) return v <= A(0) ? A(0) : v;
   if constexpr (act == kGelu) return v * Cheaper<M, A>::normal(v).cdf;
-  if constexpr (act == kGeluTanh) return v / (A(1) + M::exp(-gelu_tanh_argument(v)));
-  if constexpr (act == kSilu) return v / (A(1) + M::exp(-v));
-  if constexpr (act == kQuickGelu) return v / (A(1) + M::exp(-Constants<A>::quick_gelu_slope * v));
+  if constexpr (act == kGeluTanh) return M::divide(v, A(1) + M::exp(-gelu_tanh_argument(v)));
+  if constexpr (act == kSilu) return M::divide(v, A(1) + M::exp(-v));
+  if constexpr (act == kQuickGelu) return M::divide(v, A(1) + M::exp(-Constants<A>::quick_gelu_slope * v));
   if constexpr (act == kTanh) return M::tanh(v);
-  if constexpr (act == kSigmoid) return A(1) / (A(1) + M::exp(-v));
+  if constexpr (act == kSigmoid) return M::divide(A(1), A(1) + M::exp(-v));
   if constexpr (act == kRelu6) return v <= A(0) ? A(0) : (v >= A(6) ? A(6) : v);
   if constexpr (act == kHardswish) {
     const A gate = v + A(3);
-    return v * (gate <= A(0) ? A(0) : (gate >= A(6) ? A(6) : gate)) / A(6);
+    return M::divide(v * (gate <= A(0) ? A(0) : (gate >= A(6) ? A(6) : gate)), A(6));
   }
   if constexpr (act == kLeakyRelu) return v > A(0) ? v : v * slope;
   if constexpr (act == kHardsigmoid) {
     const A gate = v + A(3);
-    return (gate <= A(0) ? A(0) : (gate >= A(6) ? A(6) : gate)) / A(6);
+    return M::divide(gate <= A(0) ? A(0) : (gate >= A(6) ? A(6) : gate), A(6));
   }
   if constexpr (act == kExpTwice) return M::exp(v + v);
   if constexpr (act == kMish) {
     // tanh(softplus(v)) = n / (n + 2) with n = e (e + 2), e = exp(v)
     const A e = Cheaper<M, A>::at_most(M::exp(v), Constants<A>::mish_limit);
     const A n = e * (e + A(2));
-    return v * (n / (n + A(2)));
+    return v * M::divide(n, n + A(2));
   }
   return v;
 }
@@ -142,16 +142,16 @@ KFC_FN A activate_backward(A g, A v, A slope) {
   if constexpr (act == kTanh) return g * (A(1) - v * v);
   if constexpr (act == kSigmoid) return g * (A(1) - v) * v;
   if constexpr (act == kRelu6) return v <= A(0) || v >= A(6) ? A(0) : g;
-  if constexpr (act == kHardswish) return v <= A(-3) ? A(0) : (v < A(3) ? g * (v / A(3) + A(0.5)) : g);
+  if constexpr (act == kHardswish) return v <= A(-3) ? A(0) : (v < A(3) ? g * (M::divide(v, A(3)) + A(0.5)) : g);
   if constexpr (act == kLeakyRelu) return v > A(0) ? g : g * slope;
-  if constexpr (act == kHardsigmoid) return v > A(-3) && v < A(3) ? g / A(6) : A(0);
+  if constexpr (act == kHardsigmoid) return v > A(-3) && v < A(3) ? M::divide(g, A(6)) : A(0);
   if constexpr (act == kExpTwice) return A(2) * g * v;
   if constexpr (act == kMish) {
     // With t = n / (n + 2): t + v (1 - t^2) sigmoid(v), and 1 - t^2 = 4 (1 + e)^2 / (n + 2)^2, sigmoid = e / (1 + e).
     v = Cheaper<M, A>::within(v, Constants<A>::gate_limit);
     const A e = Cheaper<M, A>::at_most(Cheaper<M, A>::exp_bounded(v), Constants<A>::mish_limit);
     const A n = e * (e + A(2));
-    const A inverse = A(1) / (n + A(2));
+    const A inverse = M::divide(A(1), n + A(2));
     return g * (n * inverse + A(4) * v * ((A(1) + e) * inverse) * (e * inverse));
   }
   return g;

@@ -263,6 +263,30 @@ struct LayerNorm {
   double slope;
 };
 
+// Rows of a table, one for each row of the result.
+struct RowIds {
+  const void* data;  // null: row 0 of the table, always
+  bool narrow;       // int32, else int64
+  int64_t count;     // rows of the table
+};
+
+// On the host. Static: every kernel file has its own, built for its instruction set.
+static inline int64_t id_at(const RowIds& ids, int64_t row) {
+  if (ids.data == nullptr) return 0;
+  return ids.narrow ? static_cast<const int32_t*>(ids.data)[row] : static_cast<const int64_t*>(ids.data)[row];
+}
+
+// s = word[ids] + position[row % positions] + token_type[token_type_ids], in the place of x of a layer norm.
+struct EmbeddingLayerNorm {
+  LayerNorm norm;          // y, weight, bias, rows, cols, eps and the dtypes; the rest is null, or not used
+  const void* word;        // (ids.count, cols)
+  const void* position;    // (positions, cols)
+  const void* token_type;  // (token_type_ids.count, cols)
+  RowIds ids;
+  RowIds token_type_ids;
+  int64_t positions;
+};
+
 // w = weight + offset; v = xhat * w + bias; g = grad * act'(v) (from v, or from act(v): recomputed, never stored)
 // grad_x = rstd * (g w - mean(g w) - xhat mean(g w xhat)) + grad_sum; grad_weight = sum g xhat; grad_bias =
 // sum g. In an RMS norm the mean of s, and with it mean(g w), is 0.
@@ -320,7 +344,7 @@ struct CrossEntropy {
   void* loss;            // (rows), accumulation type
   void* lse;             // (rows, 2), accumulation type: largest = max(x) and log(sum(exp(x - largest)))
   void* grad_x;          // (rows, cols) or null
-  const void* grad;      // accumulation type: (rows), or with grad_stride 0 one for all, then times weight
+  const void* grad;      // (rows), accumulation type, or with grad_stride 0 one for all in the dtype of x, times weight
   const void* x;         // (rows, cols)
   const int64_t* target;  // (rows), each at least 0 and less than cols, or `ignored`
   int64_t ignored;

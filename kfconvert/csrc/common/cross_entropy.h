@@ -56,7 +56,7 @@ std::tuple<Tensor, Tensor, Tensor> cross_entropy(const Tensor& x_in, const Tenso
   return {std::move(result), std::move(lse), std::move(weight)};
 }
 
-// grad: that of the result, in the accumulation type.
+// grad: that of the result, in its dtype.
 template <class Backend>
 Tensor cross_entropy_backward(const Tensor& grad_in, const Tensor& x_in, const Tensor& target_in, const Tensor& lse,
                               const Tensor& weight, int64_t ignored, double smoothing) {
@@ -64,8 +64,8 @@ Tensor cross_entropy_backward(const Tensor& grad_in, const Tensor& x_in, const T
   const Tensor x = as_contiguous(x_in);
   const Tensor target = as_contiguous(target_in);
   CrossEntropy a = cross_entropy_arguments(op, x, target, ignored, smoothing);
-  check_same_options(op, "grad", options_of(lse), grad_in);
   const bool reduced = weight.numel() == 1;
+  check_same_options(op, "grad", options_of(reduced ? x : lse), grad_in);
   KFC_CHECK(grad_in.numel() == (reduced ? 1 : a.rows), op, "grad has shape ", shape_text(grad_in));
   const Tensor grad = as_contiguous(grad_in);
   a.grad = grad.const_data_ptr();

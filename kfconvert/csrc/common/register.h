@@ -6,6 +6,7 @@
 #include "combine_act.h"
 #include "cross_entropy.h"
 #include "dropout_act.h"
+#include "embedding_layer_norm.h"
 #include "group_norm.h"
 #include "layer_norm.h"
 #include "library_ops.h"
@@ -52,6 +53,7 @@ void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("linear_act_inference", TORCH_BOX(&linear_act<Backend>));
   m.impl("conv_act", TORCH_BOX(&conv_act<Backend>));
   m.impl("conv_act_inference", TORCH_BOX(&conv_act<Backend>));
+  m.impl("embedding_layer_norm", TORCH_BOX(&embedding_layer_norm<Backend>));
   m.impl("group_norm_act", TORCH_BOX(&group_norm_act<Backend>));
   m.impl("group_norm_act_inference", TORCH_BOX(&group_norm_act<Backend>));
   m.impl("group_norm_act_training", TORCH_BOX(&group_norm_act_training<Backend>));

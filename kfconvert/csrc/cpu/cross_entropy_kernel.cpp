@@ -47,8 +47,10 @@ void gradient_row(const kfc::CrossEntropy& a, int64_t row) {
   const int64_t target = a.target[row];
   const A largest = static_cast<const A*>(a.lse)[2 * row];
   const A rest = static_cast<const A*>(a.lse)[2 * row + 1];
-  const A grad = static_cast<const A*>(a.grad)[row * a.grad_stride] *
-                 (a.weight == nullptr ? A(1) : *static_cast<const A*>(a.weight));
+  A of_result;
+  const A grad = a.grad_stride == 0 ? *as_accumulator(static_cast<const T*>(a.grad), &of_result, 1) *
+                                          *static_cast<const A*>(a.weight)
+                                    : static_cast<const A*>(a.grad)[row];
   const A smoothing = static_cast<A>(a.smoothing);
   const A everywhere = smoothing / static_cast<A>(a.cols);
   for (int64_t col = 0; col < a.cols; col += kBlock) {

@@ -29,6 +29,7 @@ namespace kfc {
   void group_norm_##capability(const GroupNorm&, int64_t, int64_t); \
   void group_norm_backward_##capability(const GroupNormBackward&, int64_t, int64_t); \
   void layer_norm_##capability(const LayerNorm&, int64_t, int64_t); \
+  void embedding_layer_norm_##capability(const EmbeddingLayerNorm&, int64_t, int64_t); \
   void layer_norm_backward_##capability(const LayerNormBackward&, int64_t, int64_t, int64_t);
 #define KFC_TABLE(capability)                                                                         \
   CpuKernels {                                                                                        \
@@ -39,7 +40,7 @@ namespace kfc {
         rope_##capability, softmax_##capability,                        \
         cross_entropy_##capability, cross_entropy_total_##capability, reduce_##capability,            \
         reduce_backward_##capability, group_norm_##capability, group_norm_backward_##capability,      \
-        layer_norm_##capability, layer_norm_backward_##capability                                     \
+        layer_norm_##capability, embedding_layer_norm_##capability, layer_norm_backward_##capability  \
   }
 
 KFC_DECLARE(generic)

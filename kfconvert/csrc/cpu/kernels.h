@@ -32,6 +32,7 @@ struct CpuKernels {
   // Without grad_weight and grad_bias, which are the sums of the sums.
   void (*group_norm_backward)(const GroupNormBackward&, int64_t begin, int64_t end);
   void (*layer_norm)(const LayerNorm&, int64_t begin, int64_t end);
+  void (*embedding_layer_norm)(const EmbeddingLayerNorm&, int64_t begin, int64_t end);  // of rows
   // Adds the rows' shares of grad_weight and grad_bias into partial number `partial`, which must start as
   // zeros.
   void (*layer_norm_backward)(const LayerNormBackward&, int64_t begin, int64_t end, int64_t partial);

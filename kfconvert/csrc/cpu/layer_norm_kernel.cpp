@@ -2,51 +2,10 @@
 // backward (formulas: common/arguments.h). Two-pass mean and variance on a row that stays in the cache; limited by
 // memory bandwidth. Built once for each instruction set (KFC_CAPABILITY).
 #include "kernels.h"
+#include "norm_rows.h"
 #include "scratch.h"
-#include "sums.h"
 
 namespace {
-
-// weight or bias in the accumulation type, or null
-template <class T, class Arguments, class A>
-KFC_FN const A* load_affine(const void* from, const Arguments& a, A* scratch) {
-  if (from == nullptr) return nullptr;
-  if (a.affine_dtype == a.dtype) return as_accumulator(static_cast<const T*>(from), scratch, a.cols);
-  load_row(static_cast<const float*>(from), scratch, a.cols);
-  return scratch;
-}
-
-// weight + offset, or null
-template <class T, class Arguments, class A>
-KFC_FN const A* load_weight(const Arguments& a, A* scratch) {
-  const A* weight = load_affine<T>(a.weight, a, scratch);
-  if (weight == nullptr || a.offset == 0) return weight;
-  const A offset = static_cast<A>(a.offset);
-#pragma omp simd
-  for (int64_t i = 0; i < a.cols; ++i) scratch[i] = weight[i] + offset;
-  return scratch;
-}
-
-// Element i of a row that may be null.
-template <class A>
-KFC_FN const A* at(const A* row, int64_t i) {
-  return row == nullptr ? nullptr : row + i;
-}
-
-// out[i] = (s[i] - mean) * rstd * weight[i] + bias[i]; weight and bias may be null
-template <class A>
-KFC_ROW void normalize_row(const A* s, A mean, A rstd, const A* weight, const A* bias, A* out, int64_t n) {
-  if (weight != nullptr && bias != nullptr) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) out[i] = (s[i] - mean) * rstd * weight[i] + bias[i];
-  } else if (weight != nullptr) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) out[i] = (s[i] - mean) * rstd * weight[i];
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) out[i] = (s[i] - mean) * rstd + (bias == nullptr ? A(0) : bias[i]);
-  }
-}
 
 template <class T>
 void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
@@ -68,8 +27,7 @@ void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
     }
     const Moments<A> moments = a.centred ? moments_of(s, cols, block) : moments_about_zero(s, cols, block);
     const A mean = moments.mean;
-    // Rounded once, as its error is one of the whole row.
-    const A rstd = static_cast<A>(1.0 / __builtin_sqrt(moments.variance + a.eps));
+    const A rstd = rstd_of(moments, a.eps);
     T* y = static_cast<T*>(a.y) + r * cols;
     for (int64_t i = 0; i < cols; i += kBlock) {
       const int64_t n = cols - i < kBlock ? cols - i : kBlock;

@@ -158,6 +158,21 @@ struct Cpu {
   }
   static void layer_norm(const LayerNorm& a, const Tensor&) { split_rows(cpu_kernels().layer_norm, a, a.cols); }
 
+  // The kernel reads where the ids say.
+  static void check_ids(const char* name, const char* table, const RowIds& ids, int64_t rows) {
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t id = id_at(ids, row);
+      KFC_CHECK(id >= 0 && id < ids.count, "embedding_layer_norm", name, " holds ", id, ", ", table, " has ", ids.count,
+                " rows");
+    }
+  }
+
+  static void embedding_layer_norm(const EmbeddingLayerNorm& a, const Tensor&) {
+    check_ids("ids", "word", a.ids, a.norm.rows);
+    if (a.token_type_ids.data != nullptr) check_ids("token_type_ids", "token_type", a.token_type_ids, a.norm.rows);
+    split(cpu_kernels().embedding_layer_norm, a, a.norm.rows, rows_per_thread(a.norm.cols));
+  }
+
   static int64_t layer_norm_partials(const LayerNormBackward& a, const Tensor&) {
     if (a.rows == 0 || a.cols == 0) return 1;
     const int64_t grain = rows_per_thread(a.cols);

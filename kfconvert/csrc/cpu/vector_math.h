@@ -46,6 +46,8 @@ struct Math;
 
 template <>
 struct Math<float> {
+  KFC_FN float divide(float a, float b) { return a / b; }
+
   // x = n ln 2 + r with n = round(x / ln 2), |r| <= ln(2) / 2
   struct Reduced {
     uint32_t n;    // in the low 22 bits
@@ -116,6 +118,7 @@ struct Math<double> {
   KFC_FN double exp_or_zero(double x) { return exp(x); }
   KFC_FN double tanh(double x) { return __builtin_tanh(x); }
   KFC_FN double one_plus_erf(double x) { return 1.0 + __builtin_erf(x); }
+  KFC_FN double divide(double a, double b) { return a / b; }
 };
 
 // |v| < 1: cdf(v) = 1 / 2 + v P(v^2); else cdf(-y) = exp(-y^2 / 2) T(y - 2.5) for y = |v|, which shares its exponential

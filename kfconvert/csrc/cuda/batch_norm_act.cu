@@ -2,8 +2,9 @@
 //   x, grad, y: (numel), one memory layout;  mean, variance, weight, bias, totals: (channels), channel of element
 //   i = (i / inner) % channels
 //
-// Limited by memory bandwidth. Scale and shift are computed in double, once for each thread, which has one channel or one
-// pack of channels: a kernel of their own would take as long as this one of a small image.
+// Limited by memory bandwidth. Scale and shift are computed once for each thread, which has one channel or one pack of
+// channels: a kernel of their own would take as long as this one of a small image. That is done in double, but for the
+// half types, of whose rounding float has enough digits less.
 #include "channel_totals.cuh"
 #include "kernels.h"
 
@@ -23,8 +24,8 @@ struct ScaleAndShift {
   A rstd[N];
 };
 
-// What belongs to the channels from `channel` on; P is the dtype of the parameters.
-template <class P, int N, class A>
+// What belongs to the channels from `channel` on, computed in W; P is the dtype of the parameters.
+template <class W, class P, int N, class A>
 __device__ __forceinline__ ScaleAndShift<A, N> fold(const BatchNormAct& a, int64_t channel, int step) {
   ScaleAndShift<A, N> own;
 #pragma unroll
@@ -36,14 +37,14 @@ __device__ __forceinline__ ScaleAndShift<A, N> fold(const BatchNormAct& a, int64
       own.rstd[j] = own.rstd[0];
       continue;
     }
-    const auto read = [&](const void* values, double otherwise) {
-      return values == nullptr ? otherwise : static_cast<double>(widen(static_cast<const P*>(values)[channel + j]));
+    const auto read = [&](const void* values, W otherwise) {
+      return values == nullptr ? otherwise : static_cast<W>(widen(static_cast<const P*>(values)[channel + j]));
     };
-    const double mean = read(a.mean, 0.0);
-    const double rstd = 1.0 / sqrt(read(a.variance, 0.0) + a.eps);
-    const double scale = read(a.weight, 1.0) * rstd;
+    const W mean = read(a.mean, W(0));
+    const W rstd = rsqrt(read(a.variance, W(0)) + static_cast<W>(a.eps));
+    const W scale = read(a.weight, W(1)) * rstd;
     own.scale[j] = static_cast<A>(scale);
-    own.shift[j] = static_cast<A>(read(a.bias, 0.0) - mean * scale);
+    own.shift[j] = static_cast<A>(read(a.bias, W(0)) - mean * scale);
     own.mean[j] = static_cast<A>(mean);
     own.rstd[j] = static_cast<A>(rstd);
   }
@@ -52,8 +53,9 @@ __device__ __forceinline__ ScaleAndShift<A, N> fold(const BatchNormAct& a, int64
 
 template <class T, int N, class A>
 __device__ __forceinline__ ScaleAndShift<A, N> fold_channels(const BatchNormAct& a, int64_t channel, int step) {
-  if (sizeof(T) == 2 && a.dtype == DType::f32) return fold<float, N, A>(a, channel, step);
-  return fold<T, N, A>(a, channel, step);
+  using W = std::conditional_t<sizeof(T) == 2, float, double>;
+  if (sizeof(T) == 2 && a.dtype == DType::f32) return fold<W, float, N, A>(a, channel, step);
+  return fold<W, T, N, A>(a, channel, step);
 }
 
 template <class T>

@@ -28,6 +28,7 @@ int launch_reduce_backward(const ReduceBackward& a, void* stream);
 int launch_group_norm(const GroupNorm& a, void* stream);
 int launch_group_norm_backward(const GroupNormBackward& a, void* stream);
 int launch_layer_norm(const LayerNorm& a, void* stream);
+int launch_embedding_layer_norm(const EmbeddingLayerNorm& a, void* stream);
 
 // The columns of a part of a row: all, or so many that the parts of all rows fill the device.
 int64_t reduce_part(const Reduce& a);

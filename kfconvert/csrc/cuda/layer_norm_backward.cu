@@ -38,19 +38,9 @@ __device__ __forceinline__ void gradient_of_norm(const LayerNormBackward& a, int
   for (int j = 0; j < N; ++j) s[j] = (s[j] - mean) * rstd;
   if constexpr (act != kNone) {
     A v[N];
-    A other[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) v[j] = s[j];
-    if (a.weight != nullptr) {
-      load_weight<N, T>(a, col, other);
-#pragma unroll
-      for (int j = 0; j < N; ++j) v[j] *= other[j];
-    }
-    if (a.bias != nullptr) {
-      load_affine<N, T>(a.bias, a.affine_dtype == DType::f32, col, other);
-#pragma unroll
-      for (int j = 0; j < N; ++j) v[j] += other[j];
-    }
+    apply_affine<T>(a, col, v);
     activate_backward_as<act, T>(a.activation, g, v, static_cast<A>(a.slope));
   }
 }

@@ -7,7 +7,7 @@
 // there in two passes, and it is written once. Rows that do not fit are read three
 // times (an RMS norm's twice), mostly from L2.
 #include "kernels.h"
-#include "rows.cuh"
+#include "norm_rows.cuh"
 
 namespace kfc {
 namespace {
@@ -29,37 +29,10 @@ __device__ __forceinline__ int64_t residual_row_of(const LayerNorm& a, int64_t r
   return a.residual_rows == a.rows || a.residual == nullptr ? row : row % a.residual_rows;
 }
 
-template <int act, class T, int N, class A>
-__device__ __forceinline__ void write_pack(const LayerNorm& a, int64_t row, int64_t col, A mean, A rstd,
-                                           const A (&s)[N]) {
-  A v[N];
-  A other[N];
-#pragma unroll
-  for (int j = 0; j < N; ++j) v[j] = (s[j] - mean) * rstd;
-  if (a.weight != nullptr) {
-    load_weight<N, T>(a, col, other);
-#pragma unroll
-    for (int j = 0; j < N; ++j) v[j] *= other[j];
-  }
-  if (a.bias != nullptr) {
-    load_affine<N, T>(a.bias, a.affine_dtype == DType::f32, col, other);
-#pragma unroll
-    for (int j = 0; j < N; ++j) v[j] += other[j];
-  }
-  activate_as<act, T>(a.activation, v, static_cast<A>(a.slope));
-  store<N>(static_cast<T*>(a.y) + row * a.cols + col, v);
-}
-
 template <class A>
-__device__ __forceinline__ void write_statistics(const LayerNorm& a, int64_t row, A mean, A rstd) {
-  if (a.mean != nullptr) static_cast<A*>(a.mean)[row] = mean;
-  if (a.rstd != nullptr) static_cast<A*>(a.rstd)[row] = rstd;
-}
-
-// What the first pass adds up: for the mean, or the squares right away.
-template <bool CENTRED, class A>
-__device__ __forceinline__ A first_term(A s) {
-  return CENTRED ? s : s * s;
+__device__ __forceinline__ void write_statistics(const LayerNorm& a, int64_t row, RowMoments<A> moments) {
+  if (a.mean != nullptr) static_cast<A*>(a.mean)[row] = moments.mean;
+  if (a.rstd != nullptr) static_cast<A*>(a.rstd)[row] = moments.rstd;
 }
 
 // THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
@@ -69,9 +42,9 @@ __global__ void __launch_bounds__(row_block(THREADS)) layer_norm_kernel(LayerNor
   using A = typename Accumulate<T>::type;
   constexpr int kBlock = row_block(THREADS);
   constexpr int kRows = kBlock / THREADS;
-  __shared__ A shared[32];
+  __shared__ A shared[kMomentValues];
   const int lane = threadIdx.x % THREADS;
-  const A inverse = A(1) / static_cast<A>(a.cols);
+  const RowAffine<T, N, THREADS, ITEMS> affine(a);
   // All threads of a block make the same number of turns: the sums need every one of them.
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRows; first < a.rows;
        first += static_cast<int64_t>(gridDim.x) * kRows) {
@@ -89,12 +62,6 @@ __global__ void __launch_bounds__(row_block(THREADS)) layer_norm_kernel(LayerNor
         for (int j = 0; j < N; ++j) s[i][j] += other[i][j];
       }
     }
-    A total = 0;
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) total += first_term<CENTRED>(s[i][j]);
-    }
     if (a.sum != nullptr) {
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
@@ -102,54 +69,15 @@ __global__ void __launch_bounds__(row_block(THREADS)) layer_norm_kernel(LayerNor
         if (active && col < a.cols) store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s[i]);
       }
     }
-    A mean = 0;
-    A variance = row_sum<THREADS>(total, shared) * inverse;
-    if constexpr (CENTRED) {
-      mean = variance;
-      A squares = 0;
-#pragma unroll
-      for (int i = 0; i < ITEMS; ++i) {
-        if (active && (i * THREADS + lane) * N < a.cols) {
-#pragma unroll
-          for (int j = 0; j < N; ++j) squares += (s[i][j] - mean) * (s[i][j] - mean);
-        }
-      }
-      variance = row_sum<THREADS>(squares, shared) * inverse;
-      correct_moments<THREADS>(mean, variance, inverse, shared, [&] {
-        A sum = 0;
-#pragma unroll
-        for (int i = 0; i < ITEMS; ++i) {
-          if (active && (i * THREADS + lane) * N < a.cols) {
-#pragma unroll
-            for (int j = 0; j < N; ++j) sum += s[i][j] - mean;
-          }
-        }
-        return sum;
-      });
-    }
-    const A rstd = rsqrt(variance + static_cast<A>(a.eps));
+    const RowMoments<A> moments = moments_of<CENTRED, THREADS>(s, a.cols, a.eps, active, shared);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
-      if (active && col < a.cols) write_pack<act, T>(a, row, col, mean, rstd, s[i]);
+      if (active && col < a.cols) write_pack<act, T>(a, row, col, moments, s[i], [&](A(&v)[N]) { affine.apply(i, v); });
     }
-    if (active && lane == 0) write_statistics(a, row, mean, rstd);
+    if (active && lane == 0) write_statistics(a, row, moments);
   }
 }
-
-// Kahan's compensated sum ("Further remarks on reducing truncation errors", 1965): a thread adds up thousands of terms of a
-// long row, and roundings that are all alike, as those of squares of one magnitude, would add up as well.
-template <class A>
-struct CompensatedSum {
-  A sum = 0;
-  A excess = 0;
-  __device__ __forceinline__ void add(A term) {
-    const A wanted = term - excess;
-    const A next = sum + wanted;
-    excess = (next - sum) - wanted;
-    sum = next;
-  }
-};
 
 // A block a row, of any length.
 template <bool CENTRED, int act, class T, int N, int THREADS>
@@ -157,44 +85,24 @@ __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[32];
-  const A inverse = A(1) / static_cast<A>(a.cols);
   const int64_t start = static_cast<int64_t>(threadIdx.x) * N;
   constexpr int64_t kStep = static_cast<int64_t>(THREADS) * N;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const int64_t residual_row = residual_row_of(a, row);
     A s[N];
-    // The sum of term(s) over this thread's part of the row
-    const auto add_up = [&](auto term) {
-      CompensatedSum<A> total;
-      for (int64_t col = start; col < a.cols; col += kStep) {
-        load_sum<T>(a, row, residual_row, col, s);
-        A part = 0;
-#pragma unroll
-        for (int j = 0; j < N; ++j) part += term(s[j]);
-        total.add(part);
-      }
-      return total.sum;
-    };
+    const auto load = [&](int64_t col, A(&to)[N]) { load_sum<T>(a, row, residual_row, col, to); };
     if (a.sum != nullptr) {
       for (int64_t col = start; col < a.cols; col += kStep) {
-        load_sum<T>(a, row, residual_row, col, s);
+        load(col, s);
         store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s);
       }
     }
-    A mean = 0;
-    A variance = row_sum<THREADS>(add_up([](A v) { return first_term<CENTRED>(v); }), shared) * inverse;
-    if constexpr (CENTRED) {
-      mean = variance;
-      variance = row_sum<THREADS>(add_up([mean](A v) { return (v - mean) * (v - mean); }), shared) * inverse;
-      correct_moments<THREADS>(mean, variance, inverse, shared,
-                               [&] { return add_up([mean](A v) { return v - mean; }); });
-    }
-    const A rstd = rsqrt(variance + static_cast<A>(a.eps));
+    const RowMoments<A> moments = moments_of_long_row<CENTRED, THREADS, N>(load, a.cols, a.eps, shared);
     for (int64_t col = start; col < a.cols; col += kStep) {
-      load_sum<T>(a, row, residual_row, col, s);
-      write_pack<act, T>(a, row, col, mean, rstd, s);
+      load(col, s);
+      write_pack<act, T>(a, row, col, moments, s, [&](A(&v)[N]) { apply_affine<T>(a, col, v); });
     }
-    if (threadIdx.x == 0) write_statistics(a, row, mean, rstd);
+    if (threadIdx.x == 0) write_statistics(a, row, moments);
   }
 }
 

@@ -126,6 +126,11 @@ class Cuda {
     check_cuda(launch_layer_norm(a, here.stream()), "layer_norm");
   }
 
+  static void embedding_layer_norm(const EmbeddingLayerNorm& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_embedding_layer_norm(a, here.stream()), "embedding_layer_norm");
+  }
+
   static int64_t layer_norm_partials(const LayerNormBackward& a, const Tensor& like) {
     const Cuda here(like);
     return layer_norm_backward_partials(a);

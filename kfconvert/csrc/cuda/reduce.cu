@@ -13,11 +13,15 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBlocksPerMultiprocessor = 8;  // 2048 threads
+constexpr int kWarpsPerMultiprocessor = 64;
 // A part has at least 4 packs of float for each thread, and so few elements that no float adds up more than
 // 64 of them. A row that one block reads sooner than a second launch begins is not cut.
 constexpr int64_t kLeastPart = 4096;
 constexpr int64_t kMostPart = 65536;
 constexpr int64_t kShortRow = 16384;
+
+// Threads of a block: rows that a warp or less takes share one.
+__host__ __device__ constexpr int block_of(int threads) { return threads <= 32 ? kThreads : threads; }
 
 template <class F, int N, class T, class A>
 __device__ __forceinline__ void add_terms(const T* x, const T* other, A (&sums)[N]) {
@@ -41,10 +45,10 @@ __device__ __forceinline__ void write_result(const Reduce& a, int64_t at, double
 
 // THREADS threads a row or part. `cols` of whole packs of N elements, or a single row.
 template <class F, class T, int N, int THREADS>
-__global__ void __launch_bounds__(kThreads) reduce_kernel(Reduce a) {
+__global__ void __launch_bounds__(block_of(THREADS)) reduce_kernel(Reduce a) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
-  constexpr int kRows = kThreads / THREADS;
+  constexpr int kRows = block_of(THREADS) / THREADS;
   __shared__ A shared[32];
   const int lane = threadIdx.x % THREADS;
   const int64_t pieces = a.rows * a.parts;
@@ -79,18 +83,22 @@ __global__ void __launch_bounds__(kThreads) reduce_kernel(Reduce a) {
 
 template <class F, class T, int N, int THREADS>
 void launch_rows(const Reduce& a, cudaStream_t stream) {
-  constexpr int kRows = kThreads / THREADS;
+  constexpr int kRows = block_of(THREADS) / THREADS;
   const int64_t wanted = (a.rows * a.parts + kRows - 1) / kRows;
   const int64_t most = static_cast<int64_t>(multiprocessors()) * kBlocksPerMultiprocessor * 4;
   const unsigned grid = static_cast<unsigned>(wanted < most ? wanted : most);
-  launch_overlapped(reduce_kernel<F, T, N, THREADS>, grid, kThreads, stream, a);
+  launch_overlapped(reduce_kernel<F, T, N, THREADS>, grid, block_of(THREADS), stream, a);
 }
 
 template <class F, class T, int N>
 void launch_packs(const Reduce& a, cudaStream_t stream) {
   const int64_t packs = a.part / N;
   if (packs <= 16) return launch_rows<F, T, N, 8>(a, stream);
-  if (packs <= 256) return launch_rows<F, T, N, 32>(a, stream);
+  // Enough rows for a warp each keep more loads in flight than blocks, which wait for their sums.
+  const bool many = a.rows * a.parts >= static_cast<int64_t>(multiprocessors()) * kWarpsPerMultiprocessor;
+  if (packs <= 256 || (many && packs <= 1024)) return launch_rows<F, T, N, 32>(a, stream);
+  // 4 packs a thread are in flight at once; blocks of more threads than needed for that do not all fit.
+  if (packs <= 512) return launch_rows<F, T, N, 128>(a, stream);
   return launch_rows<F, T, N, kThreads>(a, stream);
 }
 

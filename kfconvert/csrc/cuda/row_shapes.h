@@ -8,20 +8,23 @@
   SHAPE(32, true, 32, 1) \
   SHAPE(32, false, 8, 4) \
   SHAPE(64, false, 32, 2) \
+  SHAPE(96, true, 64, 2) \
   SHAPE(96, false, 32, 3) \
   SHAPE(128, false, 64, 2) \
-  SHAPE(192, false, 96, 2) \
-  SHAPE(256, false, 64, 4) \
+  SHAPE(192, false, 128, 2) \
+  SHAPE(256, false, 128, 2) \
   SHAPE(384, false, 192, 2) \
   SHAPE(512, false, 256, 2) \
-  SHAPE(768, false, 192, 4) \
+  SHAPE(768, false, 256, 3) \
   SHAPE(1024, false, 256, 4) \
   SHAPE(2048, false, 512, 4)
 
 // Packs of 8 elements. SHAPE(packs up to, few rows only, threads, packs a thread)
 #define KFC_ROW_SHAPES_8(SHAPE) \
   SHAPE(8, false, 8, 1) \
-  SHAPE(32, false, 32, 1) \
+  SHAPE(32, true, 32, 1) \
+  SHAPE(32, false, 8, 4) \
+  SHAPE(64, true, 64, 1) \
   SHAPE(64, false, 32, 2) \
   SHAPE(96, true, 96, 1) \
   SHAPE(96, false, 32, 3) \
@@ -29,7 +32,7 @@
   SHAPE(192, false, 64, 3) \
   SHAPE(256, false, 128, 2) \
   SHAPE(384, false, 128, 3) \
-  SHAPE(512, false, 256, 2) \
+  SHAPE(512, false, 192, 3) \
   SHAPE(768, false, 256, 3) \
   SHAPE(1024, false, 256, 4) \
   SHAPE(2048, false, 512, 4)

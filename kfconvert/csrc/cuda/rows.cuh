@@ -75,16 +75,18 @@ __device__ __forceinline__ void for_rows(int64_t rows, Body body) {
 template <int THREADS, class T, int N, int ITEMS, class A>
 __device__ __forceinline__ void load_row(const T* row, int64_t cols, bool active, A (&to)[ITEMS][N]) {
   const int lane = threadIdx.x % THREADS;
-  Pack<T, N> packs[ITEMS] = {};
+  using P = Pack<T, N>;
+  Word<P> words[ITEMS] = {};
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     const int col = (i * THREADS + lane) * N;
-    if (active && col < cols) packs[i] = load_pack<Pack<T, N>>(row + col);
+    if (active && col < cols) words[i] = *reinterpret_cast<const Word<P>*>(row + col);
   }
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
+    const P pack = pack_of<P>(words[i]);
 #pragma unroll
-    for (int j = 0; j < N; ++j) to[i][j] = widen(packs[i].v[j]);
+    for (int j = 0; j < N; ++j) to[i][j] = widen(pack.v[j]);
   }
 }
 
@@ -104,9 +106,15 @@ __device__ __forceinline__ A row_max(A value, A* shared) {
     __syncthreads();  // the last sums have been read by all
     if (lane == 0) shared[threadIdx.x / 32] = value;
     __syncthreads();
-    value = lane < THREADS / 32 ? shared[lane] : A(-INFINITY);
+    if constexpr (THREADS / 32 <= 8) {
+      value = shared[0];
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) value = max_of(value, __shfl_xor_sync(0xffffffffu, value, offset));
+      for (int w = 1; w < THREADS / 32; ++w) value = max_of(value, shared[w]);
+    } else {
+      value = lane < THREADS / 32 ? shared[lane] : A(-INFINITY);
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) value = max_of(value, __shfl_xor_sync(0xffffffffu, value, offset));
+    }
   }
   return value;
 }

@@ -1,0 +1,111 @@
+"""embedding_layer_norm: ``layer_norm(word[ids] + position[n] + token_type[token_type_ids])``, the input of BERT.
+
+One kernel gathers, adds and normalises. Where a gradient is wanted ``F.embedding`` gathers and
+:func:`kfconvert.ops.layer_norm_act` adds and normalises.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .arguments import as_number, require_tensors
+from .layer_norm_act import layer_norm_act
+from .registration import (
+    define,
+    has_kernels,
+    recorded,
+    require,
+    require_same_device,
+    transformed,
+    wants_gradient,
+)
+
+
+def embedding_layer_norm(
+    ids: Tensor,
+    word: Tensor,
+    position: Tensor,
+    token_type: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float = 1e-12,
+    token_type_ids: Tensor | None = None,
+) -> Tensor:
+    """``layer_norm(word[ids] + position[n] + token_type[token_type_ids])``, (..., N, D), in word's dtype.
+
+    Args:
+        ids: (..., N) of int32 or int64, rows of ``word``; one out of range is an IndexError on the CPU and a
+            failed device-side assertion on CUDA.
+        word: (V, D), float64, float32, float16 or bfloat16; position: (P, D), P at least N, of which row n is
+            added at place n; token_type: (T, D).
+        weight, bias: (D,) or None, of the norm; word's dtype, or both float32 beside a half type.
+        eps: added to the variance.
+        token_type_ids: as ids, rows of ``token_type``; None is 0 everywhere.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not fit.
+    """
+    _check(ids, word, position, token_type, token_type_ids)
+    # Where Python can look at the values.
+    if word.is_cpu and type(ids) is Tensor and not (recorded() or transformed()):
+        _check_ids("ids", ids, "word", word)
+        if token_type_ids is not None:
+            _check_ids("token_type_ids", token_type_ids, "token_type", token_type)
+    eps = as_number("embedding_layer_norm", "eps", eps)
+    composed = wants_gradient(word, position, token_type, weight) or (bias is not None and wants_gradient(bias))
+    composed = composed or not has_kernels(word) or torch.is_autocast_enabled(word.device.type)
+    operator = _compose if composed else _OPERATOR
+    return operator(ids, word, position, token_type, token_type_ids, weight, bias, eps)
+
+
+def _check(ids, word, position, token_type, token_type_ids):
+    operator = "embedding_layer_norm"
+    require_tensors(ids, word, position, token_type)
+    for name, tensor in (("ids", ids), ("token_type_ids", token_type_ids)):
+        if tensor is not None:
+            require_same_device(operator, name, word, tensor, "word")
+            require(tensor.dtype in (torch.int32, torch.int64), operator, f"{name} must be int32 or int64")
+            require(tensor.dim() >= 1, operator, f"{name} has no dimension")
+            shape, expected = tuple(tensor.shape), tuple(ids.shape)
+            require(shape == expected, operator, f"{name} has shape {shape}, expected {expected}")
+    require(word.dim() == 2, operator, f"word has shape {tuple(word.shape)}, expected (V, D)")
+    for name, tensor, rows in (("position", position, ids.shape[-1]), ("token_type", token_type, 1)):
+        require_same_device(operator, name, word, tensor, "word")
+        require(tensor.dtype == word.dtype, operator, f"{name} has another dtype than word")
+        require(
+            tensor.dim() == 2 and tensor.shape[1] == word.shape[1] and tensor.shape[0] >= rows,
+            operator,
+            f"{name} has shape {tuple(tensor.shape)}, expected {rows} or more rows of {word.shape[1]}",
+        )
+
+
+def _check_ids(name, ids, table_name, table):
+    """What the compiled kernel's host code looks at as well."""
+    least, most = (int(n) for n in ids.aminmax()) if ids.numel() else (0, 0)
+    if least < 0 or (ids.numel() and most >= table.shape[0]):
+        raise IndexError(
+            f"kfconvert::embedding_layer_norm: {name} holds {least} to {most}, {table_name} has "
+            f"{table.shape[0]} rows"
+        )
+
+
+def _compose(ids, word, position, token_type, token_type_ids, weight, bias, eps):
+    x, added = F.embedding(ids, word), position[: ids.shape[-1]]
+    if token_type_ids is None:
+        added = added + token_type[0]
+    else:
+        x = x + F.embedding(token_type_ids, token_type)
+    return layer_norm_act(x, word.shape[1], weight, bias, eps, residual=added)
+
+
+def _fake(ids, word, position, token_type, token_type_ids, weight, bias, eps):
+    _check(ids, word, position, token_type, token_type_ids)
+    return word.new_empty(*ids.shape, word.shape[1])
+
+
+_OPERATOR = define(
+    "embedding_layer_norm(Tensor ids, Tensor word, Tensor position, Tensor token_type, Tensor? token_type_ids, "
+    "Tensor? weight, Tensor? bias, float eps) -> Tensor",
+    _compose,
+    _fake,
+)
