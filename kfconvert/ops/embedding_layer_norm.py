@@ -1,4 +1,4 @@
-"""embedding_layer_norm: ``layer_norm(word[ids] + position[n] + token_type[token_type_ids])``, the input of BERT.
+"""embedding_layer_norm: ``layer_norm(word[ids] + position[n] + token_type[type ids])``, the input of BERT.
 
 One kernel gathers, adds and normalises. Where a gradient is wanted ``F.embedding`` gathers and
 :func:`kfconvert.ops.layer_norm_act` adds and normalises.
@@ -15,6 +15,7 @@ from .registration import (
     has_kernels,
     recorded,
     require,
+    require_float,
     require_same_device,
     transformed,
     wants_gradient,
@@ -33,9 +34,12 @@ def embedding_layer_norm(
 ) -> Tensor:
     """``layer_norm(word[ids] + position[n] + token_type[token_type_ids])``, (..., N, D), in word's dtype.
 
+    The half types are added and normalised in float32; where a gradient is wanted or autocast is on, the
+    tables are added in their own dtype, as in plain PyTorch, and autocast's rule of layer norms holds.
+
     Args:
-        ids: (..., N) of int32 or int64, rows of ``word``; one out of range is an IndexError on the CPU and a
-            failed device-side assertion on CUDA.
+        ids: (..., N) of int32 or int64, rows of ``word``; one out of range is an IndexError on the CPU (in a
+            compiled graph a RuntimeError) and a failed device-side assertion on CUDA.
         word: (V, D), float64, float32, float16 or bfloat16; position: (P, D), P at least N, of which row n is
             added at place n; token_type: (T, D).
         weight, bias: (D,) or None, of the norm; word's dtype, or both float32 beside a half type.
@@ -45,20 +49,21 @@ def embedding_layer_norm(
     Raises:
         RuntimeError: shapes, dtypes or devices that do not fit.
     """
-    _check(ids, word, position, token_type, token_type_ids)
+    _check(ids, word, position, token_type, token_type_ids, weight, bias)
     # Where Python can look at the values.
     if word.is_cpu and type(ids) is Tensor and not (recorded() or transformed()):
         _check_ids("ids", ids, "word", word)
         if token_type_ids is not None:
             _check_ids("token_type_ids", token_type_ids, "token_type", token_type)
     eps = as_number("embedding_layer_norm", "eps", eps)
-    composed = wants_gradient(word, position, token_type, weight) or (bias is not None and wants_gradient(bias))
+    composed = wants_gradient(word, position, token_type, weight)
+    composed = composed or (bias is not None and wants_gradient(bias))
     composed = composed or not has_kernels(word) or torch.is_autocast_enabled(word.device.type)
     operator = _compose if composed else _OPERATOR
     return operator(ids, word, position, token_type, token_type_ids, weight, bias, eps)
 
 
-def _check(ids, word, position, token_type, token_type_ids):
+def _check(ids, word, position, token_type, token_type_ids, weight, bias):
     operator = "embedding_layer_norm"
     require_tensors(ids, word, position, token_type)
     for name, tensor in (("ids", ids), ("token_type_ids", token_type_ids)):
@@ -68,15 +73,23 @@ def _check(ids, word, position, token_type, token_type_ids):
             require(tensor.dim() >= 1, operator, f"{name} has no dimension")
             shape, expected = tuple(tensor.shape), tuple(ids.shape)
             require(shape == expected, operator, f"{name} has shape {shape}, expected {expected}")
+    require_float(operator, word)
     require(word.dim() == 2, operator, f"word has shape {tuple(word.shape)}, expected (V, D)")
     for name, tensor, rows in (("position", position, ids.shape[-1]), ("token_type", token_type, 1)):
         require_same_device(operator, name, word, tensor, "word")
         require(tensor.dtype == word.dtype, operator, f"{name} has another dtype than word")
-        require(
-            tensor.dim() == 2 and tensor.shape[1] == word.shape[1] and tensor.shape[0] >= rows,
-            operator,
-            f"{name} has shape {tuple(tensor.shape)}, expected {rows} or more rows of {word.shape[1]}",
-        )
+        if tensor.dim() != 2 or tensor.shape[1] != word.shape[1] or tensor.shape[0] < rows:
+            # Not before: torch.compile would fix the sizes that are in a message.
+            shape, expected = tuple(tensor.shape), f"{rows} or more rows of {word.shape[1]}"
+            require(False, operator, f"{name} has shape {shape}, expected {expected}")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None:
+            require_same_device(operator, name, word, tensor, "word")
+            shape, expected = tuple(tensor.shape), tuple(word.shape[1:])
+            require(shape == expected, operator, f"{name} has shape {shape}, expected {expected}")
+            fits = tensor.dtype == word.dtype or (word.element_size() == 2 and tensor.dtype == torch.float32)
+            fits = fits or torch.is_autocast_enabled(word.device.type)
+            require(fits, operator, f"{name} has another dtype than word")
 
 
 def _check_ids(name, ids, table_name, table):
@@ -99,13 +112,13 @@ def _compose(ids, word, position, token_type, token_type_ids, weight, bias, eps)
 
 
 def _fake(ids, word, position, token_type, token_type_ids, weight, bias, eps):
-    _check(ids, word, position, token_type, token_type_ids)
+    _check(ids, word, position, token_type, token_type_ids, weight, bias)
     return word.new_empty(*ids.shape, word.shape[1])
 
 
 _OPERATOR = define(
-    "embedding_layer_norm(Tensor ids, Tensor word, Tensor position, Tensor token_type, Tensor? token_type_ids, "
-    "Tensor? weight, Tensor? bias, float eps) -> Tensor",
+    "embedding_layer_norm(Tensor ids, Tensor word, Tensor position, Tensor token_type, "
+    "Tensor? token_type_ids, Tensor? weight, Tensor? bias, float eps) -> Tensor",
     _compose,
     _fake,
 )

@@ -70,7 +70,8 @@ def layer_norm_act(
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
         residual: x's dtype and device, and x's shape or one that repeats over its leading dimensions
             (position embeddings). The half types are added and normalised in float32; the returned sum is
-            rounded to x's dtype.
+            rounded to x's dtype. The backward has that rounded sum with the moments of the unrounded one:
+            of a row that varies by less than the rounding the gradient is wrong.
         return_sum: return (y, x + residual): the residual stream of a pre-norm transformer.
         negative_slope: of leaky_relu.
 

@@ -59,7 +59,7 @@ class SoftMaxOp:
 
 
 def get_cuda_softmax():
-    """:func:`softmax`, for code that asks for the CUDA kernels. RuntimeError where they are not there."""
+    """:func:`softmax`, for code that asks for the CUDA kernels. RuntimeError without their library."""
     from .. import extension
 
     require(extension.CUDA_KERNELS_LOADED, "softmax", f"no CUDA kernels: {extension.load_errors.get('cuda')}")

@@ -124,13 +124,38 @@ def test_errors(device, compiled):
         ({"token_type": token_type[:, :4]}, "token_type has shape"),
         ({"token_type": token_type[:0]}, "expected 1 or more rows of 8"),
         ({"position": position.double()}, "position has another dtype than word"),
-        ({"weight": weight[:4]}, "weight has (shape|4 elements)"),
+        ({"weight": weight[:4]}, r"weight has shape \(4,\), expected \(8,\)"),
+        ({"weight": weight.double()}, "weight has another dtype than word"),
         ({"word": word.long(), "position": position.long(), "token_type": token_type.long()}, "expected float64"),
     ):
         named = {"ids": ids, "word": word, "position": position, "token_type": token_type, "weight": weight}
         with pytest.raises(RuntimeError, match=message) as error:
             ops.embedding_layer_norm(**{**named, "bias": bias, **changed})
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_one_graph_for_all_lengths(device, requires_grad):
+    (_, *tensors), _ = arguments(torch.float32, device)
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    tensors[0].requires_grad_(requires_grad)
+    function = torch.compile(lambda ids: ops.embedding_layer_norm(ids, *tensors), backend=backend, dynamic=True)
+    for length in (4, 5, 6, 7):
+        ids = torch.randint(0, 11, (3, length), device=device)
+        torch.testing.assert_close(function(ids), ops.embedding_layer_norm(ids, *tensors))
+    assert len(graphs) == 1
+
+
+def test_fake_tensors_are_checked():
+    (ids, *tensors), _ = arguments(torch.float32, "meta")
+    assert ops.embedding_layer_norm(ids, *tensors).shape == (2, 5, 8)
+    with pytest.raises(RuntimeError, match="bias has shape"):
+        OPERATORS.embedding_layer_norm(ids, *tensors[:3], None, tensors[3], tensors[4][:3], 1e-5)
 
 
 def test_an_id_out_of_range(compiled):

@@ -90,3 +90,17 @@ def test_errors(device):
         with pytest.raises(RuntimeError, match=message) as error:
             sliding_window_mean_std(*arguments)
         assert "\n" not in str(error.value)
+
+
+def test_one_graph_for_all_lengths(device):
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    function = torch.compile(lambda x: sliding_window_mean_std(x, 3), backend=backend, dynamic=True)
+    for length in (8, 9, 10):
+        x = torch.randn(2, length, device=device)
+        torch.testing.assert_close(function(x), sliding_window_mean_std(x, 3))
+    assert len(graphs) == 1
