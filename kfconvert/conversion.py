@@ -81,9 +81,9 @@ class Conversion:
         if is_token_model(self.model):
             calls += token_calls(self.model, self.call)
         with self._stage("trace", len(calls) + 1) as advance:
-            start = time.perf_counter()
+            start = time.thread_time()
             self._capture_forms(calls, advance)
-            whole = time.perf_counter() - start if self.captures else None
+            whole = time.thread_time() - start if self.captures else None
             parts = Parts(self.model, self.call, self.counting, self.repetition, self._cheap_call(), whole)
             self._take_parts(parts.found)
             if not self.captures:

@@ -1,4 +1,4 @@
-"""Ends Python code that calls operators of PyTorch when it takes too long."""
+"""Ends Python code that calls operators of PyTorch when it takes too much of the processor's time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ GRACE_SECONDS = 1.0
 class Deadline(TorchFunctionMode):
     """Within the block, the first computation with a tensor that begins after ``seconds`` raises a TimeoutError.
 
+    They are seconds of this thread on the processor: a busy machine changes little in what is in time.
+
     Calls that only set something never do, such as the one by which `torch.no_grad` turns gradients on again.
     """
 
     def __init__(self, seconds: float):
         super().__init__()
-        self.seconds, self._end = seconds, time.perf_counter() + seconds
+        self.seconds, self._end = seconds, time.thread_time() + seconds
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        now = time.perf_counter()
+        now = time.thread_time()
         if now > self._end and any(isinstance(arg, Tensor) for arg in args) and func.__name__ != "__set__":
             self._end = now + GRACE_SECONDS
             raise TimeoutError(f"took longer than {self.seconds:.1f} s")

@@ -24,6 +24,7 @@ from .recording import opaque_argument, record, sizes, unsettled
 from .repetition import Repetition
 from .tracer import CaptureError
 
+# Seconds of this thread on the processor, not of a clock: on a busy machine fewer parts would be found.
 LEAST_SECONDS_WITHIN = 3.0
 # For one choice of free sizes: where many vary, windowed attention takes minutes.
 PATIENCE = 8.0
@@ -54,7 +55,7 @@ class Parts:
         whole: the seconds that it took to capture the model itself, None where it could not be. Where it was, only
             blocks that occur more than once are looked for, and no submodule that is most of the model, which would
             miss whenever the model does. For parts of what was captured, which only serve calls that the larger one
-            misses, the search takes half as long as the captures around them.
+            misses, the search takes half as long as the captures around them, and refuses what it has no time for.
     """
 
     def __init__(
@@ -110,10 +111,13 @@ class Parts:
                 if child not in self._captured:
                     left = max(LEAST_SECONDS_WITHIN, around / 2) - within
                     if inside and left < 0:
+                        if child is group[0]:
+                            error = CaptureError(f"the search for parts within others ended after {within:.1f} s")
+                            self.refused.append(Refused(self._paths[child], error))
                         continue
-                    start = time.perf_counter()
-                    self._capture(group, max(LEAST_SECONDS_WITHIN, left) if inside else PATIENCE)
-                    seconds = time.perf_counter() - start
+                    start = time.thread_time()
+                    self._capture(group, min(PATIENCE, max(LEAST_SECONDS_WITHIN, left)) if inside else PATIENCE)
+                    seconds = time.thread_time() - start
                     around, within = (around, within + seconds) if inside else (around + seconds, within)
                 part = self._captured[child]
                 if part is None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from kfconvert import parts
+
 
 def pytest_configure(config):
     torch.set_num_threads(min(2, torch.get_num_threads()))
@@ -23,6 +25,12 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def time_for_all_parts(monkeypatch):
+    """A slow machine finds the same parts of a model."""
+    monkeypatch.setattr(parts, "LEAST_SECONDS_WITHIN", 60.0)
 
 
 @pytest.fixture(autouse=True)

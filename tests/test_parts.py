@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import warnings
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from kfconvert import ModelConverter, load, save
+from kfconvert import ModelConverter, load, parts, save
 from kfconvert.alike import groups
 from kfconvert.inputs import ExampleCall, variations, widened
 from kfconvert.runtime import guarded_forward, originals
@@ -115,6 +116,20 @@ def test_the_whole_and_its_parts_share_fused_modules():
         return {id(getattr(program.module, name)) for name in program.fused}
 
     assert modules("model.layers.0.mlp") <= modules("")
+
+
+def test_parts_that_there_was_no_time_for_are_told(monkeypatch):
+    monkeypatch.setattr(parts, "LEAST_SECONDS_WITHIN", 0.0)
+    monkeypatch.setattr(parts.time, "thread_time", itertools.count().__next__)  # every look at the clock is a second
+    model = Branching()
+    for index in range(len(model.layers)):
+        model.layers[index] = nn.Sequential(MLP(), nn.Sequential(MLP(), nn.LayerNorm(16)))
+    _, stats = convert(model, input_shape=(2, 5, 16))
+    assert {region["module"] for region in stats["regions"] if region["captured"]} == {
+        f"layers.{index}{inner}" for index in range(3) for inner in ("", ".0", ".1.0")
+    }
+    (late,) = [region for region in stats["regions"] if region["module"] == "layers.0.1"]
+    assert "the search for parts within others ended after" in late["reason"] and late["location"]
 
 
 def test_what_was_not_captured_is_told_with_file_and_line():

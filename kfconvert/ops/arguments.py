@@ -3,6 +3,7 @@
 import inspect
 import sys
 import typing
+from operator import index
 
 import torch
 
@@ -54,6 +55,14 @@ def as_number(operator: str, name: str, value) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise _type_error(operator, name, "a number", value) from None
+
+
+def as_integer(operator: str, name: str, value) -> int:
+    """``operator.index(value)``; TypeError where that is no integer."""
+    try:
+        return index(value)
+    except TypeError:
+        raise _type_error(operator, name, "an integer", value) from None
 
 
 def _type_error(operator, name, expected, value):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .activations import BY_CODE, CODES, apply_activation
-from .arguments import require_tensors
+from .arguments import as_number, require_tensors
 from .bias_act import check_channels, spread, sum_by_channel
 from .double_backward import differentiable_gradients, is_differentiated
 from .norms import accumulator
@@ -72,7 +72,7 @@ def batch_norm_act(
     Raises:
         ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
     """
-    code = CODES[activation]
+    code, eps = CODES[activation], as_number("batch_norm_act", "eps", eps)
     if not has_kernels(x):
         _check(x, mean, variance, weight, bias)
         return reference(x, mean, variance, weight, bias, eps, activation, negative_slope)

@@ -15,14 +15,7 @@ from .batch_norm_act import batch_norm_act
 from .conv_act import conv_act
 from .linear_act import linear_act
 from .norms import accumulator
-from .registration import (
-    has_kernels,
-    require,
-    require_same_device,
-    require_same_options,
-    wants_gradient,
-)
-from .scale_shift_act import batch_norm_scale_and_shift
+from .registration import require, require_same_device, require_same_options, wants_gradient
 
 Pair = int | tuple[int, int]
 
@@ -62,14 +55,13 @@ def conv2d_bn_act(
 ) -> Tensor:
     """``act(batch_norm(conv(x)))`` with the running statistics, for inference: (N, out, H', W').
 
-    On the CPU, and where a gradient is wanted, the norm is folded into the convolution's weight and bias, in
-    float64, at every call; what is left is one :func:`kfconvert.ops.conv_act`. On CUDA the launches of that
-    would cost more than they save: one :func:`kfconvert.ops.batch_norm_act` follows the convolution.
-    ``kfconvert.modules.FusedConv2dBNReLU`` keeps the folded weight.
+    One :func:`kfconvert.ops.batch_norm_act` follows the convolution: to fold the norm into the weight at every
+    call would take longer. ``kfconvert.modules.FusedConv2dBNReLU`` keeps a folded weight.
 
     Args:
         weight: (out, C / groups, height, width); bias: (out,) or None.
-        running_mean, running_var, bn_weight, bn_bias: (out,), any float dtype; the last two may be None.
+        running_mean, running_var, bn_weight, bn_bias: (out,), any float dtype; the last two may be None. The
+            statistics have no gradient.
         eps: added to the variance.
     """
     operator = "conv2d_bn_act"
@@ -84,21 +76,14 @@ def conv2d_bn_act(
     if bias is not None:
         require_same_options(operator, "bias", x, bias)
         _require_channels(operator, "bias", bias, weight.shape[0])
-    norm = running_mean, running_var, bn_weight, bn_bias
-    gradient = wants_gradient(x, weight, bias) or wants_gradient(*norm)
-    if x.is_cuda and has_kernels(x) and not gradient:
-        y = conv_act(x, weight, None, None, stride, padding, dilation, groups)
-        mean = running_mean if bias is None else running_mean.to(accumulator(y.dtype)) - bias
-        given = mean, running_var, bn_weight, bn_bias
-        if any(t is not None and t.dtype != y.dtype for t in given):
-            given = (None if t is None else t.to(accumulator(y.dtype)) for t in given)
-        batch = y if y.dim() == 4 else y.unsqueeze(0)
-        return batch_norm_act(batch, *given, eps, activation).reshape(y.shape)
-    scale, shift = batch_norm_scale_and_shift(running_mean, running_var, bn_weight, bn_bias, eps)
-    folded = (weight.double() * scale[:, None, None, None]).to(weight.dtype)
-    shift = shift if bias is None else shift + bias.double() * scale
-    shift = shift.to(weight.dtype)
-    return conv_act(x, folded, shift, None, stride, padding, dilation, groups, activation)
+    if x.is_cuda and bias is not None and not wants_gradient(bias):  # cuDNN adds it in a pass of its own
+        running_mean, bias = running_mean.to(accumulator(x.dtype)) - bias, None
+    y = conv_act(x, weight, bias, None, stride, padding, dilation, groups)
+    given = running_mean, running_var, bn_weight, bn_bias
+    if any(t is not None and t.dtype != y.dtype for t in given):
+        given = (None if t is None else t.to(accumulator(y.dtype)) for t in given)
+    batch = y if y.dim() == 4 else y.unsqueeze(0)
+    return batch_norm_act(batch, *given, eps, activation).reshape(y.shape)
 
 
 def conv2d_gelu_dropout(

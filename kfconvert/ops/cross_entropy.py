@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .arguments import require_share
+from .arguments import as_integer, require_share
 from .double_backward import differentiable_gradients, is_differentiated
 from .norms import accumulator
 from .registration import (
@@ -50,6 +50,7 @@ def cross_entropy(
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction must be none, sum or mean, got {reduction!r}")
     require_share("cross_entropy", "label_smoothing", label_smoothing)
+    ignore_index = as_integer("cross_entropy", "ignore_index", ignore_index)
     _check(x, target)
     if not has_kernels(x):
         # Where Python can look at the values.

@@ -14,6 +14,7 @@ import math
 import torch
 
 from .activations import BY_CODE, CODES, apply_activation
+from .arguments import as_number
 from .arguments import within
 from .bias_act import check_channels, spread
 from .double_backward import differentiable_gradients, is_differentiated
@@ -71,7 +72,7 @@ def group_norm_act(
     Raises:
         ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
     """
-    code = CODES[activation]
+    code, eps = CODES[activation], as_number("group_norm_act", "eps", eps)
     if not has_kernels(x):
         _check(x, num_groups, weight, bias)
         return reference(x.contiguous(), num_groups, weight, bias, eps, activation, negative_slope)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from .activations import BY_CODE, CODES, apply_activation
+from .arguments import as_number
 from .double_backward import differentiable_gradients, is_differentiated
 from .norms import (
     accumulator,
@@ -70,15 +71,15 @@ def layer_norm_act(
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
         residual: x's dtype and device, and x's shape or one that repeats over its leading dimensions
             (position embeddings). The half types are added and normalised in float32; the returned sum is
-            rounded to x's dtype. The backward has that rounded sum with the moments of the unrounded one:
-            of a row that varies by less than the rounding the gradient is wrong.
+            rounded to x's dtype. Where a gradient is wanted that rounded sum is normalised, as the backward
+            has no other.
         return_sum: return (y, x + residual): the residual stream of a pre-norm transformer.
         negative_slope: of leaky_relu.
 
     Raises:
         ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
     """
-    code = CODES[activation]
+    code, eps = CODES[activation], as_number("layer_norm_act", "eps", eps)
     shape = as_shape(normalized_shape)
     if not has_kernels(x):
         check_norm("layer_norm_act", x, residual, shape, weight, bias)

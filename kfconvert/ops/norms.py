@@ -6,8 +6,13 @@ from .registration import cast_floats, cast_to_widest, require, require_float, r
 
 
 def as_shape(normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
-    """One number stands for the last dimension."""
-    return (normalized_shape,) if isinstance(normalized_shape, (int, torch.SymInt)) else normalized_shape
+    """One number stands for the last dimension. TypeError unless it is that or a tuple."""
+    if isinstance(normalized_shape, (tuple, list)):
+        return normalized_shape
+    if isinstance(normalized_shape, (int, torch.SymInt)):
+        return (normalized_shape,)
+    got = type(normalized_shape).__name__
+    raise TypeError(f"normalized_shape must be an integer or a tuple of integers, got {got}")
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

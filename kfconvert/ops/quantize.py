@@ -19,8 +19,9 @@ def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0
         zero_point: the same, of any dtype.
 
     The division is exact, where ATen multiplies by the reciprocal of a Python number on CUDA. Half-way cases
-    go to the even number; a NaN becomes 0. Not differentiable. RuntimeError: shapes, dtypes or devices
-    that do not fit.
+    go to the even number; a NaN, such as 0 / 0, becomes 0, and what a scale of 0 makes infinite is clamped.
+    Only the result is: a zero_point may lie outside of int8. Not differentiable. RuntimeError: shapes, dtypes
+    or devices that do not fit.
     """
     operator = "quantize_int8"
     require_float(operator, x)

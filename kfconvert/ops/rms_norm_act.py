@@ -11,6 +11,7 @@ v is computed again from s, which is all that is kept besides the rstd of a row.
 import torch
 
 from .activations import BY_CODE, CODES, apply_activation
+from .arguments import as_number
 from .double_backward import differentiable_gradients, is_differentiated
 from .norms import (
     accumulator,
@@ -91,7 +92,7 @@ def rms_norm_act(
     Raises:
         ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
     """
-    code = CODES[activation]
+    code, eps = CODES[activation], as_number("rms_norm_act", "eps", eps)
     shape = as_shape(normalized_shape)
     if not has_kernels(x):
         check_norm("rms_norm_act", x, residual, shape, weight)

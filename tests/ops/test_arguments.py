@@ -78,16 +78,20 @@ def test_no_tensor(compiled, name, grad):
     ("name", "parameter"),
     [
         ("attention_dropout", "p"),
+        ("batch_norm_relu", "eps"),
         ("bias_dropout_add", "p"),
         ("bias_relu", "dim"),
         ("block_sparse_attention", "block_size"),
         ("conv2d_bn_act", "eps"),
         ("conv2d_gelu_dropout", "p"),
+        ("cross_entropy", "ignore_index"),
         ("cross_entropy", "label_smoothing"),
         ("dequantize_int8", "zero_point"),
         ("fused_multihead_attention", "num_heads"),
         ("gelu_dropout", "p"),
+        ("group_norm_silu", "eps"),
         ("group_norm_silu", "num_groups"),
+        ("layer_norm_relu", "eps"),
         ("quantize_int8", "scale"),
         ("sliding_window_mean_std", "window"),
         ("softmax", "dim"),
@@ -96,7 +100,7 @@ def test_no_tensor(compiled, name, grad):
 def test_no_number(compiled, name, parameter, wrong):
     function = getattr(ops, name)
     given = dict(zip(inspect.signature(function).parameters, valid(name)))
-    match = rf"kfconvert::\w+: {parameter} must be a number, got|argument '{parameter}'"
+    match = rf"kfconvert::\w+: {parameter} must be (a number|an integer), got|argument '{parameter}'"
     with pytest.raises((TypeError, RuntimeError), match=match):
         function(**{**given, parameter: wrong})
 
@@ -109,6 +113,9 @@ def test_no_numbers(compiled):
     for wrong in (1.5, "text", [1.5], numpy.ones(2)):
         with pytest.raises(TypeError, match="kfconvert::reduce_mean_abs: dim must be integers, got"):
             ops.reduce_mean_abs(t(5, 3), wrong)
+    for wrong in (1.5, None, "text", t(33)):
+        with pytest.raises(TypeError, match="^normalized_shape must be an integer or a tuple of integers, got"):
+            ops.add_rms_norm(t(5, 33), t(5, 33), wrong)
 
 
 def test_the_names_of_the_call(compiled):

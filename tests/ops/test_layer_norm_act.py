@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
 
 from kfconvert import ops
@@ -176,6 +177,25 @@ def test_gradients(device, compiled, activation, dtype):
     assert_gradients_as_accurate(
         run(ops.layer_norm_act), run(reference), [x, residual, weight, bias], weights, activation=activation
     )
+
+
+@pytest.mark.parametrize("cols", [64, 100, 768, 9000, 40000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_sums_that_vary_less_than_their_rounding(device, cols, dtype):
+    """The statistics have to be those of the rounded sum: it is all that the backward has."""
+    _, _, weight, bias = inputs((5, cols), (cols,), dtype, device)
+    x, residual = (torch.full((5, cols), value, dtype=dtype, device=device) for value in (100.0, 0.3))
+    leaves = [t.requires_grad_() for t in (x, residual, weight, bias)]
+    grad = torch.randn(5, cols, device=device).to(dtype)
+    y = ops.layer_norm_act(x, cols, weight, bias, residual=residual)
+    of_x, of_residual, of_weight, of_bias = torch.autograd.grad(y, leaves, grad)
+
+    exact = [t.detach().double().requires_grad_() for t in (x + residual, weight, bias)]
+    want = torch.autograd.grad(F.layer_norm(exact[0], (cols,), *exact[1:]), exact, grad.double())
+    assert torch.equal(of_x, of_residual)
+    for ours, expected in zip((of_x, of_weight, of_bias), want, strict=True):
+        largest = max(1, expected.abs().max().item())
+        torch.testing.assert_close(ours.double(), expected, rtol=2**-7, atol=2**-7 * largest)
 
 
 @pytest.mark.parametrize("cols", [1, 7, 64, 100, 257, 512, 768, 1024, 2048, 4096, 8192, 9000])

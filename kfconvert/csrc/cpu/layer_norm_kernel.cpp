@@ -23,7 +23,13 @@ void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
       const A* residual = as_accumulator(row, scratch.row(1), cols);
       add_rows(s, residual, scratch.row(0), cols);
       s = scratch.row(0);
-      if (a.sum != nullptr) store_row(s, static_cast<T*>(a.sum) + r * cols, cols);
+      if (a.sum != nullptr) {
+        T* sum = static_cast<T*>(a.sum) + r * cols;
+        store_row(s, sum, cols);
+        // The backward subtracts the mean from the sum as stored: of a row of almost equal values the mean of another
+        // row would be all that is left.
+        if (a.centred && a.rstd != nullptr) s = as_accumulator(static_cast<const T*>(sum), scratch.row(0), cols);
+      }
     }
     const Moments<A> moments = a.centred ? moments_of(s, cols, block) : moments_about_zero(s, cols, block);
     const A mean = moments.mean;

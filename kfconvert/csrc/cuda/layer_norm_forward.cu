@@ -6,11 +6,21 @@
 // Limited by memory bandwidth: a row is read once into registers, its mean and its centred variance are taken
 // there in two passes, and it is written once. Rows that do not fit are read three
 // times (an RMS norm's twice), mostly from L2.
+//
+// A layer norm whose sum and statistics are kept for a backward is one of the sum as stored: the backward subtracts
+// the mean from that, and the mean of another row would be all that is left of a row of almost equal values.
 #include "kernels.h"
 #include "norm_rows.cuh"
 
 namespace kfc {
 namespace {
+
+template <bool CENTRED, class T, int N, class A>
+__device__ __forceinline__ void round_as_stored(const LayerNorm& a, A (&s)[N]) {
+  if (!CENTRED || sizeof(T) != 2 || a.sum == nullptr || a.rstd == nullptr) return;
+#pragma unroll
+  for (int j = 0; j < N; ++j) s[j] = widen(narrow<T>(s[j]));
+}
 
 template <class T, int N, class A>
 __device__ __forceinline__ void load_sum(const LayerNorm& a, int64_t row, int64_t residual_row, int64_t col,
@@ -67,6 +77,7 @@ __global__ void __launch_bounds__(row_block(THREADS)) layer_norm_kernel(LayerNor
       for (int i = 0; i < ITEMS; ++i) {
         const int col = (i * THREADS + lane) * N;
         if (active && col < a.cols) store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s[i]);
+        round_as_stored<CENTRED, T>(a, s[i]);
       }
     }
     const RowMoments<A> moments = moments_of<CENTRED, THREADS>(s, a.cols, a.eps, active, shared);
@@ -90,7 +101,10 @@ __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const int64_t residual_row = residual_row_of(a, row);
     A s[N];
-    const auto load = [&](int64_t col, A(&to)[N]) { load_sum<T>(a, row, residual_row, col, to); };
+    const auto load = [&](int64_t col, A(&to)[N]) {
+      load_sum<T>(a, row, residual_row, col, to);
+      round_as_stored<CENTRED, T>(a, to);
+    };
     if (a.sum != nullptr) {
       for (int64_t col = start; col < a.cols; col += kStep) {
         load(col, s);
