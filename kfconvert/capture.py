@@ -20,7 +20,7 @@ from .probing import admit_sizes_of_one, ignore_use_cache, is_faithful
 from .repetition import Repetition
 from .rewriter import LiveTensors, Site, rewrite
 from .runtime import Variant
-from .tracer import CaptureError, Region, depends_on_data, trace
+from .tracer import CaptureError, Region, is_final, trace
 
 
 @dataclass
@@ -87,7 +87,7 @@ def capture(
     reason = None
     distinct = [places for index, places in enumerate(choices) if places not in choices[:index]]
     for places in distinct:
-        if reason is not None and depends_on_data(reason):
+        if reason is not None and is_final(reason):
             break
         seconds = patience if places is not distinct[-1] else math.inf
         try:

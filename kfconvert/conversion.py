@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .capture import Capture, capture
+from .capture import Capture
+from .forms import capture_forms, refused_in_every_form
 from .inputs import ExampleCall, is_token_model, token_calls
 from .judging import Judge, drop_inaccurate
 from .matcher import Match, Replacement
@@ -28,10 +29,9 @@ from .rewriter import LiveTensors, Site
 from .runtime import Variant, install, originals, uninstall
 from .selector import Decision, Selector
 from .settings import max_rewrites
-from .shorter_calls import shorter
 from .sources import blame, definition
 from .stats import conversion_stats
-from .tracer import CaptureError, free_places
+from .tracer import CaptureError
 from .validator import ValidationResult
 
 Progress = Callable[[str, int, int], None]
@@ -82,7 +82,8 @@ class Conversion:
             calls += token_calls(self.model, self.call)
         with self._stage("trace", len(calls) + 1) as advance:
             start = time.thread_time()
-            self._capture_forms(calls, advance)
+            refusal = refused_in_every_form(self.model, self.counting, self.outputs)
+            self._take_forms(calls, capture_forms(self.model, calls, self.repetition, advance, refusal))
             whole = time.thread_time() - start if self.captures else None
             parts = Parts(self.model, self.call, self.counting, self.repetition, self._cheap_call(), whole)
             self._take_parts(parts.found)
@@ -98,29 +99,12 @@ class Conversion:
         region, leaves = self.captures[0].region, self.captures[0].leaves
         return ExampleCall((), region.call.keywords(with_few(region, leaves)))
 
-    def _capture_forms(self, calls: Sequence[ExampleCall], advance: Callable[[], None]) -> None:
-        """Capture the model as called in each of ``calls``, the longest first: the others may be derived from it."""
-        found: dict[int, Capture | CaptureError] = {}
-        for index in sorted(range(len(calls)), key=lambda index: -len(calls[index].kwargs)):
-            found[index] = self._capture(calls[index], [c for c in found.values() if isinstance(c, Capture)])
-            advance()
-        for index, call in enumerate(calls):
-            error = found[index] if isinstance(found[index], CaptureError) else None
+    def _take_forms(self, calls: Sequence[ExampleCall], found: Sequence[Capture | CaptureError]) -> None:
+        for call, form in zip(calls, found):
+            error = form if isinstance(form, CaptureError) else None
             if error is None:
-                self.captures.append(found[index])
+                self.captures.append(form)
             self._region(call.summary(), "", error)
-
-    def _capture(self, call: ExampleCall, known: Sequence[Capture]) -> Capture | CaptureError:
-        if self.model in self.counting:
-            return CaptureError(f"its forward changes {self.counting[self.model]} in every call")
-        derived = next(filter(None, (shorter(other, call) for other in known)), None)
-        if derived is not None:
-            return derived
-        try:
-            choices = [free_places(self.model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
-            return capture(self.model, "", call, choices, repetition=self.repetition)
-        except CaptureError as error:
-            return error
 
     def _take_parts(self, parts: list[Part]) -> None:
         self.parts = parts

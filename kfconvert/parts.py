@@ -20,7 +20,7 @@ from .capture import Capture, capture
 from .guard import Places
 from .inputs import ExampleCall, variations, widened
 from .probing import is_faithful
-from .recording import opaque_argument, record, sizes, unsettled
+from .recording import opaque_kind, record, sizes, unsettled
 from .repetition import Repetition
 from .tracer import CaptureError
 
@@ -86,7 +86,7 @@ class Parts:
         self._leave_out_singles()
 
     def _is_plain(self, group: list[nn.Module], call: ExampleCall) -> bool:
-        kind = opaque_argument(call)
+        kind = opaque_kind((call.args, call.kwargs))
         reason = f"it receives a {kind.__name__}" if kind is not None else None
         for module in group:
             if module in self._counting:

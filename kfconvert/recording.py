@@ -116,8 +116,7 @@ def sizes(leaves: list[Any]) -> list[tuple[int, ...] | None]:
     return [tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves]
 
 
-def opaque_argument(call: ExampleCall) -> type | None:
-    """The class of the first argument that is no tensor, number, string or the like, in tuples, lists and dicts."""
+def opaque_kind(values: Any) -> type | None:
+    """The class of the first value that is no tensor, number, string or the like, in tuples, lists and dicts."""
     kinds = (Tensor, bool, int, float, str, type(None), torch.dtype, torch.device)
-    leaves = pytree.tree_leaves((call.args, call.kwargs))
-    return next((type(leaf) for leaf in leaves if not isinstance(leaf, kinds)), None)
+    return next((type(leaf) for leaf in pytree.tree_leaves(values) if not isinstance(leaf, kinds)), None)

@@ -10,6 +10,7 @@ from torch import nn
 
 from .capture import capture
 from .conversion import Conversion
+from .forms import capture_forms
 from .input_spec import build
 from .inputs import ExampleCall
 from .parts import Part
@@ -49,7 +50,8 @@ class Replay(Conversion):
 
     def trace(self) -> None:
         with self._stage("trace", len(self.calls) + len(self.recorded_parts)) as advance:
-            self._capture_forms([self._call(spec) for spec in self.calls], advance)
+            calls = [self._call(spec) for spec in self.calls]
+            self._take_forms(calls, capture_forms(self.model, calls, self.repetition, advance))
             parts = []
             for recorded in self.recorded_parts:
                 parts.append(self._part(recorded))

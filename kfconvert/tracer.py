@@ -32,6 +32,12 @@ from .quick_batch_norms import QuickBatchNorms, restore_batch_norms
 from .repetition import Repetition
 
 
+CACHE_IN_OUTPUT = (
+    "torch.export: the output holds a key-value cache; set model.config.use_cache = False, or pass use_cache=False in "
+    "example_inputs and in later calls"
+)
+
+
 class CaptureError(RuntimeError):
     """The module cannot be captured; the message says why in one line."""
 
@@ -224,19 +230,17 @@ def _export(
     return program
 
 
-def depends_on_data(error: CaptureError) -> bool:
-    """Whether the model's control flow depends on values, so that it is refused whatever sizes are free."""
-    return isinstance(error.__cause__, GuardOnDataDependentSymNode)
+def is_final(error: CaptureError) -> bool:
+    """Whether the model is refused whatever sizes are free: its control flow depends on values, or it returns an
+    object."""
+    return isinstance(error.__cause__, GuardOnDataDependentSymNode) or str(error) == CACHE_IN_OUTPUT
 
 
 def _export_reason(error: Exception) -> str:
     """The first line of an error of the exporter, and what to do about it where that is known."""
     text = str(error)
     if "Cache" in text and "output" in text:
-        return (
-            "torch.export: the output holds a key-value cache; set model.config.use_cache = False, or pass "
-            "use_cache=False in example_inputs and in later calls"
-        )
+        return CACHE_IN_OUTPUT
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"torch.export: {type(error).__name__}: {line[:200]}"
 

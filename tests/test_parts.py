@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from kfconvert import ModelConverter, load, parts, save
+from kfconvert import ModelConverter, capture, load, parts, save
 from kfconvert.alike import groups
 from kfconvert.inputs import ExampleCall, variations, widened
 from kfconvert.runtime import guarded_forward, originals
@@ -130,6 +130,17 @@ def test_parts_that_there_was_no_time_for_are_told(monkeypatch):
     }
     (late,) = [region for region in stats["regions"] if region["module"] == "layers.0.1"]
     assert "the search for parts within others ended after" in late["reason"] and late["location"]
+
+
+def test_a_model_that_returns_its_cache_is_not_traced_in_vain(monkeypatch):
+    traced = []
+    trace = capture.trace
+    monkeypatch.setattr(capture, "trace", lambda module, *args: traced.append(module) or trace(module, *args))
+    fused, stats = convert(llama(), example_inputs={"input_ids": torch.randint(2, 64, (2, 5))})
+    whole = [region for region in stats["regions"] if not region["module"]]
+    assert len(whole) == 2 and all("the output holds a key-value cache" in region["reason"] for region in whole)
+    names = [type(module).__name__ for module in traced]
+    assert "LlamaForCausalLM" not in names and names.count("LlamaModel") == 1  # whatever sizes are free
 
 
 def test_what_was_not_captured_is_told_with_file_and_line():

@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(kAddColumns* kAddShares) add_partials_kernel(C
 // `out`: the dtype of the totals.
 inline void add_partials(const ColumnSums& sums, DType out, cudaStream_t stream) {
   if (sums.cols == 0 || (sums.totals[0] == nullptr && sums.totals[1] == nullptr)) return;
-  const dim3 grid(static_cast<unsigned>((sums.cols + kAddColumns - 1) / kAddColumns), sums.totals[1] == nullptr ? 1 : 2);
+  const unsigned columns = static_cast<unsigned>((sums.cols + kAddColumns - 1) / kAddColumns);
+  const dim3 grid(columns, sums.totals[1] == nullptr ? 1 : 2);
   KFC_DISPATCH_DTYPE(out, launch_overlapped(add_partials_kernel<T>, grid, dim3(kAddColumns, kAddShares), stream, sums));
 }
 

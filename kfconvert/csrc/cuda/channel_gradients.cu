@@ -1,5 +1,5 @@
-// The backward passes of bias_act, prelu_bias and dropout_act together with the sums by channel that are the gradients of
-// bias and slopes
+// The backward passes of bias_act, prelu_bias and dropout_act together with the sums by channel that are the gradients
+// of bias and slopes
 //   x, residual, grad, y: (numel), one memory layout;  bias, slopes, totals: (channels), channel of element
 //   i = (i / inner) % channels
 //
@@ -18,8 +18,8 @@ struct BiasOf {
   A bias[N];
 };
 
-// y = grad * act'(x + bias + residual), its sum is the gradient of bias. Without y the activation is none, and y would be
-// grad.
+// y = grad * act'(x + bias + residual), its sum is the gradient of bias. Without y the activation is none, and y would
+// be grad.
 template <int act>
 struct BiasActGradients {
   template <class T>
@@ -73,8 +73,8 @@ struct BiasAndSlopes {
   A slopes[N];
 };
 
-// v = x + bias; y = grad where v is positive, else grad * slope, and its sum is the gradient of bias; grad * v, where v is
-// not positive, is that of the slopes.
+// v = x + bias; y = grad where v is positive, else grad * slope, and its sum is the gradient of bias; grad * v, where v
+// is not positive, is that of the slopes.
 template <class T>
 struct PreluGradient {
   using A = typename Accumulate<T>::type;

@@ -2,8 +2,8 @@
 //   x, residual, grad, y: (numel), one memory layout;  bias: (channels), channel of element i = (i / inner) % channels
 //
 // Which elements are dropped follows from their number, a seed and a sequence alone, so that no mask is written. In a
-// captured graph these are read from the device, where each replay draws new ones. Limited by memory bandwidth; the random words cost
-// 70 integer instructions for each four elements.
+// captured graph these are read from the device, where each replay draws new ones. Limited by memory bandwidth; the
+// random words cost 70 integer instructions for each four elements.
 #include "dropout.cuh"
 #include "elementwise.cuh"
 #include "kernels.h"

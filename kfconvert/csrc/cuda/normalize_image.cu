@@ -4,8 +4,8 @@
 //
 // Limited by memory bandwidth. Where the pixels of a row lie side by side and its ends are aligned, a thread writes
 // packs of 16 bytes: one of each plane, from so many pixels of 3 or 4 channels, or one of pixels of 1, 3 or 4 channels.
-// For all else there is one kernel with an element a thread. fma by name: a compiler that chose it in one kernel and not
-// in the other would make results depend on the layout.
+// For all else there is one kernel with an element a thread. fma by name: a compiler that chose it in one kernel and
+// not in the other would make results depend on the layout.
 #include "elementwise.cuh"
 #include "kernels.h"
 

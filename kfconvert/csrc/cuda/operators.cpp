@@ -208,7 +208,8 @@ class Cuda {
     const Options options = accumulator(options_of(like), a.dtype);
     const Tensor partials = empty(options, {kMostTotals, sums.shares, a.channels});
     const int64_t bytes = sums.shares * a.channels * (a.dtype == DType::f64 ? 8 : 4);
-    for (int k = 0; k < kMostTotals; ++k) sums.partials[k] = static_cast<char*>(partials.mutable_data_ptr()) + k * bytes;
+    char* memory = static_cast<char*>(partials.mutable_data_ptr());
+    for (int k = 0; k < kMostTotals; ++k) sums.partials[k] = memory + k * bytes;
     return partials;
   }
 

@@ -79,7 +79,9 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
     A sin[2][N];
     A x[STEPS][2][N];
 #pragma unroll
-    for (int k = 0; k < STEPS; ++k) load_pairs<INTERLEAVED, N>(from + k * shared.x_stride, col, a.half, x[k][0], x[k][1]);
+    for (int k = 0; k < STEPS; ++k) {
+      load_pairs<INTERLEAVED, N>(from + k * shared.x_stride, col, a.half, x[k][0], x[k][1]);
+    }
     load_pairs<INTERLEAVED, N>(of_cos, col, a.half, cos[0], cos[1]);
     load_pairs<INTERLEAVED, N>(of_sin, col, a.half, sin[0], sin[1]);
     // Of the transposed form the sines change places and signs.
@@ -142,7 +144,9 @@ void launch(const Rope& a, cudaStream_t stream) {
     if (packed) {
       Rope shorter = a;
       Shared shared{};
-      if (share<kSteps>(shorter, shared)) return launch_kernel<T, N, kSteps, uint32_t, Divider32>(shorter, shared, stream);
+      if (share<kSteps>(shorter, shared)) {
+        return launch_kernel<T, N, kSteps, uint32_t, Divider32>(shorter, shared, stream);
+      }
       return launch_kernel<T, N, 1, uint32_t, Divider32>(a, {}, stream);
     }
   }

@@ -1,5 +1,5 @@
-// What kernels that take rows share: how rows are dealt to threads, the largest value of a row, and sums of exponentials
-// in one pass.
+// What kernels that take rows share: how rows are dealt to threads, the largest value of a row, and sums of
+// exponentials in one pass.
 #pragma once
 
 #ifdef KFC_TUNE
@@ -34,8 +34,8 @@ struct RowShape {
   static constexpr int items = ITEMS;
 };
 
-// Calls launch with the shape of row_shapes.h for rows of so many packs of N elements, or launch_long where none is wide
-// enough. Where KFC_TUNE is defined, with the shape that the environment names, as scripts/tune_kernels.py does.
+// Calls launch with the shape of row_shapes.h for rows of so many packs of N elements, or launch_long where none is
+// wide enough. Where KFC_TUNE is defined, with the shape that the environment names, as scripts/tune_kernels.py does.
 template <int N, class Launch, class LaunchLong>
 void dispatch_rows(int64_t packs, int64_t rows, Launch launch, LaunchLong launch_long) {
 #ifdef KFC_TUNE
@@ -58,8 +58,8 @@ void dispatch_rows(int64_t packs, int64_t rows, Launch launch, LaunchLong launch
   launch_long();
 }
 
-// Calls body(row, active) for the rows of this thread's group of THREADS. All threads of a block make the same number of
-// turns, since the sums need every one of them: beyond the last row `active` is false.
+// Calls body(row, active) for the rows of this thread's group of THREADS. All threads of a block make the same number
+// of turns, since the sums need every one of them: beyond the last row `active` is false.
 template <int THREADS, class Body>
 __device__ __forceinline__ void for_rows(int64_t rows, Body body) {
   constexpr int kRows = row_block(THREADS) / THREADS;
@@ -70,8 +70,8 @@ __device__ __forceinline__ void for_rows(int64_t rows, Body body) {
   }
 }
 
-// A thread's packs of a row of so many columns, all loads before the first use of one, so that all are in flight at once.
-// What the row does not have is zero, and `row` is not read where it is not active.
+// A thread's packs of a row of so many columns, all loads before the first use of one, so that all are in flight at
+// once. What the row does not have is zero, and `row` is not read where it is not active.
 template <int THREADS, class T, int N, int ITEMS, class A>
 __device__ __forceinline__ void load_row(const T* row, int64_t cols, bool active, A (&to)[ITEMS][N]) {
   const int lane = threadIdx.x % THREADS;
@@ -119,8 +119,8 @@ __device__ __forceinline__ A row_max(A value, A* shared) {
   return value;
 }
 
-// A thread's part of sum(exp(v - largest)), of values that come one pack after the other (Milakov and Gimelshein, "Online
-// normalizer calculation for softmax", 2018).
+// A thread's part of sum(exp(v - largest)), of values that come one pack after the other (Milakov and Gimelshein,
+// "Online normalizer calculation for softmax", 2018).
 template <class A, class M>
 struct OnlineSum {
   A largest = A(-INFINITY);

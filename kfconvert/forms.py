@@ -1,0 +1,62 @@
+"""The call of a model as given, and the other forms in which people call a token model, each captured as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from .capture import Capture, capture
+from .inputs import ExampleCall
+from .recording import opaque_kind
+from .repetition import Repetition
+from .shorter_calls import shorter
+from .tracer import CACHE_IN_OUTPUT, CaptureError, free_places
+
+
+def capture_forms(
+    model: nn.Module,
+    calls: Sequence[ExampleCall],
+    repetition: Repetition,
+    advance: Callable[[], None],
+    refusal: CaptureError | None = None,
+) -> list[Capture | CaptureError]:
+    """``model`` as called in each of ``calls``, or why that form cannot be captured; ``advance`` after each.
+
+    The longest is captured first: the others may be derived from it. Where there is a ``refusal``, none is tried.
+    """
+    found: dict[int, Capture | CaptureError] = {}
+    for index in sorted(range(len(calls)), key=lambda index: -len(calls[index].kwargs)):
+        known = [capture for capture in found.values() if isinstance(capture, Capture)]
+        found[index] = refusal or _capture_form(model, calls[index], known, repetition)
+        advance()
+    return [found[index] for index in range(len(calls))]
+
+
+def refused_in_every_form(model: nn.Module, counting: dict[nn.Module, str], outputs: Any) -> CaptureError | None:
+    """Why no form of ``model`` can be captured, as far as that is known before a trace.
+
+    Args:
+        counting: modules that change an attribute in every call, and the name of that.
+        outputs: what the model returned for its example call.
+    """
+    if model in counting:
+        return CaptureError(f"its forward changes {counting[model]} in every call")
+    kind = opaque_kind(outputs)
+    if kind is not None and "Cache" in kind.__name__:
+        return CaptureError(CACHE_IN_OUTPUT)
+    return None
+
+
+def _capture_form(
+    model: nn.Module, call: ExampleCall, known: Sequence[Capture], repetition: Repetition
+) -> Capture | CaptureError:
+    derived = next(filter(None, (shorter(other, call) for other in known)), None)
+    if derived is not None:
+        return derived
+    try:
+        choices = [free_places(model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
+        return capture(model, "", call, choices, repetition=repetition)
+    except CaptureError as error:
+        return error
