@@ -110,6 +110,21 @@ for dtype, tolerance in tolerances.items():
             # ATen's gradient of hardsigmoid rounds 1/6 to float32 even in float64.
             allowed = max(tolerance, 1e-7) if name == "hardsigmoid" else tolerance
             assert error < allowed, (name, dtype, error)
+for dtype, tolerance in tolerances.items():
+    for cols in (1, 3, 7, 8, 15, 16, 17, 63, 64, 65, 133, 512, 513, 1500):  # whole vectors and what is left of them
+        x, residual = torch.randn(29, cols).to(dtype), torch.randn(1, cols).to(dtype)
+        leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+        grad = torch.randn(29, cols).to(dtype)
+        y, z = ops.softmax(leaf), torch.softmax(exact, -1)
+        got, want = [y, *torch.autograd.grad(y, leaf, grad)], [z, *torch.autograd.grad(z, exact, grad.double())]
+        got += [ops.layer_norm_act(x, cols, residual=residual), ops.rms_norm_act(x, cols)]
+        want += [torch.nn.functional.layer_norm(exact + residual.double(), (cols,))]
+        want += [torch.nn.functional.rms_norm(exact, (cols,), None, 1e-6)]
+        got += [ops.reduce_sum_squared(x, -1), ops.reduce_mean_abs(x, -1), ops.softmax(x, -1, 0.5)]
+        want += [exact.square().sum(-1), exact.abs().mean(-1), torch.softmax(exact * 0.5, -1)]
+        for place, (mine, truth) in enumerate(zip(got, want, strict=True)):
+            error = ((mine.double() - truth).abs() / (1 + truth.abs())).max().item()
+            assert error < tolerance, (place, cols, dtype, error)
 special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 65504.0, 1e-7, -1e-40] * 9)
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
     for name in ("none", "relu", "tanh", "sigmoid"):

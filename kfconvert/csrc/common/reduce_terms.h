@@ -31,7 +31,7 @@ struct Magnitude {
   static constexpr bool binary = false;
   template <class A>
   KFC_FN A of(A x, A) {
-    return x < A(0) ? -x : x;
+    return x < 0 ? -x : x;  // of vectors as well
   }
   template <class A>
   KFC_FN A derivative(A x, A) {

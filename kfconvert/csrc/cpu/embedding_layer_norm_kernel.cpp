@@ -1,5 +1,6 @@
 // s = word[ids] + position[n] + token_type[token_type_ids]; y = (s - mean) * rstd * weight + bias. s is a row that
 // stays in the cache; limited by memory bandwidth. Built once for each instruction set (KFC_CAPABILITY).
+#include "fetch_ahead.h"
 #include "kernels.h"
 #include "norm_rows.h"
 #include "scratch.h"

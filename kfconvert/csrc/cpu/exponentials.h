@@ -3,34 +3,46 @@
 
 #include <cmath>
 
-#include "lanes.h"
+#include "vectors.h"
 
 namespace {
 
 // The largest of v[i] and of `largest`; no NaN.
 template <class A>
 KFC_ROW A largest_of(const A* v, int64_t n, A largest) {
-  A maxima[kRowLanes];
-  for (A& maximum : maxima) maximum = largest;
-  in_lanes(n, [&](int lane, int64_t i) { maxima[lane] = v[i] > maxima[lane] ? v[i] : maxima[lane]; });
-#pragma GCC unroll 8
-  for (int width = kRowLanes / 2; width > 0; width /= 2) {
-#pragma omp simd
-    for (int lane = 0; lane < width; ++lane) {
-      maxima[lane] = maxima[width + lane] > maxima[lane] ? maxima[width + lane] : maxima[lane];
-    }
-  }
-  return maxima[0];
+  const Vector<A> known = Vector<A>{} + largest;
+  Vector<A> maxima[kChains] = {known, known, known, known};
+  in_vectors<A>(n, [&](int k, auto load) {
+    const Vector<A> x = load(v, largest);
+    maxima[k] = x > maxima[k] ? x : maxima[k];
+  });
+  for (int k = 1; k < kChains; ++k) maxima[0] = maxima[k] > maxima[0] ? maxima[k] : maxima[0];
+  return across<A>(maxima[0], [](auto a, auto b) { return b > a ? b : a; });
 }
 
-// out[i] = exp(v[i] - largest); returns their sum, in double: beside the one that is 1 the others lose their digits
+// Of whole vectors.
 template <class A>
-KFC_ROW double exponentials_row(const A* v, A* out, int64_t n, A largest) {
+KFC_FN double exponentials(const A* v, A* out, int64_t n, A largest) {
   double total = 0;
 #pragma omp simd reduction(+ : total)
   for (int64_t i = 0; i < n; ++i) {
     out[i] = Math<A>::exp_or_zero(v[i] - largest);
     total += out[i];
+  }
+  return total;
+}
+
+// out[i] = exp(v[i] - largest); returns their sum, in double: beside the one that is 1 the others lose their digits
+template <class A>
+KFC_ROW double exponentials_row(const A* v, A* out, int64_t n, A largest) {
+  const int64_t whole = n / kWidth<A> * kWidth<A>;
+  double total = exponentials(v, out, whole, largest);
+  const int rest = static_cast<int>(n - whole);
+  if (rest > 0) {
+    A last[kWidth<A>];
+    store_vector<A>(load_first(v + whole, rest, A(-INFINITY)), last);  // beyond the end there will be zeros
+    total += exponentials(static_cast<const A*>(last), last, kWidth<A>, largest);
+    store_first<A>(load_vector(static_cast<const A*>(last)), out + whole, rest);
   }
   return total;
 }

@@ -1,53 +1,88 @@
 // s = x + residual; y = act((s - mean) * rstd * (weight + offset) + bias), with or without the mean, and its
 // backward (formulas: common/arguments.h). Two-pass mean and variance on a row that stays in the cache; limited by
 // memory bandwidth. Built once for each instruction set (KFC_CAPABILITY).
+#include "fetch_ahead.h"
 #include "kernels.h"
 #include "norm_rows.h"
 #include "scratch.h"
 
 namespace {
 
+// x + residual of rows first to first + rows - 1, rounded where it was stored for a backward.
+template <class T, class A>
+const A* load_sum(const kfc::LayerNorm& a, int64_t first, int64_t rows, const Scratch<A>& scratch) {
+  const int64_t cols = a.cols;
+  A* s = scratch.row(0);
+  const A* x = as_accumulator(static_cast<const T*>(a.x) + first * cols, s, rows * cols);
+  if (a.residual == nullptr) return x;
+  for (int64_t i = 0; i < rows;) {
+    const int64_t from = (first + i) % a.residual_rows;
+    const int64_t count = a.residual_rows - from < rows - i ? a.residual_rows - from : rows - i;
+    const T* residual = static_cast<const T*>(a.residual) + from * cols;
+    add_rows(x + i * cols, as_accumulator(residual, scratch.row(1), count * cols), s + i * cols, count * cols);
+    i += count;
+  }
+  if (a.sum == nullptr) return s;
+  T* sum = static_cast<T*>(a.sum) + first * cols;
+  store_row(static_cast<const A*>(s), sum, rows * cols);
+  // The backward subtracts the mean from the sum as stored: of a row of almost equal values the mean of another row
+  // would be all that is left.
+  return a.centred && a.rstd != nullptr ? as_accumulator(static_cast<const T*>(sum), s, rows * cols) : s;
+}
+
+template <class A>
+struct RowStatistics {
+  A mean;
+  A rstd;
+};
+
+// Of row r, s, written to where they are wanted.
+template <class A>
+RowStatistics<A> statistics_of(const kfc::LayerNorm& a, int64_t r, const A* s) {
+  A* none = nullptr;  // s needs no conversion
+  const Moments<A> moments = a.centred ? moments_of(s, a.cols, none) : moments_about_zero(s, a.cols, none);
+  const A rstd = rstd_of(moments, a.eps);
+  if (a.mean != nullptr) static_cast<A*>(a.mean)[r] = moments.mean;
+  if (a.rstd != nullptr) static_cast<A*>(a.rstd)[r] = rstd;
+  return {moments.mean, rstd};
+}
+
 template <class T>
 void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
   using A = typename Accumulate<T>::type;
   const int64_t cols = a.cols;
   const A slope = static_cast<A>(a.slope);
-  const Scratch<A> scratch(4, cols);
+  // Short rows are taken a block at a time in all that is done element by element: one by one it takes twice as long.
+  const int64_t together = cols <= kBlock / 2 ? kBlock / cols : 1;
+  const Scratch<A> scratch(4, together * cols);
   alignas(64) A block[kBlock];
   const A* weight = load_weight<T>(a, scratch.row(2));
   const A* bias = load_affine<T>(a.bias, a, scratch.row(3));
-  for (int64_t r = begin; r < end; ++r) {
-    const A* s = as_accumulator(static_cast<const T*>(a.x) + r * cols, scratch.row(0), cols);
-    if (a.residual != nullptr) {
-      const T* row = static_cast<const T*>(a.residual) + r % a.residual_rows * cols;
-      const A* residual = as_accumulator(row, scratch.row(1), cols);
-      add_rows(s, residual, scratch.row(0), cols);
-      s = scratch.row(0);
-      if (a.sum != nullptr) {
-        T* sum = static_cast<T*>(a.sum) + r * cols;
-        store_row(s, sum, cols);
-        // The backward subtracts the mean from the sum as stored: of a row of almost equal values the mean of another
-        // row would be all that is left.
-        if (a.centred && a.rstd != nullptr) s = as_accumulator(static_cast<const T*>(sum), scratch.row(0), cols);
-      }
-    }
-    const Moments<A> moments = a.centred ? moments_of(s, cols, block) : moments_about_zero(s, cols, block);
-    const A mean = moments.mean;
-    const A rstd = rstd_of(moments, a.eps);
+  for (int64_t r = begin; r < end; r += together) {
+    const int64_t rows = end - r < together ? end - r : together;
+    const int64_t size = rows * cols;
+    const A* s = load_sum<T>(a, r, rows, scratch);
+    RowStatistics<A> row{};
+    if (rows == 1) row = statistics_of(a, r, s);
     T* y = static_cast<T*>(a.y) + r * cols;
-    for (int64_t i = 0; i < cols; i += kBlock) {
-      const int64_t n = cols - i < kBlock ? cols - i : kBlock;
+    for (int64_t i = 0; i < size; i += kBlock) {
+      const int64_t n = size - i < kBlock ? size - i : kBlock;
       A* out = result_row(y + i, block);
-      if (r + 1 < end) {
-        fetch_ahead(static_cast<const T*>(a.x) + (r + 1) * cols + i, n);
-        fetch_ahead(y + cols + i, n);
+      if (r + rows < end) {
+        fetch_ahead(static_cast<const T*>(a.x) + (r + rows) * cols + i, n);
+        fetch_ahead(y + size + i, n);
       }
-      normalize_row(s + i, mean, rstd, at(weight, i), at(bias, i), out, n);
+      if (rows == 1) {
+        normalize_row(s + i, row.mean, row.rstd, at(weight, i), at(bias, i), out, n);
+      } else {
+        for (int64_t k = 0; k < rows; ++k) {
+          row = statistics_of(a, r + k, s + k * cols);
+          normalize_row(s + k * cols, row.mean, row.rstd, weight, bias, out + k * cols, cols);
+        }
+      }
       activate_row(a.activation, static_cast<const A*>(out), out, n, slope);
       store_result(out, y + i, n);
     }
-    if (a.mean != nullptr) static_cast<A*>(a.mean)[r] = mean;
-    if (a.rstd != nullptr) static_cast<A*>(a.rstd)[r] = rstd;
   }
 }
 

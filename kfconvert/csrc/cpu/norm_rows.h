@@ -35,16 +35,11 @@ KFC_FN const A* at(const A* row, int64_t i) {
 // out[i] = (s[i] - mean) * rstd * weight[i] + bias[i]; weight and bias may be null
 template <class A>
 KFC_ROW void normalize_row(const A* s, A mean, A rstd, const A* weight, const A* bias, A* out, int64_t n) {
-  if (weight != nullptr && bias != nullptr) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) out[i] = (s[i] - mean) * rstd * weight[i] + bias[i];
-  } else if (weight != nullptr) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) out[i] = (s[i] - mean) * rstd * weight[i];
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) out[i] = (s[i] - mean) * rstd + (bias == nullptr ? A(0) : bias[i]);
-  }
+  map_vectors(n, out, [=](auto load) {
+    Vector<A> v = (load(s) - mean) * rstd;
+    if (weight != nullptr) v *= load(weight);
+    return bias == nullptr ? v : v + load(bias);
+  });
 }
 
 // Rounded once, as its error is one of the whole row.

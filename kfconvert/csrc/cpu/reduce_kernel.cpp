@@ -6,11 +6,11 @@
 
 namespace {
 
-constexpr int64_t kShortRow = 64;  // few vectors long
+constexpr int64_t kShortRow = 16;  // one vector at most
 
 template <class F, class A>
 KFC_ROW A block_sum(const A* x, const A* other, int64_t n) {
-  return sum_terms<A>(n, [=](int64_t i) { return F::of(x[i], other[i]); });
+  return sum_vectors<A>(n, [=](auto load) { return F::of(load(x), load(other)); });
 }
 
 // sums[r] = the sum of row r. Vectors of rows, as a sum across a vector costs more than so short a row.
@@ -53,7 +53,7 @@ void write_results(const kfc::Reduce& a, A* sums, int64_t at, int64_t n) {
   }
 }
 
-// As many rows at a time as a block holds; a row is not longer than that.
+// As many rows at a time as a block holds; a row is not longer than kSumBlock.
 template <class F, class T>
 void reduce_short_rows(const kfc::Reduce& a, int64_t begin, int64_t end) {
   using A = typename Accumulate<T>::type;
@@ -79,7 +79,7 @@ void reduce_short_rows(const kfc::Reduce& a, int64_t begin, int64_t end) {
 template <class F, class T>
 void reduce_range(const kfc::Reduce& a, int64_t begin, int64_t end) {
   using A = typename Accumulate<T>::type;
-  if (a.parts == 1 && a.cols > 0 && a.cols <= kBlock) return reduce_short_rows<F, T>(a, begin, end);
+  if (a.parts == 1 && a.cols > 0 && a.cols <= kSumBlock) return reduce_short_rows<F, T>(a, begin, end);
   alignas(64) A x_scratch[kBlock];
   alignas(64) A other_scratch[kBlock];
   for (int64_t piece = begin; piece < end; ++piece) {
@@ -89,8 +89,8 @@ void reduce_range(const kfc::Reduce& a, int64_t begin, int64_t end) {
     const T* x_row = static_cast<const T*>(a.x) + row * a.cols + first;
     const T* other_row = F::binary ? static_cast<const T*>(a.other) + row * a.cols + first : x_row;
     double total = 0;
-    for (int64_t i = 0; i < cols; i += kBlock) {
-      const int64_t n = cols - i < kBlock ? cols - i : kBlock;
+    for (int64_t i = 0; i < cols; i += kSumBlock) {
+      const int64_t n = cols - i < kSumBlock ? cols - i : kSumBlock;
       const A* x = as_accumulator(x_row + i, x_scratch, n);
       const A* other = F::binary ? as_accumulator(other_row + i, other_scratch, n) : x;
       total += static_cast<double>(block_sum<F>(x, other, n));

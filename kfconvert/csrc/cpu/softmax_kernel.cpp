@@ -3,6 +3,7 @@
 // instruction set.
 #include "../common/arguments.h"
 #include "exponentials.h"
+#include "fetch_ahead.h"
 #include "kernels.h"
 #include "sums.h"
 
@@ -38,14 +39,19 @@ void hide_row(const kfc::RowMask& m, int64_t at, const A* x, A hidden, A* out, i
   }
 }
 
+// out[i] = x[i] * scale
+template <class A>
+KFC_ROW void scale_row(const A* x, A scale, A* out, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) out[i] = x[i] * scale;
+}
+
 // x * scale + mask of elements col to col + n - 1 of a row: x itself where that is all there is, else in v.
 template <class T, class A>
 const A* load_scaled(const kfc::Softmax& a, int64_t row, int64_t mask_at, int64_t col, A* v, A* scratch, int64_t n) {
   const A* x = as_accumulator(static_cast<const T*>(a.x) + row * a.cols + col, v, n);
   if (a.scale != 1) {
-    const A scale = static_cast<A>(a.scale);
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) v[i] = x[i] * scale;
+    scale_row(x, static_cast<A>(a.scale), v, n);
     x = v;
   }
   if (a.mask.data == nullptr) return x;
@@ -66,8 +72,9 @@ const A* load_scaled(const kfc::Softmax& a, int64_t row, int64_t mask_at, int64_
 template <class A>
 KFC_ROW void divide_row(const A* v, A* out, int64_t n, double total) {
   const A inverse = static_cast<A>(1 / total);
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) out[i] = sizeof(A) == 8 ? v[i] / static_cast<A>(total) : v[i] * inverse;
+  map_vectors(n, out, [=](auto load) {
+    return sizeof(A) == 8 ? load(v) / static_cast<A>(total) : load(v) * inverse;
+  });
 }
 
 // y = v / total; `scratch` holds a block.
@@ -75,6 +82,28 @@ template <class T, class A>
 void write_quotients(const A* v, double total, T* y, A* scratch, int64_t n) {
   A* out = result_row(y, scratch);
   divide_row(v, out, n, total);
+  store_result(out, y, n);
+}
+
+// Rows begin to end, which together are at most a block, without a mask: what is done element by element is done for all
+// at once.
+template <class T>
+void softmax_rows(const kfc::Softmax& a, int64_t begin, int64_t end) {
+  using A = typename Accumulate<T>::type;
+  alignas(64) A v[kBlock];
+  alignas(64) A result[kBlock];
+  const int64_t n = (end - begin) * a.cols;
+  const A* x = as_accumulator(static_cast<const T*>(a.x) + begin * a.cols, v, n);
+  if (a.scale != 1) {
+    scale_row(x, static_cast<A>(a.scale), v, n);
+    x = v;
+  }
+  T* y = static_cast<T*>(a.y) + begin * a.cols;
+  A* out = result_row(y, result);
+  for (int64_t i = 0; i < n; i += a.cols) {
+    const double total = exponentials_row(x + i, out + i, a.cols, largest_of(x + i, a.cols, A(-INFINITY)));
+    divide_row(static_cast<const A*>(out) + i, out + i, a.cols, total);
+  }
   store_result(out, y, n);
 }
 
@@ -121,6 +150,12 @@ void softmax_long_row(const kfc::Softmax& a, int64_t row) {
   }
 }
 
+// out[i] = scale * y[i] * (grad[i] - total)
+template <class A>
+KFC_ROW void gradient_of_row(const A* y, const A* grad, A total, A scale, A* out, int64_t n) {
+  map_vectors(n, out, [=](auto load) { return scale * load(y) * (load(grad) - total); });
+}
+
 template <class T>
 void softmax_backward_row(const kfc::Softmax& a, int64_t row) {
   using A = typename Accumulate<T>::type;
@@ -150,16 +185,42 @@ void softmax_backward_row(const kfc::Softmax& a, int64_t row) {
       fetch_ahead(grad_row + a.cols + col, n);
       fetch_ahead(to + a.cols + col, n);
     }
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) out[i] = scale * y[i] * (grad[i] - total);
+    gradient_of_row(y, grad, total, scale, out, n);
     // Also where y is NaN.
     if (a.mask.data != nullptr) hide_row(a.mask, mask_at + col * a.mask.inner, out, A(0), out, n);
     store_result(out, to + col, n);
   }
 }
 
+// As softmax_rows.
+template <class T>
+void softmax_backward_rows(const kfc::Softmax& a, int64_t begin, int64_t end) {
+  using A = typename Accumulate<T>::type;
+  alignas(64) A y_scratch[kBlock];
+  alignas(64) A grad_scratch[kBlock];
+  alignas(64) A result[kBlock];
+  const int64_t first = begin * a.cols;
+  const int64_t n = (end - begin) * a.cols;
+  const A* y = as_accumulator(static_cast<const T*>(a.x) + first, y_scratch, n);
+  const A* grad = as_accumulator(static_cast<const T*>(a.grad) + first, grad_scratch, n);
+  T* to = static_cast<T*>(a.y) + first;
+  A* out = result_row(to, result);
+  for (int64_t i = 0; i < n; i += a.cols) {
+    gradient_of_row(y + i, grad + i, sum_of_products(y + i, grad + i, a.cols), static_cast<A>(a.scale), out + i, a.cols);
+  }
+  store_result(out, to, n);
+}
+
 template <class T>
 void softmax_range(const kfc::Softmax& a, int64_t begin, int64_t end) {
+  if (a.cols <= kBlock / 2 && a.mask.data == nullptr) {
+    const int64_t together = kBlock / a.cols;
+    for (int64_t row = begin; row < end; row += together) {
+      const int64_t stop = row + together < end ? row + together : end;
+      a.grad != nullptr ? softmax_backward_rows<T>(a, row, stop) : softmax_rows<T>(a, row, stop);
+    }
+    return;
+  }
   for (int64_t row = begin; row < end; ++row) {
     if (a.grad != nullptr) {
       softmax_backward_row<T>(a, row);

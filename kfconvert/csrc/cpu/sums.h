@@ -2,23 +2,23 @@
 // elements. Mean and variance of rows, in two passes.
 #pragma once
 
-#include "lanes.h"
+#include "vectors.h"
 
 namespace {
 
-// The sum of term(i) for i less than n, which is at most kBlock. Each lane has its share of the terms and of the
-// roundings.
+// The sum of term(load) for the vectors of a row of at most kBlock elements, where load(row) gives those elements of a
+// row, and zeros beyond its end.
 template <class A, class Term>
-KFC_FN A sum_terms(int64_t n, Term term) {
-  A sums[kRowLanes] = {};
-  in_lanes(n, [&](int lane, int64_t i) { sums[lane] += term(i); });
-  return sum_of_lanes(sums);
+KFC_FN A sum_vectors(int64_t n, Term term) {
+  Vector<A> sums[kChains] = {};
+  in_vectors<A>(n, [&](int k, auto load) { sums[k] += term([&](const A* row) { return load(row, A(0)); }); });
+  return sum_across<A>((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
 // The sum of v[i]
 template <class A>
 KFC_ROW A sum_of(const A* v, int64_t n) {
-  return sum_terms<A>(n, [=](int64_t i) { return v[i]; });
+  return sum_vectors<A>(n, [=](auto load) { return load(v); });
 }
 
 template <class A>
@@ -29,31 +29,35 @@ struct Deviations {
 
 template <class A>
 KFC_ROW Deviations<A> deviations_from(const A* v, A mean, int64_t n) {
-  A sums[kRowLanes] = {};
-  A squares[kRowLanes] = {};
-  in_lanes(n, [&](int lane, int64_t i) {
-    const A deviation = v[i] - mean;
-    sums[lane] += deviation;
-    squares[lane] += deviation * deviation;
+  Vector<A> sums[kChains] = {};
+  Vector<A> squares[kChains] = {};
+  in_vectors<A>(n, [&](int k, auto load) {
+    const Vector<A> deviation = load(v, mean) - mean;
+    sums[k] += deviation;
+    squares[k] += deviation * deviation;
   });
-  return {sum_of_lanes(sums), sum_of_lanes(squares)};
+  return {sum_across<A>((sums[0] + sums[1]) + (sums[2] + sums[3])),
+          sum_across<A>((squares[0] + squares[1]) + (squares[2] + squares[3]))};
 }
 
 // The sum of v[i]^2
 template <class A>
 KFC_ROW A sum_of_squares(const A* v, int64_t n) {
-  return sum_terms<A>(n, [=](int64_t i) { return v[i] * v[i]; });
+  return sum_vectors<A>(n, [=](auto load) {
+    const Vector<A> x = load(v);
+    return x * x;
+  });
 }
 
 // The sum of a[i] * b[i]
 template <class A>
 KFC_ROW A sum_of_products(const A* a, const A* b, int64_t n) {
-  return sum_terms<A>(n, [=](int64_t i) { return a[i] * b[i]; });
+  return sum_vectors<A>(n, [=](auto load) { return load(a) * load(b); });
 }
 
-// Sixteen additions for each lane, so that rounding stays below 3e-7 of a sum even where the terms, and with them all
-// roundings, are alike.
-constexpr int64_t kSumBlock = 16 * kRowLanes;
+// Sixteen additions for each element of a vector of float, so that rounding stays below 3e-7 of a sum even where the
+// terms, and with them all roundings, are alike.
+constexpr int64_t kSumBlock = 16 * kChains * kWidth<float>;
 static_assert(kSumBlock <= kBlock);
 
 // The sum of block(v, n) over the blocks of a row; `scratch` holds one.
@@ -75,8 +79,8 @@ struct Moments {
 
 template <class T, class A>
 Moments<A> moments_of(const T* x, int64_t cols, A* scratch) {
-  const double count = static_cast<double>(cols);
-  A mean = static_cast<A>(sum_blocks(x, cols, scratch, [](const A* v, int64_t n) { return sum_of(v, n); }) / count);
+  const double inverse = 1 / static_cast<double>(cols);
+  A mean = static_cast<A>(sum_blocks(x, cols, scratch, [](const A* v, int64_t n) { return sum_of(v, n); }) * inverse);
   double squares = 0;
   const double left = sum_blocks(x, cols, scratch, [&](const A* v, int64_t n) {
     const Deviations<A> deviations = deviations_from(v, mean, n);
@@ -84,9 +88,9 @@ Moments<A> moments_of(const T* x, int64_t cols, A* scratch) {
     return deviations.sum;
   });
   // Else what rounding left over in the mean would be all there is of a row of equal values.
-  const double correction = left / count;
+  const double correction = left * inverse;
   mean += static_cast<A>(correction);
-  const double variance = squares / count - correction * correction;
+  const double variance = squares * inverse - correction * correction;
   return {mean, variance < 0 ? 0 : variance};
 }
 
