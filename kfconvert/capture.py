@@ -73,7 +73,7 @@ def capture(
     Args:
         example: the call whose inputs the capture keeps; it must pass the guard. ``call`` by default.
         repetition: see ``trace``.
-        patience: seconds after which a choice gives way to the next; the last may take its time.
+        patience: seconds of processor time after which a choice gives way to the next; the last may take its time.
 
     Raises:
         CaptureError: none works; the reason is that of the first.

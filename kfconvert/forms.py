@@ -28,7 +28,7 @@ def capture_forms(
     """
     found: dict[int, Capture | CaptureError] = {}
     for index in sorted(range(len(calls)), key=lambda index: -len(calls[index].kwargs)):
-        known = [capture for capture in found.values() if isinstance(capture, Capture)]
+        known = [form for form in found.values() if isinstance(form, Capture)]
         found[index] = refusal or _capture_form(model, calls[index], known, repetition)
         advance()
     return [found[index] for index in range(len(calls))]

@@ -100,6 +100,7 @@ class Parts:
     def _search(self, model: nn.Module, whole: float | None) -> None:
         """Look at the submodules of ``model``, level by level."""
         around, within = whole or 0.0, 0.0  # seconds spent
+        late: set[nn.Module] = set()
         waiting = deque([(model, whole is not None)])
         while waiting:
             module, inside = waiting.popleft()  # inside: it, or what it lies in, is captured itself
@@ -111,9 +112,10 @@ class Parts:
                 if child not in self._captured:
                     left = max(LEAST_SECONDS_WITHIN, around / 2) - within
                     if inside and left < 0:
-                        if child is group[0]:
+                        if group[0] not in late:
                             error = CaptureError(f"the search for parts within others ended after {within:.1f} s")
                             self.refused.append(Refused(self._paths[child], error))
+                            late.add(group[0])
                         continue
                     start = time.thread_time()
                     self._capture(group, min(PATIENCE, max(LEAST_SECONDS_WITHIN, left)) if inside else PATIENCE)

@@ -95,7 +95,7 @@ def trace(
         places: the sizes that may vary afterwards, see ``free_places``, which names them by default.
         repetition: the blocks of one structure in ``model``, or in what it is part of, to trace each once; whether
             the graph is right has to be checked then, as a block may have effects that no graph shows.
-        seconds: when to give up.
+        seconds: of processor time, after which to give up.
 
     Raises:
         CaptureError: the time is up, ``torch.export`` refuses the module, or the graph has effects that a region may
@@ -231,9 +231,10 @@ def _export(
 
 
 def is_final(error: CaptureError) -> bool:
-    """Whether the model is refused whatever sizes are free: its control flow depends on values, or it returns an
-    object."""
-    return isinstance(error.__cause__, GuardOnDataDependentSymNode) or str(error) == CACHE_IN_OUTPUT
+    """Whether the model is refused whatever sizes are free: its control flow depends on values, or it returns a cache
+    that the exporter does not know."""
+    unknown = any(words in str(error.__cause__) for words in ("not a known type", "pytree-flattenable"))
+    return isinstance(error.__cause__, GuardOnDataDependentSymNode) or (str(error) == CACHE_IN_OUTPUT and unknown)
 
 
 def _export_reason(error: Exception) -> str:

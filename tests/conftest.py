@@ -29,7 +29,7 @@ def _seed():
 
 @pytest.fixture(autouse=True)
 def time_for_all_parts(monkeypatch):
-    """A slow machine finds the same parts of a model."""
+    """A slow machine looks for parts everywhere, too."""
     monkeypatch.setattr(parts, "LEAST_SECONDS_WITHIN", 60.0)
 
 

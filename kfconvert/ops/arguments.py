@@ -50,9 +50,9 @@ def require_share(operator: str, name: str, value) -> None:
 
 
 def as_number(operator: str, name: str, value) -> float:
-    """``float(value)``; TypeError where that is no number."""
+    """``float(value)``; TypeError where that is no number, or text."""
     try:
-        return float(value)
+        return float(value if not isinstance(value, str) else None)
     except (TypeError, ValueError):
         raise _type_error(operator, name, "a number", value) from None
 

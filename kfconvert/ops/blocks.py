@@ -15,7 +15,13 @@ from .batch_norm_act import batch_norm_act
 from .conv_act import conv_act
 from .linear_act import linear_act
 from .norms import accumulator
-from .registration import require, require_same_device, require_same_options, wants_gradient
+from .registration import (
+    has_kernels,
+    require,
+    require_same_device,
+    require_same_options,
+    wants_gradient,
+)
 
 Pair = int | tuple[int, int]
 
@@ -55,8 +61,8 @@ def conv2d_bn_act(
 ) -> Tensor:
     """``act(batch_norm(conv(x)))`` with the running statistics, for inference: (N, out, H', W').
 
-    One :func:`kfconvert.ops.batch_norm_act` follows the convolution: to fold the norm into the weight at every
-    call would take longer. ``kfconvert.modules.FusedConv2dBNReLU`` keeps a folded weight.
+    One :func:`kfconvert.ops.batch_norm_act` follows the convolution: to fold the norm into the weight at
+    every call would take longer. ``kfconvert.modules.FusedConv2dBNReLU`` keeps a folded weight.
 
     Args:
         weight: (out, C / groups, height, width); bias: (out,) or None.
@@ -76,7 +82,8 @@ def conv2d_bn_act(
     if bias is not None:
         require_same_options(operator, "bias", x, bias)
         _require_channels(operator, "bias", bias, weight.shape[0])
-    if x.is_cuda and bias is not None and not wants_gradient(bias):  # cuDNN adds it in a pass of its own
+    # cuDNN adds a bias in a pass of its own. The statistics have no derivative, so that it must want none.
+    if x.is_cuda and has_kernels(x) and bias is not None and not wants_gradient(bias):
         running_mean, bias = running_mean.to(accumulator(x.dtype)) - bias, None
     y = conv_act(x, weight, bias, None, stride, padding, dilation, groups)
     given = running_mean, running_var, bn_weight, bn_bias

@@ -14,8 +14,7 @@ import math
 import torch
 
 from .activations import BY_CODE, CODES, apply_activation
-from .arguments import as_number
-from .arguments import within
+from .arguments import as_number, within
 from .bias_act import check_channels, spread
 from .double_backward import differentiable_gradients, is_differentiated
 from .norms import accumulator

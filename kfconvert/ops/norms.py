@@ -1,18 +1,25 @@
 """What the norms share: checks, shapes, gradients and the autocast rule."""
 
+from collections.abc import Sequence
+from operator import index
+
 import torch
 
 from .registration import cast_floats, cast_to_widest, require, require_float, require_same_options
 
 
-def as_shape(normalized_shape: int | tuple[int, ...]) -> tuple[int, ...]:
-    """One number stands for the last dimension. TypeError unless it is that or a tuple."""
+def as_shape(normalized_shape: int | Sequence[int]) -> Sequence[int]:
+    """One number stands for the last dimension. TypeError unless it is that, a tuple or a list."""
     if isinstance(normalized_shape, (tuple, list)):
         return normalized_shape
     if isinstance(normalized_shape, (int, torch.SymInt)):
         return (normalized_shape,)
-    got = type(normalized_shape).__name__
-    raise TypeError(f"normalized_shape must be an integer or a tuple of integers, got {got}")
+    try:
+        return (index(normalized_shape),)
+    except TypeError:
+        got = type(normalized_shape).__name__
+        text = f"kfconvert: normalized_shape must be an integer or a tuple of integers, got {got}"
+        raise TypeError(text) from None
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -34,8 +34,8 @@ def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = 
         ``torch.nn.functional.scaled_dot_product_attention``; or x's dtype, to be added. Where a row has no
         element that takes part, it is NaN.
 
-    Along another dimension than the last, and for x of no dimension, these are ATen's operators; on the CPU the
-    backward of a softmax with neither scale nor mask is.
+    Along another dimension than the last, and for x of no dimension, these are ATen's operators; on the CPU
+    the backward without scale and boolean mask is.
 
     Raises:
         IndexError: dim out of range. RuntimeError: shapes, dtypes or devices that do not fit.

@@ -8,7 +8,7 @@
 
 namespace {
 
-// x + residual of rows first to first + rows - 1, rounded where it was stored for a backward.
+// x + residual of rows first to first + rows - 1, for a layer norm rounded where it was stored for a backward.
 template <class T, class A>
 const A* load_sum(const kfc::LayerNorm& a, int64_t first, int64_t rows, const Scratch<A>& scratch) {
   const int64_t cols = a.cols;

@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int64_t kShortRow = 16;  // one vector at most
+constexpr int64_t kShortRow = 16;  // a vector of float, of AVX-512
 
 template <class F, class A>
 KFC_ROW A block_sum(const A* x, const A* other, int64_t n) {

@@ -85,8 +85,7 @@ void write_quotients(const A* v, double total, T* y, A* scratch, int64_t n) {
   store_result(out, y, n);
 }
 
-// Rows begin to end, which together are at most a block, without a mask: what is done element by element is done for all
-// at once.
+// Rows begin to end, which together are at most a block, without a mask: converted and scaled all at once.
 template <class T>
 void softmax_rows(const kfc::Softmax& a, int64_t begin, int64_t end) {
   using A = typename Accumulate<T>::type;
@@ -206,7 +205,8 @@ void softmax_backward_rows(const kfc::Softmax& a, int64_t begin, int64_t end) {
   T* to = static_cast<T*>(a.y) + first;
   A* out = result_row(to, result);
   for (int64_t i = 0; i < n; i += a.cols) {
-    gradient_of_row(y + i, grad + i, sum_of_products(y + i, grad + i, a.cols), static_cast<A>(a.scale), out + i, a.cols);
+    const A total = sum_of_products(y + i, grad + i, a.cols);
+    gradient_of_row(y + i, grad + i, total, static_cast<A>(a.scale), out + i, a.cols);
   }
   store_result(out, to, n);
 }

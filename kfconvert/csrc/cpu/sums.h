@@ -55,8 +55,8 @@ KFC_ROW A sum_of_products(const A* a, const A* b, int64_t n) {
   return sum_vectors<A>(n, [=](auto load) { return load(a) * load(b); });
 }
 
-// Sixteen additions for each element of a vector of float, so that rounding stays below 3e-7 of a sum even where the
-// terms, and with them all roundings, are alike.
+// Sixteen additions, or a few more, for each element of a vector of float, so that rounding stays near 3e-7 of a sum at
+// most, even where the terms, and with them all roundings, are alike.
 constexpr int64_t kSumBlock = 16 * kChains * kWidth<float>;
 static_assert(kSumBlock <= kBlock);
 
