@@ -77,11 +77,13 @@ def fused_multihead_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -
     """
     operator = "fused_multihead_attention"
     check_attention(operator, q, k, v)
-    fits = within(operator, "num_heads", 1, num_heads, math.inf)
-    if not fits or q.shape[-1] % num_heads or v.shape[-1] % num_heads:
-        # Not before: torch.compile would fix the sizes that are in the message.
-        columns = f"{q.shape[-1]} columns of q and k and {v.shape[-1]} of v"
-        require(False, operator, f"{columns} do not make {num_heads} heads")
+    require(
+        within(operator, "num_heads", 1, num_heads, math.inf)
+        and q.shape[-1] % num_heads == 0
+        and v.shape[-1] % num_heads == 0,
+        operator,
+        lambda: f"{q.shape[-1]} columns of q and k and {v.shape[-1]} of v do not make {num_heads} heads",
+    )
     q, k, v = (t.unflatten(-1, (num_heads, t.shape[-1] // num_heads)).transpose(-2, -3) for t in (q, k, v))
     return flash_attention(q, k, v).transpose(-2, -3).flatten(-2)
 

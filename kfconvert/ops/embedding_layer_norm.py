@@ -78,10 +78,11 @@ def _check(ids, word, position, token_type, token_type_ids, weight, bias):
     for name, tensor, rows in (("position", position, ids.shape[-1]), ("token_type", token_type, 1)):
         require_same_device(operator, name, word, tensor, "word")
         require(tensor.dtype == word.dtype, operator, f"{name} has another dtype than word")
-        if tensor.dim() != 2 or tensor.shape[1] != word.shape[1] or tensor.shape[0] < rows:
-            # Not before: torch.compile would fix the sizes that are in a message.
-            shape, expected = tuple(tensor.shape), f"{rows} or more rows of {word.shape[1]}"
-            require(False, operator, f"{name} has shape {shape}, expected {expected}")
+        require(
+            tensor.dim() == 2 and tensor.shape[1] == word.shape[1] and tensor.shape[0] >= rows,
+            operator,
+            lambda: f"{name} has shape {tuple(tensor.shape)}, expected {rows} or more rows of {word.shape[1]}",
+        )
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None:
             require_same_device(operator, name, word, tensor, "word")

@@ -169,10 +169,13 @@ def recorded() -> bool:
     return torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch.jit.is_tracing()
 
 
-def require(condition: bool, operator: str, message: str) -> None:
-    """The checks of the compiled kernels, for compositions and fake kernels: RuntimeError with one line."""
+def require(condition: bool, operator: str, message: str | Callable[[], str]) -> None:
+    """The checks of the compiled kernels, for compositions and fake kernels: RuntimeError with one line.
+
+    A function makes the message where it is needed only: torch.compile fixes the sizes that are in one.
+    """
     if not condition:
-        raise RuntimeError(f"kfconvert::{operator}: {message}")
+        raise RuntimeError(f"kfconvert::{operator}: {message() if callable(message) else message}")
 
 
 def require_float(operator: str, x: torch.Tensor) -> None:

@@ -29,8 +29,7 @@ def sliding_window_mean_std(x: torch.Tensor, window: int) -> tuple[torch.Tensor,
     require_float(operator, x)
     require(x.dim() >= 1, operator, "x has no dimension")
     fits = within(operator, "window", 1, window, x.shape[-1])
-    if not fits:  # not before: torch.compile would fix the size that is in the message
-        require(False, operator, f"window {window} is not in 1 to {x.shape[-1]}")
+    require(fits, operator, lambda: f"window {window} is not in 1 to {x.shape[-1]}")
     if x.numel() == 0:  # std_mean warns of it
         y = x[..., window - 1 :]
         return y.clone(), y.clone()

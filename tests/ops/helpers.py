@@ -89,3 +89,17 @@ def assert_gradients_as_accurate(operator, reference, inputs, weights, factor=1.
     for got, aten, exact in zip(mine, theirs, truth, strict=True):
         compare(got, aten, exact, factor, root_mean_square, slack)
         compare(got, aten, exact, 2 * factor, slack=slack)
+
+
+def assert_one_graph(function, inputs):
+    """torch.compile traces ``function`` once for all ``inputs``, of different sizes, and changes no result."""
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(function, backend=backend, dynamic=True)
+    for x in inputs:
+        torch.testing.assert_close(compiled(x), function(x))
+    assert len(graphs) == 1

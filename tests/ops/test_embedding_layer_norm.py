@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate, assert_one_graph
 
 from kfconvert import ops
 from kfconvert.kernels import reference
@@ -137,18 +137,9 @@ def test_errors(device, compiled):
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_one_graph_for_all_lengths(device, requires_grad):
     (_, *tensors), _ = arguments(torch.float32, device)
-    graphs = []
-
-    def backend(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
     tensors[0].requires_grad_(requires_grad)
-    function = torch.compile(lambda ids: ops.embedding_layer_norm(ids, *tensors), backend=backend, dynamic=True)
-    for length in (4, 5, 6, 7):
-        ids = torch.randint(0, 11, (3, length), device=device)
-        torch.testing.assert_close(function(ids), ops.embedding_layer_norm(ids, *tensors))
-    assert len(graphs) == 1
+    inputs = [torch.randint(0, 11, (3, length), device=device) for length in (4, 5, 6, 7)]
+    assert_one_graph(lambda ids: ops.embedding_layer_norm(ids, *tensors), inputs)
 
 
 def test_fake_tensors_are_checked():

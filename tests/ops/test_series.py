@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate, assert_one_graph
 
 from kfconvert.kernels.reference import sliding_window_mean_std as reference
 from kfconvert.ops import sliding_window_mean_std
@@ -93,14 +93,5 @@ def test_errors(device):
 
 
 def test_one_graph_for_all_lengths(device):
-    graphs = []
-
-    def backend(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    function = torch.compile(lambda x: sliding_window_mean_std(x, 3), backend=backend, dynamic=True)
-    for length in (8, 9, 10):
-        x = torch.randn(2, length, device=device)
-        torch.testing.assert_close(function(x), sliding_window_mean_std(x, 3))
-    assert len(graphs) == 1
+    inputs = [torch.randn(2, length, device=device) for length in (8, 9, 10)]
+    assert_one_graph(lambda x: sliding_window_mean_std(x, 3), inputs)

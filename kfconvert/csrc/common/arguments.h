@@ -278,7 +278,7 @@ static inline int64_t id_at(const RowIds& ids, int64_t row) {
 
 // s = word[ids] + position[row % positions] + token_type[token_type_ids], in the place of x of a layer norm.
 struct EmbeddingLayerNorm {
-  LayerNorm norm;          // y, weight, bias, rows, cols, eps and the dtypes; the rest is null, or not used
+  LayerNorm norm;          // y, weight, bias, rows, cols, eps, centred and the dtypes; the rest is null or 0
   const void* word;        // (ids.count, cols)
   const void* position;    // (positions, cols)
   const void* token_type;  // (token_type_ids.count, cols)

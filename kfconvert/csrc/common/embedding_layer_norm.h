@@ -46,6 +46,7 @@ Tensor embedding_layer_norm(const Tensor& ids_in, const Tensor& word_in, const T
   a.norm.rows = ids.numel();
   a.norm.cols = word.size(1);
   a.norm.eps = eps;
+  a.norm.centred = true;
   check_affine_shape(op, "weight", weight_in, {a.norm.cols});
   check_affine_shape(op, "bias", bias_in, {a.norm.cols});
   std::optional<DType> affine_dtype;

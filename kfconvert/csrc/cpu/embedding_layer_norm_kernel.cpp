@@ -1,6 +1,5 @@
 // s = word[ids] + position[n] + token_type[token_type_ids]; y = (s - mean) * rstd * weight + bias. s is a row that
 // stays in the cache; limited by memory bandwidth. Built once for each instruction set (KFC_CAPABILITY).
-#include "fetch_ahead.h"
 #include "kernels.h"
 #include "norm_rows.h"
 #include "scratch.h"
@@ -18,7 +17,6 @@ void embedding_layer_norm_range(const kfc::EmbeddingLayerNorm& a, int64_t begin,
   using A = typename Accumulate<T>::type;
   const int64_t cols = a.norm.cols;
   const Scratch<A> scratch(4, cols);
-  alignas(64) A block[kBlock];
   A* s = scratch.row(0);
   const A* weight = load_weight<T>(a.norm, scratch.row(2));
   const A* bias = load_affine<T>(a.norm.bias, a.norm, scratch.row(3));
@@ -26,19 +24,8 @@ void embedding_layer_norm_range(const kfc::EmbeddingLayerNorm& a, int64_t begin,
     const A* word = row_of<T>(a.word, kfc::id_at(a.ids, r), cols, s);
     add_rows(word, row_of<T>(a.token_type, kfc::id_at(a.token_type_ids, r), cols, scratch.row(1)), s, cols);
     add_rows(static_cast<const A*>(s), row_of<T>(a.position, r % a.positions, cols, scratch.row(1)), s, cols);
-    const Moments<A> moments = moments_of(static_cast<const A*>(s), cols, block);
-    const A rstd = rstd_of(moments, a.norm.eps);
-    T* y = static_cast<T*>(a.norm.y) + r * cols;
-    for (int64_t i = 0; i < cols; i += kBlock) {
-      const int64_t n = cols - i < kBlock ? cols - i : kBlock;
-      A* out = result_row(y + i, block);
-      if (r + 1 < end) {
-        fetch_ahead(static_cast<const T*>(a.word) + kfc::id_at(a.ids, r + 1) * cols + i, n);
-        fetch_ahead(y + cols + i, n);
-      }
-      normalize_row(static_cast<const A*>(s) + i, moments.mean, rstd, at(weight, i), at(bias, i), out, n);
-      store_result(out, y + i, n);
-    }
+    const T* next = r + 1 < end ? static_cast<const T*>(a.word) + kfc::id_at(a.ids, r + 1) * cols : nullptr;
+    write_row(a.norm, r, static_cast<const A*>(s), weight, bias, next);
   }
 }
 

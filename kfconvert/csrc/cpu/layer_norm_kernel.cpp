@@ -1,7 +1,6 @@
 // s = x + residual; y = act((s - mean) * rstd * (weight + offset) + bias), with or without the mean, and its
 // backward (formulas: common/arguments.h). Two-pass mean and variance on a row that stays in the cache; limited by
 // memory bandwidth. Built once for each instruction set (KFC_CAPABILITY).
-#include "fetch_ahead.h"
 #include "kernels.h"
 #include "norm_rows.h"
 #include "scratch.h"
@@ -30,58 +29,44 @@ const A* load_sum(const kfc::LayerNorm& a, int64_t first, int64_t rows, const Sc
   return a.centred && a.rstd != nullptr ? as_accumulator(static_cast<const T*>(sum), s, rows * cols) : s;
 }
 
-template <class A>
-struct RowStatistics {
-  A mean;
-  A rstd;
-};
-
-// Of row r, s, written to where they are wanted.
-template <class A>
-RowStatistics<A> statistics_of(const kfc::LayerNorm& a, int64_t r, const A* s) {
-  A* none = nullptr;  // s needs no conversion
-  const Moments<A> moments = a.centred ? moments_of(s, a.cols, none) : moments_about_zero(s, a.cols, none);
-  const A rstd = rstd_of(moments, a.eps);
-  if (a.mean != nullptr) static_cast<A*>(a.mean)[r] = moments.mean;
-  if (a.rstd != nullptr) static_cast<A*>(a.rstd)[r] = rstd;
-  return {moments.mean, rstd};
+// y and the statistics of rows first to first + rows - 1, s, which together are at most a block: activated and stored
+// all at once, as one by one it takes twice as long. `next` as for write_row.
+template <class T, class A>
+void write_short_rows(const kfc::LayerNorm& a, int64_t first, int64_t rows, const A* s, const A* weight, const A* bias,
+                      const T* next) {
+  alignas(64) A block[kBlock];
+  const int64_t n = rows * a.cols;
+  T* y = static_cast<T*>(a.y) + first * a.cols;
+  A* out = result_row(y, block);
+  if (next != nullptr) {
+    fetch_ahead(next, n);
+    fetch_ahead(y + n, n);
+  }
+  for (int64_t k = 0; k < rows; ++k) {
+    const A* from = s + k * a.cols;
+    const RowStatistics<A> row = statistics_of(a, first + k, from);
+    normalize_row(from, row.mean, row.rstd, weight, bias, out + k * a.cols, a.cols);
+  }
+  activate_row(a.activation, static_cast<const A*>(out), out, n, static_cast<A>(a.slope));
+  store_result(out, y, n);
 }
 
 template <class T>
 void layer_norm_range(const kfc::LayerNorm& a, int64_t begin, int64_t end) {
   using A = typename Accumulate<T>::type;
   const int64_t cols = a.cols;
-  const A slope = static_cast<A>(a.slope);
-  // Short rows are taken a block at a time in all that is done element by element: one by one it takes twice as long.
   const int64_t together = cols <= kBlock / 2 ? kBlock / cols : 1;
   const Scratch<A> scratch(4, together * cols);
-  alignas(64) A block[kBlock];
   const A* weight = load_weight<T>(a, scratch.row(2));
   const A* bias = load_affine<T>(a.bias, a, scratch.row(3));
   for (int64_t r = begin; r < end; r += together) {
     const int64_t rows = end - r < together ? end - r : together;
-    const int64_t size = rows * cols;
     const A* s = load_sum<T>(a, r, rows, scratch);
-    RowStatistics<A> row{};
-    if (rows == 1) row = statistics_of(a, r, s);
-    T* y = static_cast<T*>(a.y) + r * cols;
-    for (int64_t i = 0; i < size; i += kBlock) {
-      const int64_t n = size - i < kBlock ? size - i : kBlock;
-      A* out = result_row(y + i, block);
-      if (r + rows < end) {
-        fetch_ahead(static_cast<const T*>(a.x) + (r + rows) * cols + i, n);
-        fetch_ahead(y + size + i, n);
-      }
-      if (rows == 1) {
-        normalize_row(s + i, row.mean, row.rstd, at(weight, i), at(bias, i), out, n);
-      } else {
-        for (int64_t k = 0; k < rows; ++k) {
-          row = statistics_of(a, r + k, s + k * cols);
-          normalize_row(s + k * cols, row.mean, row.rstd, weight, bias, out + k * cols, cols);
-        }
-      }
-      activate_row(a.activation, static_cast<const A*>(out), out, n, slope);
-      store_result(out, y + i, n);
+    const T* next = r + rows < end ? static_cast<const T*>(a.x) + (r + rows) * cols : nullptr;
+    if (rows == 1) {
+      write_row(a, r, s, weight, bias, next);
+    } else {
+      write_short_rows(a, r, rows, s, weight, bias, next);
     }
   }
 }

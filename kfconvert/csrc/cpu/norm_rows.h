@@ -1,7 +1,9 @@
-// What the kernels of layer and RMS norms share: weight and bias in the accumulation type, and a row normalised by
-// them.
+// What the kernels of layer and RMS norms share: weight and bias in the accumulation type, the statistics of a row, and
+// a row normalised by them.
 #pragma once
 
+#include "../common/arguments.h"
+#include "fetch_ahead.h"
 #include "sums.h"
 
 namespace {
@@ -42,10 +44,42 @@ KFC_ROW void normalize_row(const A* s, A mean, A rstd, const A* weight, const A*
   });
 }
 
-// Rounded once, as its error is one of the whole row.
 template <class A>
-A rstd_of(const Moments<A>& moments, double eps) {
-  return static_cast<A>(1.0 / __builtin_sqrt(moments.variance + eps));
+struct RowStatistics {
+  A mean;
+  A rstd;
+};
+
+// Of row r, s, written to where they are wanted.
+template <class A>
+RowStatistics<A> statistics_of(const kfc::LayerNorm& a, int64_t r, const A* s) {
+  A* none = nullptr;  // s needs no conversion
+  const Moments<A> moments = a.centred ? moments_of(s, a.cols, none) : moments_about_zero(s, a.cols, none);
+  // Rounded once, as its error is one of the whole row.
+  const A rstd = static_cast<A>(1.0 / __builtin_sqrt(moments.variance + a.eps));
+  if (a.mean != nullptr) static_cast<A*>(a.mean)[r] = moments.mean;
+  if (a.rstd != nullptr) static_cast<A*>(a.rstd)[r] = rstd;
+  return {moments.mean, rstd};
+}
+
+// y and the statistics of row r, s, of any length; `next` is what will be read for the row after it, null after the
+// last.
+template <class T, class A>
+void write_row(const kfc::LayerNorm& a, int64_t r, const A* s, const A* weight, const A* bias, const T* next) {
+  alignas(64) A block[kBlock];
+  const RowStatistics<A> row = statistics_of(a, r, s);
+  T* y = static_cast<T*>(a.y) + r * a.cols;
+  for (int64_t i = 0; i < a.cols; i += kBlock) {
+    const int64_t n = a.cols - i < kBlock ? a.cols - i : kBlock;
+    A* out = result_row(y + i, block);
+    if (next != nullptr) {
+      fetch_ahead(next + i, n);
+      fetch_ahead(y + a.cols + i, n);
+    }
+    normalize_row(s + i, row.mean, row.rstd, at(weight, i), at(bias, i), out, n);
+    activate_row(a.activation, static_cast<const A*>(out), out, n, static_cast<A>(a.slope));
+    store_result(out, y + i, n);
+  }
 }
 
 }  // namespace

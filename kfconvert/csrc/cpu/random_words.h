@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../common/philox.h"
-#include "convert.h"
+#include "vectors.h"
 
 namespace {
 
@@ -12,12 +12,8 @@ namespace {
 // So the processor's product of 32-bit words takes them as they are; of a loop over plain words the compiler makes
 // products of 64-bit words, which take three times as long. Halves are moved by shuffles, which have an execution port
 // of their own where shifts share one with the products.
-#if defined(__AVX512F__)
-constexpr int kLanes = 8;
-#else
-constexpr int kLanes = 4;
-#endif
-typedef uint64_t Lanes __attribute__((vector_size(8 * kLanes)));
+using Lanes = Vector<uint64_t>;
+constexpr int kLanes = kWidth<uint64_t>;
 
 // The 64 bits of a lane's word times b.
 KFC_FN Lanes multiply_words(Lanes a, uint32_t b) {

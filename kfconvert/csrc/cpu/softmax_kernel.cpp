@@ -39,19 +39,15 @@ void hide_row(const kfc::RowMask& m, int64_t at, const A* x, A hidden, A* out, i
   }
 }
 
-// out[i] = x[i] * scale
-template <class A>
-KFC_ROW void scale_row(const A* x, A scale, A* out, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) out[i] = x[i] * scale;
-}
-
-// x * scale + mask of elements col to col + n - 1 of a row: x itself where that is all there is, else in v.
+// x * scale + mask of elements col to col + n - 1 of a row: x itself where that is all there is, else in v. Without a
+// mask they may reach into the rows that follow.
 template <class T, class A>
 const A* load_scaled(const kfc::Softmax& a, int64_t row, int64_t mask_at, int64_t col, A* v, A* scratch, int64_t n) {
   const A* x = as_accumulator(static_cast<const T*>(a.x) + row * a.cols + col, v, n);
   if (a.scale != 1) {
-    scale_row(x, static_cast<A>(a.scale), v, n);
+    const A scale = static_cast<A>(a.scale);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) v[i] = x[i] * scale;
     x = v;
   }
   if (a.mask.data == nullptr) return x;
@@ -92,11 +88,7 @@ void softmax_rows(const kfc::Softmax& a, int64_t begin, int64_t end) {
   alignas(64) A v[kBlock];
   alignas(64) A result[kBlock];
   const int64_t n = (end - begin) * a.cols;
-  const A* x = as_accumulator(static_cast<const T*>(a.x) + begin * a.cols, v, n);
-  if (a.scale != 1) {
-    scale_row(x, static_cast<A>(a.scale), v, n);
-    x = v;
-  }
+  const A* x = load_scaled<T>(a, begin, 0, 0, v, result, n);
   T* y = static_cast<T*>(a.y) + begin * a.cols;
   A* out = result_row(y, result);
   for (int64_t i = 0; i < n; i += a.cols) {

@@ -12,7 +12,7 @@ template <class A, class Term>
 KFC_FN A sum_vectors(int64_t n, Term term) {
   Vector<A> sums[kChains] = {};
   in_vectors<A>(n, [&](int k, auto load) { sums[k] += term([&](const A* row) { return load(row, A(0)); }); });
-  return sum_across<A>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  return sum_of_chains<A>(sums);
 }
 
 // The sum of v[i]
@@ -36,8 +36,7 @@ KFC_ROW Deviations<A> deviations_from(const A* v, A mean, int64_t n) {
     sums[k] += deviation;
     squares[k] += deviation * deviation;
   });
-  return {sum_across<A>((sums[0] + sums[1]) + (sums[2] + sums[3])),
-          sum_across<A>((squares[0] + squares[1]) + (squares[2] + squares[3]))};
+  return {sum_of_chains<A>(sums), sum_of_chains<A>(squares)};
 }
 
 // The sum of v[i]^2

@@ -98,13 +98,13 @@ KFC_FN A across(Vector<A> v, Join join) {
   return parts[0];
 }
 
-template <class A>
-KFC_FN A sum_across(Vector<A> v) {
-  return across<A>(v, [](auto a, auto b) { return a + b; });
-}
-
 // Four vectors at a time, as each addition waits for the last one to its vector.
 constexpr int kChains = 4;
+
+template <class A>
+KFC_FN A sum_of_chains(const Vector<A> (&sums)[kChains]) {
+  return across<A>((sums[0] + sums[1]) + (sums[2] + sums[3]), [](auto a, auto b) { return a + b; });
+}
 
 // step(k, load) for n elements in the order of memory: load(row, fill) gives the same elements of any row, beyond the
 // end `fill`; k is the chain of additions. A row that is read in several places at a time, all in one page, is no
