@@ -4,8 +4,9 @@
     PYTHONPATH=. python scripts/tune_kernels.py
     python setup.py build_ext --inplace
 
-The first build has every candidate shape (threads a row x packs of 16 bytes a thread); the second command times them on
-this GPU, in CUDA graphs and in turns, and rewrites kfconvert/csrc/cuda/row_shapes.h; the third build has the shapes
+The first build has every candidate shape (threads a row x packs of 16 bytes a thread, and whether a norm's weight and
+bias are asked for before the first row, which long parts of rows have no registers for); the second command times them
+on this GPU, in CUDA graphs and in turns, and rewrites kfconvert/csrc/cuda/row_shapes.h; the third build has the shapes
 chosen. For each length of row, once for few rows and once for many, and apart for packs of 4 (float32) and 8 elements
 (float16), that shape is taken whose times over the operators, each relative to the fastest shape's, have the least
 geometric mean; few and many rows share one where that costs at most 3 %. The means are printed to stderr; --out writes
@@ -36,21 +37,29 @@ MOST_BYTES = 2**28  # of one tensor: longer rows are timed with fewer
 DTYPES = {4: torch.float32, 8: torch.float16}
 TOLERATED = 1.03  # every further shape is a kernel more for each dtype and activation
 BUDGET_S = 0.012  # of timing a row of shapes
-Shape = tuple[int, int]
+ALWAYS_EARLY, NEVER_EARLY = 8, 32  # elements a thread
+Shape = tuple[int, int, str]  # threads, packs a thread, and "true" or "false": early
 
 
-def candidates(packs: int) -> list[Shape]:
-    """Shapes that hold so many packs, none with a thread or an item to spare for all of them."""
+def candidates(packs: int, elements: int) -> list[Shape]:
+    """Shapes that hold so many packs of so many elements, none with a thread or an item to spare for all of them."""
     return [
-        (threads, items)
+        (threads, items, early)
         for threads in THREADS
         for items in ITEMS
         if threads * items >= packs and (items == 1 or threads * (items - 1) < packs) and threads < 2 * max(packs, 8)
+        for early in ("false", "true")
+        if (elements * items < NEVER_EARLY if early == "true" else elements * items > ALWAYS_EARLY)
     ]
 
 
 def all_candidates() -> list[Shape]:
-    return sorted({shape for packs in PACKS for shape in candidates(packs)})
+    return sorted({shape for packs in PACKS for elements in DTYPES for shape in candidates(packs, elements)})
+
+
+def name_of(shape: Shape) -> str:
+    """The same as in rows.cuh."""
+    return "{}x{} {}".format(*shape)
 
 
 def operators(rows: int, columns: int, dtype: torch.dtype) -> Iterator[tuple[str, list]]:
@@ -68,7 +77,7 @@ def timed(shapes: list[Shape], tasks: list) -> Comparison:
 
     def with_shape(shape: Shape, task):
         def call():
-            os.environ["KFCONVERT_ROW_SHAPE"] = "{}x{}".format(*shape)
+            os.environ["KFCONVERT_ROW_SHAPE"] = name_of(shape)
             return task()
 
         return call
@@ -82,7 +91,7 @@ def timed(shapes: list[Shape], tasks: list) -> Comparison:
 
 def slowness(elements: int, packs: int, few: bool, log) -> dict[Shape, float]:
     """How much slower than the fastest each shape is for such rows."""
-    dtype, shapes = DTYPES[elements], candidates(packs)
+    dtype, shapes = DTYPES[elements], candidates(packs, elements)
     rows = min(ROWS[few], MOST_BYTES // (16 * packs))
     slower = {shape: [] for shape in shapes}
     for _, tasks in operators(rows, elements * packs, dtype):
@@ -91,7 +100,7 @@ def slowness(elements: int, packs: int, few: bool, log) -> dict[Shape, float]:
         for shape in shapes:
             slower[shape].append(times[shape].median_ms / fastest)
     means = {shape: statistics.geometric_mean(values) for shape, values in slower.items()}
-    others = ", ".join("{}x{} {:.2f}".format(*shape, means[shape]) for shape in sorted(means, key=means.get))
+    others = ", ".join(f"{name_of(shape)} {means[shape]:.2f}" for shape in sorted(means, key=means.get))
     print(f"{dtype} {rows} x {elements * packs}: {others}", file=log, flush=True)
     return means
 
@@ -109,7 +118,7 @@ def table(elements: int, log) -> list[str]:
     found = []
     for packs in PACKS:
         found += entries(packs, *(slowness(elements, packs, few, log) for few in (True, False)))
-    return [f"  SHAPE({packs}, {few}, {threads}, {items})" for packs, few, threads, items in found]
+    return [f"  SHAPE({', '.join(map(str, entry))})" for entry in found]
 
 
 def text(tables: dict[int, list[str]]) -> str:
@@ -120,9 +129,10 @@ def text(tables: dict[int, list[str]]) -> str:
         "#pragma once",
     ]
     for elements, lines in tables.items():
-        parts += ["", f"// Packs of {elements} elements. SHAPE(packs up to, few rows only, threads, packs a thread)"]
+        columns = "packs up to, few rows only, threads, packs a thread, early"
+        parts += ["", f"// Packs of {elements} elements. SHAPE({columns})"]
         parts += [" \\\n".join([f"#define KFC_ROW_SHAPES_{elements}(SHAPE)", *lines])]
-    shapes = [f"  SHAPE({threads}, {items})" for threads, items in all_candidates()]
+    shapes = [f"  SHAPE({threads}, {items}, {early})" for threads, items, early in all_candidates()]
     parts += ["", "// Those that were tried."]
     parts += [" \\\n".join(["#define KFC_ROW_CANDIDATES(SHAPE)", *shapes]), ""]
     return "\n".join(parts)

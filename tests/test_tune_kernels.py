@@ -1,6 +1,7 @@
 """The table of scripts/tune_kernels.py: what it tries and what it writes; timing needs a GPU."""
 
 import importlib
+import itertools
 import re
 from pathlib import Path
 
@@ -24,37 +25,38 @@ def entries(text, macro, count):
 
 def test_the_table_that_is_built_holds_every_row(tune):
     text = tune.HEADER.read_text()
-    tried = {tuple(map(int, entry)) for entry in entries(text, "KFC_ROW_CANDIDATES", 2)}
+    tried = {(int(threads), int(items), early) for threads, items, early in entries(text, "KFC_ROW_CANDIDATES", 3)}
     assert tried == set(tune.all_candidates())
     for elements in tune.DTYPES:
-        shapes = entries(text, f"KFC_ROW_SHAPES_{elements}", 4)
-        for packs, few, threads, items in shapes:
+        shapes = entries(text, f"KFC_ROW_SHAPES_{elements}", 5)
+        for packs, few, threads, items, early in shapes:
             assert few in ("true", "false") and int(threads) * int(items) >= int(packs)
-            assert (int(threads), int(items)) in tried
+            assert (int(threads), int(items), early) in tried
         for_all = [int(packs) for packs, few, *_ in shapes if few == "false"]
         assert for_all == sorted(for_all) and for_all[-1] == max(tune.PACKS)
 
 
 def test_candidates_hold_the_row_and_waste_no_item(tune):
-    for packs in tune.PACKS:
-        shapes = tune.candidates(packs)
-        assert shapes
-        for threads, items in shapes:
+    for packs, elements in itertools.product(tune.PACKS, tune.DTYPES):
+        shapes = tune.candidates(packs, elements)
+        assert shapes and len(set(shapes)) == len(shapes)
+        for threads, items, early in shapes:
             assert threads * items >= packs and (items == 1 or threads * (items - 1) < packs)
+            assert early in ("true", "false") and (early == "true" or items * elements > tune.ALWAYS_EARLY)
 
 
 def test_written_table(tune, monkeypatch):
     monkeypatch.setattr(tune.torch.cuda, "get_device_name", lambda: "a GPU")
 
     def slowness(elements, packs, few, log):  # the first is best for few rows, the last for many
-        shapes = tune.candidates(packs)
+        shapes = tune.candidates(packs, elements)
         return {shape: 1 + abs(i - (0 if few else len(shapes) - 1)) for i, shape in enumerate(shapes)}
 
     monkeypatch.setattr(tune, "slowness", slowness)
     text = tune.text({elements: tune.table(elements, log=None) for elements in tune.DTYPES})
     assert "one a GPU" in text
     for elements in tune.DTYPES:
-        shapes = entries(text, f"KFC_ROW_SHAPES_{elements}", 4)
+        shapes = entries(text, f"KFC_ROW_SHAPES_{elements}", 5)
         lengths = [int(packs) for packs, *_ in shapes]
         assert sorted(set(lengths)) == list(tune.PACKS)
         for packs in set(lengths):  # one entry, or that of few rows and then that of all

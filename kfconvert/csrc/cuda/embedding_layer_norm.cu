@@ -40,32 +40,30 @@ __device__ __forceinline__ Addends<T> addends_of(const EmbeddingLayerNorm& a, in
           static_cast<const T*>(a.token_type) + type * cols};
 }
 
-template <class A, int ITEMS, int N>
-__device__ __forceinline__ void add_to(A (&s)[ITEMS][N], const A (&other)[ITEMS][N]) {
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-#pragma unroll
-    for (int j = 0; j < N; ++j) s[i][j] += other[i][j];
-  }
-}
-
 // THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
-template <class T, int N, int THREADS, int ITEMS>
-__global__ void __launch_bounds__(row_block(THREADS)) embedding_layer_norm_kernel(EmbeddingLayerNorm a) {
+template <class T, int N, int THREADS, int ITEMS, bool EARLY>
+__global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY>)
+    embedding_layer_norm_kernel(EmbeddingLayerNorm a) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[kMomentValues];
   const int64_t cols = a.norm.cols;
-  const RowAffine<T, N, THREADS, ITEMS> affine(a.norm);
+  const RowAffine<true, T, N, THREADS, ITEMS, EARLY> affine(a.norm);
   for_rows<THREADS>(a.norm.rows, [&](int64_t row, bool active) {
     const Addends<T> from = active ? addends_of<T>(a, row) : Addends<T>{};
+    RowWords<T, N, ITEMS> word;
+    RowWords<T, N, ITEMS> token_type;
+    RowWords<T, N, ITEMS> position;
+    word.template load<THREADS>(from.word, cols, active);
+    token_type.template load<THREADS>(from.token_type, cols, active);
+    position.template load<THREADS>(from.position, cols, active);
     A s[ITEMS][N];
-    A other[ITEMS][N];
-    load_row<THREADS>(from.word, cols, active, s);
-    load_row<THREADS>(from.token_type, cols, active, other);
-    add_to(s, other);
-    load_row<THREADS>(from.position, cols, active, other);
-    add_to(s, other);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      word.get(i, s[i]);
+      token_type.add_to(i, s[i]);
+      position.add_to(i, s[i]);
+    }
     const RowMoments<A> moments = moments_of<true, THREADS>(s, cols, a.norm.eps, active, shared);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -117,15 +115,15 @@ void launch(const EmbeddingLayerNorm& a, cudaStream_t stream) {
   const bool packed = norm.cols % N == 0 && aligned(a.word) && aligned(a.position) && aligned(a.token_type) &&
                       aligned(norm.y) && aligned(norm.weight) && aligned(norm.bias);
   if (!packed) return launch_long<T, 1, 256>(a, stream);
-  if constexpr (sizeof(T) == 8) {
-    launch_long<T, N, 256>(a, stream);  // a reference type: one kernel is enough
-  } else {
+  // float64 is a reference type: one kernel is enough
+  if (sizeof(T) == 8 || !has_own_affine<T>(norm)) return launch_long<T, N, 256>(a, stream);
+  if constexpr (sizeof(T) < 8) {
     dispatch_rows<N>(
         norm.cols / N, norm.rows,
         [&](auto shape) {
           constexpr int kThreads = shape.threads;
           constexpr int kBlock = row_block(kThreads);
-          launch_overlapped(embedding_layer_norm_kernel<T, N, kThreads, shape.items>,
+          launch_overlapped(embedding_layer_norm_kernel<T, N, kThreads, shape.items, shape.early>,
                             row_grid(norm.rows, kBlock / kThreads, kBlock), kBlock, stream, a);
         },
         [&] { launch_long<T, N, 1024>(a, stream); });

@@ -116,6 +116,7 @@ template <int act, class T, int N, int THREADS, int ITEMS>
 __global__ void __launch_bounds__(backward_block(THREADS), THREADS * ITEMS <= 512 ? kBlocksPerMultiprocessor : 1)
     layer_norm_backward_kernel(LayerNormBackward a) {
   wait_for_previous_kernel();
+  if constexpr (sizeof(T) == 2) __builtin_assume(a.affine_dtype != DType::f32);  // has_own_affine
   using A = typename Accumulate<T>::type;
   constexpr int kThreads = backward_block(THREADS);
   constexpr int kRows = kThreads / THREADS;
@@ -275,8 +276,8 @@ auto choose(const LayerNormBackward& a, Rows rows, Long long_rows) {
   constexpr int N = kPackBytes / sizeof(T);
   const int64_t packs = a.cols / N;
   if constexpr (sizeof(T) < 8) {
-    const bool packed = a.cols % N == 0 && aligned(a.s) && aligned(a.grad) && aligned(a.grad_sum) &&
-                        aligned(a.grad_x) && aligned(a.weight) && aligned(a.bias);
+    const bool packed = has_own_affine<T>(a) && a.cols % N == 0 && aligned(a.s) && aligned(a.grad) &&
+                        aligned(a.grad_sum) && aligned(a.grad_x) && aligned(a.weight) && aligned(a.bias);
     const bool few = a.rows <= kFewRows * multiprocessors();
     if (packed && packs <= 32) return rows.template operator()<T, N, 32, 1>();
     if (packed && packs <= 64 && few) return rows.template operator()<T, N, 64, 1>();

@@ -46,31 +46,31 @@ __device__ __forceinline__ void write_statistics(const LayerNorm& a, int64_t row
 }
 
 // THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
-template <bool CENTRED, int act, class T, int N, int THREADS, int ITEMS>
-__global__ void __launch_bounds__(row_block(THREADS)) layer_norm_kernel(LayerNorm a) {
+template <bool CENTRED, int act, class T, int N, int THREADS, int ITEMS, bool EARLY>
+__global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY>) layer_norm_kernel(LayerNorm a) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   constexpr int kBlock = row_block(THREADS);
   constexpr int kRows = kBlock / THREADS;
   __shared__ A shared[kMomentValues];
   const int lane = threadIdx.x % THREADS;
-  const RowAffine<T, N, THREADS, ITEMS> affine(a);
+  const RowAffine<CENTRED, T, N, THREADS, ITEMS, EARLY> affine(a);
   // All threads of a block make the same number of turns: the sums need every one of them.
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRows; first < a.rows;
        first += static_cast<int64_t>(gridDim.x) * kRows) {
     const int64_t row = first + threadIdx.x / THREADS;
     const int64_t residual_row = residual_row_of(a, row);
     const bool active = row < a.rows;
+    RowWords<T, N, ITEMS> x;
+    RowWords<T, N, ITEMS> residual;
+    x.template load<THREADS>(static_cast<const T*>(a.x) + row * a.cols, a.cols, active);
+    residual.template load<THREADS>(static_cast<const T*>(a.residual) + residual_row * a.cols, a.cols,
+                                    active && a.residual != nullptr);
     A s[ITEMS][N];
-    load_row<THREADS>(static_cast<const T*>(a.x) + row * a.cols, a.cols, active, s);
-    if (a.residual != nullptr) {
-      A other[ITEMS][N];
-      load_row<THREADS>(static_cast<const T*>(a.residual) + residual_row * a.cols, a.cols, active, other);
 #pragma unroll
-      for (int i = 0; i < ITEMS; ++i) {
-#pragma unroll
-        for (int j = 0; j < N; ++j) s[i][j] += other[i][j];
-      }
+    for (int i = 0; i < ITEMS; ++i) {
+      x.get(i, s[i]);
+      if (a.residual != nullptr) residual.add_to(i, s[i]);
     }
     if (a.sum != nullptr) {
 #pragma unroll
@@ -120,14 +120,14 @@ __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
   }
 }
 
-template <class T, int N, int THREADS, int ITEMS>
+template <class T, int N, int THREADS, int ITEMS, bool EARLY>
 void launch_rows(const LayerNorm& a, cudaStream_t stream) {
   constexpr int kBlock = row_block(THREADS);
   const unsigned grid = row_grid(a.rows, kBlock / THREADS, kBlock);
   dispatch_row_activation(a.activation, [&](auto act) {
     constexpr int kAct = decltype(act)::value;
-    const auto kernel = a.centred ? layer_norm_kernel<true, kAct, T, N, THREADS, ITEMS>
-                                  : layer_norm_kernel<false, kAct, T, N, THREADS, ITEMS>;
+    const auto kernel = a.centred ? layer_norm_kernel<true, kAct, T, N, THREADS, ITEMS, EARLY>
+                                  : layer_norm_kernel<false, kAct, T, N, THREADS, ITEMS, EARLY>;
     launch_overlapped(kernel, grid, kBlock, stream, a);
   });
 }
@@ -145,15 +145,17 @@ void launch(const LayerNorm& a, cudaStream_t stream) {
   constexpr int N = kPackBytes / sizeof(T);
   const bool packed = a.cols % N == 0 && aligned(a.x) && aligned(a.y) && aligned(a.residual) &&
                       aligned(a.sum) && aligned(a.weight) && aligned(a.bias);
+  const bool own = has_own_affine<T>(a);
   if (!packed) {
-    if (a.cols <= 128) return launch_rows<T, 1, 32, 4>(a, stream);
+    if (own && a.cols <= 128) return launch_rows<T, 1, 32, 4, false>(a, stream);
     return launch_long<T, 1, 256>(a, stream);
   }
-  if constexpr (sizeof(T) == 8) {
-    launch_long<T, N, 256>(a, stream);  // a reference type: one kernel is enough
-  } else {
+  // float64 is a reference type: one kernel is enough
+  if (sizeof(T) == 8 || !own) return launch_long<T, N, 256>(a, stream);
+  if constexpr (sizeof(T) < 8) {
     dispatch_rows<N>(
-        a.cols / N, a.rows, [&](auto shape) { launch_rows<T, N, shape.threads, shape.items>(a, stream); },
+        a.cols / N, a.rows,
+        [&](auto shape) { launch_rows<T, N, shape.threads, shape.items, shape.early>(a, stream); },
         [&] { launch_long<T, N, 1024>(a, stream); });
   }
 }

@@ -98,80 +98,77 @@ __device__ __forceinline__ RowMoments<A> moments_of_long_row(Load load, int64_t 
   return {mean, rsqrt(variance + static_cast<A>(eps))};
 }
 
-// Weight and bias of a thread's packs of columns, for all its rows. Few are loaded before the first row, so that the
-// row is waited for at the same time: behind its sums they would be waited for anew. More of them would take the
-// registers that the row needs.
-template <class T, int N, int THREADS, int ITEMS>
+// Weight and bias, of the dtype of x, of a thread's packs of columns, for all its rows. EARLY ones are loaded before
+// the first row, so that the row is waited for at the same time: behind its sums they would be waited for anew. But
+// that takes registers that a long row needs.
+template <bool CENTRED, class T, int N, int THREADS, int ITEMS, bool EARLY>
 class RowAffine {
  public:
   using A = typename Accumulate<T>::type;
 
-  __device__ __forceinline__ explicit RowAffine(const LayerNorm& a) : a_(a) {
-    if constexpr (kEarly) {
-      early_ = sizeof(T) != 2 || a.affine_dtype != DType::f32;
-      shifted_ = a.offset != 0;
-      if (!early_) return;
+  // An offset of -0 leaves every weight as it is, also one of -0.
+  __device__ __forceinline__ explicit RowAffine(const LayerNorm& a)
+      : a_(a), offset_(a.offset == 0 ? A(-0.0) : static_cast<A>(a.offset)) {
+    if constexpr (EARLY) {
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
-        const int col = column(i);
-        if (a.weight != nullptr && col < a.cols) weight_[i] = word_at(a.weight, col);
-        if (a.bias != nullptr && col < a.cols) bias_[i] = word_at(a.bias, col);
+        if (a.weight != nullptr && column(i) < a.cols) weight_[i] = word_at(a.weight, i);
+        if (CENTRED && a.bias != nullptr && column(i) < a.cols) bias_[i] = word_at(a.bias, i);
       }
     }
   }
 
   // Of the item'th pack v.
   __device__ __forceinline__ void apply(int item, A (&v)[N]) const {
-    if constexpr (kEarly) {
-      if (early_) {
-        A other[N];
-        if (a_.weight != nullptr) {
-          convert(weight_[item], other);
-          if (shifted_) {
+    A other[N];
+    if (a_.weight != nullptr) {
+      get(weight_, a_.weight, item, other);
 #pragma unroll
-            for (int j = 0; j < N; ++j) other[j] += static_cast<A>(a_.offset);
-          }
-#pragma unroll
-          for (int j = 0; j < N; ++j) v[j] *= other[j];
-        }
-        if (a_.bias != nullptr) {
-          convert(bias_[item], other);
-#pragma unroll
-          for (int j = 0; j < N; ++j) v[j] += other[j];
-        }
-        return;
-      }
+      for (int j = 0; j < N; ++j) v[j] *= CENTRED ? other[j] : other[j] + offset_;
     }
-    apply_affine<T>(a_, column(item), v);
+    if (CENTRED && a_.bias != nullptr) {
+      get(bias_, a_.bias, item, other);
+#pragma unroll
+      for (int j = 0; j < N; ++j) v[j] += other[j];
+    }
   }
 
  private:
   using P = Pack<T, N>;
-  static constexpr bool kEarly = sizeof(P) == kPackBytes && ITEMS * N <= 8;
+  static constexpr int kKept = EARLY ? ITEMS : 1;
 
   static __device__ __forceinline__ int column(int item) {
     return (item * THREADS + static_cast<int>(threadIdx.x % THREADS)) * N;
   }
 
-  static __device__ __forceinline__ Word<P> word_at(const void* from, int col) {
-    return *reinterpret_cast<const Word<P>*>(static_cast<const T*>(from) + col);
+  static __device__ __forceinline__ Word<P> word_at(const void* from, int item) {
+    return *reinterpret_cast<const Word<P>*>(static_cast<const T*>(from) + column(item));
   }
 
-  // The empty instruction keeps the compiler from converting ahead of the rows: that would wait for the word before the
-  // first row is asked for.
-  static __device__ __forceinline__ void convert(Word<P> word, A (&to)[N]) {
-    asm volatile("" : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w));
+  static __device__ __forceinline__ void get(const Word<P> (&kept)[kKept], const void* from, int item, A (&to)[N]) {
+    Word<P> word;
+    if constexpr (EARLY) {
+      word = kept[item];
+      // The empty instruction keeps the compiler from converting ahead of the rows: that would wait for the word
+      // before the first row is asked for.
+      asm volatile("" : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w));
+    } else {
+      word = word_at(from, item);
+    }
     const P pack = pack_of<P>(word);
 #pragma unroll
     for (int j = 0; j < N; ++j) to[j] = widen(pack.v[j]);
   }
 
   const LayerNorm& a_;
-  bool early_;
-  bool shifted_;
-  Word<P> weight_[kEarly ? ITEMS : 1];
-  Word<P> bias_[kEarly ? ITEMS : 1];
+  A offset_;
+  Word<P> weight_[kKept];
+  Word<P> bias_[kKept];
 };
+
+// Weights and biases that are asked for early need more registers than that.
+template <int THREADS, bool EARLY>
+constexpr int kNormBlocks = EARLY ? 1 : kRowBlocks<THREADS>;
 
 // apply(v) applies weight and bias.
 template <int act, class T, int N, class A, class Apply>

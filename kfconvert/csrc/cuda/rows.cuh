@@ -27,11 +27,13 @@ inline unsigned row_grid(int64_t rows, int rows_per_block, int threads) {
   return static_cast<unsigned>(wanted < most ? wanted : most);
 }
 
-// Threads that share a row, and packs that each of them holds.
-template <int THREADS, int ITEMS>
+// Threads that share a row, packs that each of them holds, and whether a norm asks for its weight and bias early:
+// before the first row, where they take registers, and not behind its sums, where they are waited for.
+template <int THREADS, int ITEMS, bool EARLY>
 struct RowShape {
   static constexpr int threads = THREADS;
   static constexpr int items = ITEMS;
+  static constexpr bool early = EARLY;
 };
 
 // Calls launch with the shape of row_shapes.h for rows of so many packs of N elements, or launch_long where none is
@@ -41,14 +43,15 @@ void dispatch_rows(int64_t packs, int64_t rows, Launch launch, LaunchLong launch
 #ifdef KFC_TUNE
   const char* asked = std::getenv("KFCONVERT_ROW_SHAPE");
   const std::string shape = asked == nullptr ? "" : asked;
-#define KFC_CANDIDATE(THREADS, ITEMS) \
-  if (shape == #THREADS "x" #ITEMS && packs <= THREADS * ITEMS) return launch(RowShape<THREADS, ITEMS>());
+#define KFC_CANDIDATE(THREADS, ITEMS, EARLY) \
+  if (shape == #THREADS "x" #ITEMS " " #EARLY && packs <= THREADS * ITEMS) \
+    return launch(RowShape<THREADS, ITEMS, EARLY>());
   KFC_ROW_CANDIDATES(KFC_CANDIDATE)
 #undef KFC_CANDIDATE
 #endif
   const bool few = rows <= kFewRows * multiprocessors();
-#define KFC_ROW_SHAPE(PACKS, ONLY_FEW, THREADS, ITEMS) \
-  if (packs <= PACKS && (few || !ONLY_FEW)) return launch(RowShape<THREADS, ITEMS>());
+#define KFC_ROW_SHAPE(PACKS, ONLY_FEW, THREADS, ITEMS, EARLY) \
+  if (packs <= PACKS && (few || !ONLY_FEW)) return launch(RowShape<THREADS, ITEMS, EARLY>());
   if constexpr (N == 4) {
     KFC_ROW_SHAPES_4(KFC_ROW_SHAPE)
   } else {
@@ -70,24 +73,52 @@ __device__ __forceinline__ void for_rows(int64_t rows, Body body) {
   }
 }
 
-// A thread's packs of a row of so many columns, all loads before the first use of one, so that all are in flight at
-// once. What the row does not have is zero, and `row` is not read where it is not active.
-template <int THREADS, class T, int N, int ITEMS, class A>
-__device__ __forceinline__ void load_row(const T* row, int64_t cols, bool active, A (&to)[ITEMS][N]) {
-  const int lane = threadIdx.x % THREADS;
+// Of kernels that hold rows of up to 32 elements a thread, so many blocks fit a multiprocessor with 64 registers a
+// thread. With them 1024 rows of 4096 float16 elements are all on their way at once on an H100.
+template <int THREADS>
+constexpr int kRowBlocks = 1024 / row_block(THREADS);
+
+// A thread's packs of a row as they are in memory. All rows that belong together are loaded before the first is
+// converted, which waits for it.
+template <class T, int N, int ITEMS>
+struct RowWords {
   using P = Pack<T, N>;
   Word<P> words[ITEMS] = {};
+
+  // What the row does not have is zero, and `row` is not read where it is not active.
+  template <int THREADS>
+  __device__ __forceinline__ void load(const T* row, int64_t cols, bool active) {
+    const int lane = threadIdx.x % THREADS;
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const int col = (i * THREADS + lane) * N;
-    if (active && col < cols) words[i] = *reinterpret_cast<const Word<P>*>(row + col);
+    for (int i = 0; i < ITEMS; ++i) {
+      const int col = (i * THREADS + lane) * N;
+      if (active && col < cols) words[i] = *reinterpret_cast<const Word<P>*>(row + col);
+    }
   }
+
+  template <class A>
+  __device__ __forceinline__ void get(int item, A (&to)[N]) const {
+    const P pack = pack_of<P>(words[item]);
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const P pack = pack_of<P>(words[i]);
-#pragma unroll
-    for (int j = 0; j < N; ++j) to[i][j] = widen(pack.v[j]);
+    for (int j = 0; j < N; ++j) to[j] = widen(pack.v[j]);
   }
+
+  template <class A>
+  __device__ __forceinline__ void add_to(int item, A (&to)[N]) const {
+    A other[N];
+    get(item, other);
+#pragma unroll
+    for (int j = 0; j < N; ++j) to[j] += other[j];
+  }
+};
+
+// A thread's packs of a row of so many columns.
+template <int THREADS, class T, int N, int ITEMS, class A>
+__device__ __forceinline__ void load_row(const T* row, int64_t cols, bool active, A (&to)[ITEMS][N]) {
+  RowWords<T, N, ITEMS> words;
+  words.template load<THREADS>(row, cols, active);
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) words.get(i, to[i]);
 }
 
 __device__ __forceinline__ float max_of(float a, float b) { return fmaxf(a, b); }

@@ -55,32 +55,45 @@ struct MaskRow {
     }
   }
 
-  // The same for all packs of a thread, as load_row deals them.
+  // v = x * scale with the mask, for all packs of a thread. What can be loaded in packs is asked for before x is waited
+  // for.
   template <int THREADS, int N, int ITEMS, class A>
-  __device__ void apply_row(int64_t cols, bool active, A (&v)[ITEMS][N]) const {
-    if (data == nullptr) return;
-    if (!packed<N>()) {
+  __device__ void scale_and_apply(const RowWords<T, N, ITEMS>& x, A scale, int64_t cols, bool active,
+                                  A (&v)[ITEMS][N]) const {
+    const auto get_scaled = [&] {
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+        x.get(i, v[i]);
+#pragma unroll
+        for (int j = 0; j < N; ++j) v[i][j] *= scale;
+      }
+    };
+    if (data == nullptr) {
+      get_scaled();
+    } else if (!packed<N>()) {
+      get_scaled();
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
         const int col = (i * THREADS + threadIdx.x % THREADS) * N;
         if (active && col < cols) apply(col, v[i]);
       }
     } else if (boolean) {
-      int8_t kept[ITEMS][N];
-      load_row<THREADS>(static_cast<const int8_t*>(data), cols, active, kept);
+      RowWords<int8_t, N, ITEMS> words;
+      words.template load<THREADS>(static_cast<const int8_t*>(data), cols, active);
+      get_scaled();
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
+        int8_t kept[N];
+        words.get(i, kept);
 #pragma unroll
-        for (int j = 0; j < N; ++j) v[i][j] = kept[i][j] != 0 ? v[i][j] : A(-INFINITY);
+        for (int j = 0; j < N; ++j) v[i][j] = kept[j] != 0 ? v[i][j] : A(-INFINITY);
       }
     } else {
-      A terms[ITEMS][N];
-      load_row<THREADS>(static_cast<const T*>(data), cols, active, terms);
+      RowWords<T, N, ITEMS> terms;
+      terms.template load<THREADS>(static_cast<const T*>(data), cols, active);
+      get_scaled();
 #pragma unroll
-      for (int i = 0; i < ITEMS; ++i) {
-#pragma unroll
-        for (int j = 0; j < N; ++j) v[i][j] += terms[i][j];
-      }
+      for (int i = 0; i < ITEMS; ++i) terms.add_to(i, v[i]);
     }
   }
 
@@ -138,15 +151,11 @@ __global__ void __launch_bounds__(row_block(THREADS)) softmax_kernel(Softmax a) 
   __shared__ A shared[32];
   const int lane = threadIdx.x % THREADS;
   for_rows<THREADS>(a.rows, [&](int64_t row, bool active) {
+    RowWords<T, N, ITEMS> x;
+    x.template load<THREADS>(static_cast<const T*>(a.x) + row * a.cols, a.cols, active);
     A v[ITEMS][N];
-    load_row<THREADS>(static_cast<const T*>(a.x) + row * a.cols, a.cols, active, v);
-    const A scale = static_cast<A>(a.scale);
-#pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) v[i][j] *= scale;
-    }
-    MaskRow<T>(a.mask, active ? row : 0).template apply_row<THREADS>(a.cols, active, v);
+    MaskRow<T>(a.mask, active ? row : 0)
+        .template scale_and_apply<THREADS>(x, static_cast<A>(a.scale), a.cols, active, v);
     A largest = -INFINITY;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -228,33 +237,45 @@ __device__ __forceinline__ void store_gradient(const Softmax& a, int64_t at, A t
   store<N>(static_cast<T*>(a.y) + at, grad);
 }
 
+// So many threads fit a multiprocessor with the registers for two rows.
+template <int ELEMENTS>
+constexpr int kBackwardThreads = ELEMENTS > 24 ? 768 : 1024;
+
 // With a mask in kernels of their own: the search for the row's place in it takes registers.
 template <class T, int N, int THREADS, int ITEMS, bool masked>
-__global__ void __launch_bounds__(row_block(THREADS)) softmax_backward_kernel(Softmax a) {
+__global__ void __launch_bounds__(row_block(THREADS), kBackwardThreads<ITEMS * N> / row_block(THREADS))
+    softmax_backward_kernel(Softmax a) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[32];
   const int lane = threadIdx.x % THREADS;
   for_rows<THREADS>(a.rows, [&](int64_t row, bool active) {
-    A y[ITEMS][N];
-    A grad[ITEMS][N];
-    load_row<THREADS>(static_cast<const T*>(a.x) + row * a.cols, a.cols, active, y);
-    load_row<THREADS>(static_cast<const T*>(a.grad) + row * a.cols, a.cols, active, grad);
+    RowWords<T, N, ITEMS> y_row;
+    RowWords<T, N, ITEMS> grad_row;
+    y_row.template load<THREADS>(static_cast<const T*>(a.x) + row * a.cols, a.cols, active);
+    grad_row.template load<THREADS>(static_cast<const T*>(a.grad) + row * a.cols, a.cols, active);
     uint32_t kept = ~0u;
     if constexpr (masked) {
       kept = MaskRow<T>(a.mask, active ? row : 0).template kept_row_bits<THREADS, N, ITEMS>(a.cols, active);
     }
+    A y[N];
+    A grad[N];
     A total = 0;
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
+      y_row.get(i, y);
+      grad_row.get(i, grad);
 #pragma unroll
-      for (int j = 0; j < N; ++j) total += y[i][j] * grad[i][j];
+      for (int j = 0; j < N; ++j) total += y[j] * grad[j];
     }
     total = row_sum<THREADS>(total, shared);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
-      if (active && col < a.cols) store_gradient<T>(a, row * a.cols + col, total, y[i], grad[i], kept >> (i * N));
+      if (!active || col >= a.cols) continue;
+      y_row.get(i, y);
+      grad_row.get(i, grad);
+      store_gradient<T>(a, row * a.cols + col, total, y, grad, kept >> (i * N));
     }
   });
 }

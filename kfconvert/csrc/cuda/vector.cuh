@@ -202,6 +202,13 @@ __device__ __forceinline__ void store_wide(T* to, const A (&from)[N]) {
   }
 }
 
+// Whether weight and bias are of the dtype of x. Kernels that hold rows in registers take these only: a test of the
+// dtype at each pack would keep the loads of one behind the use of those before.
+template <class T, class Arguments>
+bool has_own_affine(const Arguments& a) {
+  return sizeof(T) != 2 || a.affine_dtype != DType::f32;
+}
+
 // A row parameter of the norm: T, or float beside a half type. The branch is the same for all threads.
 template <int N, class T, class A>
 __device__ __forceinline__ void load_affine(const void* from, bool is_float, int64_t at, A (&to)[N]) {
