@@ -31,7 +31,7 @@ def test_the_table_that_is_built_holds_every_row(tune):
         shapes = entries(text, f"KFC_ROW_SHAPES_{elements}", 5)
         for packs, few, threads, items, early in shapes:
             assert few in ("true", "false") and int(threads) * int(items) >= int(packs)
-            assert (int(threads), int(items), early) in tried
+            assert (int(threads), int(items), early) in tune.candidates(int(packs), elements)
         for_all = [int(packs) for packs, few, *_ in shapes if few == "false"]
         assert for_all == sorted(for_all) and for_all[-1] == max(tune.PACKS)
 
@@ -42,7 +42,8 @@ def test_candidates_hold_the_row_and_waste_no_item(tune):
         assert shapes and len(set(shapes)) == len(shapes)
         for threads, items, early in shapes:
             assert threads * items >= packs and (items == 1 or threads * (items - 1) < packs)
-            assert early in ("true", "false") and (early == "true" or items * elements > tune.ALWAYS_EARLY)
+            held = items * elements
+            assert held > tune.ALWAYS_EARLY if early == "false" else early == "true" and held < tune.NEVER_EARLY
 
 
 def test_written_table(tune, monkeypatch):

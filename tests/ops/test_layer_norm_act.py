@@ -146,21 +146,28 @@ def test_nan_and_infinity(device, compiled):
         assert torch.equal(got.isnan(), want.isnan())
 
 
+@pytest.mark.parametrize("columns", [7, 96, 1001, 4096, 9000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_float32_parameters_beside_a_half_type(device, compiled, dtype):
-    x, residual, weight, bias = inputs((4, 96), (96,), dtype, device, affine_dtype=torch.float32)
+def test_float32_parameters_beside_a_half_type(device, compiled, dtype, columns):
+    x, residual, weight, bias = inputs((4, columns), (columns,), dtype, device, affine_dtype=torch.float32)
     if device == "cuda" and not compiled:
         return  # ATen itself has no such norm on CUDA
-    got = ops.layer_norm_act(x, 96, weight, bias, residual=residual)
-    want = reference(x.float(), (96,), weight, bias, residual=residual.float())
+    got = ops.layer_norm_act(x, columns, weight, bias, residual=residual)
+    want = reference(x.float(), (columns,), weight, bias, residual=residual.float())
     assert got.dtype == dtype
     torch.testing.assert_close(got.float(), want, atol=0.05, rtol=0.02)
-    if compiled:
-        leaves = [t.requires_grad_() for t in (x, weight, bias)]
-        gradients = torch.autograd.grad(
-            ops.layer_norm_act(x, 96, weight, bias, activation="silu").sum(), leaves
-        )
-        assert [g.dtype for g in gradients] == [dtype, torch.float32, torch.float32]
+    if not compiled:
+        return
+    grad = torch.randn_like(x)
+    leaves = [t.requires_grad_() for t in (x, weight, bias)]
+    y = ops.layer_norm_act(x, columns, weight, bias, activation="silu")
+    gradients = torch.autograd.grad(y, leaves, grad)
+    assert [g.dtype for g in gradients] == [dtype, torch.float32, torch.float32]
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    y = reference(wide[0], (columns,), *wide[1:], activation="silu")
+    for mine, truth in zip(gradients, torch.autograd.grad(y, wide, grad.double())):
+        error = (mine.double() - truth).abs().max() / truth.abs().max()
+        assert error < (torch.finfo(dtype).eps if mine.dtype == dtype else 1e-4)
 
 
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)

@@ -100,14 +100,15 @@ def test_nan_and_infinity(device, compiled, dtype):
             assert torch.equal(got.isnan(), want.isnan())
 
 
+@pytest.mark.parametrize("columns", [7, 96, 1001, 4096, 9000])
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_float32_weight_beside_a_half_type(device, compiled, dtype, offset):
-    x, residual, weight = inputs((4, 96), (96,), dtype, device, weight_dtype=torch.float32)
+def test_a_float32_weight_beside_a_half_type(device, compiled, dtype, offset, columns):
+    x, residual, weight = inputs((4, columns), (columns,), dtype, device, weight_dtype=torch.float32)
     for r in (None, residual):
-        assert_as_accurate(ops.rms_norm_act, reference, x, (96,), weight, residual=r, offset=offset)
+        assert_as_accurate(ops.rms_norm_act, reference, x, (columns,), weight, residual=r, offset=offset)
     leaves = [t.requires_grad_() for t in (x, weight)]
-    y = ops.rms_norm_act(x, 96, weight, activation="silu", offset=offset)
+    y = ops.rms_norm_act(x, columns, weight, activation="silu", offset=offset)
     assert [g.dtype for g in torch.autograd.grad(y.sum(), leaves)] == [dtype, torch.float32]
 
 

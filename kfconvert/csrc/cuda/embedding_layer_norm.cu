@@ -115,7 +115,7 @@ void launch(const EmbeddingLayerNorm& a, cudaStream_t stream) {
   const bool packed = norm.cols % N == 0 && aligned(a.word) && aligned(a.position) && aligned(a.token_type) &&
                       aligned(norm.y) && aligned(norm.weight) && aligned(norm.bias);
   if (!packed) return launch_long<T, 1, 256>(a, stream);
-  // float64 is a reference type: one kernel is enough
+  // Reference types and rare ones: one kernel is enough.
   if (sizeof(T) == 8 || !has_own_affine<T>(norm)) return launch_long<T, N, 256>(a, stream);
   if constexpr (sizeof(T) < 8) {
     dispatch_rows<N>(

@@ -6,8 +6,8 @@
 //
 // Limited by memory bandwidth. A fixed grid walks over the rows; each thread keeps the sums of its own
 // columns in registers, and the block writes one row of partial sums at its end. A second kernel adds the
-// partials in a fixed order, so that the result is the same at every call. Rows too long for registers take
-// two kernels that read the data again.
+// partials in a fixed order, so that the result is the same at every call. Rows too long for registers, and those of
+// half types with weights of float, take two kernels that read the data again.
 #include "add_partials.cuh"
 #include "kernels.h"
 #include "rows.cuh"
@@ -116,7 +116,7 @@ template <int act, class T, int N, int THREADS, int ITEMS>
 __global__ void __launch_bounds__(backward_block(THREADS), THREADS * ITEMS <= 512 ? kBlocksPerMultiprocessor : 1)
     layer_norm_backward_kernel(LayerNormBackward a) {
   wait_for_previous_kernel();
-  if constexpr (sizeof(T) == 2) __builtin_assume(a.affine_dtype != DType::f32);  // has_own_affine
+  if constexpr (sizeof(T) == 2) __builtin_assume(a.affine_dtype != DType::f32);  // choose() takes no other
   using A = typename Accumulate<T>::type;
   constexpr int kThreads = backward_block(THREADS);
   constexpr int kRows = kThreads / THREADS;

@@ -4,8 +4,8 @@
 //   (rows)
 //
 // Limited by memory bandwidth: a row is read once into registers, its mean and its centred variance are taken
-// there in two passes, and it is written once. Rows that do not fit are read three
-// times (an RMS norm's twice), mostly from L2.
+// there in two passes, and it is written once. Rows that do not fit, and those of half types with weights of float, are
+// read three times (an RMS norm's twice), mostly from L2.
 //
 // A layer norm whose sum and statistics are kept for a backward is one of the sum as stored: the backward subtracts
 // the mean from that, and the mean of another row would be all that is left of a row of almost equal values.
@@ -150,7 +150,7 @@ void launch(const LayerNorm& a, cudaStream_t stream) {
     if (own && a.cols <= 128) return launch_rows<T, 1, 32, 4, false>(a, stream);
     return launch_long<T, 1, 256>(a, stream);
   }
-  // float64 is a reference type: one kernel is enough
+  // Reference types and rare ones: one kernel is enough.
   if (sizeof(T) == 8 || !own) return launch_long<T, N, 256>(a, stream);
   if constexpr (sizeof(T) < 8) {
     dispatch_rows<N>(

@@ -1,7 +1,6 @@
 // Threads that share a row and packs that each of them holds, by the packs of a row. Written by
-// scripts/tune_kernels.py on one NVIDIA H100 80GB HBM3, torch 2.11.0+cu130, 2026-11-22, but for rows of 96 (few) and 512
-// packs of 8 elements: those are from timing the layer norms in the library as it is installed. In that of all
-// candidates a short kernel takes 0.5 to 1 us more, which hides by how much they differ.
+// scripts/tune_kernels.py on one NVIDIA H100 80GB HBM3, torch 2.11.0+cu130, 2026-11-22; two entries for packs of 8, few
+// rows of 96 and rows of 512, were chosen by timing the installed library (benchmarks/RESULTS.md).
 #pragma once
 
 // Packs of 4 elements. SHAPE(packs up to, few rows only, threads, packs a thread, early)

@@ -73,11 +73,6 @@ __device__ __forceinline__ void for_rows(int64_t rows, Body body) {
   }
 }
 
-// Of kernels that hold rows of up to 32 elements a thread, so many blocks fit a multiprocessor with 64 registers a
-// thread. With them 1024 rows of 4096 float16 elements are all on their way at once on an H100.
-template <int THREADS>
-constexpr int kRowBlocks = 1024 / row_block(THREADS);
-
 // A thread's packs of a row as they are in memory. All rows that belong together are loaded before the first is
 // converted, which waits for it.
 template <class T, int N, int ITEMS>

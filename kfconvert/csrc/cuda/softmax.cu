@@ -237,7 +237,7 @@ __device__ __forceinline__ void store_gradient(const Softmax& a, int64_t at, A t
   store<N>(static_cast<T*>(a.y) + at, grad);
 }
 
-// So many threads fit a multiprocessor with the registers for two rows.
+// So many threads, or what whole blocks there are in that, fit a multiprocessor with the registers for two rows.
 template <int ELEMENTS>
 constexpr int kBackwardThreads = ELEMENTS > 24 ? 768 : 1024;
 
