@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate, gradients
 
 from kfconvert import ops
 from kfconvert.ops.layer_norm_act import reference
@@ -158,14 +158,15 @@ def test_float32_parameters_beside_a_half_type(device, compiled, dtype, columns)
     torch.testing.assert_close(got.float(), want, atol=0.05, rtol=0.02)
     if not compiled:
         return
+    operator, exact = (
+        lambda x, weight, bias, f=f: f(x, (columns,), weight, bias, activation="silu")
+        for f in (ops.layer_norm_act, reference)
+    )
     grad = torch.randn_like(x)
-    leaves = [t.requires_grad_() for t in (x, weight, bias)]
-    y = ops.layer_norm_act(x, columns, weight, bias, activation="silu")
-    gradients = torch.autograd.grad(y, leaves, grad)
-    assert [g.dtype for g in gradients] == [dtype, torch.float32, torch.float32]
-    wide = [t.detach().double().requires_grad_() for t in leaves]
-    y = reference(wide[0], (columns,), *wide[1:], activation="silu")
-    for mine, truth in zip(gradients, torch.autograd.grad(y, wide, grad.double())):
+    found = gradients(operator, (x, weight, bias), (grad,))
+    assert [g.dtype for g in found] == [dtype, torch.float32, torch.float32]
+    wide = [t.double() for t in (x, weight, bias)]
+    for mine, truth in zip(found, gradients(exact, wide, (grad.double(),)), strict=True):
         error = (mine.double() - truth).abs().max() / truth.abs().max()
         assert error < (torch.finfo(dtype).eps if mine.dtype == dtype else 1e-4)
 

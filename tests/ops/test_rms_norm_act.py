@@ -1,6 +1,6 @@
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate, gradients
 
 from kfconvert import ops
 from kfconvert.ops.rms_norm_act import reference
@@ -107,9 +107,13 @@ def test_a_float32_weight_beside_a_half_type(device, compiled, dtype, offset, co
     x, residual, weight = inputs((4, columns), (columns,), dtype, device, weight_dtype=torch.float32)
     for r in (None, residual):
         assert_as_accurate(ops.rms_norm_act, reference, x, (columns,), weight, residual=r, offset=offset)
-    leaves = [t.requires_grad_() for t in (x, weight)]
-    y = ops.rms_norm_act(x, columns, weight, activation="silu", offset=offset)
-    assert [g.dtype for g in torch.autograd.grad(y.sum(), leaves)] == [dtype, torch.float32]
+    operator, aten = (
+        lambda x, weight, f=f: f(x, (columns,), weight, activation="silu", offset=offset)
+        for f in (ops.rms_norm_act, reference)
+    )
+    grad = torch.randn_like(x)
+    assert [g.dtype for g in gradients(operator, (x, weight), (grad,))] == [dtype, torch.float32]
+    assert_gradients_as_accurate(operator, aten, (x, weight), (grad,))
 
 
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)

@@ -155,9 +155,7 @@ class RowAffine {
     } else {
       word = word_at(from, item);
     }
-    const P pack = pack_of<P>(word);
-#pragma unroll
-    for (int j = 0; j < N; ++j) to[j] = widen(pack.v[j]);
+    widen_word<T>(word, to);
   }
 
   const LayerNorm& a_;

@@ -93,9 +93,7 @@ struct RowWords {
 
   template <class A>
   __device__ __forceinline__ void get(int item, A (&to)[N]) const {
-    const P pack = pack_of<P>(words[item]);
-#pragma unroll
-    for (int j = 0; j < N; ++j) to[j] = widen(pack.v[j]);
+    widen_word<T>(words[item], to);
   }
 
   template <class A>

@@ -247,6 +247,7 @@ __global__ void __launch_bounds__(row_block(THREADS), kBackwardThreads<ITEMS * N
     softmax_backward_kernel(Softmax a) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
+  static_assert(row_block(THREADS) <= kBackwardThreads<ITEMS * N>);
   __shared__ A shared[32];
   const int lane = threadIdx.x % THREADS;
   for_rows<THREADS>(a.rows, [&](int64_t row, bool active) {

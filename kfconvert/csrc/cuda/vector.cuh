@@ -147,6 +147,13 @@ __device__ __forceinline__ P pack_of(Word<P> word) {
   return pack;
 }
 
+template <class T, int N, class A>
+__device__ __forceinline__ void widen_word(Word<Pack<T, N>> word, A (&to)[N]) {
+  const auto pack = pack_of<Pack<T, N>>(word);
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = widen(pack.v[i]);
+}
+
 // A pack of global memory in one access.
 template <class P, class T>
 __device__ __forceinline__ P load_pack(const T* from) {
@@ -164,9 +171,7 @@ __device__ __forceinline__ void store_pack(T* to, const P& pack) {
 
 template <int N, class T, class A>
 __device__ __forceinline__ void load(const T* from, A (&to)[N]) {
-  const Pack<T, N> pack = load_pack<Pack<T, N>>(from);
-#pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = widen(pack.v[i]);
+  widen_word<T>(*reinterpret_cast<const Word<Pack<T, N>>*>(from), to);
 }
 
 template <int N, class T, class A>
