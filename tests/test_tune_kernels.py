@@ -51,7 +51,7 @@ def test_written_table(tune, monkeypatch):
 
     def slowness(elements, packs, few, log):  # the first is best for few rows, the last for many
         shapes = tune.candidates(packs, elements)
-        return {shape: 1 + abs(i - (0 if few else len(shapes) - 1)) for i, shape in enumerate(shapes)}
+        return {shape: [1 + abs(i - (0 if few else len(shapes) - 1))] for i, shape in enumerate(shapes)}
 
     monkeypatch.setattr(tune, "slowness", slowness)
     text = tune.text({elements: tune.table(elements, log=None) for elements in tune.DTYPES})

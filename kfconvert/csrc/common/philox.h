@@ -1,5 +1,5 @@
-// Random words by counter, the same on CPU and CUDA: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy
-// as 1, 2, 3", 2011).
+// Random words by counter, the same on CPU and CUDA: Philox 4x32-7 (Salmon et al., "Parallel random numbers: as easy
+// as 1, 2, 3", 2011, where it passes every test with these seven rounds; ten have a margin).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct PhiloxKey {
   uint32_t v[2];
 };
 
-constexpr int kPhiloxRounds = 10;
+constexpr int kPhiloxRounds = 7;
 constexpr uint32_t kPhiloxFirst = 0xD2511F53u;
 constexpr uint32_t kPhiloxSecond = 0xCD9E8D57u;
 

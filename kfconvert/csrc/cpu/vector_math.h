@@ -125,7 +125,7 @@ struct Math<double> {
 // with the density; T is erfcx(y / sqrt(2)) / 2, to 2e-8 up to 2.5, then ever less as the exponential falls, up to 5,
 // beyond which nothing is left of it beside 1.
 template <>
-struct Cheaper<Math<float>, float> {
+struct Cheaper<Math<float>, float> : AsWritten<Math<float>, float> {
   KFC_FN float within(float v, float limit) { return ::within(v, limit); }
   KFC_FN float at_most(float magnitude, float bound) { return ::at_most(magnitude, bound); }
   KFC_FN float exp_bounded(float x) { return Math<float>::exp_bounded(x); }

@@ -22,45 +22,75 @@ __device__ __forceinline__ double log_of(double v) {
   return ::log(v);
 }
 
-template <class T, int N, int THREADS>
-__global__ void __launch_bounds__(row_block(THREADS)) cross_entropy_kernel(CrossEntropy a) {
+// Label smoothing in the accumulation type, from the host: conversions of doubles and a division in every thread would
+// keep a short row waiting.
+template <class A>
+struct Smoothing {
+  A amount;
+  A kept;       // 1 - amount
+  A of_class;   // what is expected of each class but the target, amount / cols
+  A of_target;
+
+  explicit Smoothing(const CrossEntropy& a)
+      : amount(static_cast<A>(a.smoothing)),
+        kept(A(1) - amount),
+        of_class(amount / static_cast<A>(a.cols)),
+        of_target(kept + of_class) {}
+};
+
+// THREADS threads take THREADS * ITEMS packs of N elements of a row at a time.
+template <class T, int N, int THREADS, int ITEMS>
+__global__ void __launch_bounds__(row_block(THREADS))
+    cross_entropy_kernel(CrossEntropy a, Smoothing<typename Accumulate<T>::type> smoothing) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
+  constexpr int kStep = THREADS * ITEMS * N;
   __shared__ A shared[32];
   const int lane = threadIdx.x % THREADS;
-  const T* x = static_cast<const T*>(a.x);
   for_rows<THREADS>(a.rows, [&](int64_t row, bool active) {
-    const T* from = x + row * a.cols;
+    const T* from = static_cast<const T*>(a.x) + row * a.cols;
+    const int64_t target = active ? a.target[row] : -1;
+    const bool valid = target >= 0 && target < a.cols;
+    A of_target = A(NAN);
     OnlineSum<A, Math<A>> online;
     A sum = 0;
-    for (int64_t col = static_cast<int64_t>(lane) * N; active && col < a.cols; col += THREADS * N) {
-      A v[N];
-      load<N>(from + col, v);
-      online.add(v);
+    for (int64_t first = 0; first < a.cols; first += kStep) {
+      // What the row does not have is no largest value and adds nothing.
+      RowWords<T, N, ITEMS> words(-INFINITY);
+      words.template load<THREADS>(from + first, a.cols - first, active);
+      if (first == 0 && valid) of_target = widen(from[target]);
+      A v[ITEMS][N];
 #pragma unroll
-      for (int j = 0; j < N; ++j) sum += v[j];
+      for (int i = 0; i < ITEMS; ++i) words.get(i, v[i]);
+      online.add(v);
+      if (smoothing.amount == A(0)) continue;
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+        if (!active || first + (i * THREADS + lane) * N >= a.cols) continue;
+#pragma unroll
+        for (int j = 0; j < N; ++j) sum += v[i][j];
+      }
     }
     A largest;
     const A total = online.template row_total<THREADS>(largest, shared);
-    if (a.smoothing != 0) sum = row_sum<THREADS>(sum, shared);
+    if (smoothing.amount != A(0)) sum = row_sum<THREADS>(sum, shared);
     if (!active || lane != 0) return;
     const A rest = log_of(total);
     static_cast<A*>(a.lse)[2 * row] = largest;
     static_cast<A*>(a.lse)[2 * row + 1] = rest;
-    const int64_t target = a.target[row];
     A loss = 0;
-    if (target != a.ignored && (target < 0 || target >= a.cols)) {
-      loss = A(NAN);
-    } else if (target != a.ignored) {
-      const A smoothing = static_cast<A>(a.smoothing);
-      loss = (A(1) - smoothing) * (rest + (largest - widen(from[target])));
-      if (a.smoothing != 0) loss += smoothing * (rest + (largest - sum / static_cast<A>(a.cols)));
+    if (target != a.ignored) {
+      loss = smoothing.kept * (rest + (largest - of_target));
+      if (smoothing.amount != A(0)) {
+        loss += smoothing.amount * (rest + (largest - sum / static_cast<A>(a.cols)));
+      }
     }
     static_cast<A*>(a.loss)[row] = loss;
   });
 }
 
 constexpr int kTotalThreads = 1024;
+constexpr int kTotalRows = 8;  // of a thread, at a time
 
 // The result and the weight, by one block.
 template <class T>
@@ -69,9 +99,20 @@ __global__ void __launch_bounds__(kTotalThreads) total_kernel(CrossEntropy a) {
   using A = typename Accumulate<T>::type;
   __shared__ A shared[64];
   A sums[2] = {0, 0};  // of the losses, and of the rows that count
-  for (int64_t row = threadIdx.x; row < a.rows; row += kTotalThreads) {
-    sums[0] += static_cast<const A*>(a.loss)[row];
-    sums[1] += a.target[row] == a.ignored ? A(0) : A(1);
+  for (int64_t first = threadIdx.x; first < a.rows; first += kTotalRows * kTotalThreads) {
+    A loss[kTotalRows] = {};
+    int64_t target[kTotalRows];
+#pragma unroll
+    for (int i = 0; i < kTotalRows; ++i) {
+      const int64_t row = first + i * kTotalThreads;
+      target[i] = row < a.rows ? a.target[row] : a.ignored;
+      if (row < a.rows) loss[i] = static_cast<const A*>(a.loss)[row];
+    }
+#pragma unroll
+    for (int i = 0; i < kTotalRows; ++i) {
+      sums[0] += loss[i];
+      sums[1] += target[i] == a.ignored ? A(0) : A(1);
+    }
   }
   row_sums<kTotalThreads>(sums, shared);
   if (threadIdx.x != 0) return;
@@ -80,38 +121,52 @@ __global__ void __launch_bounds__(kTotalThreads) total_kernel(CrossEntropy a) {
   *static_cast<A*>(a.weight) = a.mean ? A(1) / sums[1] : A(1);
 }
 
+// What the losses of a row are multiplied by.
+template <class T, class A>
+__device__ __forceinline__ A grad_of_row(const CrossEntropy& a, int64_t row) {
+  if (a.grad_stride != 0) return static_cast<const A*>(a.grad)[row];
+  return widen(*static_cast<const T*>(a.grad)) * *static_cast<const A*>(a.weight);
+}
+
 // THREADS threads take THREADS * ITEMS packs of N elements of a row at a time.
 template <class T, int N, int THREADS, int ITEMS>
-__global__ void __launch_bounds__(row_block(THREADS)) cross_entropy_backward_kernel(CrossEntropy a) {
+__global__ void __launch_bounds__(row_block(THREADS))
+    cross_entropy_backward_kernel(CrossEntropy a, Smoothing<typename Accumulate<T>::type> smoothing) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   using M = typename MathFor<T>::type;
   constexpr int kStep = THREADS * ITEMS * N;
   const int lane = threadIdx.x % THREADS;
-  const bool reduced = a.grad_stride == 0;
-  const A weight = reduced ? widen(*static_cast<const T*>(a.grad)) * *static_cast<const A*>(a.weight) : A(0);
   for_rows<THREADS>(a.rows, [&](int64_t row, bool active) {
     for (int64_t first = 0; first < a.cols; first += kStep) {
-      A v[ITEMS][N];
-      load_row<THREADS>(static_cast<const T*>(a.x) + row * a.cols + first, a.cols - first, active, v);
+      RowWords<T, N, ITEMS> words;
+      words.template load<THREADS>(static_cast<const T*>(a.x) + row * a.cols + first, a.cols - first, active);
       if (!active) return;
+      // All of these are asked for before x is waited for.
       const int64_t target = a.target[row];
-      const bool valid = target >= 0 && target < a.cols;
-      const A grad = !valid ? A(NAN) : reduced ? weight : static_cast<const A*>(a.grad)[row];
-      const A largest = static_cast<const A*>(a.lse)[2 * row];
-      const A rest = static_cast<const A*>(a.lse)[2 * row + 1];
-      const A smoothing = static_cast<A>(a.smoothing);
-      const A everywhere = smoothing / static_cast<A>(a.cols);
+      A lse[2];
+      load<2>(static_cast<const A*>(a.lse) + 2 * row, lse);
+      A grad = grad_of_row<T, A>(a, row);
+      if (target < 0 || target >= a.cols) grad = A(NAN);
+      if (target == a.ignored) {
+        words = RowWords<T, N, ITEMS>();
+        lse[0] = lse[1] = grad = A(0);
+      }
+      // The target counted from this thread's first element, where it is among those of all threads.
+      const int64_t after = target - first - lane * N;
+      const int hit = after >= 0 && after < kStep ? static_cast<int>(after) : -1;
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
         const int64_t col = first + (i * THREADS + lane) * N;
         if (col >= a.cols) break;
+        A v[N];
+        words.get(i, v);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
-          const A hit = col + j == target ? A(1) - smoothing : A(0);
-          v[i][j] = target == a.ignored ? A(0) : grad * (M::exp((v[i][j] - largest) - rest) - hit - everywhere);
+          const A expected = i * THREADS * N + j == hit ? smoothing.of_target : smoothing.of_class;
+          v[j] = grad * (M::exp((v[j] - lse[0]) - lse[1]) - expected);
         }
-        store<N>(static_cast<T*>(a.grad_x) + row * a.cols + col, v[i]);
+        store<N>(static_cast<T*>(a.grad_x) + row * a.cols + col, v);
       }
     }
   });
@@ -121,7 +176,7 @@ template <class T, int N, int THREADS, int ITEMS>
 void launch_backward_rows(const CrossEntropy& a, cudaStream_t stream) {
   constexpr int kBlock = row_block(THREADS);
   launch_overlapped(cross_entropy_backward_kernel<T, N, THREADS, ITEMS>, row_grid(a.rows, kBlock / THREADS, kBlock),
-                    kBlock, stream, a);
+                    kBlock, stream, a, Smoothing<typename Accumulate<T>::type>(a));
 }
 
 template <class T>
@@ -140,21 +195,26 @@ void launch_backward(const CrossEntropy& a, cudaStream_t stream) {
   }
 }
 
-template <class T, int N, int THREADS>
+template <class T, int N, int THREADS, int ITEMS>
 void launch_rows(const CrossEntropy& a, cudaStream_t stream) {
   constexpr int kBlock = row_block(THREADS);
-  launch_overlapped(cross_entropy_kernel<T, N, THREADS>, row_grid(a.rows, kBlock / THREADS, kBlock), kBlock, stream, a);
+  launch_overlapped(cross_entropy_kernel<T, N, THREADS, ITEMS>, row_grid(a.rows, kBlock / THREADS, kBlock), kBlock,
+                    stream, a, Smoothing<typename Accumulate<T>::type>(a));
 }
 
 template <class T>
 void launch(const CrossEntropy& a, cudaStream_t stream) {
   constexpr int N = kPackBytes / sizeof(T);
   const bool packed = a.cols % N == 0 && aligned(a.x);
-  if (!packed) return a.cols <= 1024 ? launch_rows<T, 1, 32>(a, stream) : launch_rows<T, 1, 512>(a, stream);
-  const int64_t packs = a.cols / N;
-  if (packs <= 128) return launch_rows<T, N, 32>(a, stream);
-  if (packs <= 1024) return launch_rows<T, N, 128>(a, stream);
-  launch_rows<T, N, 512>(a, stream);
+  if (!packed && a.cols <= 1024) return launch_rows<T, 1, 32, 4>(a, stream);
+  if (!packed) return launch_rows<T, 1, 512, 4>(a, stream);
+  if constexpr (sizeof(T) == 8) {
+    launch_rows<T, N, 128, 2>(a, stream);  // a reference type: one kernel is enough
+  } else {
+    dispatch_rows<N>(
+        a.cols / N, a.rows, [&](auto shape) { launch_rows<T, N, shape.threads, shape.items>(a, stream); },
+        [&] { launch_rows<T, N, 512, 4>(a, stream); });
+  }
 }
 
 }  // namespace

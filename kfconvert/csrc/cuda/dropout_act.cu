@@ -3,7 +3,7 @@
 //
 // Which elements are dropped follows from their number, a seed and a sequence alone, so that no mask is written. In a
 // captured graph these are read from the device, where each replay draws new ones. Limited by memory bandwidth; the
-// random words cost 70 integer instructions for each four elements.
+// random words cost 50 integer instructions for each four elements.
 #include "dropout.cuh"
 #include "elementwise.cuh"
 #include "kernels.h"
@@ -11,14 +11,16 @@
 namespace kfc {
 namespace {
 
-template <class T, int N, class Index, class Divider, Channels kind>
+template <class T, int N, class Index, class Divider, Channels kind, int act, bool backward>
 __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Divider inner, Divider channels) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
+  using P = Pack<T, N>;
+  constexpr bool kReadsX = !backward || act != kNone;
   const T* x = static_cast<const T*>(a.terms.x);
   const T* bias = static_cast<const T*>(a.terms.bias);
-  const T* residual = static_cast<const T*>(a.terms.residual);
-  const T* grad = static_cast<const T*>(a.terms.grad);
+  // The gradient, or the residual where there is one.
+  const T* second = static_cast<const T*>(backward ? a.terms.grad : a.terms.residual);
   T* y = static_cast<T*>(a.terms.y);
   const A slope = static_cast<A>(a.terms.slope);
   const DropoutState state(a);
@@ -26,33 +28,45 @@ __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Div
   const Index step = static_cast<Index>(gridDim.x) * kThreads;
   for (Index i = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
     const Index at = i * N;
+    // Both are asked for before either is waited for.
+    Word<P> x_word{};
+    Word<P> second_word{};
+    if constexpr (kReadsX) x_word = *reinterpret_cast<const Word<P>*>(x + at);
+    if (backward || second != nullptr) second_word = *reinterpret_cast<const Word<P>*>(second + at);
     A v[N];
     A other[N];
-    load<N>(x + at, v);
-    add_channels<kind>(bias, at, inner, channels, v);
-    if (grad != nullptr) {
-      load<N>(grad + at, other);
+    widen_word<T>(x_word, v);
+    widen_word<T>(second_word, other);
+    if constexpr (kReadsX) add_channels<kind>(bias, at, inner, channels, v);
+    if constexpr (backward) {
       drop<N>(a, state, at, other);
       // The derivatives of all activations from their inputs: the outputs were not kept.
-      activate_backward_as<kAny, T>(a.terms.activation, other, v, slope);
+      activate_backward_as<act, T>(a.terms.activation, other, v, slope);
       store<N>(y + at, other);
     } else {
-      activate_pack<T>(a.terms.activation, v, slope);
+      activate_as<act, T>(a.terms.activation, v, slope);
       drop<N>(a, state, at, v);
-      if (residual != nullptr) {
-        load<N>(residual + at, other);
 #pragma unroll
-        for (int j = 0; j < N; ++j) v[j] += other[j];
-      }
+      for (int j = 0; j < N; ++j) v[j] += other[j];
       store<N>(y + at, v);
     }
   }
 }
 
-template <class T, int N, class Index, class Divider, Channels kind>
+template <class T, int N, class Index, class Divider, Channels kind, int act>
 void launch_kernel(const DropoutAct& a, cudaStream_t stream) {
-  launch_overlapped(dropout_act_kernel<T, N, Index, Divider, kind>, elementwise_grid(a.terms.numel / N), kThreads,
-                    stream, a, Divider(a.terms.inner), Divider(a.terms.channels));
+  const auto kernel = a.terms.grad != nullptr ? dropout_act_kernel<T, N, Index, Divider, kind, act, true>
+                                              : dropout_act_kernel<T, N, Index, Divider, kind, act, false>;
+  launch_overlapped(kernel, elementwise_grid(a.terms.numel / N), kThreads, stream, a, Divider(a.terms.inner),
+                    Divider(a.terms.channels));
+}
+
+// Kernels of their own for what the operators of today have.
+template <class T, int N, Channels kind>
+void launch_packs(const DropoutAct& a, cudaStream_t stream) {
+  if (a.terms.activation == kNone) return launch_kernel<T, N, uint32_t, Divider32, kind, kNone>(a, stream);
+  if (a.terms.activation == kGelu) return launch_kernel<T, N, uint32_t, Divider32, kind, kGelu>(a, stream);
+  launch_kernel<T, N, uint32_t, Divider32, kind, kAny>(a, stream);
 }
 
 template <class T>
@@ -63,16 +77,14 @@ void launch(const DropoutAct& a, cudaStream_t stream) {
   if constexpr (sizeof(T) < 8) {
     const bool packed = terms.numel % N == 0 && terms.numel <= kMostElements && aligned(terms.x) && aligned(terms.y) &&
                         aligned(terms.residual) && aligned(terms.grad);
-    if (packed && terms.bias == nullptr)
-      return launch_kernel<T, N, uint32_t, Divider32, Channels::none>(a, stream);
+    if (packed && terms.bias == nullptr) return launch_packs<T, N, Channels::none>(a, stream);
     if (packed) {
-      return dispatch_channels<N>(terms.inner, terms.channels, {terms.bias}, [&](auto kind) {
-        launch_kernel<T, N, uint32_t, Divider32, kind()>(a, stream);
-      });
+      return dispatch_channels<N>(terms.inner, terms.channels, {terms.bias},
+                                  [&](auto kind) { launch_packs<T, N, kind()>(a, stream); });
     }
   }
-  if (terms.bias == nullptr) return launch_kernel<T, 1, uint64_t, Divider64, Channels::none>(a, stream);
-  launch_kernel<T, 1, uint64_t, Divider64, Channels::lanes>(a, stream);
+  if (terms.bias == nullptr) return launch_kernel<T, 1, uint64_t, Divider64, Channels::none, kAny>(a, stream);
+  launch_kernel<T, 1, uint64_t, Divider64, Channels::lanes, kAny>(a, stream);
 }
 
 }  // namespace

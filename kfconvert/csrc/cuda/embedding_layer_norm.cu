@@ -43,12 +43,12 @@ __device__ __forceinline__ Addends<T> addends_of(const EmbeddingLayerNorm& a, in
 // THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
 template <class T, int N, int THREADS, int ITEMS, bool EARLY>
 __global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY>)
-    embedding_layer_norm_kernel(EmbeddingLayerNorm a) {
+    embedding_layer_norm_kernel(EmbeddingLayerNorm a, NormScalars<typename Accumulate<T>::type> norm) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[kMomentValues];
   const int64_t cols = a.norm.cols;
-  const RowAffine<true, T, N, THREADS, ITEMS, EARLY> affine(a.norm);
+  const RowAffine<true, T, N, THREADS, ITEMS, EARLY> affine(a.norm, norm);
   for_rows<THREADS>(a.norm.rows, [&](int64_t row, bool active) {
     const Addends<T> from = active ? addends_of<T>(a, row) : Addends<T>{};
     RowWords<T, N, ITEMS> word;
@@ -64,19 +64,19 @@ __global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY
       token_type.add_to(i, s[i]);
       position.add_to(i, s[i]);
     }
-    const RowMoments<A> moments = moments_of<true, THREADS>(s, cols, a.norm.eps, active, shared);
+    const RowMoments<A> moments = moments_of<true, THREADS>(s, cols, norm, active, shared);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + threadIdx.x % THREADS) * N;
       if (!active || col >= cols) break;
-      write_pack<kNone, T>(a.norm, row, col, moments, s[i], [&](A(&v)[N]) { affine.apply(i, v); });
+      write_pack<kNone, T>(a.norm, row, col, moments, norm.slope, s[i], [&](A(&v)[N]) { affine.apply(i, v); });
     }
   });
 }
 
 // A block a row, of any length.
 template <class T, int N, int THREADS>
-__global__ void __launch_bounds__(THREADS) embedding_layer_norm_long_kernel(EmbeddingLayerNorm a) {
+__global__ void __launch_bounds__(THREADS) embedding_layer_norm_long_kernel(EmbeddingLayerNorm a, NormScalars<typename Accumulate<T>::type> norm) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[32];
@@ -93,11 +93,11 @@ __global__ void __launch_bounds__(THREADS) embedding_layer_norm_long_kernel(Embe
 #pragma unroll
       for (int j = 0; j < N; ++j) s[j] += other[j];
     };
-    const RowMoments<A> moments = moments_of_long_row<true, THREADS, N, A>(load_sum, cols, a.norm.eps, shared);
+    const RowMoments<A> moments = moments_of_long_row<true, THREADS, N, A>(load_sum, cols, norm, shared);
     A s[N];
     for (int64_t col = static_cast<int64_t>(threadIdx.x) * N; col < cols; col += THREADS * N) {
       load_sum(col, s);
-      write_pack<kNone, T>(a.norm, row, col, moments, s, [&](A(&v)[N]) { apply_affine<T>(a.norm, col, v); });
+      write_pack<kNone, T>(a.norm, row, col, moments, norm.slope, s, [&](A(&v)[N]) { apply_affine<T>(a.norm, col, v); });
     }
   }
 }
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(THREADS) embedding_layer_norm_long_kernel(Embe
 template <class T, int N, int THREADS>
 void launch_long(const EmbeddingLayerNorm& a, cudaStream_t stream) {
   launch_overlapped(embedding_layer_norm_long_kernel<T, N, THREADS>, row_grid(a.norm.rows, 1, THREADS), THREADS, stream,
-                    a);
+                    a, NormScalars<typename Accumulate<T>::type>(a.norm));
 }
 
 template <class T>
@@ -124,7 +124,8 @@ void launch(const EmbeddingLayerNorm& a, cudaStream_t stream) {
           constexpr int kThreads = shape.threads;
           constexpr int kBlock = row_block(kThreads);
           launch_overlapped(embedding_layer_norm_kernel<T, N, kThreads, shape.items, shape.early>,
-                            row_grid(norm.rows, kBlock / kThreads, kBlock), kBlock, stream, a);
+                            row_grid(norm.rows, kBlock / kThreads, kBlock), kBlock, stream, a,
+                            NormScalars<typename Accumulate<T>::type>(norm));
         },
         [&] { launch_long<T, N, 1024>(a, stream); });
   }

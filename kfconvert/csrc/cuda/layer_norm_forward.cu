@@ -47,14 +47,14 @@ __device__ __forceinline__ void write_statistics(const LayerNorm& a, int64_t row
 
 // THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
 template <bool CENTRED, int act, class T, int N, int THREADS, int ITEMS, bool EARLY>
-__global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY>) layer_norm_kernel(LayerNorm a) {
+__global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY>) layer_norm_kernel(LayerNorm a, NormScalars<typename Accumulate<T>::type> norm) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   constexpr int kBlock = row_block(THREADS);
   constexpr int kRows = kBlock / THREADS;
   __shared__ A shared[kMomentValues];
   const int lane = threadIdx.x % THREADS;
-  const RowAffine<CENTRED, T, N, THREADS, ITEMS, EARLY> affine(a);
+  const RowAffine<CENTRED, T, N, THREADS, ITEMS, EARLY> affine(a, norm);
   // All threads of a block make the same number of turns: the sums need every one of them.
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRows; first < a.rows;
        first += static_cast<int64_t>(gridDim.x) * kRows) {
@@ -80,11 +80,11 @@ __global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY
         round_as_stored<CENTRED, T>(a, s[i]);
       }
     }
-    const RowMoments<A> moments = moments_of<CENTRED, THREADS>(s, a.cols, a.eps, active, shared);
+    const RowMoments<A> moments = moments_of<CENTRED, THREADS>(s, a.cols, norm, active, shared);
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
-      if (active && col < a.cols) write_pack<act, T>(a, row, col, moments, s[i], [&](A(&v)[N]) { affine.apply(i, v); });
+      if (active && col < a.cols) write_pack<act, T>(a, row, col, moments, norm.slope, s[i], [&](A(&v)[N]) { affine.apply(i, v); });
     }
     if (active && lane == 0) write_statistics(a, row, moments);
   }
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY
 
 // A block a row, of any length.
 template <bool CENTRED, int act, class T, int N, int THREADS>
-__global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
+__global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a, NormScalars<typename Accumulate<T>::type> norm) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[32];
@@ -111,10 +111,10 @@ __global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a) {
         store<N>(static_cast<T*>(a.sum) + row * a.cols + col, s);
       }
     }
-    const RowMoments<A> moments = moments_of_long_row<CENTRED, THREADS, N>(load, a.cols, a.eps, shared);
+    const RowMoments<A> moments = moments_of_long_row<CENTRED, THREADS, N>(load, a.cols, norm, shared);
     for (int64_t col = start; col < a.cols; col += kStep) {
       load(col, s);
-      write_pack<act, T>(a, row, col, moments, s, [&](A(&v)[N]) { apply_affine<T>(a, col, v); });
+      write_pack<act, T>(a, row, col, moments, norm.slope, s, [&](A(&v)[N]) { apply_affine<T>(a, col, v); });
     }
     if (threadIdx.x == 0) write_statistics(a, row, moments);
   }
@@ -128,7 +128,7 @@ void launch_rows(const LayerNorm& a, cudaStream_t stream) {
     constexpr int kAct = decltype(act)::value;
     const auto kernel = a.centred ? layer_norm_kernel<true, kAct, T, N, THREADS, ITEMS, EARLY>
                                   : layer_norm_kernel<false, kAct, T, N, THREADS, ITEMS, EARLY>;
-    launch_overlapped(kernel, grid, kBlock, stream, a);
+    launch_overlapped(kernel, grid, kBlock, stream, a, NormScalars<typename Accumulate<T>::type>(a));
   });
 }
 
@@ -137,7 +137,7 @@ void launch_long(const LayerNorm& a, cudaStream_t stream) {
   const unsigned grid = row_grid(a.rows, 1, THREADS);
   const auto kernel = a.centred ? layer_norm_long_kernel<true, kAny, T, N, THREADS>
                                 : layer_norm_long_kernel<false, kAny, T, N, THREADS>;
-  launch_overlapped(kernel, grid, THREADS, stream, a);
+  launch_overlapped(kernel, grid, THREADS, stream, a, NormScalars<typename Accumulate<T>::type>(a));
 }
 
 template <class T>

@@ -6,6 +6,22 @@
 namespace kfc {
 namespace {
 
+// Numbers of a norm in its accumulation type, from the host: conversions of doubles and a division in every thread
+// would keep a short row waiting.
+template <class A>
+struct NormScalars {
+  A inverse;  // 1 / cols
+  A eps;
+  A offset;  // -0 for none, which leaves every weight as it is, also one of -0
+  A slope;
+
+  explicit NormScalars(const LayerNorm& a)
+      : inverse(A(1) / static_cast<A>(a.cols)),
+        eps(static_cast<A>(a.eps)),
+        offset(a.offset == 0 ? A(-0.0) : static_cast<A>(a.offset)),
+        slope(static_cast<A>(a.slope)) {}
+};
+
 // What the first pass adds up: for the mean, or the squares right away.
 template <bool CENTRED, class A>
 __device__ __forceinline__ A first_term(A s) {
@@ -23,9 +39,9 @@ struct RowMoments {
 // Of a row whose packs s the THREADS threads hold, in two passes; what the row does not have is 0. `shared` holds
 // kMomentValues: every sum has its own place, which no thread reads any more when the next row comes to it.
 template <bool CENTRED, int THREADS, int ITEMS, int N, class A>
-__device__ __forceinline__ RowMoments<A> moments_of(const A (&s)[ITEMS][N], int64_t cols, double eps, bool active,
-                                                    A* shared) {
-  const A inverse = A(1) / static_cast<A>(static_cast<int>(cols));  // 64 bits would take longer
+__device__ __forceinline__ RowMoments<A> moments_of(const A (&s)[ITEMS][N], int64_t cols, const NormScalars<A>& norm,
+                                                    bool active, A* shared) {
+  const A inverse = norm.inverse;
   const int lane = threadIdx.x % THREADS;
   A total = 0;
 #pragma unroll
@@ -54,7 +70,7 @@ __device__ __forceinline__ RowMoments<A> moments_of(const A (&s)[ITEMS][N], int6
     correct_moments<THREADS, true>(mean, variance, inverse, shared + 64,
                                    [&] { return add_up([mean](A v) { return v - mean; }); });
   }
-  return {mean, rsqrt(variance + static_cast<A>(eps))};
+  return {mean, rsqrt(variance + norm.eps)};
 }
 
 // Kahan's compensated sum ("Further remarks on reducing truncation errors", 1965): a thread adds up thousands of terms
@@ -73,8 +89,9 @@ struct CompensatedSum {
 
 // Of a row of any length, of which load(col, s) gives N elements.
 template <bool CENTRED, int THREADS, int N, class A, class Load>
-__device__ __forceinline__ RowMoments<A> moments_of_long_row(Load load, int64_t cols, double eps, A* shared) {
-  const A inverse = A(1) / static_cast<A>(cols);
+__device__ __forceinline__ RowMoments<A> moments_of_long_row(Load load, int64_t cols, const NormScalars<A>& norm,
+                                                             A* shared) {
+  const A inverse = norm.inverse;
   const auto add_up = [&](auto term) {
     CompensatedSum<A> total;
     A s[N];
@@ -95,7 +112,7 @@ __device__ __forceinline__ RowMoments<A> moments_of_long_row(Load load, int64_t 
     correct_moments<THREADS>(mean, variance, inverse, shared,
                              [&] { return add_up([mean](A v) { return v - mean; }); });
   }
-  return {mean, rsqrt(variance + static_cast<A>(eps))};
+  return {mean, rsqrt(variance + norm.eps)};
 }
 
 // Weight and bias, of the dtype of x, of a thread's packs of columns, for all its rows. EARLY ones are loaded before
@@ -106,9 +123,7 @@ class RowAffine {
  public:
   using A = typename Accumulate<T>::type;
 
-  // An offset of -0 leaves every weight as it is, also one of -0.
-  __device__ __forceinline__ explicit RowAffine(const LayerNorm& a)
-      : a_(a), offset_(a.offset == 0 ? A(-0.0) : static_cast<A>(a.offset)) {
+  __device__ __forceinline__ RowAffine(const LayerNorm& a, const NormScalars<A>& norm) : a_(a), offset_(norm.offset) {
     if constexpr (EARLY) {
 #pragma unroll
       for (int i = 0; i < ITEMS; ++i) {
@@ -172,13 +187,13 @@ constexpr int kNormBlocks = EARLY ? 1 : 1024 / row_block(THREADS);
 
 // apply(v) applies weight and bias.
 template <int act, class T, int N, class A, class Apply>
-__device__ __forceinline__ void write_pack(const LayerNorm& a, int64_t row, int64_t col, RowMoments<A> moments,
+__device__ __forceinline__ void write_pack(const LayerNorm& a, int64_t row, int64_t col, RowMoments<A> moments, A slope,
                                            const A (&s)[N], Apply apply) {
   A v[N];
 #pragma unroll
   for (int j = 0; j < N; ++j) v[j] = (s[j] - moments.mean) * moments.rstd;
   apply(v);
-  activate_as<act, T>(a.activation, v, static_cast<A>(a.slope));
+  activate_as<act, T>(a.activation, v, slope);
   store<N>(static_cast<T*>(a.y) + row * a.cols + col, v);
 }
 

@@ -78,9 +78,18 @@ __device__ __forceinline__ void for_rows(int64_t rows, Body body) {
 template <class T, int N, int ITEMS>
 struct RowWords {
   using P = Pack<T, N>;
-  Word<P> words[ITEMS] = {};
+  Word<P> words[ITEMS];
 
-  // What the row does not have is zero, and `row` is not read where it is not active.
+  __device__ __forceinline__ explicit RowWords(float absent = 0) {
+    P pack;
+#pragma unroll
+    for (int j = 0; j < N; ++j) pack.v[j] = static_cast<T>(absent);
+    const auto word = word_of(pack);
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) words[i] = word;
+  }
+
+  // What the row does not have stays absent, and `row` is not read where it is not active.
   template <int THREADS>
   __device__ __forceinline__ void load(const T* row, int64_t cols, bool active) {
     const int lane = threadIdx.x % THREADS;
@@ -143,27 +152,24 @@ __device__ __forceinline__ A row_max(A value, A* shared) {
   return value;
 }
 
-// A thread's part of sum(exp(v - largest)), of values that come one pack after the other (Milakov and Gimelshein,
+// A thread's part of sum(exp(v - largest)), of values that come some packs after the others (Milakov and Gimelshein,
 // "Online normalizer calculation for softmax", 2018).
 template <class A, class M>
 struct OnlineSum {
   A largest = A(-INFINITY);
   A total = 0;
 
-  template <int N>
-  __device__ __forceinline__ void add(const A (&v)[N]) {
+  template <int ITEMS, int N>
+  __device__ __forceinline__ void add(const A (&v)[ITEMS][N]) {
     A next = largest;
-#pragma unroll
-    for (int j = 0; j < N; ++j) next = max_of(next, v[j]);
+    for_each(v, [&](A value) { next = max_of(next, value); });
     if (next == A(-INFINITY)) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) total = v[j] != v[j] ? v[j] : total;  // a NaN is no largest value, but counts
+      for_each(v, [&](A value) { total = value != value ? value : total; });  // a NaN is no largest value, but counts
       return;
     }
     if (next > largest) total *= M::exp(largest - next);
     largest = next;
-#pragma unroll
-    for (int j = 0; j < N; ++j) total += M::exp(v[j] - next);
+    for_each(v, [&](A value) { total += M::exp(value - next); });
   }
 
   // The sum over the row's threads; `row_largest` becomes the largest value of the row.
@@ -172,6 +178,16 @@ struct OnlineSum {
     row_largest = row_max<THREADS>(largest, shared);
     // Where a thread has seen nothing, 0 is its part.
     return row_sum<THREADS>(largest == A(-INFINITY) ? total : total * M::exp(largest - row_largest), shared);
+  }
+
+ private:
+  template <int ITEMS, int N, class F>
+  static __device__ __forceinline__ void for_each(const A (&v)[ITEMS][N], F f) {
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) f(v[i][j]);
+    }
   }
 };
 

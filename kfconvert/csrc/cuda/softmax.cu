@@ -200,19 +200,19 @@ __global__ void __launch_bounds__(THREADS) softmax_long_kernel(Softmax a) {
   constexpr int64_t kStep = static_cast<int64_t>(THREADS) * N;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const MaskRow<T> mask(a.mask, row);
-    A v[N];
+    A v[1][N];
     OnlineSum<A, M> online;
     for (int64_t col = start; col < a.cols; col += kStep) {
-      load_scaled<T>(a, mask, row, col, v);
+      load_scaled<T>(a, mask, row, col, v[0]);
       online.add(v);
     }
     A largest;
     const A inverse = A(1) / online.template row_total<THREADS>(largest, shared);
     for (int64_t col = start; col < a.cols; col += kStep) {
-      load_scaled<T>(a, mask, row, col, v);
+      load_scaled<T>(a, mask, row, col, v[0]);
 #pragma unroll
-      for (int j = 0; j < N; ++j) v[j] = M::exp(v[j] - largest) * inverse;
-      store<N>(static_cast<T*>(a.y) + row * a.cols + col, v);
+      for (int j = 0; j < N; ++j) v[0][j] = M::exp(v[0][j] - largest) * inverse;
+      store<N>(static_cast<T*>(a.y) + row * a.cols + col, v[0]);
     }
   }
 }

@@ -51,8 +51,8 @@ struct Math<double> {
 struct HalfMath {
   static __device__ __forceinline__ float exp(float x) { return __expf(x); }
   static __device__ __forceinline__ float tanh(float x) { return tanhf(x); }
-  // 2 ulp. The operator rounds to the last bit, in as many instructions as an exponential takes: the backward of
-  // swish_multiply of 1 M float16 elements takes 4.4 us with it, 3.0 with this.
+  // 2 ulp. The operator rounds to the last bit, in as many instructions as an exponential takes: silu of 1 M float16
+  // elements and a bias takes 3.0 us with it, 2.0 with this.
   static __device__ __forceinline__ float divide(float a, float b) {
     float quotient;
     asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
@@ -70,6 +70,47 @@ struct HalfMath {
     return x < 0.0f ? q : 2.0f - q;
   }
 };
+
+// 1 ulp, and 0 for what is below the normal numbers.
+__device__ __forceinline__ float rough_reciprocal(float v) {
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
+  return reciprocal;
+}
+
+}  // namespace kfc
+
+namespace {
+
+// The operator / branches for quotients that are out of range, so that one element waits for another. These take a
+// Newton step from a reciprocal of 1 ulp without a branch, and are as exact as / but for ties.
+template <>
+struct Cheaper<kfc::Math<float>, float> : AsWritten<kfc::Math<float>, float> {
+  KFC_FN float divide(float a, float b) {
+    float reciprocal;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(reciprocal) : "f"(b));
+    const float rough = a * reciprocal;
+    const float quotient = corrected(a, b, rough, reciprocal);
+    return quotient == quotient ? quotient : rough;  // infinite a or b leave no remainder
+  }
+  KFC_FN float divide_bounded(float a, float b) {
+    const float reciprocal = kfc::rough_reciprocal(b);
+    return corrected(a, b, a * reciprocal, reciprocal);
+  }
+
+ private:
+  KFC_FN float corrected(float a, float b, float quotient, float reciprocal) {
+    return fmaf(fmaf(-b, quotient, a), reciprocal, quotient);
+  }
+};
+template <>
+struct Cheaper<kfc::HalfMath, float> : AsWritten<kfc::HalfMath, float> {
+  KFC_FN float divide_bounded(float a, float b) { return a * kfc::rough_reciprocal(b); }
+};
+
+}  // namespace
+
+namespace kfc {
 
 template <class T>
 struct MathFor {
@@ -147,6 +188,13 @@ __device__ __forceinline__ P pack_of(Word<P> word) {
   return pack;
 }
 
+template <class P>
+__device__ __forceinline__ Word<P> word_of(const P& pack) {
+  Word<P> word;
+  memcpy(&word, &pack, sizeof(P));
+  return word;
+}
+
 template <class T, int N, class A>
 __device__ __forceinline__ void widen_word(Word<Pack<T, N>> word, A (&to)[N]) {
   const auto pack = pack_of<Pack<T, N>>(word);
@@ -164,9 +212,7 @@ __device__ __forceinline__ P load_pack(const T* from) {
 // again. The second of two packs of a thread came out as eight stores of two bytes.
 template <class P, class T>
 __device__ __forceinline__ void store_pack(T* to, const P& pack) {
-  Word<P> word;
-  memcpy(&word, &pack, sizeof(P));
-  __stwb(reinterpret_cast<Word<P>*>(to), word);
+  __stwb(reinterpret_cast<Word<P>*>(to), word_of(pack));
 }
 
 template <int N, class T, class A>
