@@ -58,6 +58,15 @@ def test_gradients_of_huge_numbers(device, dtype, name):
         torch.testing.assert_close(y.detach(), leaf.detach() * want, rtol=0, atol=1e-34)
 
 
+def test_infinite_and_large_values(device):
+    x = torch.tensor([float("inf"), -float("inf"), 1e37, -1e37, 88.0, -88.0]).repeat(8)
+    for name in ops.ACTIVATIONS:
+        got, exact = ops.bias_act(x.to(device), activation=name), ops.apply_activation(x.double(), name)
+        torch.testing.assert_close(
+            got.cpu().double(), exact, rtol=2e-6, atol=1e-30, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
 def test_a_nan_stays_one(device):
     """Whatever its sign and payload."""
     bits = torch.tensor([0x7FC00000, 0x7FC00001, 0x7FFFFFFF, -0x400000, -1], dtype=torch.int32, device=device)

@@ -72,6 +72,20 @@ def test_special_values(device):
     torch.testing.assert_close(ops.cross_entropy(x, target, reduction="none"), want, equal_nan=True)
 
 
+@pytest.mark.parametrize("classes", [10, 4096, 70_001])
+def test_an_ignored_row_has_no_gradient_whatever_is_in_it(device, classes):
+    x, target = inputs((3, classes), torch.float32, device)
+    x[1, 2:5] = torch.tensor([float("inf"), -float("inf"), float("nan")], device=device)
+    target[1] = -100
+    x.requires_grad_()
+    loss = ops.cross_entropy(x, target)
+    loss.backward()
+    assert loss.isfinite() and torch.equal(x.grad[1], torch.zeros_like(x[1]))
+    rest = x.detach()[::2].requires_grad_()
+    reference.cross_entropy(rest, target[::2]).backward()
+    torch.testing.assert_close(x.grad[::2], rest.grad)
+
+
 def test_any_strides(device):
     x, target = inputs((12, 30), torch.float32, device)
     for view in (x[:, ::2], x[:, 1:9], torch.randn(30, 12, device=device).t()):

@@ -23,6 +23,21 @@ constexpr int64_t kShortRow = 16384;
 // Threads of a block: rows that a warp or less takes share one.
 __host__ __device__ constexpr int block_of(int threads) { return threads <= 32 ? kThreads : threads; }
 
+// Rows or parts of rows, as many elements each but for the last of a row; of rows that are not cut, and of parts of one
+// row, one after the other.
+struct Pieces {
+  int64_t count;
+  int64_t total;  // elements of all that lie one after the other
+  int length;     // at most kMostPart, or as many as a row has parts
+  bool by_row;    // several rows that are cut
+
+  explicit Pieces(const Reduce& a)
+      : count(a.rows * a.parts),
+        total(a.parts == 1 ? a.rows * a.cols : a.cols),
+        length(static_cast<int>(a.parts == 1 ? a.cols : a.part)),
+        by_row(a.rows > 1 && a.parts > 1) {}
+};
+
 template <class F, int N, class T, class A>
 __device__ __forceinline__ void add_terms(const T* x, const T* other, A (&sums)[N]) {
   A v[N];
@@ -45,28 +60,33 @@ __device__ __forceinline__ void write_result(const Reduce& a, int64_t at, double
 
 // THREADS threads a row or part. `cols` of whole packs of N elements, or a single row.
 template <class F, class T, int N, int THREADS>
-__global__ void __launch_bounds__(block_of(THREADS)) reduce_kernel(Reduce a) {
+__global__ void __launch_bounds__(block_of(THREADS)) reduce_kernel(Reduce a, Pieces pieces) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   constexpr int kRows = block_of(THREADS) / THREADS;
   __shared__ A shared[32];
   const int lane = threadIdx.x % THREADS;
-  const int64_t pieces = a.rows * a.parts;
   // All threads of a block make the same number of turns: the sums need every one of them.
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRows; first < pieces;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRows; first < pieces.count;
        first += static_cast<int64_t>(gridDim.x) * kRows) {
     const int64_t piece = first + threadIdx.x / THREADS;
-    const bool active = piece < pieces;
+    const bool active = piece < pieces.count;
     A sums[N] = {};
     if (active) {
-      const int64_t row = a.parts == 1 ? piece : piece / a.parts;
-      const int64_t begin = (piece - row * a.parts) * a.part;
-      const int64_t cols = begin + a.part < a.cols ? a.part : a.cols - begin;
-      const int64_t packed = cols - cols % N;
-      const T* x = static_cast<const T*>(a.x) + row * a.cols + begin;
-      const T* other = F::binary ? static_cast<const T*>(a.other) + row * a.cols + begin : nullptr;
+      int64_t begin = piece * pieces.length;
+      int64_t left = pieces.total - begin;
+      if (pieces.by_row) {  // a division of 64-bit integers costs as much as a small row
+        const int64_t row = piece / a.parts;
+        const int64_t before = (piece - row * a.parts) * pieces.length;
+        begin = row * a.cols + before;
+        left = a.cols - before;
+      }
+      const int cols = left < pieces.length ? static_cast<int>(left) : pieces.length;
+      const int packed = cols - cols % N;
+      const T* x = static_cast<const T*>(a.x) + begin;
+      const T* other = F::binary ? static_cast<const T*>(a.other) + begin : nullptr;
 #pragma unroll 4
-      for (int64_t col = lane * N; col < packed; col += THREADS * N) add_terms<F>(x + col, other + col, sums);
+      for (int col = lane * N; col < packed; col += THREADS * N) add_terms<F>(x + col, other + col, sums);
       if (N > 1 && packed + lane < cols) {
         A rest[1] = {};
         add_terms<F>(x + packed + lane, other + packed + lane, rest);
@@ -87,7 +107,7 @@ void launch_rows(const Reduce& a, cudaStream_t stream) {
   const int64_t wanted = (a.rows * a.parts + kRows - 1) / kRows;
   const int64_t most = static_cast<int64_t>(multiprocessors()) * kBlocksPerMultiprocessor * 4;
   const unsigned grid = static_cast<unsigned>(wanted < most ? wanted : most);
-  launch_overlapped(reduce_kernel<F, T, N, THREADS>, grid, block_of(THREADS), stream, a);
+  launch_overlapped(reduce_kernel<F, T, N, THREADS>, grid, block_of(THREADS), stream, a, Pieces(a));
 }
 
 template <class F, class T, int N>
