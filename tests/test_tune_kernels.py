@@ -46,6 +46,15 @@ def test_candidates_hold_the_row_and_waste_no_item(tune):
             assert held > tune.ALWAYS_EARLY if early == "false" else early == "true" and held < tune.NEVER_EARLY
 
 
+def test_rows_share_a_shape_where_that_costs_no_operator_much(tune):
+    few = {"a": [1.0, 1.0], "b": [1.04, 1.04]}
+    assert tune.entries(8, few, {"a": [1.0, 1.0], "b": [1.0, 1.0]}) == [(8, "false", *"a")]
+    # On the whole "b" is best for both, and few rows lose 2 %; but an operator of theirs loses 12 %.
+    few = {"a": [1.0, 1.06], "b": [1.12, 0.97]}
+    many = {"a": [1.5, 1.5], "b": [1.0, 1.0]}
+    assert tune.entries(8, few, many) == [(8, "true", *"a"), (8, "false", *"b")]
+
+
 def test_written_table(tune, monkeypatch):
     monkeypatch.setattr(tune.torch.cuda, "get_device_name", lambda: "a GPU")
 

@@ -47,6 +47,11 @@ def test_a_seed_drops_the_same_elements_everywhere(device, shape, dtype):
             compare(y, truth.to(dtype), truth, slack=torch.finfo(dtype).eps)  # the product with 1 / (1 - p)
 
 
+def test_a_negative_zero_stays_one(device):
+    y = OPERATORS.dropout_act(torch.full((4096,), -0.0, device=device), None, None, None, 5, 0, 0.0, NONE, 0.01, -1)
+    assert y.signbit().all()
+
+
 @pytest.mark.parametrize("layout", ["channels_last", "strided"])
 def test_layouts(device, layout):
     x, bias, residual = inputs((2, 8, 4, 6), torch.float32, device, 1)

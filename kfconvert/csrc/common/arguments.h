@@ -28,7 +28,7 @@ struct BiasAct {
 };
 
 // y = dropout(act(x + bias)) + residual, or with `grad`: y = dropout(grad) * act'(x + bias). Element i is kept where
-// word i % 4 of Philox 4x32-10 (common/philox.h) with counter (i / 4, sequence) and key `seed` is at least `dropped`,
+// word i % 4 of Philox 4x32-7 (common/philox.h) with counter (i / 4, sequence) and key `seed` is at least `dropped`,
 // and then multiplied by `scale`.
 struct DropoutAct {
   BiasAct terms;

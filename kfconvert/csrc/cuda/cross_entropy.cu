@@ -144,8 +144,7 @@ __global__ void __launch_bounds__(row_block(THREADS))
       if (!active) return;
       // All of these are asked for before x is waited for.
       const int64_t target = a.target[row];
-      A lse[2];
-      load<2>(static_cast<const A*>(a.lse) + 2 * row, lse);
+      A lse[2] = {static_cast<const A*>(a.lse)[2 * row], static_cast<const A*>(a.lse)[2 * row + 1]};
       A grad = grad_of_row<T, A>(a, row);
       if (target < 0 || target >= a.cols) grad = A(NAN);
       if (target == a.ignored) {

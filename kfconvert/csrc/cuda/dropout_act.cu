@@ -46,8 +46,10 @@ __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Div
     } else {
       activate_as<act, T>(a.terms.activation, v, slope);
       drop<N>(a, state, at, v);
+      if (second != nullptr) {  // adding 0 would make 0 of -0
 #pragma unroll
-      for (int j = 0; j < N; ++j) v[j] += other[j];
+        for (int j = 0; j < N; ++j) v[j] += other[j];
+      }
       store<N>(y + at, v);
     }
   }
@@ -61,7 +63,7 @@ void launch_kernel(const DropoutAct& a, cudaStream_t stream) {
                     Divider(a.terms.channels));
 }
 
-// Kernels of their own for what the operators of today have.
+// What gelu_dropout and bias_dropout_add have, has kernels of its own.
 template <class T, int N, Channels kind>
 void launch_packs(const DropoutAct& a, cudaStream_t stream) {
   if (a.terms.activation == kNone) return launch_kernel<T, N, uint32_t, Divider32, kind, kNone>(a, stream);

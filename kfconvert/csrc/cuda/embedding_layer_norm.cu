@@ -43,7 +43,7 @@ __device__ __forceinline__ Addends<T> addends_of(const EmbeddingLayerNorm& a, in
 // THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
 template <class T, int N, int THREADS, int ITEMS, bool EARLY>
 __global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY>)
-    embedding_layer_norm_kernel(EmbeddingLayerNorm a, NormScalars<typename Accumulate<T>::type> norm) {
+    embedding_layer_norm_kernel(EmbeddingLayerNorm a, NormScalarsOf<T> norm) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[kMomentValues];
@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY
 
 // A block a row, of any length.
 template <class T, int N, int THREADS>
-__global__ void __launch_bounds__(THREADS) embedding_layer_norm_long_kernel(EmbeddingLayerNorm a, NormScalars<typename Accumulate<T>::type> norm) {
+__global__ void __launch_bounds__(THREADS)
+    embedding_layer_norm_long_kernel(EmbeddingLayerNorm a, NormScalarsOf<T> norm) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[32];
@@ -97,7 +98,8 @@ __global__ void __launch_bounds__(THREADS) embedding_layer_norm_long_kernel(Embe
     A s[N];
     for (int64_t col = static_cast<int64_t>(threadIdx.x) * N; col < cols; col += THREADS * N) {
       load_sum(col, s);
-      write_pack<kNone, T>(a.norm, row, col, moments, norm.slope, s, [&](A(&v)[N]) { apply_affine<T>(a.norm, col, v); });
+      write_pack<kNone, T>(a.norm, row, col, moments, norm.slope, s,
+                           [&](A(&v)[N]) { apply_affine<T>(a.norm, col, v); });
     }
   }
 }
@@ -105,7 +107,7 @@ __global__ void __launch_bounds__(THREADS) embedding_layer_norm_long_kernel(Embe
 template <class T, int N, int THREADS>
 void launch_long(const EmbeddingLayerNorm& a, cudaStream_t stream) {
   launch_overlapped(embedding_layer_norm_long_kernel<T, N, THREADS>, row_grid(a.norm.rows, 1, THREADS), THREADS, stream,
-                    a, NormScalars<typename Accumulate<T>::type>(a.norm));
+                    a, NormScalarsOf<T>(a.norm));
 }
 
 template <class T>
@@ -125,7 +127,7 @@ void launch(const EmbeddingLayerNorm& a, cudaStream_t stream) {
           constexpr int kBlock = row_block(kThreads);
           launch_overlapped(embedding_layer_norm_kernel<T, N, kThreads, shape.items, shape.early>,
                             row_grid(norm.rows, kBlock / kThreads, kBlock), kBlock, stream, a,
-                            NormScalars<typename Accumulate<T>::type>(norm));
+                            NormScalarsOf<T>(norm));
         },
         [&] { launch_long<T, N, 1024>(a, stream); });
   }

@@ -47,7 +47,8 @@ __device__ __forceinline__ void write_statistics(const LayerNorm& a, int64_t row
 
 // THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
 template <bool CENTRED, int act, class T, int N, int THREADS, int ITEMS, bool EARLY>
-__global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY>) layer_norm_kernel(LayerNorm a, NormScalars<typename Accumulate<T>::type> norm) {
+__global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY>)
+    layer_norm_kernel(LayerNorm a, NormScalarsOf<T> norm) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   constexpr int kBlock = row_block(THREADS);
@@ -84,7 +85,9 @@ __global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
-      if (active && col < a.cols) write_pack<act, T>(a, row, col, moments, norm.slope, s[i], [&](A(&v)[N]) { affine.apply(i, v); });
+      if (active && col < a.cols) {
+        write_pack<act, T>(a, row, col, moments, norm.slope, s[i], [&](A(&v)[N]) { affine.apply(i, v); });
+      }
     }
     if (active && lane == 0) write_statistics(a, row, moments);
   }
@@ -92,7 +95,7 @@ __global__ void __launch_bounds__(row_block(THREADS), kNormBlocks<THREADS, EARLY
 
 // A block a row, of any length.
 template <bool CENTRED, int act, class T, int N, int THREADS>
-__global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a, NormScalars<typename Accumulate<T>::type> norm) {
+__global__ void __launch_bounds__(THREADS) layer_norm_long_kernel(LayerNorm a, NormScalarsOf<T> norm) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   __shared__ A shared[32];
@@ -128,7 +131,7 @@ void launch_rows(const LayerNorm& a, cudaStream_t stream) {
     constexpr int kAct = decltype(act)::value;
     const auto kernel = a.centred ? layer_norm_kernel<true, kAct, T, N, THREADS, ITEMS, EARLY>
                                   : layer_norm_kernel<false, kAct, T, N, THREADS, ITEMS, EARLY>;
-    launch_overlapped(kernel, grid, kBlock, stream, a, NormScalars<typename Accumulate<T>::type>(a));
+    launch_overlapped(kernel, grid, kBlock, stream, a, NormScalarsOf<T>(a));
   });
 }
 
@@ -137,7 +140,7 @@ void launch_long(const LayerNorm& a, cudaStream_t stream) {
   const unsigned grid = row_grid(a.rows, 1, THREADS);
   const auto kernel = a.centred ? layer_norm_long_kernel<true, kAny, T, N, THREADS>
                                 : layer_norm_long_kernel<false, kAny, T, N, THREADS>;
-  launch_overlapped(kernel, grid, THREADS, stream, a, NormScalars<typename Accumulate<T>::type>(a));
+  launch_overlapped(kernel, grid, THREADS, stream, a, NormScalarsOf<T>(a));
 }
 
 template <class T>

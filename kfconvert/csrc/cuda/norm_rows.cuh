@@ -22,6 +22,9 @@ struct NormScalars {
         slope(static_cast<A>(a.slope)) {}
 };
 
+template <class T>
+using NormScalarsOf = NormScalars<typename Accumulate<T>::type>;
+
 // What the first pass adds up: for the mean, or the squares right away.
 template <bool CENTRED, class A>
 __device__ __forceinline__ A first_term(A s) {
