@@ -104,6 +104,13 @@ KFC_FN A gated_backward(A g, A v, A w, A slope_of_w) {
   return g * gate * (A(1) + v * (e * gate) * slope_of_w);
 }
 
+// v + 3 between 0 and 6, as a share of that
+template <class A>
+KFC_FN A hard_gate(A v) {
+  const A gate = v + A(3);
+  return (gate <= A(0) ? A(0) : (gate >= A(6) ? A(6) : gate)) * Constants<A>::sixth;
+}
+
 template <Act act, class M, class A>
 KFC_FN A activate(A v, A slope) {
   if constexpr (act == kRelu) return v <= A(0) ? A(0) : v;
@@ -114,15 +121,9 @@ KFC_FN A activate(A v, A slope) {
   if constexpr (act == kTanh) return M::tanh(v);
   if constexpr (act == kSigmoid) return gated<M>(A(1), v);
   if constexpr (act == kRelu6) return v <= A(0) ? A(0) : (v >= A(6) ? A(6) : v);
-  if constexpr (act == kHardswish) {
-    const A gate = v + A(3);
-    return v * ((gate <= A(0) ? A(0) : (gate >= A(6) ? A(6) : gate)) * Constants<A>::sixth);
-  }
+  if constexpr (act == kHardswish) return v * hard_gate(v);
   if constexpr (act == kLeakyRelu) return v > A(0) ? v : v * slope;
-  if constexpr (act == kHardsigmoid) {
-    const A gate = v + A(3);
-    return (gate <= A(0) ? A(0) : (gate >= A(6) ? A(6) : gate)) * Constants<A>::sixth;
-  }
+  if constexpr (act == kHardsigmoid) return hard_gate(v);
   if constexpr (act == kExpTwice) return M::exp(v + v);
   if constexpr (act == kMish) {
     // tanh(softplus(v)) = n / (n + 2) with n = e (e + 2), e = exp(v)

@@ -172,39 +172,18 @@ __global__ void __launch_bounds__(row_block(THREADS))
 }
 
 template <class T, int N, int THREADS, int ITEMS>
-void launch_backward_rows(const CrossEntropy& a, cudaStream_t stream) {
-  constexpr int kBlock = row_block(THREADS);
-  launch_overlapped(cross_entropy_backward_kernel<T, N, THREADS, ITEMS>, row_grid(a.rows, kBlock / THREADS, kBlock),
-                    kBlock, stream, a, Smoothing<typename Accumulate<T>::type>(a));
-}
-
-template <class T>
-void launch_backward(const CrossEntropy& a, cudaStream_t stream) {
-  constexpr int N = kPackBytes / sizeof(T);
-  const bool packed = a.cols % N == 0 && aligned(a.x) && aligned(a.grad_x);
-  if (!packed && a.cols <= 1024) return launch_backward_rows<T, 1, 32, 4>(a, stream);
-  if (!packed) return launch_backward_rows<T, 1, 512, 4>(a, stream);
-  if constexpr (sizeof(T) == 8) {
-    launch_backward_rows<T, N, 128, 2>(a, stream);  // a reference type: one kernel is enough
-  } else {
-    dispatch_rows<N>(
-        a.cols / N, a.rows,
-        [&](auto shape) { launch_backward_rows<T, N, shape.threads, shape.items>(a, stream); },
-        [&] { launch_backward_rows<T, N, 512, 4>(a, stream); });
-  }
-}
-
-template <class T, int N, int THREADS, int ITEMS>
 void launch_rows(const CrossEntropy& a, cudaStream_t stream) {
   constexpr int kBlock = row_block(THREADS);
-  launch_overlapped(cross_entropy_kernel<T, N, THREADS, ITEMS>, row_grid(a.rows, kBlock / THREADS, kBlock), kBlock,
-                    stream, a, Smoothing<typename Accumulate<T>::type>(a));
+  const auto kernel = a.grad_x != nullptr ? cross_entropy_backward_kernel<T, N, THREADS, ITEMS>
+                                          : cross_entropy_kernel<T, N, THREADS, ITEMS>;
+  launch_overlapped(kernel, row_grid(a.rows, kBlock / THREADS, kBlock), kBlock, stream, a,
+                    Smoothing<typename Accumulate<T>::type>(a));
 }
 
 template <class T>
 void launch(const CrossEntropy& a, cudaStream_t stream) {
   constexpr int N = kPackBytes / sizeof(T);
-  const bool packed = a.cols % N == 0 && aligned(a.x);
+  const bool packed = a.cols % N == 0 && aligned(a.x) && aligned(a.grad_x);
   if (!packed && a.cols <= 1024) return launch_rows<T, 1, 32, 4>(a, stream);
   if (!packed) return launch_rows<T, 1, 512, 4>(a, stream);
   if constexpr (sizeof(T) == 8) {
@@ -221,11 +200,7 @@ void launch(const CrossEntropy& a, cudaStream_t stream) {
 int launch_cross_entropy(const CrossEntropy& a, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   KFC_DISPATCH_DTYPE(a.dtype, {
-    if (a.grad_x != nullptr) {
-      launch_backward<T>(a, cuda_stream);
-    } else if (a.rows > 0) {
-      launch<T>(a, cuda_stream);
-    }
+    if (a.rows > 0) launch<T>(a, cuda_stream);
     if (a.result != nullptr) launch_overlapped(total_kernel<T>, 1, kTotalThreads, cuda_stream, a);
   });
   return cudaGetLastError();

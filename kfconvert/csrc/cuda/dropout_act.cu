@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(kThreads) dropout_act_kernel(DropoutAct a, Div
     // Both are asked for before either is waited for.
     Word<P> x_word{};
     Word<P> second_word{};
-    if constexpr (kReadsX) x_word = *reinterpret_cast<const Word<P>*>(x + at);
-    if (backward || second != nullptr) second_word = *reinterpret_cast<const Word<P>*>(second + at);
+    if constexpr (kReadsX) x_word = load_word<P>(x + at);
+    if (backward || second != nullptr) second_word = load_word<P>(second + at);
     A v[N];
     A other[N];
     widen_word<T>(x_word, v);

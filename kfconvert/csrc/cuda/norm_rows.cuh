@@ -160,7 +160,7 @@ class RowAffine {
   }
 
   static __device__ __forceinline__ Word<P> word_at(const void* from, int item) {
-    return *reinterpret_cast<const Word<P>*>(static_cast<const T*>(from) + column(item));
+    return load_word<P>(static_cast<const T*>(from) + column(item));
   }
 
   static __device__ __forceinline__ void get(const Word<P> (&kept)[kKept], const void* from, int item, A (&to)[N]) {

@@ -104,10 +104,11 @@ __global__ void __launch_bounds__(block_of(THREADS)) reduce_kernel(Reduce a, Pie
 template <class F, class T, int N, int THREADS>
 void launch_rows(const Reduce& a, cudaStream_t stream) {
   constexpr int kRows = block_of(THREADS) / THREADS;
-  const int64_t wanted = (a.rows * a.parts + kRows - 1) / kRows;
+  const Pieces pieces(a);
+  const int64_t wanted = (pieces.count + kRows - 1) / kRows;
   const int64_t most = static_cast<int64_t>(multiprocessors()) * kBlocksPerMultiprocessor * 4;
   const unsigned grid = static_cast<unsigned>(wanted < most ? wanted : most);
-  launch_overlapped(reduce_kernel<F, T, N, THREADS>, grid, block_of(THREADS), stream, a, Pieces(a));
+  launch_overlapped(reduce_kernel<F, T, N, THREADS>, grid, block_of(THREADS), stream, a, pieces);
 }
 
 template <class F, class T, int N>

@@ -96,7 +96,7 @@ struct RowWords {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
-      if (active && col < cols) words[i] = *reinterpret_cast<const Word<P>*>(row + col);
+      if (active && col < cols) words[i] = load_word<P>(row + col);
     }
   }
 

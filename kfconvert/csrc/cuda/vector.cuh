@@ -71,16 +71,16 @@ struct HalfMath {
   }
 };
 
+}  // namespace kfc
+
+namespace {
+
 // 1 ulp, and 0 for what is below the normal numbers.
-__device__ __forceinline__ float rough_reciprocal(float v) {
+KFC_FN float rough_reciprocal(float v) {
   float reciprocal;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
   return reciprocal;
 }
-
-}  // namespace kfc
-
-namespace {
 
 // The operator / branches for quotients that are out of range, so that one element waits for another. These take a
 // Newton step from a reciprocal of 1 ulp without a branch, and are as exact as / but for ties.
@@ -94,7 +94,7 @@ struct Cheaper<kfc::Math<float>, float> : AsWritten<kfc::Math<float>, float> {
     return quotient == quotient ? quotient : rough;  // infinite a or b leave no remainder
   }
   KFC_FN float divide_bounded(float a, float b) {
-    const float reciprocal = kfc::rough_reciprocal(b);
+    const float reciprocal = rough_reciprocal(b);
     return corrected(a, b, a * reciprocal, reciprocal);
   }
 
@@ -105,7 +105,7 @@ struct Cheaper<kfc::Math<float>, float> : AsWritten<kfc::Math<float>, float> {
 };
 template <>
 struct Cheaper<kfc::HalfMath, float> : AsWritten<kfc::HalfMath, float> {
-  KFC_FN float divide_bounded(float a, float b) { return a * kfc::rough_reciprocal(b); }
+  KFC_FN float divide_bounded(float a, float b) { return a * rough_reciprocal(b); }
 };
 
 }  // namespace
@@ -204,8 +204,13 @@ __device__ __forceinline__ void widen_word(Word<Pack<T, N>> word, A (&to)[N]) {
 
 // A pack of global memory in one access.
 template <class P, class T>
+__device__ __forceinline__ Word<P> load_word(const T* from) {
+  return *reinterpret_cast<const Word<P>*>(from);
+}
+
+template <class P, class T>
 __device__ __forceinline__ P load_pack(const T* from) {
-  return pack_of<P>(*reinterpret_cast<const Word<P>*>(from));
+  return pack_of<P>(load_word<P>(from));
 }
 
 // By the intrinsic: assignments of structs the compiler takes apart, and not always does it put the parts together
@@ -217,7 +222,7 @@ __device__ __forceinline__ void store_pack(T* to, const P& pack) {
 
 template <int N, class T, class A>
 __device__ __forceinline__ void load(const T* from, A (&to)[N]) {
-  widen_word<T>(*reinterpret_cast<const Word<Pack<T, N>>*>(from), to);
+  widen_word<T>(load_word<Pack<T, N>>(from), to);
 }
 
 template <int N, class T, class A>
