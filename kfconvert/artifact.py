@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from . import input_spec
 from .converter import ConversionError, ModelConverter
 from .folders import replacing
+from .garbage import only_new_garbage
 from .json_values import json_ready
 from .preparation import resolve_device
 from .replay import Replay
@@ -271,7 +272,8 @@ def _convert_again(model: nn.Module, record: dict[str, Any], device: torch.devic
         if not calls and not parts:
             model.kfconvert_info = partial(dict, statistics, guard={"hits": 0, "misses": {}}, parts={})
         elif device.type == torch.device(record["device"]).type:
-            Replay(calls, parts, statistics).convert(model, device)
+            with only_new_garbage():
+                Replay(calls, parts, statistics).convert(model, device)
         else:
             inputs = input_spec.build(calls[0] if calls else statistics["example"], device)
             ModelConverter().convert_model(model, device=device, example_inputs=inputs, inplace=True)

@@ -1,47 +1,58 @@
-"""Which settings the forward of a model reads from its configuration objects; later changes of others do not matter."""
+"""What the forward of a model reads of its modules' plain attributes and of the objects that they hold, such as
+configurations; later changes of all else do not matter."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
+
+from .contents import plain_objects
+
+# The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
+# "__dict__" stands for all names.
+Read = str | tuple[type, str]
 
 
 def configurations(model: nn.Module) -> list[Any]:
-    """The distinct objects that ``model`` and its submodules have as ``config``, or that are called so."""
-    found = (item for module in model.modules() for item in vars(module).items())
-    return list({id(value): value for name, value in found if _is_configuration(name, value)}.values())
+    """The distinct plain objects that ``model`` and its submodules hold, such as a ``config``, in containers too."""
+    found = [value for module in model.modules() for name, value in vars(module).items() if _is_read(name, value)]
+    return plain_objects(found)
 
 
-def _is_configuration(name: str, value: Any) -> bool:
-    if isinstance(value, (type, nn.Module)) or not hasattr(value, "__dict__"):
-        return False
-    # What generate() reads, and no forward, goes by the same names.
-    return name == "config" or ("config" in type(value).__name__.lower() and name != "generation_config")
+def _is_read(name: str, value: Any) -> bool:
+    # The one is what generate() reads, and no forward; the others are this package's.
+    return name != "generation_config" and not name.startswith("kfconvert_") and name != "forward"
 
 
 @contextmanager
-def recorded_reads(model: nn.Module) -> Iterator[set[str]]:
-    """Within the block, the names of all attributes that are read from a configuration of ``model`` are collected."""
-    reads: set[str] = set()
+def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
+    """Within the block, what is read of the modules of ``model`` and of the objects that they hold is collected."""
+    reads: set[Read] = set()
     with ExitStack() as stack:
+        recorders: dict[type, type] = {}
+        for module in dict.fromkeys(model.modules()):
+            stack.enter_context(_recorded(module, reads, recorders))
         for config in configurations(model):
-            stack.enter_context(_recorded(config, reads))
+            stack.enter_context(_recorded(config, reads, recorders))
         yield reads
     reads |= implied(reads, model)
 
 
-def implied(reads: Collection[str], model: nn.Module) -> set[str]:
+def implied(reads: Collection[Read], model: nn.Module) -> set[Read]:
     """The settings of ``model`` that were read with the names ``reads``: all, or some by another name."""
-    found: set[str] = set()
+    found: set[Read] = set()
     for config in configurations(model):
         if "__dict__" in reads:
             found.update(vars(config))
         # transformers lets some settings go by several names.
-        aliases = getattr(config, "attribute_map", None) or {}
-        found.update([aliases[name] for name in reads if name in aliases])
+        aliases = getattr(config, "attribute_map", None)
+        if isinstance(aliases, dict):
+            found.update([aliases[name] for name in reads if name in aliases])
     return found
 
 
@@ -61,21 +72,49 @@ def without_cache(model: nn.Module) -> Iterator[bool]:
             holder["use_cache"] = True
 
 
+class _Blank:
+    """The first base of a recorder: a class hears of one that is derived from it, and some keep a list of theirs, but
+    not of one that is given it as a base afterwards."""
+
+
 @contextmanager
-def _recorded(config: Any, reads: set[str]) -> Iterator[None]:
-    own = type(config)
-
-    def read(self: Any, name: str) -> Any:
-        reads.add(name)
-        return own.__getattribute__(self, name)
-
+def _recorded(holder: Any, reads: set[Read], recorders: dict[type, type]) -> Iterator[None]:
+    own = type(holder)
     try:
-        config.__class__ = type(own.__name__, (own,), {"__getattribute__": read, "__module__": own.__module__})
-    except TypeError:  # a class that cannot be swapped: everything in it may have been read
-        reads.update(vars(config))
+        if own not in recorders:
+            recorders[own] = _recorder(own, reads)
+        holder.__class__ = recorders[own]
+    except Exception:  # a class that cannot be derived from or swapped: everything in it may have been read
+        reads.update(((own, "__dict__"),) if isinstance(holder, nn.Module) else vars(holder))
         yield
         return
     try:
         yield
     finally:
-        config.__class__ = own
+        holder.__class__ = own
+
+
+def _recorder(own: type, reads: set[Read]) -> type:
+    """A subclass of ``own`` that adds to ``reads`` what is read of its instances."""
+    of_module = issubclass(own, nn.Module)
+    if issubclass(own, torch.jit.ScriptModule):
+        raise TypeError("its attributes are read by compiled code")
+
+    def read(self: Any, name: str) -> Any:
+        # torch and this package look into the dicts of modules on their own account.
+        if name != "__dict__" or not of_module or _is_of_author(sys._getframe(1)):
+            reads.add((own, name) if of_module else name)
+        return own.__getattribute__(self, name)
+
+    namespace = {
+        "__getattribute__": read,
+        "__module__": own.__module__,
+        "__qualname__": own.__qualname__,
+    }
+    recorder = type(own)(own.__name__, (_Blank,), namespace)
+    recorder.__bases__ = (own,)
+    return recorder
+
+
+def _is_of_author(frame: Any) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "kfconvert")

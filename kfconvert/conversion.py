@@ -40,12 +40,24 @@ Progress = Callable[[str, int, int], None]
 SECONDS_PER_MODEL = 1.0
 LEAST_ROUNDS = 3
 
+# After so many calls writes to weights that leave no trace are looked for. On CUDA each look is a pass over all weights
+# that the host has to wait for.
+CHECK_WEIGHTS = {"cpu": 100}
+
 
 class Conversion:
     """The state of one conversion; each method is one step of it."""
 
-    def __init__(self, validate_accuracy: bool, accuracy_threshold: float, select: str, progress: Progress):
+    def __init__(
+        self,
+        validate_accuracy: bool,
+        accuracy_threshold: float,
+        select: str,
+        progress: Progress,
+        check_weights: int | None = None,
+    ):
         self.validate_accuracy, self.accuracy_threshold = validate_accuracy, accuracy_threshold
+        self.check_weights = check_weights
         self.timed = select == "measured"
         self.progress = progress
         self.call = ExampleCall()
@@ -179,7 +191,7 @@ class Conversion:
             with originals():
                 return first.module(**arguments)
 
-        install(first.module, {"": [first.variant(first.applied)]}, {}).warned = True
+        install(first.module, {"": [first.variant(first.applied)]}, {}).warning.given = True
         try:
             slower = self.selector.slower(original, lambda: first.module(**arguments))
         finally:
@@ -296,7 +308,7 @@ class Conversion:
             wanted = {id(site) for item in items for site in item}
             chosen = {c.path: [site for site in c.applied if id(site) in wanted] for c in captures}
             variants = {c.path: [c.variant(chosen[c.path])] for c in captures if chosen[c.path]}
-            install(self.model, variants, {}).warned = True  # misses within a conversion concern nobody
+            install(self.model, variants, {}).warning.given = True  # misses within a conversion concern nobody
             try:
                 return judge(lambda call: model_outputs(self.model, call.args, call.kwargs))
             finally:
@@ -368,10 +380,17 @@ class Conversion:
                 site.reject(reason)
         self.variants.clear()
 
+    def calls_between_checks(self) -> int:
+        """After how many calls the weights are compared with what they were; 0 for never."""
+        return CHECK_WEIGHTS.get(self.device.type, 0) if self.check_weights is None else self.check_weights
+
     def report(self) -> dict[str, Any]:
         """The statistics, which the converted model carries as well; warns where nothing was fused."""
         stats = self.ledger.stats = conversion_stats(self)
         self.ledger.reset_counters()
+        self.ledger.check_weights(stats["check_weights"])
+        for captured in self.every_capture():
+            captured.region.release_graph()
         if not self.variants:
             uninstall(self.model)
             self.model.__dict__["kfconvert_info"] = partial(dict, stats, guard={"hits": 0, "misses": {}}, parts={})

@@ -26,11 +26,23 @@ class ModelConverter:
             1.5 times the original's own.
         select: "measured" applies a site only where it is faster on this device, and returns the model unconverted
             where the whole is slower; "all" applies every accurate site without timing.
+        check_weights: after so many calls the weights behind folded and packed ones are compared with what they were, to
+            find writes that leave no trace in a tensor (through ``.data``, NumPy, DLPack or a storage); 0 for never. Each
+            time all of them are read. By default 100 on the CPU and 0 on CUDA.
     """
 
-    def __init__(self, validate_accuracy: bool = True, accuracy_threshold: float = 1e-6, select: str = "measured"):
+    def __init__(
+        self,
+        validate_accuracy: bool = True,
+        accuracy_threshold: float = 1e-6,
+        select: str = "measured",
+        check_weights: int | None = None,
+    ):
         if select not in ("measured", "all"):
             raise ConversionError(f"select must be 'measured' or 'all', not {select!r}")
+        if check_weights is not None and (type(check_weights) is not int or check_weights < 0):
+            raise ConversionError(f"check_weights must be a number of calls, 0 for never, not {check_weights!r}")
+        self.check_weights = check_weights
         self.validate_accuracy = validate_accuracy
         self.accuracy_threshold = accuracy_threshold
         self.select = select
@@ -64,15 +76,28 @@ class ModelConverter:
             ConversionError: the model cannot run with these inputs, dtype or device.
         """
         progress = progress or (lambda stage, done, total: None)
-        job = Conversion(self.validate_accuracy, self.accuracy_threshold, self.select, progress)
         with only_new_garbage():
-            job.prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace)
-            job.trace()
-            job.match()
-            job.select()
-            job.replace()
-            job.validate()
-            job.time()
+            # The job and its graphs are garbage once this returns.
+            return self._convert(progress, model, input_shape, example_inputs, device, dtype, inplace)
+
+    def _convert(
+        self,
+        progress: Progress,
+        model: nn.Module,
+        input_shape: Sequence[int] | None,
+        example_inputs: Any,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        inplace: bool,
+    ) -> nn.Module:
+        job = Conversion(self.validate_accuracy, self.accuracy_threshold, self.select, progress, self.check_weights)
+        job.prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace)
+        job.trace()
+        job.match()
+        job.select()
+        job.replace()
+        job.validate()
+        job.time()
         self.conversion_stats = job.report()
         self._classes = module_classes(job.model)
         return job.model
@@ -99,9 +124,10 @@ def auto_convert_model(
     validate_accuracy: bool = True,
     accuracy_threshold: float = 1e-6,
     inplace: bool = False,
+    check_weights: int | None = None,
 ) -> nn.Module:
     """``ModelConverter(...).convert_model(...)`` in one call; see there."""
-    converter = ModelConverter(validate_accuracy, accuracy_threshold)
+    converter = ModelConverter(validate_accuracy, accuracy_threshold, check_weights=check_weights)
     return converter.convert_model(
         model, input_shape, device, example_inputs=example_inputs, dtype=dtype, inplace=inplace
     )

@@ -21,6 +21,8 @@ except ImportError:  # kfconvert doctor tells why
 Places = list[tuple[int, int]]
 
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter)
+# So many combinations of sizes are remembered with the judgement on them.
+MAX_VERDICTS = 1000
 
 
 @dataclass
@@ -79,7 +81,10 @@ class Guard:
         try:
             return self._verdicts[key]
         except KeyError:
-            self._verdicts[key] = verdict = self._judge([leaves[guard.index] for guard in self.tensors])
+            verdict = self._judge([leaves[guard.index] for guard in self.tensors])
+            if len(self._verdicts) >= MAX_VERDICTS:
+                self._verdicts.clear()
+            self._verdicts[key] = verdict
             return verdict
 
     def admit_one(self, name: str) -> None:

@@ -1,122 +1,172 @@
-"""What a fused program relies on besides the arguments: structure, modes, attributes, hooks, dtype and device."""
+"""What a fused program relies on besides the arguments: structure, modes, attributes, code and hooks of the model."""
 
 from __future__ import annotations
 
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils.hooks import RemovableHandle
 
 from .alike import OF_EVERY_MODULE
-from .config_reads import configurations
+from .code_state import code_entries
+from .config_reads import Read, configurations
+from .contents import Contents, Found
 from .program import Place
-from .watch import MISSING, SIZE, Entry, Watch
+from .watch import MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
+from .weak_module import WeakModule
 
 # What nn.Module itself keeps in its instances, and what this package puts there, is looked at in other ways or not.
 _OWN_KEYS = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
 # Which decide in training only, or how much memory it takes.
 _TRAINING_KEYS = frozenset(("gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"))
 _UNWATCHED = _OWN_KEYS | _TRAINING_KEYS
+_HOOK_KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = tuple(
+    getattr(torch_module, name)
+    for name in (
+        "_global_forward_hooks",
+        "_global_forward_pre_hooks",
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+    )
+)
+_CHANGED = "was changed after the conversion; convert it again"
 
 
 class ModelState:
     """Tells whether a model is still as it was when this was made, as far as its programs depend on it.
 
-    Weights may change freely. Of plain attributes (numbers, strings, functions) the very objects are watched, so that
-    a change within a list or a dict is not seen; of the configurations only the ``settings`` that the forward reads.
+    Weights may change freely, and so may what the trace did not read (``reads``). Of what it did read, the very
+    objects are watched; where another stands that is equal, that one is watched from then on.
+
+    ``announced`` is set where a module with weights was written since the last look, as ``train()`` and ``eval()``
+    do: its weights may have been written in ways that leave no trace in them.
     """
 
-    def __init__(self, model: nn.Module, settings: Iterable[str]):
-        self.root = model
-        self.fixed, self.fixed_reasons = _watched(*_structure(model), *_modes(model))
-        self.attributes, self.attribute_reasons = _watched(*_attributes(model), *_settings(model, settings))
+    def __init__(self, model: nn.Module, reads: Iterable[Read]):
+        self._root = WeakModule(model)
+        self._class = type(model)
+        reads = frozenset(reads)
+        holders = [module for module in model.modules() if module._parameters or module._buffers]
+        self.owners, self.owner_reasons = _watched(*_modes(model, holders))
+        others = [module for module in model.modules() if module not in set(holders)]
+        self.fixed, self.fixed_reasons = _watched(*_structure(model), *_modes(model, others))
+        self.tied = _tied_places(model)
         stores = [module._parameters for module in model.modules()]
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
         self.parameters = [store[key] for store, key in self.parameter_places]
-        self.hooked = inner_hook(model)
-        self.hooks_seen = RemovableHandle.next_id
-        floating = [p for p in model.parameters() if p.is_floating_point()]
-        self.samples = [(t, t.dtype, t.device) for t in floating[:1] + floating[-1:]]
-        self.tied = _tied_places(model)
-        self.autocast_type = self.samples[0][2].type if self.samples else "cpu"
+        contents = Contents()
+        self.attributes, self.attribute_reasons = _watched(
+            *_attributes(model, reads, contents), *_settings(model, reads, contents)
+        )
+        self.code = Code(model, reads)
+        self.compared = contents.compared
+        self._watch_hooks()
+        # Programs look at every tensor that they read; one is enough to tell a model that was moved as a whole from
+        # arguments of another kind.
+        floating = [(p, p.dtype, p.device) for p in model.parameters() if p.is_floating_point()]
+        self.samples = floating[:1]
+        self.autocast_type = floating[0][2].type if floating else "cpu"
+        self.default_dtype = torch.get_default_dtype()
+        self.owners.first_change(vars(model))
+        self.announced = False
 
     def refusal(self) -> str | None:
         """None where everything is as it was, else what is not."""
-        changed = self.fixed.first_change()
+        model = self._root()
+        root = vars(model)
+        changed = self.owners.first_change(root)
+        if self.owners.written:
+            self.announced = True
+        if changed is not None:
+            return self.owner_reasons[changed]
+        changed = self.fixed.first_change(root)
         if changed is not None:
             return self.fixed_reasons[changed]
-        changed = self._changed_attributes()
-        if changed:
-            return self.attribute_reasons[changed[0]]
+        if type(model) is not self._class:
+            return "the class of the model was changed after the conversion; convert it again"
+        changed = self.attributes.first_change(root)
+        if changed is not None and (reason := self._changed_attribute(changed, root)):
+            return reason
+        for name, value, known in self.compared:
+            if value != known:
+                return f"what {name} holds {_CHANGED}"
+        reason = self.code.refusal()
+        if reason is not None:
+            return reason
         for tensor, dtype, device in self.samples:
             if tensor.dtype is not dtype or tensor.device != device:
                 return f"the model was moved to {tensor.dtype} on {tensor.device}; convert it again"
         for (store, key), *others in self.tied:
-            if any(other[name] is not store[key] for other, name in others):
+            if any(other.get(name) is not store.get(key) for other, name in others):
                 return f"weights that were tied ({key}) are no longer"
         if torch.is_autocast_enabled(self.autocast_type):
             return "autocast is on"
-        if self.hooks_seen != RemovableHandle.next_id or self.hooked:
-            self.hooks_seen = RemovableHandle.next_id
-            self.hooked = inner_hook(self.root) or self._replaced_parameter()
-            return self.hooked
-        return None
+        if torch.get_default_dtype() is not self.default_dtype:
+            return f"the default dtype is {torch.get_default_dtype()}, and was {self.default_dtype}"
+        if any(_GLOBAL_HOOKS):
+            return "hooks of all modules are registered, which a fused program would not call"
+        if self.hooks.first_change() is not None or self.hooks.written:
+            self._watch_hooks()
+        return self.hooked
+
+    def _watch_hooks(self) -> None:
+        model = self._root()
+        kinds = (vars(module)[kind] for module in model.modules() for kind in _HOOK_KINDS)
+        self.hooks = Watch((hooks, SIZE, len(hooks)) for hooks in kinds)
+        self.hooks.first_change()
+        self.hooked = inner_hook(model) or self._replaced_parameter()
 
     def _replaced_parameter(self) -> str | None:
-        """What may come with a hook: a parameter that is computed from others, or gathered for the time of a call."""
-        if any(key not in store for store, key in self.parameter_places):
-            return "a parameter was removed after the conversion (as by weight_norm or pruning); convert it again"
+        """What may come with a hook: a parameter that is gathered for the time of a call."""
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        current = [store[key] for store, key in self.parameter_places]
+        current = [store.get(key) for store, key in self.parameter_places]
         if distributed and not all(map(operator.is_, current, self.parameters)):
             # FSDP2 gathers the new weights into the same tensors, at times at the same address, and keeps their
             # version counters: what was derived from the old weights could not be told from what is valid.
             return "its parameters were replaced after the conversion, in a distributed run (as by fully_shard)"
         return None
 
-    @contextmanager
-    def forgetting_writes(self) -> Iterator[None]:
-        """Around a run of the original forward: attributes that it writes are its own affair, and no longer watched."""
-        before = self._changed_attributes()
-        yield
-        for index in reversed(self._changed_attributes()):
-            if index not in before:
-                self._set_attribute(index)
+    def _changed_attribute(self, changed: int, root: dict[str, Any]) -> str | None:
+        """Why the program must not run where an attribute has another value; equal ones are watched anew."""
+        self.attributes, changed = renewed(self.attributes, changed, root)
+        return None if changed is None else self.attribute_reasons[changed]
 
-    def _changed_attributes(self) -> list[int]:
-        """The indices of attributes with another value; those that were given an equal value are watched anew."""
-        changed = []
-        if self.attributes.first_change() is not None:
-            for index, (holder, key, expected) in enumerate(self.attributes.entries):
-                value = vars(holder).get(key, MISSING)
-                if value is not expected and _equal(value, expected):
-                    self._set_attribute(index, (holder, key, value))
-                elif value is not expected:
-                    changed.append(index)
-        return changed
 
-    def _set_attribute(self, index: int, *entry: Entry) -> None:
-        """Watch ``entry``, or nothing, in the place of the one at ``index``."""
-        entries = self.attributes.entries
-        self.attributes = Watch((*entries[:index], *entry, *entries[index + 1 :]))
-        self.attribute_reasons[index : index + 1] = [self.attribute_reasons[index]] * len(entry)
+class Code:
+    """The Python code behind a model, which all copies of the model share."""
+
+    def __init__(self, model: nn.Module, reads: frozenset[Read]):
+        objects = configurations(model)
+        classes = [type(each) for each in (*model.modules(), *objects)]
+        contents = Contents()
+        found = list(code_entries(classes, reads, contents))
+        self.watch = Watch(entry for _, entry in found)
+        self.names = [name for name, _ in found]
+
+    def refusal(self) -> str | None:
+        """None where all of it is as it was, else what is not."""
+        changed = self.watch.first_change()
+        if changed is not None:
+            self.watch, changed = renewed(self.watch, changed)
+        return None if changed is None else f"{self.names[changed]} was replaced after the conversion; convert it again"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Code:
+        return self
 
 
 def _watched(*found: tuple[Entry, str]) -> tuple[Watch, list[str]]:
     return Watch(entry for entry, _ in found), [reason for _, reason in found]
 
 
-def _equal(value: Any, other: Any) -> bool:
-    try:
-        return type(value) is type(other) and bool(value == other)
-    except Exception:  # values of any kind may stand there, which compare as they like
-        return False
+def _held(module: nn.Module, root: nn.Module) -> Any:
+    """The holder of the attributes of ``module`` in an entry; the model itself is not to be kept alive."""
+    return ROOT if module is root else module
 
 
 def _structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
@@ -125,25 +175,49 @@ def _structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
         yield (module._modules, SIZE, len(module._modules)), reason
         for name, child in module._modules.items():
             yield (module._modules, name, child), reason
+        for store in (module._parameters, module._buffers):
+            # One that was None, or not there, is none that the program would read.
+            yield (store, SIZE, len(store)), reason.replace("submodule or its forward", "parameter or buffer")
+            for key, tensor in store.items():
+                if tensor is None:
+                    yield (store, key, None), f"the parameter or buffer {key} was None at the conversion; convert it again"
+        for kind in ("_modules", "_parameters", "_buffers", *_HOOK_KINDS):
+            yield (_held(module, model), kind, vars(module)[kind]), reason
         if module is not model:
             yield (module, "forward", vars(module).get("forward", MISSING)), reason
+            yield (module, TYPE, type(module)), reason
 
 
-def _modes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
-    for module in model.modules():
+def _modes(model: nn.Module, modules: Iterable[nn.Module]) -> Iterator[tuple[Entry, str]]:
+    for module in modules:
         name = "the model" if module is model else f"a {type(module).__name__} inside the model"
-        yield (module, "training", False), f"{name} is in train mode"
+        yield (_held(module, model), "training", False), f"{name} is in train mode"
 
 
-def _attributes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
+def _attributes(model: nn.Module, reads: frozenset[Read], contents: Contents) -> Iterator[tuple[Entry, str]]:
     # Tensors among the attributes are read anew in every call, those that several modules have at one place only.
     holders = Counter(id(tensor) for module in model.modules() for tensor in _tensors(module))
+    by_class: dict[type, set[str]] = {}
+    for read in reads:
+        if isinstance(read, tuple):
+            by_class.setdefault(read[0], set()).add(read[1])
     for path, module in model.named_modules():
-        own = {} if isinstance(module, _DropoutNd) else vars(module)
-        for key, value in own.items():
-            if key not in _UNWATCHED and not (isinstance(value, Tensor) and holders[id(value)] == 1):
-                name = f"{path}.{key}" if path else key
-                yield (module, key, value), f"the attribute {name} was changed after the conversion; convert it again"
+        names, own = by_class.get(type(module), set()), vars(module)
+        names = (names | own.keys() if "__dict__" in names else names) - _UNWATCHED
+        if isinstance(module, _DropoutNd):
+            names = names - own.keys()
+        children = module._modules.keys() | module._parameters.keys() | module._buffers.keys()
+        for key in sorted(key for key in names - (children - own.keys()) if not key.startswith("__")):
+            value = own.get(key, MISSING)
+            name = f"{path}.{key}" if path else key
+            if not (isinstance(value, Tensor) and holders[id(value)] == 1):
+                yield (_held(module, model), key, value), f"the attribute {name} {_CHANGED}"
+            yield from _reasons(contents.of(name, value))
+
+
+def _reasons(found: Iterable[Found]) -> Iterator[tuple[Entry, str]]:
+    for name, entry in found:
+        yield entry, f"what {name} holds {_CHANGED}"
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -151,11 +225,13 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
         yield from (value for value in store.values() if isinstance(value, Tensor))
 
 
-def _settings(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[Entry, str]]:
+def _settings(model: nn.Module, reads: frozenset[Read], contents: Contents) -> Iterator[tuple[Entry, str]]:
+    names = sorted(name for name in reads if isinstance(name, str) and name != "__dict__")
     for config in configurations(model):
-        for name in sorted(names):
-            reason = f"{name} in the configuration of the model was changed after the conversion; convert it again"
-            yield (config, name, vars(config).get(name, MISSING)), reason
+        for name in names:
+            value = vars(config).get(name, MISSING)
+            yield (config, name, value), f"{name} in the configuration of the model {_CHANGED}"
+            yield from _reasons(contents.of(f"{name} in the configuration of the model", value))
 
 
 def _tied_places(model: nn.Module) -> list[list[Place]]:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from torch import Tensor, fx
+import torch
+from torch import Tensor, fx, nn
 
 from .modules.derived import Derived
-from .watch import flat_places, gather
+from .watch import ROOT, Mark, flat_places, gather
+from .weak_module import WeakModule
 
 # (dict that holds a tensor of the model, key in it)
 Place = tuple[dict[str, Any], str]
+
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+
+
+class UnfitTensors(RuntimeError):
+    """A tensor of the model is not of the kind that a program was made for; the message says which and how."""
 
 
 class Program:
@@ -22,10 +30,11 @@ class Program:
     The code calls ``self.fused_<i>(...)``. ``self`` is not the module that it was generated for but a namespace of
     plans: what each fused module answers to ``plan(*inputs)``, a call with everything prepared (weights folded and
     packed, strategy chosen). Plans hold until a tensor behind them changes, which is checked once a run for all of
-    them together.
+    them together. All tensors that the program reads must stay of one class, dtype, device and shape.
 
     Args:
-        module: the code, and the fused modules and subgraphs that it calls.
+        model: the captured module, which is not kept alive.
+        module: the code, and the fused modules and subgraphs that it calls; it is taken apart.
         fused: names of the fused modules in ``module``.
         weights: places of the tensors that the code itself reads, its first arguments in this order.
         synced: (place in the model, place in a fused module): tensors to copy over before a run.
@@ -34,42 +43,132 @@ class Program:
 
     def __init__(
         self,
+        model: nn.Module,
         module: fx.GraphModule,
         fused: list[str],
         weights: list[Place],
         synced: list[tuple[Place, Place]],
         images: tuple[int, ...],
     ):
-        self.module, self.fused, self.synced, self._images = module, fused, synced, images
-        places = [place for name in fused for place in getattr(module, name).places()]
-        # Modules that share a tensor, and sites that share a module, name its place more than once.
-        distinct = {(id(store), key): (store, key) for store, key in places}
-        self._sources, self._weights = flat_places(distinct.values()), flat_places(weights)
+        self.fused, self._images = fused, images
+        self.modules = dict(module._modules)
+        self.code = type(module).forward
+        # A graph and its module refer to each other, and would keep the weights until the cyclic collector comes by.
+        module._modules.clear()
+        self._root = WeakModule(model)
+        root = vars(model)
+        self._synced = [((_unrooted(store, root), key), place) for (store, key), place in synced]
+        held = [place for name in fused for place in self.modules[name].held_places()]
+        sources = _distinct(place for name in fused for place in self.modules[name].places())
+        read = _distinct([*sources, *held, *((_unrooted(store, root), key) for store, key in weights)])
+        self._sources = len(sources)
+        self._read = flat_places(read)
+        self._weights = flat_places((_unrooted(store, root), key) for store, key in weights)
+        self._reads_root = any(store is ROOT for store, _ in read) or any(p[0] is ROOT for p, _ in self._synced)
+        self._names = [key for _, key in read]
+        self._kinds = [_kind(tensor) for tensor in self._tensors()]
         self._derived = Derived()
+        # After so many runs what the plans depend on is compared with what it was; 0: never.
+        self.check_weights = 0
+        self._unchecked = 0
 
     def run(self, leaves: list[Any]) -> tuple[Any, ...]:
-        for (source, key), (store, attribute) in self.synced:
-            store[attribute] = source[key]
-        derived = self._derived.values(gather(self._sources))
+        """Raises UnfitTensors, before anything is computed, where a tensor of the model has become of another kind."""
+        derived = self._current()
         layout = tuple([leaves[index].is_contiguous() for index in self._images])
         plans = derived.get(layout)
         if plans is None:
             plans = derived[layout] = self._unplanned()
-        code = type(self.module).forward
-        return code(plans, *gather(self._weights), *leaves)
+        return self.code(plans, *gather(self._weights, self._root_dict()), *leaves)
 
     def clear(self) -> None:
         """Forget all plans and what the fused modules derived from their weights."""
         self._derived.clear()
         for name in self.fused:
-            getattr(self.module, name).clear_derived()
+            self.modules[name].clear_derived()
+
+    def _current(self) -> dict[Any, SimpleNamespace]:
+        """The plans, by layout, that hold for the tensors as they are."""
+        tensors = self._tensors()
+        derived = self._values(tensors)
+        if not derived:
+            self._require_kinds(tensors)
+        elif self.check_weights and self._written_unseen():
+            self.clear()
+            derived = self._values(tensors)
+        return derived
+
+    def _values(self, tensors: list[Tensor | None]) -> dict[Any, SimpleNamespace]:
+        return self._derived.values(tensors, versioned=self._sources, fingerprinted=self.check_weights > 0)
+
+    def _written_unseen(self) -> bool:
+        self._unchecked += 1
+        # Reading the result of a fingerprint would break a recording.
+        if self._unchecked < self.check_weights or _is_recording():
+            return False
+        self._unchecked = 0
+        return self._derived.overwritten()
+
+    def _tensors(self) -> list[Tensor | None]:
+        """All that the program reads, those first that plans hold on to."""
+        root = self._root_dict()
+        try:
+            for (source, key), (store, attribute) in self._synced:
+                store[attribute] = (root if source is ROOT else source)[key]
+            return gather(self._read, root)
+        except KeyError as error:
+            raise UnfitTensors(
+                f"the tensor {error} was removed after the conversion (as by weight_norm or pruning); convert it again"
+            ) from None
+
+    def _root_dict(self) -> dict[str, Any] | None:
+        return vars(self._root()) if self._reads_root else None
+
+    def _require_kinds(self, tensors: list[Tensor | None]) -> None:
+        for name, tensor, known in zip(self._names, tensors, self._kinds):
+            kind = _kind(tensor)
+            if kind == known:
+                continue
+            self._derived.clear()  # so that the next run looks again
+            if kind is None or known is None:
+                raise UnfitTensors(f"the tensor {name} was {'removed' if kind is None else 'added'} after the conversion")
+            if kind[:2] != known[:2]:
+                raise UnfitTensors(f"the model was moved to {kind[0]} on {kind[1]}; convert it again")
+            if kind[2] != known[2]:
+                sizes = f"{list(kind[2])} and not {list(known[2])}"
+                raise UnfitTensors(f"the tensor {name} has other sizes than at the conversion: {sizes}")
+            raise UnfitTensors(f"the tensor {name} was replaced by a {type(tensor).__name__}")
 
     def _unplanned(self) -> SimpleNamespace:
         """Plans that make themselves at their first call, from the inputs that come then."""
-        plans = SimpleNamespace(**dict(self.module.named_children()))
+        plans = SimpleNamespace(**self.modules)
         for name in self.fused:
-            setattr(plans, name, _first_call(plans, name, getattr(self.module, name)))
+            setattr(plans, name, _first_call(plans, name, self.modules[name]))
         return plans
+
+
+def _unrooted(store: dict[str, Any], root: dict[str, Any]) -> dict[str, Any] | Mark:
+    """ROOT in place of the __dict__ of the model, which the program must not hold."""
+    return ROOT if store is root else store
+
+
+def _distinct(places: Iterable[tuple[Any, str]]) -> list[tuple[Any, str]]:
+    """Modules that share a tensor, and sites that share a module, name its place more than once."""
+    return list({(id(store), key): (store, key) for store, key in places}.values())
+
+
+def _kind(tensor: Any) -> tuple[Any, ...] | None:
+    """What a program relies on of a tensor: dtype, device, shape, layout and class, plain ones being alike."""
+    if tensor is None:
+        return None
+    if not isinstance(tensor, Tensor):
+        return type(tensor), None, ()
+    plain = None if type(tensor) in _PLAIN else type(tensor)
+    return tensor.dtype, tensor.device, tensor.shape, tensor.layout, plain
+
+
+def _is_recording() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _first_call(plans: SimpleNamespace, name: str, module: Any) -> Callable[..., Any]:

@@ -31,7 +31,7 @@ class Replay(Conversion):
     """
 
     def __init__(self, calls: list[Any], parts: list[dict[str, Any]], statistics: dict[str, Any]):
-        super().__init__(False, 0.0, "all", lambda stage, done, total: None)
+        super().__init__(False, 0.0, "all", lambda stage, done, total: None, statistics.get("check_weights"))
         self.calls, self.recorded_parts, self.statistics = calls, parts, statistics
 
     def convert(self, model: nn.Module, device: torch.device) -> nn.Module:

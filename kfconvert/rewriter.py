@@ -61,14 +61,14 @@ class LiveTensors:
     """The parameters, buffers and constants of a model behind the placeholders of its region's graph."""
 
     def __init__(self, model: nn.Module, region: Region):
-        self._model, self._region = model, region
+        self.model, self._region = model, region
 
     def store(self, node: fx.Node) -> Place:
         """The dict of the owner (parameters, buffers or attributes) and key where the tensor lives now and later."""
         if node.name in self._region.constants:
             return self._region.constants, node.name
         path, name = self._region.slots[node.name]
-        owner = self._model.get_submodule(path)
+        owner = self.model.get_submodule(path)
         stores = (owner._parameters, owner._buffers, vars(owner))
         return next(store for store in stores if name in store), name
 
@@ -106,7 +106,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     lower(graph)
     graph.lint()
     images = tuple(tensor.index for tensor in region.guard.tensors if len(tensor.sizes) >= 4)
-    return Program(fx.GraphModule(root, graph).eval(), fused, weights, synced, images)
+    return Program(live.model, fx.GraphModule(root, graph).eval(), fused, weights, synced, images)
 
 
 # What generated code means by these names; an argument of the model may have one of them.

@@ -16,13 +16,19 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
 
 from .calls import MAX_SPELLINGS
 from .model_state import ModelState
 from .ops.registration import transformed
-from .program import Program
+from .program import Program, UnfitTensors
 from .recompute import needs_gradient, run_recorded
 from .tracer import Region
+from .weak_module import WeakModule
+
+# So many different reasons of misses are told apart: sizes of arguments, which stand in them, are without end.
+MAX_REASONS = 100
+OTHER_REASONS = "other reasons"
 
 
 @dataclass
@@ -42,16 +48,34 @@ class Variant:
         return self.structured(self.program.run(leaves))
 
 
+class MissWarning:
+    """Misses are warned about once a model, whichever of its guarded forwards has missed first."""
+
+    def __init__(self, model: nn.Module):
+        self.model_name = type(model).__name__
+        self.given = False
+
+    def give(self, path: str, reason: str, stacklevel: int) -> None:
+        if not self.given:
+            self.given = True
+            name = self.model_name + (f".{path}" if path else "")
+            warnings.warn(
+                f"kfconvert: {name} runs its original forward for this call: {reason}. "
+                "Further misses are counted in model.kfconvert_info().",
+                RuntimeWarning,
+                stacklevel=stacklevel + 1,
+            )
+
+
 class Ledger:
-    """What the guarded forwards of one converted model share: its statistics, and that misses are warned about once.
+    """What a converted model answers about itself: its statistics, and the counters of its guarded forwards.
 
     ``guarded``: the guarded forward of each captured module by its path; "" is the model itself.
     """
 
-    def __init__(self, model: nn.Module, stats: dict[str, Any]):
-        self.model, self.stats = model, stats
+    def __init__(self, stats: dict[str, Any], warning: MissWarning):
+        self.stats, self.warning = stats, warning
         self.guarded: dict[str, GuardedForward] = {}
-        self.warned = False
 
     def info(self) -> dict[str, Any]:
         """The conversion statistics and, under "guard", hits and misses by reason; under "parts" those of each
@@ -62,28 +86,23 @@ class Ledger:
     def refresh(self) -> None:
         """Prepare everything derived from weights anew at the next call.
 
-        Needed only after writes that leave no trace in a tensor, such as ``parameter.data.mul_(...)``; it happens by
-        itself after every call in train mode.
+        Needed only after writes that leave no trace in a tensor, such as ``parameter.data.mul_(...)`` or those through
+        ``parameter.detach().numpy()``, where ``check_weights`` does not find them soon enough; it happens by itself
+        after calls in train mode, ``train()``, ``eval()`` and the steps of optimizers.
         """
         for guarded in self.guarded.values():
             guarded.refresh()
 
+    def check_weights(self, calls: int) -> None:
+        """Compare the weights behind plans with what they were each time after so many calls; 0 for never."""
+        for guarded in self.guarded.values():
+            for variant in guarded.variants:
+                variant.program.check_weights = calls
+
     def reset_counters(self) -> None:
-        self.warned = False
+        self.warning.given = False
         for guarded in self.guarded.values():
             guarded.reset_counters()
-
-    def warn(self, missed: GuardedForward, reason: str, stacklevel: int) -> None:
-        if not self.warned:
-            self.warned = True
-            path = next((path for path, guarded in self.guarded.items() if guarded is missed), "")
-            name = type(self.model).__name__ + (f".{path}" if path else "")
-            warnings.warn(
-                f"kfconvert: {name} runs its original forward for this call: {reason}. "
-                "Further misses are counted in model.kfconvert_info().",
-                RuntimeWarning,
-                stacklevel=stacklevel + 1,
-            )
 
 
 class _Originals(threading.local):
@@ -110,28 +129,29 @@ class GuardedForward:
     the original forward, is counted by reason, and warned about once a model.
     """
 
-    def __init__(self, model: nn.Module, variants: list[Variant], ledger: Ledger):
-        self.model = model
+    def __init__(self, model: nn.Module, variants: list[Variant], path: str, warning: MissWarning):
+        self._model = WeakModule(model)
+        self.path, self.warning = path, warning
         # A forward that somebody has put on the instance before, if any, stays the original one.
         self.own_forward = None if guarded_forward(model) else model.__dict__.get("forward")
         self.variants = variants
         self._by_spelling: dict[tuple, list[Variant]] = {}
-        self.ledger = ledger
         # While it is being unpickled, the model is still empty; without variants its state does not matter.
-        settings = {name for variant in variants for name in variant.region.settings}
-        self.state = ModelState(model, settings) if variants else None
+        reads = {read for variant in variants for read in variant.region.settings}
+        self.state = ModelState(model, reads) if variants else None
         self.stale = False
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
 
+    @property
+    def model(self) -> nn.Module:
+        """The model or part whose forward this is. Raises ReferenceError where it is gone."""
+        return self._model()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or transformed():
+        if torch.compiler.is_compiling() or transformed() or _originals.wanted:
             return self.original(*args, **kwargs)
-        if _originals.wanted:
-            return self._original_unwatched(args, kwargs)
-        reason = self.state.refusal() if self.variants else self._other_form()
-        if self.model.training:
-            self.stale = True
+        reason = _onlooker() or self._state_refusal()
         if reason is not None:
             return self._missed(reason, args, kwargs)
         if self.stale:
@@ -140,10 +160,22 @@ class GuardedForward:
             leaves = variant.region.call.leaves(args, kwargs)
             refusal = variant.refusal(leaves)
             if refusal is None:
-                return self._run(variant, leaves, args, kwargs)
+                try:
+                    return self._run(variant, leaves, args, kwargs)
+                except UnfitTensors as error:
+                    refusal = str(error)
             # The refusal of a variant that takes these arguments says more than that another takes others.
             reason = refusal if leaves is not None else reason
         return self._missed(reason or self._other_form(), args, kwargs)
+
+    def _state_refusal(self) -> str | None:
+        if self.state is None:
+            return self._other_form()
+        reason = self.state.refusal()
+        # Weights may have been written, in training or around a change of the mode, without a trace in them.
+        if self.state.announced or self.model.training:
+            self.stale, self.state.announced = True, False
+        return reason
 
     def _candidates(self, spelling: tuple) -> list[Variant]:
         """The variants that may serve calls with so many positional arguments and these keywords, those with the most
@@ -161,13 +193,11 @@ class GuardedForward:
 
     def _run(self, variant: Variant, leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled():
-            self.hits += 1
-            return variant.run(leaves)
+            return self._counted(variant.run(leaves))
         places, known = self.state.parameter_places, self.state.parameters
-        parameters = [store[key] for store, key in places if store[key] is not None]
+        parameters = [tensor for store, key in places if (tensor := store.get(key)) is not None]
         if not needs_gradient(parameters, leaves):
-            self.hits += 1
-            return variant.run(leaves)
+            return self._counted(variant.run(leaves))
         if variant.region.is_random:
             return self._missed("it draws random numbers, and gradients are wanted", args, kwargs)
         if not all(map(operator.is_, parameters, known)) or len(parameters) != len(known):
@@ -175,19 +205,26 @@ class GuardedForward:
             reason = "its parameters are not those it was converted with, and gradients are wanted"
             return self._missed(reason, args, kwargs)
 
-        self.hits += 1
+        model = self.model  # backward may come when nobody else holds it any more
 
         def original(flat: list[Any]) -> Any:
             with originals():
-                return self.original(**variant.region.call.keywords(flat))
+                return self._original_of(model, **variant.region.call.keywords(flat))
 
-        return variant.structured(run_recorded(variant.program.run, original, parameters, leaves))
+        return self._counted(variant.structured(run_recorded(variant.program.run, original, parameters, leaves)))
+
+    def _counted(self, outputs: Any) -> Any:
+        self.hits += 1
+        return outputs
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward that the model had before the conversion."""
+        return self._original_of(self.model, *args, **kwargs)
+
+    def _original_of(self, model: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if self.own_forward is not None:
             return self.own_forward(*args, **kwargs)
-        return type(self.model).forward(self.model, *args, **kwargs)
+        return type(model).forward(model, *args, **kwargs)
 
     @property
     def __code__(self):
@@ -211,23 +248,17 @@ class GuardedForward:
 
     def _missed(self, reason: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         if not self.model.training:
-            self.ledger.warn(self, reason, stacklevel=5)
-        self.misses[reason] += 1
-        return self._original_unwatched(args, kwargs)
-
-    def _original_unwatched(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The original forward, whose own writes to attributes of the model are no change of the model."""
-        if self.state is None:
-            return self.original(*args, **kwargs)
-        with self.state.forgetting_writes():
-            return self.original(*args, **kwargs)
+            self.warning.give(self.path, reason, stacklevel=5)
+        known = reason in self.misses or len(self.misses) < MAX_REASONS
+        self.misses[reason if known else OTHER_REASONS] += 1
+        return self.original(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         # Programs are built from traced graphs, which do not pickle; the weights and the class of the model do.
-        return {"model": self.model, "ledger": self.ledger, "own_forward": self.own_forward}
+        return {"given": (self.model, [], self.path, self.warning), "own_forward": self.own_forward}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["model"], [], state["ledger"])
+        self.__init__(*state["given"])
         self.own_forward = state["own_forward"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuardedForward:
@@ -236,14 +267,27 @@ class GuardedForward:
         return duplicate
 
 
+def _onlooker() -> str | None:
+    """Why a program would leave out somebody who watches the operators of the original: a mode of this thread."""
+    for index in range(torch._C._len_torch_function_stack()):
+        mode = torch._C._get_function_stack_at(index)
+        # torch.set_default_device is a mode too, and decides about new tensors only.
+        if type(mode) is not DeviceContext:
+            return f"the {type(mode).__name__} around it would not see the fused calls"
+    if torch._C._len_torch_dispatch_stack():
+        return "the TorchDispatchMode around it would not see the fused calls"
+    return None
+
+
 def install(model: nn.Module, variants: dict[str, list[Variant]], stats: dict[str, Any]) -> Ledger:
     """Give the submodules of ``model`` named in ``variants`` their guarded forwards ("" is the model itself), and the
     model ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays."""
-    ledger = Ledger(model, stats)
+    warning = MissWarning(model)
+    ledger = Ledger(stats, warning)
     # From the inside out: what watches a module expects the forwards of those within it.
     for path in sorted(variants, key=lambda path: path.count(".") + bool(path), reverse=True):
         module = model.get_submodule(path)
-        guarded = ledger.guarded[path] = GuardedForward(module, variants[path], ledger)
+        guarded = ledger.guarded[path] = GuardedForward(module, variants[path], path, warning)
         module.__dict__["forward"] = guarded
     model.__dict__["kfconvert_info"] = ledger.info
     model.__dict__["kfconvert_refresh"] = ledger.refresh

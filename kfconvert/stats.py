@@ -28,7 +28,8 @@ def conversion_stats(job: Conversion) -> dict[str, Any]:
     Keys: ``<pattern>_found`` and ``<pattern>_replaced`` for every registered pattern, ``total_found``,
     ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed),
     ``sites``, ``near_misses``, ``regions``, ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``seconds`` a
-    stage, ``environment``, ``model``, ``inputs``, ``layout``, ``reverted`` and ``nothing_fused`` (None or why).
+    stage, ``check_weights`` (calls, 0 for never), ``environment``, ``model``, ``inputs``, ``layout``, ``reverted`` and
+    ``nothing_fused`` (None or why).
     """
     main = job.outermost()
     sites = [site for captured in main for site in captured.sites]
@@ -57,6 +58,7 @@ def conversion_stats(job: Conversion) -> dict[str, Any]:
         "model": type(job.model).__name__,
         "inputs": job.call.summary(),
         "example": _example(job),
+        "check_weights": job.calls_between_checks(),
         "layout": "channels_last" if any(captured.channels_last for captured in main) else "contiguous",
         "reverted": job.reverted,
         "nothing_fused": None if applied.total() else _why_nothing(job),

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from .calls import CallForm
-from .config_reads import recorded_reads
+from .config_reads import Read, recorded_reads
 from .contiguity import KeptContiguous
 from .deadline import Deadline
 from .guard import Guard, Places, guard_from_placeholders
@@ -50,7 +51,8 @@ class Region:
     returns a flat tuple; ``root`` holds the subgraphs that it calls. ``slots`` tells where the tensor of a
     placeholder lives in the model: (module path, attribute name). ``inputs`` names the placeholders of the user
     inputs in the order of ``call``'s leaves. ``example`` describes the keyword arguments that it was traced with (see
-    ``input_spec.describe``), None where that cannot be; ``settings`` names what it read from configurations.
+    ``input_spec.describe``), None where that cannot be; ``settings`` has what it read of modules and of the objects
+    that they hold (see ``config_reads``).
     """
 
     graph: fx.Graph
@@ -62,12 +64,18 @@ class Region:
     constants: dict[str, Tensor]
     out_spec: pytree.TreeSpec
     example: Any = None
-    settings: frozenset[str] = frozenset()
+    settings: frozenset[Read] = frozenset()
 
     @cached_property
     def is_random(self) -> bool:
         """Whether a call of the graph draws random numbers; attention counts where it has a dropout."""
         return any(_draws(node) for node in self.graph.nodes if node.op == "call_function")
+
+    def release_graph(self) -> None:
+        """Forget the graph, once no program is made of it any more: its traced values refer to all weights, and its
+        nodes to each other, so that both would live until Python's cyclic collector comes by."""
+        self.is_random  # noqa: B018 - it is read from the graph, and kept
+        self.graph, self.root = fx.Graph(), nn.Module()
 
     def dynamic(self) -> list[str]:
         """The free sizes in words, such as ``input_ids.shape[1]``."""
@@ -220,14 +228,36 @@ def _export(
 ) -> ExportedProgram:
     export = partial(torch.export.export, model, (), kwargs, dynamic_shapes=dynamic, strict=False)
     try:
-        with _quiet(), torch.no_grad(), KeptContiguous(), QuickBatchNorms():
+        with _quiet(), torch.no_grad(), _nothing_kept(), KeptContiguous(), QuickBatchNorms():
             program = export() if repetition is None else repetition.trace(model, export)
     except Exception as error:  # the exporter raises anything the model's own code may raise
         raise CaptureError(_export_reason(error)) from error
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
             restore_batch_norms(module.graph)
+    _untrack(program.graph)
     return program
+
+
+def _untrack(graph: fx.Graph) -> None:
+    """Break the circle of the traced inputs and the environment of their sizes, part of which lies in C++, where
+    Python's collector does not see it: both, and weak references to all weights, would stay for ever."""
+    for node in graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None and mode.shape_env is not None and mode.shape_env.tracked_fakes:
+            mode.shape_env.tracked_fakes.clear()
+
+
+@contextmanager
+def _nothing_kept():
+    """The exporter notes, for its own debugging and for as long as the process lives, every node of a trace."""
+    notes = getattr(proxy_tensor, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {})
+    before = dict(notes)
+    try:
+        yield
+    finally:
+        for key in notes.keys() - before.keys():
+            del notes[key]
 
 
 def is_final(error: CaptureError) -> bool:
@@ -252,7 +282,7 @@ def _region(
     form: CallForm,
     free: Mapping[str, Places],
     example: Any,
-    settings: frozenset[str],
+    settings: frozenset[Read],
 ) -> Region:
     signature = program.graph_signature
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}

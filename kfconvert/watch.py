@@ -1,22 +1,22 @@
-"""Whether dicts still hold the very objects that they held: the structure, forwards and modes of a model's modules.
+"""Whether dicts, lists and objects are still as they were: the structure, forwards and modes of a model's modules.
 
-The check runs in every call of a converted model, over about two thousand places in some hundred dicts. It is compiled
-(csrc/watch.h), and where dicts have versions (CPython up to 3.12) looks at the places only when a dict was written;
-where kfconvert._C was not built for this Python, the same is done here, much slower.
+The check runs in every call of a converted model, over some thousand places in some hundred dicts. It is compiled
+(csrc/watch.h), and looks at the places in a dict only when that dict was written; where kfconvert._C was not built for
+this Python, the same is done here, much slower.
 """
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
 try:
-    from ._C import dict_versions as _dict_versions
     from ._C import first_change as _first_change
     from ._C import gather as _gather
-    from ._C import has_versions as _has_versions
+    from ._C import watch_state as _watch_state
 
     COMPILED = True
 except ImportError:  # kfconvert doctor tells why
@@ -28,13 +28,18 @@ class Mark(Enum):
 
     MISSING = "in place of the object: the dict must not have the key"
     SIZE = "in place of the key: the dict must have so many items"
+    ITEMS = "in place of the key: the list must hold the very objects of the tuple"
+    TYPE = "in place of the key: the object must be of this very class"
+    ROOT = "in place of the dict: the __dict__ that is given to the check"
 
 
-MISSING, SIZE = Mark.MISSING, Mark.SIZE
+MISSING, SIZE, ITEMS, TYPE, ROOT = Mark.MISSING, Mark.SIZE, Mark.ITEMS, Mark.TYPE, Mark.ROOT
 
 _ABSENT = object()
+# What first_change answers where a dict was written and all entries hold.
+_WRITTEN = -1
 
-# (dict, or object that stands for its __dict__; key or SIZE; the object, MISSING, or the number of items)
+# (dict, list, object, or ROOT; key, SIZE, ITEMS or TYPE; the object, MISSING, number of items, tuple, or class)
 Entry = tuple[Any, Any, Any]
 
 
@@ -42,84 +47,137 @@ class Watch:
     """Tells whether any of ``entries`` no longer holds.
 
     An entry is (dict, key, object): the dict holds that very object under the key; (dict, key, MISSING): it does not
-    have the key; or (dict, SIZE, number): it has so many items. Instead of a dict an object may be given, for its
-    ``__dict__``; use that for the attributes of a module, because a deep copy of a module has another ``__dict__`` than
-    the deep copy of ``module.__dict__``.
+    have the key; (dict, SIZE, number): it has so many items; (list, ITEMS, tuple): it holds those very objects;
+    (object, TYPE, class): it is of that very class. Instead of a dict an object may be given, for its ``__dict__``; use
+    that for the attributes of a module, because a deep copy of a module has another ``__dict__`` than the deep copy of
+    ``module.__dict__``. ROOT stands for a ``__dict__`` that is given to each check, and which is not kept alive.
 
     A deep copy, made together with what the entries speak of, watches the copies.
     """
 
-    __slots__ = ("_dicts", "_flat", "_versions", "entries")
+    __slots__ = ("_flat", "_order", "_state", "entries", "written")
 
     def __init__(self, entries: Iterable[Entry]):
         self.entries = tuple(entries)
         # Made at the first check: while a model is being copied or unpickled its modules have no attributes yet.
         self._flat: tuple[Any, ...] | None = None
-        self._dicts: tuple[dict, ...] = ()
-        self._versions: bytes | None = None
+        self._order: list[int] = []
+        self._state: Any = None
+        # Whether the last check found that a dict was written, be it with what it held before. Only where dicts have
+        # versions, which is so where this is compiled.
+        self.written = False
 
-    def first_change(self) -> int | None:
-        """The index in ``entries`` of the first that does not hold, None where all do.
+    def first_change(self, root: dict[str, Any] | None = None) -> int | None:
+        """The index in ``entries`` of one that does not hold, None where all do.
 
         Raises:
             TypeError: an entry has a key that cannot be hashed, or a number of items that is no integer.
         """
-        # Nothing was written to any of the dicts since all entries held.
-        if self._versions is not None and _has_versions(self._dicts, self._versions):
-            return None
         if self._flat is None:
-            self._flat = tuple(part for entry in self.entries for part in _resolved(*entry))
-            self._dicts = tuple({id(store): store for store in self._flat[::3]}.values())
-        versions = _dict_versions(self._dicts)
-        change = _first_change(self._flat, MISSING, SIZE)
-        self._versions = versions if change is None else None
-        return change
+            self._resolve()
+        change = _first_change(self._flat, self._state, root, MISSING, SIZE, ITEMS, TYPE)
+        if change is None:
+            self.written = False
+            return None
+        self.written = True
+        return None if change == _WRITTEN else self._order[change]
+
+    def _resolve(self) -> None:
+        """Entries of one dict or list side by side, in the order in which their holders come first."""
+        by_holder: dict[int, list[tuple[int, Entry]]] = {}
+        for index, entry in enumerate(self.entries):
+            resolved = _resolved(*entry)
+            by_holder.setdefault(id(resolved[0]), []).append((index, resolved))
+        found = [item for items in by_holder.values() for item in items]
+        self._order = [index for index, _ in found]
+        flat = tuple(part for _, entry in found for part in entry)
+        self._state = _watch_state(flat)
+        self._flat = flat
 
     def __reduce__(self):
         return Watch, (self.entries,)
 
 
-def flat_places(places: Iterable[tuple[dict, Any]]) -> tuple[Any, ...]:
-    """``places`` (dict, key) in the form that ``gather`` takes: (dict, key, dict, key, ...)."""
-    return tuple(part for store, key in places for part in (store, _interned(key)))
+def renewed(watch: Watch, changed: int, root: dict[str, Any] | None = None) -> tuple[Watch, int | None]:
+    """``watch``, in which the entry at the index ``changed`` does not hold, with all values that equal the expected ones
+    expected from now on; and the index of an entry for which that is not so, None where all hold then."""
+    while changed is not None:
+        holder, key, expected = watch.entries[changed]
+        holder = root if holder is ROOT else holder
+        if _equal_to(holder, key, expected) is _ABSENT:
+            return watch, changed
+        entries = [(h, k, _equal_to(root if h is ROOT else h, k, e, e)) for h, k, e in watch.entries]
+        watch = Watch(entries)
+        changed = watch.first_change(root)
+    return watch, None
 
 
-def gather(places: tuple[Any, ...]) -> list[Any]:
-    """What the dicts hold under the keys, for ``places`` from ``flat_places``.
+def _equal_to(holder: Any, key: Any, expected: Any, default: Any = _ABSENT) -> Any:
+    """What stands there now, where it is equal to ``expected``; else ``default``."""
+    if key is ITEMS:
+        held = tuple(holder)
+    elif isinstance(key, Mark):
+        return default
+    else:
+        held = (holder if isinstance(holder, dict) else vars(holder)).get(key, MISSING)
+    try:
+        return held if held is expected or (type(held) is type(expected) and bool(held == expected)) else default
+    except Exception:  # values of any kind may stand there, which compare as they like
+        return default
+
+
+def flat_places(places: Iterable[tuple[dict | Mark, Any]]) -> tuple[Any, ...]:
+    """``places`` (dict or ROOT, key) in the form that ``gather`` takes: (dict, key, dict, key, ...)."""
+    return tuple(part for store, key in places for part in (None if store is ROOT else store, _interned(key)))
+
+
+def gather(places: tuple[Any, ...], root: dict[str, Any] | None = None) -> list[Any]:
+    """What the dicts hold under the keys, for ``places`` from ``flat_places``; ``root`` is the dict of ROOT.
 
     Raises:
         KeyError: a dict does not have the key.
     """
-    return _gather(places)
+    return _gather(places, root)
 
 
 def _resolved(holder: Any, key: Any, expected: Any) -> Entry:
-    return holder if isinstance(holder, dict) else vars(holder), _interned(key), expected
+    if holder is ROOT:
+        holder = None
+    elif key is not TYPE and key is not ITEMS and not isinstance(holder, dict):
+        holder = vars(holder)
+    return holder, _interned(key), expected
 
 
 def _interned(key: Any) -> Any:
     return sys.intern(key) if type(key) is str else key
 
 
-def first_change_in_python(entries: tuple[Any, ...], missing: Any, size: Any) -> int | None:
+def first_change_in_python(
+    entries: tuple[Any, ...], state: Any, root: Any, missing: Any, size: Any, items: Any, type_: Any
+) -> int | None:
     for start in range(0, len(entries), 3):
-        store, key, expected = entries[start : start + 3]
+        holder, key, expected = entries[start : start + 3]
+        holder = root if holder is None else holder
         if key is size:
-            same = len(store) == expected
+            same = len(holder) == expected
+        elif key is items:
+            same = len(holder) == len(expected) and all(map(operator.is_, holder, expected))
+        elif key is type_:
+            same = type(holder) is expected
         else:
-            same = store.get(key, _ABSENT) is (_ABSENT if expected is missing else expected)
+            same = holder.get(key, _ABSENT) is (_ABSENT if expected is missing else expected)
         if not same:
             return start // 3
     return None
 
 
-def no_versions(dicts: tuple[dict, ...]) -> None:
+def no_state(entries: tuple[Any, ...]) -> None:
     """Python code cannot read the versions of dicts."""
 
 
-def gather_in_python(places: tuple[Any, ...]) -> list[Any]:
-    return [store[key] for store, key in zip(places[::2], places[1::2])]
+def gather_in_python(places: tuple[Any, ...], root: Any) -> list[Any]:
+    return [(root if store is None else store)[key] for store, key in zip(places[::2], places[1::2])]
 
 
 if not COMPILED:
-    _first_change, _gather, _dict_versions = first_change_in_python, gather_in_python, no_versions
+    _first_change, _gather, _watch_state = first_change_in_python, gather_in_python, no_state

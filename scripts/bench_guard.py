@@ -46,14 +46,14 @@ def least_us(call: Callable[[], Any]) -> float:
 @contextmanager
 def constant_code(variant: Variant, arguments: dict[str, Any]):
     """The generated code of ``variant`` returns at once what it returned for ``arguments``."""
-    code = type(variant.program.module)
-    original = code.forward
-    result = variant.program.run(variant.region.call.leaves((), arguments))
-    code.forward = lambda *_: result
+    program = variant.program
+    original = program.code
+    result = program.run(variant.region.call.leaves((), arguments))
+    program.code = lambda *_: result
     try:
         yield result
     finally:
-        code.forward = original
+        program.code = original
 
 
 def measure(model: nn.Module, arguments: dict[str, Any]) -> dict[str, float]:

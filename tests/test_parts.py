@@ -114,7 +114,7 @@ def test_the_whole_and_its_parts_share_fused_modules():
 
     def modules(path):
         program = guarded_forward(fused.get_submodule(path)).variants[0].program
-        return {id(getattr(program.module, name)) for name in program.fused}
+        return {id(program.modules[name]) for name in program.fused}
 
     assert modules("model.layers.0.mlp") <= modules("")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kfconvert import watch
-from kfconvert.watch import MISSING, SIZE, Watch, flat_places, gather
+from kfconvert.watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Watch, flat_places, gather
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -23,7 +23,7 @@ def implementation(request, monkeypatch):
         return
     monkeypatch.setattr(watch, "_first_change", watch.first_change_in_python)
     monkeypatch.setattr(watch, "_gather", watch.gather_in_python)
-    monkeypatch.setattr(watch, "_dict_versions", watch.no_versions)
+    monkeypatch.setattr(watch, "_watch_state", watch.no_state)
 
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -222,9 +222,15 @@ def test_compiled_and_python_agree(dicts, wanted):
         flat += stores[place % len(stores)], key, expected
     from kfconvert import _C
 
-    assert _C.first_change(tuple(flat), MISSING, SIZE) == watch.first_change_in_python(tuple(flat), MISSING, SIZE)
+    entries, marks = tuple(flat), (None, MISSING, SIZE, ITEMS, TYPE)
+    state = _C.watch_state(entries)
+    expected = watch.first_change_in_python(entries, None, *marks)
+    for _ in range(2):  # the second time, what has held is passed over
+        found = _C.first_change(entries, state, *marks)
+        assert (None if found == -1 else found) == expected
     places = tuple(part for store in stores for key in store for part in (store, key))
-    assert _C.gather(places) == watch.gather_in_python(places) == [v for store in stores for v in store.values()]
+    every = [v for store in stores for v in store.values()]
+    assert _C.gather(places, None) == watch.gather_in_python(places, None) == every
 
 
 def test_gather_takes_what_is_there_now():

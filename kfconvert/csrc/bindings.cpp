@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include "build_facts.h"
+#include "fingerprint.h"
 #include "watch.h"
 
 PYBIND11_MODULE(_C, m) {
@@ -16,5 +17,6 @@ PYBIND11_MODULE(_C, m) {
     facts["torch_target"] = KFC_TORCH_TARGET;  // the oldest torch that the libraries load into
     return facts;
   });
-  if (kfconvert::watch::add_to(m.ptr()) != 0) throw pybind11::error_already_set();
+  if (kfconvert::watch::add_to(m.ptr()) != 0 || kfconvert::fingerprint::add_to(m.ptr()) != 0)
+    throw pybind11::error_already_set();
 }

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <unordered_map>
 
 namespace kfconvert::watch {
 
@@ -53,92 +54,181 @@ inline bool is_flat(PyObject* object, Py_ssize_t size) {
   return false;
 }
 
-// first_change((dict, key, expected, dict, key, expected, ...), MISSING, SIZE) -> int | None
-inline PyObject* first_change(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (!takes("first_change", count, 3) || !is_flat(arguments[0], 3)) return nullptr;
-  PyObject* const entries = arguments[0];
-  PyObject* const missing = arguments[1];
-  PyObject* const size = arguments[2];
-  const Py_ssize_t end = PyTuple_GET_SIZE(entries);
-  for (Py_ssize_t i = 0; i < end; i += 3) {
-    PyObject* const dict = PyTuple_GET_ITEM(entries, i);
-    PyObject* const key = PyTuple_GET_ITEM(entries, i + 1);
-    PyObject* const expected = PyTuple_GET_ITEM(entries, i + 2);
-    if (!is_dict(dict)) return nullptr;
-    bool same;
-    if (key == size) {
-      const Py_ssize_t wanted = PyLong_AsSsize_t(expected);
-      if (wanted == -1 && PyErr_Occurred()) return nullptr;
-      same = PyDict_Size(dict) == wanted;
-    } else {
-      PyObject* const found = PyDict_GetItemWithError(dict, key);
-      if (found == nullptr && PyErr_Occurred()) return nullptr;
-      same = found == (expected == missing ? nullptr : expected);
-    }
-    if (!same) return PyLong_FromSsize_t(i / 3);
-  }
-  Py_RETURN_NONE;
-}
-
 // CPython gives each dict a number that no other dict has or had, and another one whenever an item is set, replaced or
-// removed (PEP 509). From 3.13 on there is none.
-#if PY_VERSION_HEX < 0x030D0000
+// removed (PEP 509). From 3.13 on there is none; there, and where KFC_DICT_WATCHERS is defined, the same number is
+// kept here by a watcher of dicts (PyDict_AddWatcher, from 3.12 on).
+#if PY_VERSION_HEX >= 0x030D0000 && !defined(KFC_DICT_WATCHERS)
+#define KFC_DICT_WATCHERS
+#endif
+
+#ifdef KFC_DICT_WATCHERS
+class DictVersions {
+ public:
+  // 0 where the interpreter has no watcher left to give.
+  static std::uint64_t of(PyObject* dict) {
+    if (watcher() < 0) return 0;
+    std::uint64_t& version = versions()[dict];
+    if (version == 0) {
+      if (PyDict_Watch(watcher(), dict) != 0) {
+        PyErr_Clear();
+        return 0;
+      }
+      version = ++last();
+    }
+    return version;
+  }
+
+ private:
+  static int watcher() {
+    static const int id = [] {
+      const int found = PyDict_AddWatcher(&note);
+      if (found < 0) PyErr_Clear();
+      return found;
+    }();
+    return id;
+  }
+  static int note(PyDict_WatchEvent event, PyObject* dict, PyObject*, PyObject*) {
+    if (event == PyDict_EVENT_DEALLOCATED) {
+      versions().erase(dict);
+    } else if (const auto found = versions().find(dict); found != versions().end()) {
+      found->second = ++last();
+    }
+    return 0;
+  }
+  // Never destroyed: dicts are freed until the interpreter is gone.
+  static std::unordered_map<PyObject*, std::uint64_t>& versions() {
+    static auto& map = *new std::unordered_map<PyObject*, std::uint64_t>();
+    return map;
+  }
+  static std::uint64_t& last() {
+    static std::uint64_t number = 0;
+    return number;
+  }
+};
+
+inline std::uint64_t dict_version(PyObject* dict) { return DictVersions::of(dict); }
+#else
 inline std::uint64_t dict_version(PyObject* dict) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
   return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
 #pragma GCC diagnostic pop
 }
-constexpr bool kHasVersions = true;
-#else
-inline std::uint64_t dict_version(PyObject*) { return 0; }
-constexpr bool kHasVersions = false;
 #endif
 
-// dict_versions(tuple of dicts) -> bytes, or None where dicts have no versions
-inline PyObject* dict_versions(PyObject*, PyObject* dicts) {
-  if (!is_flat(dicts, 1)) return nullptr;
-  if (!kHasVersions) Py_RETURN_NONE;
-  const Py_ssize_t count = PyTuple_GET_SIZE(dicts);
-  Owned versions(PyBytes_FromStringAndSize(nullptr, count * static_cast<Py_ssize_t>(sizeof(std::uint64_t))));
-  if (versions.get() == nullptr) return nullptr;
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* const dict = PyTuple_GET_ITEM(dicts, i);
-    if (!is_dict(dict)) return nullptr;
-    const std::uint64_t version = dict_version(dict);
-    std::memcpy(PyBytes_AS_STRING(versions.get()) + i * sizeof(version), &version, sizeof(version));
+// Entries (holder, key, expected) that follow one another in a flat tuple and have one holder.
+struct Group {
+  std::uint64_t start;    // index of the first entry
+  std::uint64_t version;  // of the dict, when all its entries held; 0: not looked at yet
+};
+
+// watch_state((holder, key, expected, ...)) -> bytearray of groups, which first_change brings up to date
+inline PyObject* watch_state(PyObject*, PyObject* entries) {
+  if (!is_flat(entries, 3)) return nullptr;
+  Owned state(PyByteArray_FromStringAndSize(nullptr, 0));
+  if (state.get() == nullptr) return nullptr;
+  Py_ssize_t groups = 0;
+  const PyObject* last = nullptr;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries); i += 3) {
+    const PyObject* const holder = PyTuple_GET_ITEM(entries, i);
+    if (i > 0 && holder == last) continue;
+    last = holder;
+    const Group group{static_cast<std::uint64_t>(i / 3), 0};
+    if (PyByteArray_Resize(state.get(), (groups + 1) * static_cast<Py_ssize_t>(sizeof(Group))) != 0) return nullptr;
+    std::memcpy(PyByteArray_AS_STRING(state.get()) + groups * sizeof(Group), &group, sizeof(Group));
+    ++groups;
   }
-  return versions.release();
+  return state.release();
 }
 
-// has_versions(those dicts, versions) -> bool
-inline PyObject* has_versions(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
-  if (!takes("has_versions", given, 2) || !is_flat(arguments[0], 1)) return nullptr;
-  const Py_ssize_t count = PyTuple_GET_SIZE(arguments[0]);
-  PyObject* const versions = arguments[1];
-  if (!PyBytes_Check(versions) || PyBytes_GET_SIZE(versions) != count * Py_ssize_t{sizeof(std::uint64_t)}) {
-    PyErr_SetString(PyExc_TypeError, "expected dicts and as many versions");
+// What stands for a kind of entry in place of the object or the key: see kfconvert/watch.py.
+struct Marks {
+  PyObject* missing;
+  PyObject* size;
+  PyObject* items;
+  PyObject* type;
+};
+
+// Whether one entry holds: 1 or 0; -1 with an exception set.
+inline int holds(PyObject* holder, PyObject* key, PyObject* expected, const Marks& marks) {
+  if (key == marks.type) return reinterpret_cast<PyObject*>(Py_TYPE(holder)) == expected;
+  if (key == marks.items) {
+    if (!PyList_Check(holder) || !PyTuple_Check(expected)) {
+      PyErr_SetString(PyExc_TypeError, "expected a list and a tuple of its items");
+      return -1;
+    }
+    const Py_ssize_t count = PyTuple_GET_SIZE(expected);
+    if (PyList_GET_SIZE(holder) != count) return 0;
+    for (Py_ssize_t i = 0; i < count; ++i)
+      if (PyList_GET_ITEM(holder, i) != PyTuple_GET_ITEM(expected, i)) return 0;
+    return 1;
+  }
+  if (!is_dict(holder)) return -1;
+  if (key == marks.size) {
+    const Py_ssize_t wanted = PyLong_AsSsize_t(expected);
+    if (wanted == -1 && PyErr_Occurred()) return -1;
+    return PyDict_Size(holder) == wanted;
+  }
+  PyObject* const found = PyDict_GetItemWithError(holder, key);
+  if (found == nullptr && PyErr_Occurred()) return -1;
+  return found == (expected == marks.missing ? nullptr : expected);
+}
+
+// first_change(entries, state, root, MISSING, SIZE, ITEMS, TYPE) -> index of the first entry that does not hold; None
+// where no dict was written since all held; -1 where one was, and all hold. `root` is the dict that None stands for.
+inline PyObject* first_change(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (!takes("first_change", count, 7) || !is_flat(arguments[0], 3)) return nullptr;
+  PyObject* const entries = arguments[0];
+  PyObject* const state = arguments[1];
+  PyObject* const root = arguments[2];
+  const Marks marks{arguments[3], arguments[4], arguments[5], arguments[6]};
+  if (!PyByteArray_Check(state)) {
+    PyErr_SetString(PyExc_TypeError, "expected the state of the entries");
     return nullptr;
   }
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* const dict = PyTuple_GET_ITEM(arguments[0], i);
-    if (!is_dict(dict)) return nullptr;
-    std::uint64_t version;
-    std::memcpy(&version, PyBytes_AS_STRING(versions) + i * sizeof(version), sizeof(version));
-    if (dict_version(dict) != version) Py_RETURN_FALSE;
+  const Py_ssize_t end = PyTuple_GET_SIZE(entries) / 3;
+  const Py_ssize_t groups = PyByteArray_GET_SIZE(state) / static_cast<Py_ssize_t>(sizeof(Group));
+  bool written = false;
+  for (Py_ssize_t g = 0; g < groups; ++g) {
+    // Looking up a key may run any code, but the entries are a tuple of ours, and nobody else resizes the state.
+    const auto group_at = [state](Py_ssize_t index) {
+      Group group;
+      std::memcpy(&group, PyByteArray_AS_STRING(state) + index * sizeof(Group), sizeof(Group));
+      return group;
+    };
+    const Group group = group_at(g);
+    const Py_ssize_t first = static_cast<Py_ssize_t>(group.start);
+    const Py_ssize_t last = g + 1 < groups ? static_cast<Py_ssize_t>(group_at(g + 1).start) : end;
+    PyObject* holder = PyTuple_GET_ITEM(entries, 3 * first);
+    if (holder == Py_None) holder = root;
+    const std::uint64_t version = PyDict_Check(holder) ? dict_version(holder) : 0;
+    if (version != 0 && version == group.version) continue;
+    for (Py_ssize_t i = first; i < last; ++i) {
+      const int same =
+          holds(holder, PyTuple_GET_ITEM(entries, 3 * i + 1), PyTuple_GET_ITEM(entries, 3 * i + 2), marks);
+      if (same < 0) return nullptr;
+      if (same == 0) return PyLong_FromSsize_t(i);
+    }
+    if (version == 0) continue;
+    written = true;
+    const Group seen{group.start, version};
+    std::memcpy(PyByteArray_AS_STRING(state) + g * sizeof(Group), &seen, sizeof(Group));
   }
-  Py_RETURN_TRUE;
+  if (written) return PyLong_FromLong(-1);
+  Py_RETURN_NONE;
 }
 
-// gather((dict, key, dict, key, ...)) -> list
-inline PyObject* gather(PyObject*, PyObject* places) {
-  if (!is_flat(places, 2)) return nullptr;
+// gather((dict, key, dict, key, ...), root) -> list; `root` is the dict that None stands for
+inline PyObject* gather(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
+  if (!takes("gather", given, 2) || !is_flat(arguments[0], 2)) return nullptr;
+  PyObject* const places = arguments[0];
   const Py_ssize_t count = PyTuple_GET_SIZE(places) / 2;
   Owned values(PyList_New(count));
   if (values.get() == nullptr) return nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* const dict = PyTuple_GET_ITEM(places, 2 * i);
+    PyObject* dict = PyTuple_GET_ITEM(places, 2 * i);
     PyObject* const key = PyTuple_GET_ITEM(places, 2 * i + 1);
+    if (dict == Py_None) dict = arguments[1];
     if (!is_dict(dict)) return nullptr;
     PyObject* const value = PyDict_GetItemWithError(dict, key);
     if (value == nullptr) {
@@ -247,7 +337,7 @@ inline bool read_pointer(const TensorAttributes& attributes, PyObject* tensor, s
 // What tensor_state keeps of one tensor.
 struct Record {
   std::uint64_t object;   // address of the Python object
-  std::uint64_t version;  // kNoVersion for an inference tensor and None
+  std::uint64_t version;  // kNoVersion for an inference tensor, None, and where the version does not count
   std::uint64_t pointer;  // data_ptr()
 };
 
@@ -257,10 +347,14 @@ inline std::uint64_t address(PyObject* object) {
   return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(object));
 }
 
-// tensor_state(tuple of tensors and None) -> bytes
-inline PyObject* tensor_state(PyObject*, PyObject* tensors) {
+// tensor_state(tuple of tensors and None, number) -> bytes; the version counts for so many of the tensors
+inline PyObject* tensor_state(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
+  if (!takes("tensor_state", given, 2)) return nullptr;
+  PyObject* const tensors = arguments[0];
   const TensorAttributes* const attributes = TensorAttributes::get();
   if (attributes == nullptr || !is_flat(tensors, 1)) return nullptr;
+  const Py_ssize_t versioned = PyLong_AsSsize_t(arguments[1]);
+  if (versioned == -1 && PyErr_Occurred()) return nullptr;
   const Py_ssize_t count = PyTuple_GET_SIZE(tensors);
   Owned state(PyBytes_FromStringAndSize(nullptr, count * static_cast<Py_ssize_t>(sizeof(Record))));
   if (state.get() == nullptr) return nullptr;
@@ -268,9 +362,11 @@ inline PyObject* tensor_state(PyObject*, PyObject* tensors) {
     PyObject* tensor = PyTuple_GET_ITEM(tensors, i);
     Record record{address(tensor), kNoVersion, 0};
     if (tensor != Py_None) {
-      Owned is_inference(PyObject_Vectorcall(attributes->is_inference, &tensor, 1, nullptr));
-      if (is_inference.get() == nullptr) return nullptr;
-      if (is_inference.get() != Py_True && !read_version(*attributes, tensor, record.version)) return nullptr;
+      if (i < versioned) {
+        Owned is_inference(PyObject_Vectorcall(attributes->is_inference, &tensor, 1, nullptr));
+        if (is_inference.get() == nullptr) return nullptr;
+        if (is_inference.get() != Py_True && !read_version(*attributes, tensor, record.version)) return nullptr;
+      }
       if (!read_pointer(*attributes, tensor, record.pointer)) return nullptr;
     }
     std::memcpy(PyBytes_AS_STRING(state.get()) + i * sizeof(Record), &record, sizeof(Record));
@@ -354,13 +450,13 @@ inline PyObject* tensor_key(PyObject*, PyObject* const* arguments, Py_ssize_t gi
 // Adds the functions to `module`; -1 with an exception set on failure.
 inline int add_to(PyObject* module) {
   static PyMethodDef functions[] = {
+      {"watch_state", watch_state, METH_O, "watch_state(entries): see kfconvert.watch.Watch"},
       {"first_change", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(first_change)), METH_FASTCALL,
-       "first_change(entries, missing, size): see kfconvert.watch.Watch"},
-      {"dict_versions", dict_versions, METH_O, "dict_versions(dicts): see kfconvert.watch.Watch"},
-      {"has_versions", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(has_versions)), METH_FASTCALL,
-       "has_versions(dicts, versions): see kfconvert.watch.Watch"},
-      {"gather", gather, METH_O, "gather(places): see kfconvert.watch.gather"},
-      {"tensor_state", tensor_state, METH_O, "tensor_state(tensors): see kfconvert.modules.derived"},
+       "first_change(entries, state, root, missing, size, items, type): see kfconvert.watch.Watch"},
+      {"gather", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(gather)), METH_FASTCALL,
+       "gather(places, root): see kfconvert.watch.gather"},
+      {"tensor_state", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(tensor_state)), METH_FASTCALL,
+       "tensor_state(tensors, versioned): see kfconvert.modules.derived"},
       {"has_state", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(has_state)), METH_FASTCALL,
        "has_state(tensors, state): see kfconvert.modules.derived"},
       {"tensor_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(tensor_key)), METH_FASTCALL,

@@ -80,10 +80,18 @@ class FusedModule(nn.Module):
 
         Not of those that a plan looks up at each call. The tensor there may be None.
         """
-        if self.strategy in self.live_strategies:
-            return []
+        return [] if self.strategy in self.live_strategies else self.held_places()
+
+    def held_places(self) -> list[tuple[dict, str]]:
+        """(dict, key) of each parameter and buffer that the module has. The tensor there may be None."""
         stores = [store for module in self.modules() for store in (module._parameters, module._buffers)]
         return [(store, key) for store in stores for key in store]
+
+    def train(self, mode: bool = True) -> "FusedModule":
+        """A change of the mode announces that weights may have been written in ways that :class:`Derived` cannot see."""
+        if mode != self.training:
+            self.clear_derived()
+        return super().train(mode)
 
     def _activation_repr(self) -> str:
         slope = f", negative_slope={self.negative_slope}" if self.activation == "leaky_relu" else ""

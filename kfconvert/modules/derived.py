@@ -1,8 +1,14 @@
 """Derived: values computed from tensors (folded, packed weights), forgotten when one of those changes."""
 
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .fingerprint import fingerprints
 
 try:
     # Compiled (csrc/watch.h), at a quarter of the time of the functions below; a state is then a bytes object.
@@ -17,17 +23,19 @@ class Derived:
 
     :meth:`values` returns a dict to read from and to fill. It is a new, empty dict as soon as a source is
     another object than before, lies elsewhere in memory (``.to()``, ``.data = ...``), or was written in place
-    (its version counter moved: optimizer steps, ``load_state_dict``). The check takes 0.1 us, and 0.05 us more
-    for each source.
+    (its version counter moved: ``load_state_dict``, ``torch.nn.init``, most optimizers), and after a step of any
+    ``torch.optim.Optimizer`` that has a source, or memory of one, among its parameters: the fused ones write
+    without moving a counter. The check takes 0.1 us, and 0.05 us more for each source. An inference tensor (made
+    under ``torch.inference_mode()``) has no counter: its content is compared at each call.
 
-    Two writes leave no trace in a tensor: through ``tensor.data`` (``p.data.add_(1)``), and to an inference
-    tensor (made under ``torch.inference_mode()``, it has no version counter). Call :meth:`clear` after those.
+    Other writes leave no trace in a tensor: through ``tensor.data`` (``p.data.add_(1)``), ``tensor.numpy()``, DLPack
+    or the storage. Call :meth:`clear` after those, or ask :meth:`overwritten`.
 
     The sources, and their storage, are kept alive until the next check: only so can their address not be
     taken by another tensor in the meantime. Pickled and deep-copied empty.
     """
 
-    __slots__ = ("_entry",)
+    __slots__ = ("__weakref__", "_entry", "_fingerprints", "_unversioned")
 
     def __init__(self):
         self.clear()
@@ -35,29 +43,104 @@ class Derived:
     def clear(self) -> None:
         """Forget everything."""
         self._entry = (None, None, None, None)
+        self._fingerprints: list[int] | None = None
+        # Whether a source has no version, so that the fingerprints have to be compared at each call.
+        self._unversioned = False
+        with _lock:
+            _filled.discard(self)
 
-    def values(self, sources: Sequence[torch.Tensor | None]) -> dict:
-        """The dict of what was derived from ``sources``, a list or tuple, as they are now."""
+    def values(
+        self, sources: Sequence[torch.Tensor | None], *, versioned: int | None = None, fingerprinted: bool = False
+    ) -> dict:
+        """The dict of what was derived from ``sources``, a list or tuple, as they are now.
+
+        Args:
+            versioned: of so many sources, the first, in-place writes count; of the others only that they are the same
+                tensors, at the same place. Of all by default.
+            fingerprinted: take note of what the sources hold, for :meth:`overwritten`.
+        """
         values, state, _, _ = self._entry
-        if values is not None and _has_state(sources, state):
+        if values is not None and _has_state(sources, state) and not (self._unversioned and self.overwritten()):
             return values
         known, values = tuple(sources), {}
+        versioned = len(known) if versioned is None else versioned
         storages = [tensor.detach() for tensor in known if tensor is not None]
-        self._entry = (values, _tensor_state(known), known, storages)
+        self._unversioned = any(t is not None and t.is_inference() for t in known[:versioned])
+        noted = fingerprinted or self._unversioned
+        self._fingerprints = fingerprints(known[:versioned]) if noted else None
+        _announce_steps()
+        with _lock:
+            _filled.add(self)
+        self._entry = (values, _tensor_state(known, versioned), known, storages)
         return values
+
+    def overwritten(self) -> bool:
+        """Whether a versioned source holds something else than when it was first asked for with ``fingerprinted``:
+        somebody has written to it without a trace. Reads all of them."""
+        known, noted = self._entry[2], self._fingerprints
+        return noted is not None and fingerprints(known[: len(noted)]) != noted
 
     def __reduce__(self):
         return Derived, ()
 
 
-# Address, version (None for an inference tensor, which has none) and data pointer.
+# Those that hold anything, to be told of the steps of optimizers.
+_filled: "weakref.WeakSet[Derived]" = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def forget_written(tensors: Iterable[torch.Tensor]) -> None:
+    """Have everything forgotten that was derived from one of ``tensors``, or from a tensor that shares memory with one.
+
+    For writes that leave no trace in the tensors.
+    """
+    with _lock:
+        filled = [(derived, derived._entry[3]) for derived in _filled]
+    filled = [(derived, storages) for derived, storages in filled if storages]
+    if not filled:
+        return
+    written = set(map(_memory, tensors))
+    for derived, storages in filled:
+        if not written.isdisjoint(map(_memory, storages)):
+            derived.clear()
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse and wrapped tensors have no storage of their own
+        return id(tensor)
+
+
+@torch.compiler.disable
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if _filled:
+        forget_written(p for group in optimizer.param_groups for p in group["params"])
+
+
+_announced = False
+
+
+def _announce_steps() -> None:
+    """From the first value on that depends on a tensor, be told of every step of every optimizer."""
+    global _announced
+    if not _announced:
+        _announced = True
+        register_optimizer_step_post_hook(_after_step)
+
+
+# Address, version (None where there is none, or none that counts) and data pointer.
 Record = tuple[int, int | None, int]
 
 
-def tensor_state_in_python(tensors: tuple[torch.Tensor | None, ...]) -> list[Record]:
-    """What ``has_state_in_python`` compares with."""
-    return [(id(t), None, 0) if t is None else (id(t), None if t.is_inference() else t._version, t.data_ptr())
-            for t in tensors]
+def tensor_state_in_python(tensors: tuple[torch.Tensor | None, ...], versioned: int) -> list[Record]:
+    """What ``has_state_in_python`` compares with; the version counts for the first ``versioned`` of the tensors."""
+    return [
+        (id(t), None, 0)
+        if t is None
+        else (id(t), None if index >= versioned or t.is_inference() else t._version, t.data_ptr())
+        for index, t in enumerate(tensors)
+    ]
 
 
 def has_state_in_python(tensors: Sequence[torch.Tensor | None], state: list[Record]) -> bool:

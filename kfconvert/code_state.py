@@ -1,0 +1,171 @@
+"""The Python code that a forward runs through: methods of classes, and what functions read from their modules.
+
+Libraries patch both in a process that holds a converted model: a class's ``forward``, or a function such as
+``apply_rotary_pos_emb`` in the globals of the model's source file.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from .config_reads import Read
+from .contents import Contents, Found, is_of_author, is_plain_object
+from .watch import MISSING
+
+# In every class of a module these are asked for by nn.Module itself.
+_ALWAYS = frozenset(("forward", "__call__"))
+_CONTAINERS = (list, dict, set)
+
+
+def code_entries(classes: Iterable[type], reads: Iterable[Read], contents: Contents) -> Iterator[Found]:
+    """Entries for the code that instances of ``classes`` run, found from ``forward`` on, each with its name in words.
+
+    Args:
+        reads: what a trace has read of instances; methods among it are followed.
+        contents: collects what global lists and dicts hold.
+    """
+    walk = _Walk(contents)
+    of_class: dict[type, set[str]] = {}
+    for read in reads:
+        if isinstance(read, tuple):
+            of_class.setdefault(read[0], set()).add(read[1])
+    for each in dict.fromkeys(classes):
+        walk.add_class(each, of_class.get(each, set()) | _ALWAYS)
+    yield from walk.entries()
+
+
+def class_dict(owner: type) -> dict[str, Any]:
+    """The dict behind the read-only ``owner.__dict__``; it has a version, which the other one hides."""
+    return gc.get_referents(owner.__dict__)[0]
+
+
+class _Walk:
+    """Functions that are reached one from another, by the names in their code."""
+
+    def __init__(self, contents: Contents):
+        self._contents = contents
+        self._names: set[str] = set(_ALWAYS)  # in all code that was reached
+        self._wanted: dict[type, set[str]] = {}  # the names that are asked for in a class and those behind it
+        self._codes: dict[int, types.CodeType] = {}
+        self._found: dict[tuple[int, str], Found] = {}
+
+    def add_class(self, owner: type, names: set[str]) -> None:
+        """Follow the methods called ``names`` of a class, wherever among its bases they are defined."""
+        for base in owner.__mro__:
+            if base is object:
+                continue
+            self._wanted.setdefault(base, set()).update(names)
+
+    def entries(self) -> Iterator[Found]:
+        """All entries, once no new function is reached any more."""
+        known = -1
+        while known != len(self._codes):
+            known = len(self._codes)
+            for owner, names in list(self._wanted.items()):
+                self._methods(owner, names)
+        for owner, names in self._wanted.items():
+            held = class_dict(owner)
+            for name in names | (self._names & held.keys()):
+                self._note(held, name, f"{owner.__qualname__}.{name}")
+        yield from self._found.values()
+
+    def _methods(self, owner: type, names: set[str]) -> None:
+        if not is_of_author(owner.__module__):
+            return
+        held = class_dict(owner)
+        for name in (names | self._names) & held.keys():
+            self._follow(held[name], f"{owner.__qualname__}.{name}")
+
+    def _follow(self, value: Any, name: str, depth: int = 0) -> None:
+        """Reach the functions in ``value``: a function, method, property, partial or decorated function, or a class."""
+        if depth > 4:
+            return
+        if isinstance(value, types.FunctionType):
+            self._function(value, depth)
+        elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
+            self._follow(value.__func__, name, depth + 1)
+        elif isinstance(value, property):
+            self._follow(value.fget, name, depth + 1)
+        elif isinstance(value, functools.cached_property):
+            self._follow(value.func, name, depth + 1)
+        elif isinstance(value, (functools.partial, functools.partialmethod)):
+            self._follow(value.func, name, depth + 1)
+        elif hasattr(type(value), "__wrapped__") or inspect.isbuiltin(value):
+            return
+        elif isinstance(value, type):
+            if is_of_author(value.__module__) and value not in self._wanted and not issubclass(value, nn.Module):
+                self.add_class(value, set())
+        elif isinstance(value, _CONTAINERS):
+            self._hold(name, value)
+        elif is_plain_object(value):
+            for key, item in list(vars(value).items()):
+                self._note(vars(value), key, f"{name}.{key}")
+                if isinstance(item, _CONTAINERS):
+                    self._hold(f"{name}.{key}", item)
+            self._follow(type(value), name, depth + 1)
+
+    def _hold(self, name: str, container: Any) -> None:
+        # What is added to a global dict is no change: many keep what they have computed, by its arguments.
+        for path, entry in self._contents.of(name, container, sized=False):
+            self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
+
+    def _function(self, function: types.FunctionType, depth: int) -> None:
+        if id(function.__code__) in self._codes or not is_of_author(function.__module__):
+            return
+        self._codes[id(function.__code__)] = function.__code__
+        for cell in function.__closure__ or ():
+            try:
+                held = cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+            if callable(held):
+                self._follow(held, function.__qualname__, depth + 1)
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            if isinstance(default, types.FunctionType):
+                self._follow(default, function.__qualname__, depth + 1)
+        names = set(_names(function.__code__))
+        self._names |= names
+        for name in names & function.__globals__.keys():
+            self._global(function.__globals__, name, names, function.__module__)
+
+    def _global(self, store: dict[str, Any], name: str, names: set[str], module: str) -> None:
+        value = store[name]
+        if isinstance(value, types.ModuleType):
+            root = value.__name__.partition(".")[0]
+            if root == "torch" or is_of_author(root):
+                self._note(store, name, f"{module}.{name}")
+                self._module(value, names, {id(value)})
+            return
+        self._note(store, name, f"{module}.{name}")
+        self._follow(value, f"{module}.{name}")
+
+    def _module(self, module: types.ModuleType, names: set[str], seen: set[int]) -> None:
+        """The attributes called ``names`` of a Python module, and of modules among them."""
+        held = vars(module)
+        for name in names & held.keys():
+            value = held[name]
+            self._note(held, name, f"{module.__name__}.{name}")
+            if isinstance(value, types.ModuleType):
+                if id(value) not in seen and value.__name__.startswith(module.__name__):
+                    self._module(value, names, seen | {id(value)})
+            else:
+                self._follow(value, f"{module.__name__}.{name}")
+
+    def _note(self, store: dict[str, Any], key: str, name: str) -> None:
+        if key not in ("__dict__", "__weakref__", "__doc__", "__builtins__"):
+            self._found.setdefault((id(store), key), (name, (store, key, store.get(key, MISSING))))
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """What ``code``, and functions within it, look up by name: globals and attributes."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)

@@ -1,0 +1,111 @@
+"""What lists, dicts and plain objects hold, as entries of a Watch: a forward that reads one depends on what is in it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+from torch import Tensor, nn
+
+from .watch import ITEMS, MISSING, SIZE, Entry
+
+# (path of the container in words, entry)
+Found = tuple[str, Entry]
+
+# Objects within objects, and items in all of them, that are looked at; what lies deeper is taken as settled.
+_DEPTH, _MOST = 6, 50_000
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+_OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", *sys.stdlib_module_names))
+
+
+def is_plain_object(value: Any) -> bool:
+    """Whether ``value`` is an instance of a Python class of a model's author, with attributes of its own."""
+    if isinstance(value, _NAMESPACES):
+        return True
+    if isinstance(value, (type, nn.Module, Tensor, Enum, types.ModuleType, dict, list, tuple, set, frozenset)):
+        return False
+    return is_of_author(type(value).__module__) and isinstance(getattr(value, "__dict__", None), dict)
+
+
+def is_of_author(module: str | None) -> bool:
+    """Whether the Python module of this name belongs neither to Python nor to torch, numpy or this package."""
+    return (module or "").partition(".")[0] not in _OF_LIBRARIES
+
+
+def items(value: Any) -> list[Any]:
+    """What a list, tuple, set or dict holds; nothing for others."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple, set, frozenset)) else []
+
+
+def plain_objects(values: list[Any]) -> list[Any]:
+    """The distinct plain objects among ``values``, in containers there, and in each other's attributes."""
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    pending = [(value, 0) for value in values]
+    while pending and len(seen) < _MOST:
+        value, depth = pending.pop()
+        if id(value) in seen or depth > _DEPTH:
+            continue
+        if is_plain_object(value):
+            found[id(value)] = value
+            inner = list(vars(value).values())
+        else:
+            inner = items(value)
+        if inner:
+            seen.add(id(value))
+            pending += [(each, depth + 1) for each in inner]
+    return list(found.values())
+
+
+class Contents:
+    """Collects the entries for what containers hold, each container once.
+
+    ``compared`` has those that a Watch cannot look into (sets), each with a copy to compare it with.
+    """
+
+    def __init__(self):
+        self._seen: dict[int, Any] = {}
+        self.compared: list[tuple[str, Any, Any]] = []
+
+    def of(self, name: str, value: Any, sized: bool = True, depth: int = 0) -> Iterator[Found]:
+        """Entries for what ``value``, which goes by ``name``, holds, if it is a container of a kind that may change.
+
+        Args:
+            sized: an item that is added to a dict is a change too.
+        """
+        if depth > _DEPTH or id(value) in self._seen or len(self._seen) > _MOST:
+            return
+        if isinstance(value, nn.Module):
+            self._seen[id(value)] = value
+            yield from self._of_module(name, value)
+            return
+        if not isinstance(value, (list, tuple, dict, set)):
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, list):
+            yield name, (value, ITEMS, tuple(value))
+        elif isinstance(value, dict):
+            if sized:
+                yield name, (value, SIZE, len(value))
+            for key, item in list(value.items()):
+                yield name, (value, key, item)
+        elif isinstance(value, set):
+            self.compared.append((name, value, value.copy()))
+        for item in items(value):
+            yield from self.of(name, item, sized, depth + 1)
+
+    def _of_module(self, name: str, module: nn.Module) -> Iterator[Found]:
+        """A module that only a list or an object holds: none of the model's, whose state is watched by itself."""
+        for inner in module.modules():
+            for store in (inner._parameters, inner._buffers, inner._modules):
+                yield name, (store, SIZE, len(store))
+                for key, held in store.items():
+                    yield name, (store, key, held)
+            yield name, (inner, "training", inner.training)
+            yield name, (inner, "forward", vars(inner).get("forward", MISSING))

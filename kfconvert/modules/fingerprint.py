@@ -1,0 +1,56 @@
+"""Fingerprints of tensors: numbers that differ where the contents do, to find writes that leave no trace."""
+
+from collections.abc import Iterable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+try:
+    from kfconvert._C import fingerprint as _of_memory
+except ImportError:  # kfconvert doctor tells why
+    _of_memory = None
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# So many elements are widened at once on devices other than the CPU.
+_CHUNK = 1 << 22
+
+
+def fingerprints(tensors: Iterable[Tensor | None]) -> list[int]:
+    """One number for each tensor, of 64 bits; 0 for None.
+
+    On the CPU a hash of the bytes (csrc/fingerprint.h), elsewhere the sum of the elements' bits, each times an odd
+    number of its own, which one changed element always changes. All sums of a device are fetched at once.
+    """
+    found: list[int | Tensor] = [0 if tensor is None else _fingerprint(tensor.detach()) for tensor in tensors]
+    by_device: dict[torch.device, list[int]] = {}
+    for index, item in enumerate(found):
+        if isinstance(item, Tensor):
+            by_device.setdefault(item.device, []).append(index)
+    for indices in by_device.values():
+        numbers = torch.stack([found[index] for index in indices]).tolist()
+        for index, number in zip(indices, numbers):
+            found[index] = number
+    return found
+
+
+def _fingerprint(tensor: Tensor) -> int | Tensor:
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    tensor = tensor.contiguous()
+    if _of_memory is not None and tensor.device.type == "cpu":
+        return _of_memory(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+    words = tensor.view(-1).view(_WORDS[tensor.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for number, chunk in enumerate(words.split(_CHUNK)):
+        total = total * 31 + (chunk * _odd_numbers(tensor.device)[: chunk.numel()]).sum() + number
+    return total
+
+
+@cache
+def _odd_numbers(device: torch.device) -> Tensor:
+    """Odd numbers without a pattern: the steps of a linear congruential generator (Knuth's MMIX), their low bit set."""
+    steps = torch.arange(_CHUNK, device=device, dtype=torch.int64) * 6364136223846793005 + 1442695040888963407
+    return (steps ^ (steps >> 29)) | 1
