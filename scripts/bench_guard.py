@@ -25,8 +25,9 @@ import transformers
 from torch import nn
 
 from kfconvert import ModelConverter
+from kfconvert.ops.registration import transformed
 from kfconvert.recompute import needs_gradient
-from kfconvert.runtime import GuardedForward, Variant, _transformed, guarded_forward
+from kfconvert.runtime import GuardedForward, Variant, guarded_forward
 
 RUNS = 500
 CALLS_A_RUN = 20
@@ -62,7 +63,7 @@ def measure(model: nn.Module, arguments: dict[str, Any]) -> dict[str, float]:
     with constant_code(variant, arguments) as result:
         leaves = variant.region.call.leaves((), arguments)
         parts = {
-            "transforms": lambda: torch.compiler.is_compiling() or _transformed(),
+            "transforms": lambda: torch.compiler.is_compiling() or transformed(),
             "state": guarded.state.refusal,
             "call form": lambda: _taken(guarded, arguments),
             "arguments": lambda: variant.region.guard.refusal(leaves),
