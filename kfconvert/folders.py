@@ -1,40 +1,79 @@
-"""Folders that are there complete or not at all."""
+"""Folders of files that change together: a reader finds all files of one writer, whoever is killed or writes beside it.
+
+A writer fills a folder of its own within the target, ``.kfconvert-<id>.partial``. Its renaming to ``.kfconvert.complete``
+is the moment at which the new files are those of the target; then they move up, one by one. What stands in
+``.kfconvert.complete`` therefore comes before what stands beside it, and whoever comes next finishes the moving. The
+target itself stays the same folder throughout, be it the working directory of a process.
+
+Folders are locked by ``flock`` on the folder, not on a file in it: the system ends it with the process that held it, and
+nothing is left behind.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import fnmatch
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+_COMPLETE = ".kfconvert.complete"
+_PARTIAL = ".kfconvert-*.partial"
+# What file systems answer that know no locks: saves to one folder at the same time are then not kept apart.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.EINVAL, errno.ENOSYS)
+_ATTEMPTS = 20  # to make a folder that other writers make and remove
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields an empty folder beside ``path`` that takes its place when the block ends without an error.
+    """Yields an empty folder, the files in which become those of the folder ``path`` when the block ends without error.
 
-    What was at ``path`` before stays until the new folder is complete and on disk. After any error, Ctrl-C
-    included, ``path`` is as before and nothing else is left behind, created parent folders included.
+    Until they are complete and on disk ``path`` is as before, and so it is after any error in the block, Ctrl-C
+    included; folders made for it go again. Saves at the same time, of threads and processes, all succeed; ``path`` then
+    has the files of the one that ended last. What writers that were killed have left is cleared away.
 
     Raises:
         OSError: the folder cannot be written.
     """
     path = path.resolve()
-    mark = uuid.uuid4().hex[:8]
-    temporary, old = (
-        path.with_name(f".{path.name}.{mark}.partial"),
-        path.with_name(f".{path.name}.{mark}.old"),
-    )
-    with none_left_empty(path.parent):
-        try:
-            temporary.mkdir(parents=True)
-            yield temporary
-            _flush(temporary)
-            _swap(temporary, path, old)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    with none_left_empty(path), contextlib.ExitStack() as stack:
+        partial = stack.enter_context(_partial(path))
+        yield partial
+        for file in partial.iterdir():
+            _flush(file)  # a failing disk says so while the old files are still there
+        _flush(partial)
+        with _locked(path, fcntl.LOCK_EX):
+            _commit(partial)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Keeps writers from exchanging the files of ``path`` within the block; see ``newest``.
+
+    Raises:
+        OSError: there is no such folder, or it cannot be read.
+    """
+    with _locked(path, fcntl.LOCK_SH):
+        yield
+
+
+def newest(path: Path, name: str) -> Path:
+    """Where the file ``name`` of the folder ``path`` lies, whether or not it exists."""
+    complete = path / _COMPLETE / name
+    return complete if os.path.lexists(complete) else path / name
+
+
+def names(path: Path) -> set[str]:
+    """The names of the files in the folder ``path``, without what only a writer needs."""
+    found = {entry.name for entry in path.iterdir()}
+    if _COMPLETE in found:
+        found |= {entry.name for entry in (path / _COMPLETE).iterdir()}
+    return {name for name in found if name != _COMPLETE and not fnmatch.fnmatch(name, _PARTIAL)}
 
 
 @contextlib.contextmanager
@@ -57,33 +96,122 @@ def check_writable(path: Path) -> None:
         path = path.parent
     if not path.is_dir():
         raise NotADirectoryError(f"{path} is a file, not a folder")
-    probe = path / f".{uuid.uuid4().hex[:8]}.probe"
     try:
-        probe.touch(exist_ok=False)
+        tempfile.TemporaryFile(dir=path).close()  # without a name, where the system has such files
     except FileNotFoundError:  # what a virtual file system like /proc answers, though the folder is there
         raise OSError(f"nothing can be created in {path}") from None
-    finally:
-        probe.unlink(missing_ok=True)
 
 
-def _swap(temporary: Path, path: Path, old: Path) -> None:
-    # No portable call exchanges two folders: between the two renames nothing is at `path`, and an
-    # interruption there is answered by putting the old folder back.
+@contextlib.contextmanager
+def _partial(path: Path) -> Iterator[Path]:
+    """Yields a new folder for the files to come, locked to show that its writer lives; gone after an error."""
+    partial = path / _PARTIAL.replace("*", uuid.uuid4().hex[:8])
     try:
-        if path.exists():
-            path.rename(old)
-        temporary.rename(path)
+        alive = _begin(partial)
+        try:
+            yield partial
+        finally:
+            _release(alive)
     except BaseException:
-        if old.exists() and not path.exists():
-            old.rename(path)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _begin(partial: Path) -> int:
+    """Makes the folder ``partial``, and what is missing above it; returns its lock."""
+    for attempt in range(_ATTEMPTS):
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with _locked(partial.parent, fcntl.LOCK_EX):
+                _settle(partial.parent)
+                _clear(partial.parent)
+                partial.mkdir()
+                return _lock(partial, fcntl.LOCK_EX)
+        except FileNotFoundError:  # another writer had made the folder, failed, and removed it again
+            if attempt == _ATTEMPTS - 1:
+                raise
+
+
+@contextlib.contextmanager
+def _locked(path: Path, kind: int) -> Iterator[None]:
+    lock = _lock(path, kind)
+    try:
+        yield
     finally:
-        if path.exists():
-            shutil.rmtree(old, ignore_errors=True)
+        _release(lock)
 
 
-def _flush(folder: Path) -> None:
-    """Brings the files of ``folder`` to disk; a failing disk says so before the old folder goes."""
-    for file in folder.iterdir():
-        with file.open("rb+") as stream:
-            os.fsync(stream.fileno())
+def _lock(path: Path, kind: int) -> int:
+    """A descriptor that holds a lock of the folder ``path``, shared or exclusive as ``kind`` says.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it is gone now that the lock is had.
+    """
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(lock, kind)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        if not os.path.samestat(os.fstat(lock), os.stat(path)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _release(lock: int) -> None:
+    # A process that was forked meanwhile has the descriptor too: closing ours would not end the lock.
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
+
+
+def _commit(partial: Path) -> None:
+    """Makes the files of ``partial`` those of the folder that it lies in, which this writer has locked."""
+    path = partial.parent
+    _settle(path)
+    partial.rename(path / _COMPLETE)
+    try:
+        _settle(path)
+    except BaseException:  # the files are the folder's by now: Ctrl-C must not leave them half way
+        with contextlib.suppress(OSError):
+            _settle(path)
+        raise
+
+
+def _settle(path: Path) -> None:
+    """Moves the files of a complete save to where they belong: this writer's, or that of one that was killed."""
+    complete = path / _COMPLETE
+    if not complete.exists():
+        return
+    for file in complete.iterdir():
+        file.replace(path / file.name)
+    _flush(path)
+    complete.rmdir()
+
+
+def _clear(path: Path) -> None:
+    """Removes what dead writers have begun: those that no longer hold the lock of their folder."""
+    for partial in path.glob(_PARTIAL):
+        with contextlib.suppress(OSError):
+            lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error too where there are no locks
+                shutil.rmtree(partial, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _flush(path: Path) -> None:
+    """Brings a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not (error.errno == errno.EINVAL and path.is_dir()):  # some file systems flush no folders
+            raise
+    finally:
+        os.close(descriptor)
