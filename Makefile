@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 FUZZ ?= 2000
 DEMO ?= --models resnet50 bert-base-uncased --weights auto --save-path out
 
-PACKAGES := torch torchvision transformers timm safetensors rich click numpy \
+PACKAGES := torch torchvision transformers timm safetensors rich click numpy pydantic \
 	setuptools wheel ninja pybind11 pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib
 SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
 

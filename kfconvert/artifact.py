@@ -7,10 +7,11 @@ Nothing is pickled, and no code that an artifact names runs unless the caller sa
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,24 +19,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
-from . import input_spec
+from . import folders, input_spec, record_file
 from .converter import ConversionError, ModelConverter
-from .folders import replacing
 from .garbage import only_new_garbage
 from .json_values import json_ready
-from .preparation import resolve_device
+from .preparation import first_line, resolve_device
+from .record_file import RecordError
+from .record_schema import FORMAT, RECORD_FILE, WEIGHTS_FILE
 from .replay import Replay
 from .runtime import guarded_forward
 from .tracer import Region
 from .version import __version__
-
-FORMAT = 2
-READABLE_FORMATS = (1, 2)  # 1 knows no parts
-WEIGHTS_FILE = "model.safetensors"
-RECORD_FILE = "kfconvert.json"
-
 
 class ArtifactError(ValueError):
     """An artifact that cannot be written, read or rebuilt. One clear line."""
@@ -48,7 +45,7 @@ def check_target(path: str | os.PathLike) -> None:
         return
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is a file, not a folder")
-    names = {entry.name for entry in folder.iterdir()}
+    names = folders.names(folder)
     if names and RECORD_FILE not in names:
         raise ArtifactError(f"{folder} is not empty and no kfconvert artifact: it is not replaced")
     others = sorted(names - {WEIGHTS_FILE, RECORD_FILE})
@@ -60,7 +57,8 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     """Write the converted ``model`` to the folder ``path`` and return it.
 
     The weights file holds the original's ``state_dict``: ``OriginalClass().load_state_dict(...)`` accepts it.
-    An artifact that was there is replaced once the new one is complete; after any error it is as it was.
+    An artifact that was there is replaced once the new one is complete; after any error it is as it was. The folder
+    itself stays the same, and of saves at the same time each succeeds.
 
     Args:
         source: the recipe of ``zoo.resolve``, from which ``load`` rebuilds the architecture. Without one,
@@ -74,12 +72,12 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     check_target(target)
     tensors, record = _tensors(model), _record(model, source)
     try:
-        with replacing(target) as folder:
+        with folders.replacing(target) as folder:
             save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+            (folder / RECORD_FILE).write_text(record_file.sealed(record, folder))
             # safetensors makes files that only their owner may read; the folder's permissions are to decide.
-            (folder / RECORD_FILE).write_text(json.dumps(record, indent=2, allow_nan=False) + "\n")
             (folder / WEIGHTS_FILE).chmod((folder / RECORD_FILE).stat().st_mode)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, RecordError) as error:
         raise ArtifactError(f"cannot write {target}: {_why(error)}") from error
     return target
 
@@ -104,29 +102,48 @@ def load(
             not fit the model, a device that is not there, or a missing or untrusted recipe.
     """
     folder = Path(path).expanduser()
-    record = read_record(folder)
-    tensors = _read_tensors(folder / WEIGHTS_FILE)
+    with _reading(folder):
+        record = _read_record(folder)
+        tensors = _read_tensors(folder, record)
     place = _device(record, device)
-    rebuilt = _architecture(folder, record, model, trust_source)
+    rebuilt = _architecture(folder, record, tensors, model, trust_source)
     _fill(rebuilt, tensors, folder)
     return _convert_again(rebuilt.to(place).eval(), record, place, folder)
 
 
 def read_record(path: str | os.PathLike) -> dict[str, Any]:
     """The content of ``kfconvert.json`` in the folder ``path``. Raises ArtifactError, see ``load``."""
-    file = Path(path).expanduser() / RECORD_FILE
+    folder = Path(path).expanduser()
+    with _reading(folder):
+        return _read_record(folder)
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Within the block no save exchanges the files."""
     try:
-        record = json.loads(file.read_text())
+        with folders.reading(folder):
+            yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_artifact(folder) from None
+    except OSError as error:
+        raise ArtifactError(f"{folder} cannot be read: {_why(error)}") from error
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    file = folders.newest(folder, RECORD_FILE)
+    try:
+        return record_file.read(file)
     except FileNotFoundError:
-        raise ArtifactError(f"{path} is no kfconvert artifact: there is no {RECORD_FILE} in it") from None
-    except (OSError, UnicodeDecodeError) as error:
+        raise _no_artifact(folder) from None
+    except RecordError as error:
+        raise ArtifactError(f"{file} {error}") from error
+    except OSError as error:
         raise ArtifactError(f"{file} cannot be read: {_why(error)}") from error
-    except json.JSONDecodeError as error:
-        raise ArtifactError(f"{file} is damaged: {error}") from error
-    if not isinstance(record, dict) or record.get("format") not in READABLE_FORMATS:
-        found = record.get("format") if isinstance(record, dict) else None
-        raise ArtifactError(f"{file} has format {found!r}; kfconvert {__version__} reads formats up to {FORMAT}")
-    return record
+
+
+def _no_artifact(folder: Path) -> ArtifactError:
+    return ArtifactError(f"{folder} is no kfconvert artifact: there is no {RECORD_FILE} in it")
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -134,21 +151,34 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     loading wants every key."""
     tensors: dict[str, Tensor] = {}
     for key, value in model.state_dict().items():
-        if not isinstance(value, Tensor):
-            raise ArtifactError(
-                f"the state {key!r} is a {type(value).__name__}; only tensors can be stored safely"
-            )
-        if value.layout is not torch.strided or value.is_meta or value.is_quantized:
-            raise ArtifactError(
-                f"the tensor {key!r} is sparse, quantized or without data: it cannot be stored"
-            )
-        tensors[key] = value.detach().cpu().contiguous()
+        reason = _unstorable(value)
+        if reason is not None:
+            raise ArtifactError(f"the state {key!r} {reason}")
+        tensors[key] = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
     seen: set[int] = set()
     for key, value in tensors.items():
         storage = value.untyped_storage().data_ptr()
         tensors[key] = value.clone() if storage in seen else value
         seen.add(storage)
     return tensors
+
+
+def _unstorable(value: Any) -> str | None:
+    """Why the state ``value`` cannot be in a weights file that any program can read, None where it can.
+
+    A subclass of Tensor may hold its data elsewhere, in several tensors, or distributed: quantized weights do.
+    """
+    if not isinstance(value, Tensor):
+        return f"is a {type(value).__name__}; only tensors can be stored safely"
+    if type(value) not in (Tensor, nn.Parameter):
+        return f"is a {type(value).__name__}, not a plain tensor: it cannot be stored"
+    if value.layout is not torch.strided or value.is_meta or value.is_quantized or value.is_nested:
+        return "is sparse, quantized, nested or without data: it cannot be stored"
+    try:
+        as_bytes({"": torch.empty(0, dtype=value.dtype)})
+    except KeyError:
+        return f"has the dtype {value.dtype}, which cannot be stored"
+    return None
 
 
 def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
@@ -198,12 +228,16 @@ def _example(region: Region, owner: str) -> Any:
     return region.example
 
 
-def _read_tensors(file: Path) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
+    file = folders.newest(folder, WEIGHTS_FILE)
     try:
+        record_file.check_file(file, record.get("files", {}).get(WEIGHTS_FILE))
         return load_file(file)
     except FileNotFoundError:
         raise ArtifactError(f"{file} is missing") from None
-    except (OSError, SafetensorError) as error:
+    except RecordError as error:
+        raise ArtifactError(f"{file} {error}") from error
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:  # the latter of a damaged header
         raise ArtifactError(f"{file} cannot be read: {_why(error)}") from error
 
 
@@ -217,13 +251,20 @@ def _device(record: dict[str, Any], device: torch.device | str | None) -> torch.
             )
             return torch.device("cpu")
     try:
-        return resolve_device(device, nn.Module())  # the model is asked only where no device is named
+        place = resolve_device(device, nn.Module())  # the model is asked only where no device is named
     except ConversionError as error:
         raise ArtifactError(str(error)) from error
+    if place.type == "meta":
+        raise ArtifactError("device meta cannot be used: it holds no data")
+    return place
 
 
 def _architecture(
-    folder: Path, record: dict[str, Any], model: nn.Module | type[nn.Module] | None, trust_source: bool
+    folder: Path,
+    record: dict[str, Any],
+    tensors: dict[str, Tensor],
+    model: nn.Module | type[nn.Module] | None,
+    trust_source: bool,
 ) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
@@ -239,7 +280,7 @@ def _architecture(
     from . import zoo
 
     try:
-        return zoo.rebuild(record["recipe"], trust_source)
+        return zoo.rebuild(record["recipe"], trust_source, {key: tuple(t.shape) for key, t in tensors.items()})
     except zoo.ZooError as error:
         raise ArtifactError(f"{folder}: {error}") from error
 
@@ -251,8 +292,12 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
         model.named_buffers(remove_duplicate=False),
     ):
         for key, own in slots:
-            if key in tensors and own.dtype != tensors[key].dtype:
+            if key not in tensors or own.dtype == tensors[key].dtype:
+                continue
+            try:
                 own.data = own.data.to(tensors[key].dtype)
+            except RuntimeError as error:  # integers where there must be a gradient
+                raise ArtifactError(f"{folder}: the weights do not fit: {key}: {first_line(error)}") from error
     try:
         model.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
@@ -280,8 +325,9 @@ def _convert_again(model: nn.Module, record: dict[str, Any], device: torch.devic
         return model
     except (ConversionError, input_spec.InputSpecError) as error:
         raise ArtifactError(f"{folder}: {error}") from error
-    except (KeyError, TypeError) as error:
-        raise ArtifactError(f"{folder / RECORD_FILE} is damaged: {error!r}") from error
+    except Exception as error:  # of the model's own code, or of a record that is not of this model
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise ArtifactError(f"{folder}: its decisions cannot be repeated on this model: {reason}") from error
 
 
 def _why(error: Exception) -> str:

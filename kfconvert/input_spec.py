@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+LARGEST = 2**33  # bytes of the tensors of one call
 _PLAIN = (bool, int, float, str, type(None))
+_MOST_DIMENSIONS = 64
+_INT64_MAX = 2**63 - 1
 
 
 class InputSpecError(ValueError):
@@ -35,33 +39,89 @@ def describe(inputs: Any) -> Any:
 
 
 def build(spec: Any, device: torch.device | str = "cpu") -> Any:
-    """Inputs that fit a ``spec`` of ``describe``: standard normal, or uniform integers within the range."""
+    """Inputs that fit a ``spec`` of ``describe``: standard normal, or uniform integers within the range.
+
+    Raises:
+        InputSpecError: it is none, or asks for more than LARGEST bytes.
+    """
+    if _bytes(spec) > LARGEST:
+        raise InputSpecError(f"the description of the example inputs asks for more than {LARGEST} bytes")
     return _build(spec, torch.device(device), torch.Generator().manual_seed(0))
 
 
 def _build(spec: Any, device: torch.device, generator: torch.Generator) -> Any:
-    try:
-        ((kind, value),) = spec.items()
-        if kind == "value":
-            return value
-        if kind in ("tuple", "list"):
-            items = [_build(item, device, generator) for item in value]
-            return tuple(items) if kind == "tuple" else items
-        if kind == "dict":
-            return {key: _build(item, device, generator) for key, item in value.items()}
-        if kind == "tensor":
-            return _tensor(value, generator).to(device)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputSpecError(f"the description of the example inputs cannot be read: {error!r}") from error
-    raise InputSpecError(f"the description of the example inputs has the unknown kind {kind!r}")
+    kind, value = _item(spec)
+    if kind == "value":
+        return value
+    if kind == "tensor":
+        return _tensor(value, generator).to(device)
+    if kind == "dict":
+        return {key: _build(item, device, generator) for key, item in value.items()}
+    items = [_build(item, device, generator) for item in value]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _bytes(spec: Any) -> int:
+    """What all tensors of ``spec`` take, which is checked against the schema on the way."""
+    kind, value = _item(spec)
+    if kind == "tensor":
+        return math.prod(value["shape"]) * _dtype(value).itemsize
+    if kind == "value":
+        return 0
+    return sum(_bytes(item) for item in (value.values() if kind == "dict" else value))
+
+
+def _item(spec: Any) -> tuple[str, Any]:
+    """The kind of a description and its value, which is of the type and range that the kind asks for."""
+    if not (isinstance(spec, dict) and len(spec) == 1):
+        raise _unreadable("it is no dict of one kind")
+    ((kind, value),) = spec.items()
+    types = {"value": _PLAIN, "tensor": dict, "dict": dict, "tuple": list, "list": list}
+    if kind not in types:
+        raise InputSpecError(f"the description of the example inputs has the unknown kind {str(kind)[:50]!r}")
+    if not isinstance(value, types[kind]):
+        raise _unreadable(f"{kind} holds {type(value).__name__}")
+    if kind == "tensor":
+        _check_tensor(value)
+    return kind, value
+
+
+def _check_tensor(spec: dict[str, Any]) -> None:
+    shape = spec.get("shape")
+    if not (isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS and all(map(_is_size, shape))):
+        raise _unreadable("a tensor has no shape of sizes")
+    low, high = spec.get("low", 0), spec.get("high", 0)
+    if _dtype(spec) is None or not (_is_int64(low) and _is_int64(high) and low <= high < _INT64_MAX):
+        raise _unreadable("a tensor has no such dtype or range")
 
 
 def _tensor(spec: dict[str, Any], generator: torch.Generator) -> Tensor:
-    dtype = getattr(torch, spec["dtype"])
-    if _inexact(dtype):
-        return torch.randn(spec["shape"], generator=generator).to(dtype)
-    low, high = spec.get("low", 0), spec.get("high", 0)
-    return torch.randint(low, high + 1, spec["shape"], generator=generator).to(dtype)
+    dtype = _dtype(spec)
+    try:
+        if _inexact(dtype):
+            return torch.randn(spec["shape"], generator=generator).to(dtype)
+        low, high = spec.get("low", 0), spec.get("high", 0)
+        return torch.randint(low, high + 1, spec["shape"], generator=generator).to(dtype)
+    except RuntimeError as error:  # of sizes or dtypes of which PyTorch makes nothing
+        raise _unreadable(str(error).partition("\n")[0]) from error
+
+
+def _dtype(spec: dict[str, Any]) -> torch.dtype | None:
+    name = spec.get("dtype")
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    return found if isinstance(found, torch.dtype) else None
+
+
+def _is_size(value: Any) -> bool:
+    return _is_int64(value) and value >= 0
+
+
+def _is_int64(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -_INT64_MAX <= value <= _INT64_MAX
+
+
+def _unreadable(reason: str) -> InputSpecError:
+    return InputSpecError(f"the description of the example inputs cannot be read: {reason}")
 
 
 def _inexact(dtype: torch.dtype) -> bool:

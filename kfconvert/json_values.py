@@ -1,9 +1,12 @@
-"""Any value as JSON."""
+"""Any value as JSON, and what is wrong with one that came as JSON."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 def json_ready(value: Any) -> Any:
@@ -17,3 +20,16 @@ def json_ready(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     return str(value)
+
+
+def first_fault(error: ValidationError) -> str:
+    """In one line what is wrong with a value that does not fit its schema, and where: ``lacks 'name'``."""
+    fault = error.errors(include_url=False, include_context=False)[0]
+    *place, last = fault["loc"] or ("",)
+    if fault["type"] == "missing":
+        return f"lacks {str(last)!r}" + (f" in {_dotted(place)}" if place else "")
+    return f"is wrong in {_dotted([*place, last])}: {' '.join(fault['msg'].split())}"
+
+
+def _dotted(place: list[int | str]) -> str:
+    return ".".join(str(step)[:50] for step in place) or "itself"

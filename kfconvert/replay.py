@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .alike import groups
 from .capture import capture
 from .conversion import Conversion
 from .forms import capture_forms
@@ -54,18 +55,23 @@ class Replay(Conversion):
             self._take_forms(calls, capture_forms(self.model, calls, self.repetition, advance))
             parts = []
             for recorded in self.recorded_parts:
-                parts.append(self._part(recorded))
+                parts += self._part(recorded)
                 advance()
             self._take_parts(parts)
 
     def _call(self, spec: Any) -> ExampleCall:
         return ExampleCall(kwargs=build(spec, self.device))
 
-    def _part(self, recorded: dict[str, Any]) -> Part:
-        first, *others = [(path, self.model.get_submodule(path)) for path in recorded["modules"]]
+    def _part(self, recorded: dict[str, Any]) -> list[Part]:
+        """The modules in parts of one structure; these are several only where the record was not made of this model."""
+        modules = {self.model.get_submodule(path): path for path in recorded["modules"]}
         free = {name: [tuple(place) for place in places] for name, places in recorded["free"].items()}
-        captured = capture(first[1], first[0], self._call(recorded["call"]), [free], repetition=self.repetition)
-        return Part([captured, *(captured.alike(path, module) for path, module in others)])
+        parts = []
+        for first, *others in groups(modules, lambda module: None):
+            call = self._call(recorded["call"])
+            captured = capture(first, modules[first], call, [free], repetition=self.repetition)
+            parts.append(Part([captured, *(captured.alike(modules[module], module) for module in others)]))
+        return parts
 
     def select(self) -> None:
         decisions = defaultdict(list)

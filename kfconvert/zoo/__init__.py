@@ -15,9 +15,13 @@ So ``resnet50``, which torchvision and timm both have, is torchvision's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, Field, ValidationError
+
+from ..json_values import first_fault
 from . import hub, known
 from .architectures import ALIASES, ARCHITECTURES
 from .common import Request, WeightsWarning, ZooError, ZooModel, nearest
@@ -74,32 +78,54 @@ def resolve(
     return ZooModel(model, pytree.tree_map_only(torch.Tensor, place, inputs), recipe)
 
 
-def rebuild(recipe: dict[str, Any], trust_source: bool = False) -> nn.Module:
+def rebuild(
+    recipe: dict[str, Any], trust_source: bool = False, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> nn.Module:
     """The architecture that a recipe describes, its weights yet to be loaded. Downloads nothing.
 
+    Args:
+        trust_source: run the code that it names, and let its configuration choose files and networks.
+        shapes: of the tensors that will be loaded; one that is for another model is refused before it takes memory.
+
     Raises:
-        ZooError: the recipe names code to run and ``trust_source`` is False, or the library no longer has it.
+        ZooError: the recipe reaches for what only ``trust_source`` allows, is damaged, or the library no longer has it.
     """
     kind = recipe.get("kind")
-    if kind == "torchvision":
-        from . import torchvision_models as source
-    elif kind in ("transformers", "folder"):
-        from . import huggingface as source
-    elif kind == "timm":
-        from . import timm_models as source
-    elif kind == "callable":
-        if not trust_source:
-            raise ZooError(
-                f"its architecture is made by running {recipe['name']}: pass model=, or "
-                "trust_source=True if you trust that code"
-            )
-        from . import callables as source
-    else:
-        raise ZooError(f"its recipe is of the unknown kind {kind!r}")
+    if kind == "callable" and not trust_source:
+        raise ZooError(
+            f"its architecture is made by running {recipe.get('name')}: pass model=, or "
+            "trust_source=True if you trust that code"
+        )
     try:
-        return source.rebuild(recipe)
-    except KeyError as error:
-        raise ZooError(f"its recipe lacks {error}") from error
+        if kind in ("transformers", "folder"):
+            from . import huggingface
+
+            return huggingface.rebuild(_Configured.model_validate(recipe).model_dump(by_alias=True), trust_source, shapes)
+        if kind == "torchvision":
+            from . import torchvision_models as source
+        elif kind == "timm":
+            from . import timm_models as source
+        elif kind == "callable":
+            from . import callables as source
+        else:
+            raise ZooError(f"its recipe is of the unknown kind {kind!r}")
+        return source.rebuild(_Named.model_validate(recipe).model_dump())
+    except ValidationError as error:
+        raise ZooError(f"its recipe {first_fault(error)}") from error
+
+
+class _Named(BaseModel, strict=True):
+    """A recipe by the name of a library or of the user's own code."""
+
+    name: str = Field(max_length=1000)
+    keywords: dict[str, Any] = {}
+
+
+class _Configured(BaseModel, strict=True):
+    """A recipe by class and configuration of transformers."""
+
+    class_name: str = Field(alias="class", max_length=1000)
+    config: dict[str, Any]
 
 
 def check(name: str) -> None:

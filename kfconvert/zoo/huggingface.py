@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from . import hub
 from .architectures import ALIASES, ARCHITECTURES
 from .common import Request, WeightsUnavailable, WeightsWarning, ZooError, ZooModel, first_line, with_weights
 from .huggingface_inputs import example_inputs
+from .untrusted import check_sizes, config_of
 
 _WEIGHT_FILES = (
     "model.safetensors",
@@ -61,20 +64,37 @@ def build_folder(path: Path, request: Request) -> ZooModel:
     return _entry(model, {"kind": "folder", "path": str(path.resolve()), "weights": weights}, request)
 
 
-def rebuild(recipe: dict[str, Any]) -> nn.Module:
-    """The architecture of a recipe made by ``build`` or ``build_folder``, with random weights."""
-    values = dict(recipe["config"])
-    model_class = getattr(transformers, recipe["class"], None)
-    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
-        raise ZooError(f"transformers {transformers.__version__} has no model class {recipe['class']!r}")
+def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[int, ...]] | None) -> nn.Module:
+    """The architecture of a recipe made by ``build`` or ``build_folder``, with random weights; see ``zoo.rebuild``."""
+    values, class_name = dict(recipe["config"]), recipe["class"]
+    model_type = values.pop("model_type", None)
+    model_class = _model_class(class_name)
+    if model_class is None:
+        raise ZooError(f"transformers {transformers.__version__} has no model class {class_name!r}")
+    config_class = model_class.config_class
+    if config_class is None or model_type != config_class.model_type:
+        raise ZooError(f"its recipe has a config of the type {model_type!r}, which is not that of {class_name}")
+    config = config_class(**values) if trusted else config_of(config_class, values)
+    build = partial(model_class._from_config, config)
     try:
-        config = AutoConfig.for_model(values.pop("model_type"), **values)
-        return model_class._from_config(config)
-    except (KeyError, TypeError, ValueError) as error:
+        if shapes is not None:
+            check_sizes(build, shapes)
+        return build()
+    except ZooError:
+        raise
+    except Exception as error:  # the model's own code, given values that it may never have seen
         raise ZooError(
-            f"transformers {transformers.__version__} cannot build this {recipe['class']}: "
-            f"{first_line(error)}"
+            f"transformers {transformers.__version__} cannot build this {class_name}: {first_line(error)}"
         ) from error
+
+
+def _model_class(name: str) -> type[PreTrainedModel] | None:
+    """The model class of transformers called ``name``, None where there is none."""
+    try:
+        found = getattr(transformers, name, None)
+    except (ImportError, RuntimeError):  # of a package that it needs and that is not installed
+        return None
+    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
 
 
 def _entry(model: PreTrainedModel, recipe: dict[str, Any], request: Request) -> ZooModel:
@@ -147,8 +167,5 @@ def _without_cache(config: PreTrainedConfig) -> None:
 
 def _class_named(config: PreTrainedConfig) -> type:
     """The class that the config names, so that a fine-tuned head is kept; AutoModel where it names none."""
-    for name in config.architectures or []:
-        model_class = getattr(transformers, name, None)
-        if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel):
-            return model_class
-    return AutoModel
+    found = (_model_class(name) for name in config.architectures or [])
+    return next((model_class for model_class in found if model_class is not None), AutoModel)

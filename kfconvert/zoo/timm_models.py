@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any
 
 from torch import nn
@@ -34,8 +35,8 @@ def names() -> list[str]:
 
 
 def knows(name: str) -> bool:
-    """Whether timm is installed and has a model called ``name``."""
-    if not installed():
+    """Whether timm is installed and has a model called ``name``: no path or repository, which timm takes too."""
+    if not installed() or not re.fullmatch(r"\w+(\.\w+)*", name):
         return False
     import timm
 
@@ -60,11 +61,15 @@ def build(name: str, request: Request) -> ZooModel:
 
 def rebuild(recipe: dict[str, Any]) -> nn.Module:
     """The architecture of a recipe that ``build`` made, with random weights and without any download."""
-    if not knows(recipe["name"]):
-        raise ZooError(f"timm:{recipe['name']} cannot be rebuilt: timm is not installed or does not have it")
+    name = recipe["name"]
+    if not knows(name):
+        raise ZooError(f"timm:{name} cannot be rebuilt: timm is not installed or does not have it")
     import timm
 
-    return timm.create_model(recipe["name"], pretrained=False)
+    try:
+        return timm.create_model(name, pretrained=False)
+    except (RuntimeError, ValueError) as error:  # an unknown tag
+        raise ZooError(f"timm:{name} cannot be rebuilt: {first_line(error)}") from error
 
 
 def _pretrained(name: str) -> nn.Module:

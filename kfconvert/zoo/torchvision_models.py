@@ -6,13 +6,15 @@ import contextlib
 import io
 import pickle
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 from urllib.error import URLError
 
 import torchvision
+from pydantic import BaseModel, Field, ValidationError
 from torch import nn
 from torchvision import models
 
+from ..json_values import first_fault
 from .common import (
     Request,
     WeightsUnavailable,
@@ -79,9 +81,27 @@ def build(name: str, request: Request) -> ZooModel:
     return ZooModel(model, _inputs(name, family, model, request), recipe)
 
 
+class _Keywords(BaseModel, extra="forbid", strict=True):
+    """What ``_architecture`` may have found; any other keyword might choose weights."""
+
+    transform_input: Literal[True] = True
+    aux_logits: Literal[False] = False
+    aux_loss: Literal[True] = True
+    image_size: int = Field(default=1, ge=1, le=4096)
+
+
 def rebuild(recipe: dict[str, Any]) -> nn.Module:
     """The architecture of a recipe that ``build`` made, with random weights and without any download."""
-    return _random(recipe["name"], recipe["keywords"])
+    name, keywords = recipe["name"], recipe["keywords"]
+    if name not in names():
+        raise ZooError(f"torchvision has no model {name!r} that can be rebuilt")
+    try:
+        _Keywords.model_validate(keywords)
+        return _random(name, keywords)
+    except ValidationError as error:
+        raise ZooError(f"its recipe of {name} {first_fault(error)}") from error
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:  # of keywords that do not suit it
+        raise ZooError(f"torchvision cannot build this {name}: {first_line(error)}") from error
 
 
 def _pretrained(name: str) -> nn.Module:

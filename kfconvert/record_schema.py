@@ -1,0 +1,138 @@
+"""What ``kfconvert.json`` must look like, so that nothing that reads it meets another type or length."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+FORMAT = 3
+READABLE_FORMATS = (1, 2, 3)  # 1 knows no parts, 2 no checksums
+WEIGHTS_FILE = "model.safetensors"
+RECORD_FILE = "kfconvert.json"
+
+
+class _Part(BaseModel):
+    """What later versions may add is kept; what is read must be of its type."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class _Site(_Part):
+    pattern: str
+    module: str
+    region: str = ""
+    status: Literal["found", "applied", "rejected"]
+    reason: str | None
+    strategy: str | None
+    original_us: float | None
+    fused_us: float | None
+
+    @model_validator(mode="after")
+    def _has_strategy(self) -> _Site:
+        if self.status == "applied" and self.strategy is None:
+            raise ValueError("an applied site has a strategy")
+        return self
+
+
+class _Region(_Part):
+    name: str
+    module: str = ""
+    captured: bool
+    reason: str | None = None
+    location: str | None = None
+
+
+class _NearMiss(_Part):
+    pattern: str
+    module: str
+    reason: str
+    location: str | None = None
+
+
+class _Accuracy(_Part):
+    passed: bool | None
+    reason: str | None
+    reference: str | None = None
+    original_error: dict[str, Any] | None = None
+    optimized_error: dict[str, Any] | None = None
+    ratio: float | None = None
+
+
+class _Timing(_Part):
+    median_ms: float
+    q1_ms: float
+    q3_ms: float
+
+
+class _Speedup(_Part):
+    ratio: float | None
+    low: float | None
+    high: float | None
+    measurable: bool
+
+
+class _Timings(_Part):
+    baseline: str
+    timings: dict[str, _Timing]
+    speedups: dict[str, _Speedup]
+
+
+class _Statistics(_Part):
+    """``conversion_stats``."""
+
+    total_found: int = 0
+    total_replaced: int = 0
+    sites: list[_Site] = []
+    part_sites: list[_Site] = []
+    near_misses: list[_NearMiss] = []
+    regions: list[_Region] = []
+    accuracy: _Accuracy | None = None
+    timings: _Timings | None = None
+    speedup_achieved: float | None = None
+    seconds: dict[str, float] = {}
+    environment: dict[str, Any] = {}
+    model: str = ""
+    inputs: str = ""
+    example: Any = None
+    layout: Literal["channels_last", "contiguous"] = "contiguous"
+    reverted: str | None = None
+    nothing_fused: str | None = None
+
+
+Place = list[int]  # the index of an argument and a dimension, as two numbers
+
+
+class _Submodules(_Part):
+    modules: list[str] = Field(min_length=1, max_length=100_000)
+    call: dict[str, Any]
+    free: dict[str, list[Place]]
+
+    @model_validator(mode="after")
+    def _places_are_pairs(self) -> _Submodules:
+        if any(len(place) != 2 or min(place) < 0 for places in self.free.values() for place in places):
+            raise ValueError("a place of a free size is an argument and a dimension")
+        return self
+
+
+class _File(_Part):
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Record(_Part):
+    format: Literal[READABLE_FORMATS]
+    model: str
+    device: str = Field(max_length=100)
+    recipe: dict[str, Any] | None
+    calls: list[dict[str, Any]] = Field(max_length=1000)
+    parts: list[_Submodules] = Field(default=[], max_length=100_000)
+    statistics: _Statistics
+    files: dict[str, _File] = {}
+    checksum: str = ""
+
+    @model_validator(mode="after")
+    def _has_checksums(self) -> Record:
+        if self.format >= 3 and not (WEIGHTS_FILE in self.files and self.checksum):
+            raise ValueError("it has no checksums")
+        return self

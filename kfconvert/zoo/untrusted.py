@@ -1,0 +1,169 @@
+"""What a configuration from an unknown hand may decide: sizes and choices of its own class, no code, file or network."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from . import timm_models
+from .common import ZooError, first_line
+
+# A text under such a name says where something comes from; a number is a size or a place among others.
+_REACHING = re.compile(
+    r"(?:^|_)(?:path|dir|folder|file|filename|url|repo|hub|revision|checkpoint|weights|pretrained|remote|map|module|"
+    r"kernel|kernels|implementation|quantization|index|dataset|tokenizer|backbone|architecture)(?:_|$)"
+)
+_WANTS_WEIGHTS = re.compile(r"(?:^|_)(?:pretrained|remote|kernels)(?:_|$)")  # where it is True
+_WORD = re.compile(r"[\w.+-]*")
+# Texts of any wording, of which nothing but the names of outputs is made.
+_LABELS = ("id2label", "label2id", "label_names")
+# Where a model came from and what others do with it: no model is built from these.
+_INERT = {
+    *("_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "model_type", "architectures"),
+    *("auto_map", "torch_dtype", "task_specific_params", "custom_pipelines", "pruned_heads"),
+}
+# The attribute by which these name a model of timm's, which may be a path or a repository to timm.
+_NAMES_TIMM = {"timm_backbone": "backbone", "timm_wrapper": "architecture"}
+_LARGEST = 2**24  # of any number of things in a configuration; no published model comes near it
+_NO_SIZES = re.compile(r"theta|base|factor|scale|seed|max_value|min_value|limit|clamp|clip|eps|infinity")
+_ROOM = 2**32  # bytes for a tensor that is derived rather than stored, such as a mask or a table of positions
+
+
+def config_of(config_class: type[PreTrainedConfig], values: Mapping[str, Any]) -> PreTrainedConfig:
+    """The configuration ``values``, made of attributes of ``config_class`` that reach for nothing.
+
+    Beside them are plain numbers and words, which old checkpoints carry and some models look for; configurations within
+    it are treated in the same way. What decides about the model is taken or refused, never left out.
+
+    Raises:
+        ZooError: a text that chooses code, files or a network, a number beyond all sizes, a name that is no model of
+            timm's, or values that the class refuses.
+    """
+    kept = _kept(config_class, values)
+    try:
+        return config_class(**kept)
+    except Exception as error:  # the checks of each class are its own
+        raise ZooError(
+            f"transformers {transformers.__version__} cannot make this {config_class.__name__}: {first_line(error)}"
+        ) from error
+
+
+def check_sizes(build: Callable[[], nn.Module], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ZooError unless ``build`` makes a model of the tensors ``shapes``: it is tried without taking memory."""
+    stored = sum(math.prod(shape) for shape in shapes.values())
+    with torch.device("meta"), _Bounded(1000 + 100 * len(shapes), max(8 * stored, _ROOM)):
+        outline = build().state_dict()
+    for key, tensor in outline.items():
+        if shapes.get(key) != tuple(tensor.shape):
+            found = f"has the size {list(shapes[key])}" if key in shapes else "is not there"
+            raise ZooError(f"the weights do not fit the recipe: {key} {found}, it needs {list(tensor.shape)}")
+
+
+class _Bounded(TorchFunctionMode):
+    """Ends what makes too many tensors, or one too large."""
+
+    def __init__(self, count: int, size: int):
+        super().__init__()
+        self.count, self.size = count, size
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.count -= 1
+            if self.count < 0 or result.numel() * result.element_size() > self.size:
+                raise ZooError("the recipe describes a far larger model than the weights are of")
+        return result
+
+
+def _kept(config_class: type[PreTrainedConfig], values: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = _defaults(config_class)
+    kept = {}
+    for name, value in values.items():
+        inner = _class_within(config_class, name, value)
+        if name in _INERT or (name in defaults and value == defaults[name]):
+            continue
+        if name.startswith("_") or not (name in defaults or _is_plain(value)):
+            raise ZooError(_REFUSAL.format(f"{name}, which is no attribute of {config_class.__name__}"))
+        if inner is not None:
+            kept[name] = {**_kept(inner, value), "model_type": inner.model_type}
+        elif name == _NAMES_TIMM.get(config_class.model_type):
+            kept[name] = _timm_name(value)
+        elif _reaches(name, value):
+            raise ZooError(_REFUSAL.format(f"{name} of its {config_class.__name__}"))
+        elif name in defaults or not hasattr(config_class, name):  # else it would hide a method
+            _check_numbers(name, value)
+            kept[name] = _dtype(value) if name == "dtype" else value
+    return kept
+
+
+_REFUSAL = "its recipe may reach for code, files or a network by {}: pass model=, or trust_source=True if you trust it"
+
+
+def _defaults(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+    """The attributes of ``config_class`` with their values as in JSON, as far as it has any."""
+    names = dict.fromkeys(inspect.signature(config_class.__init__).parameters, inspect.Parameter.empty)
+    own = {name: value for name, value in names.items() if name not in ("self", "args", "kwargs")}
+    for known in (PreTrainedConfig, config_class):
+        with suppress(Exception):  # one that is made of two others has no default
+            own |= json.loads(known().to_json_string(use_diff=False))
+    return own
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, (dict, list)) and (not isinstance(value, str) or _WORD.fullmatch(value) is not None)
+
+
+def _class_within(config_class: type[PreTrainedConfig], name: str, value: Any) -> type[PreTrainedConfig] | None:
+    """The class of the configuration that the dict ``value`` is, None where it is none."""
+    if not isinstance(value, dict):
+        return None
+    kind = value.get("model_type")
+    if isinstance(kind, str) and kind in CONFIG_MAPPING:
+        return CONFIG_MAPPING[kind]
+    declared = getattr(config_class, "sub_configs", {}).get(name)
+    return declared if isinstance(declared, type) and issubclass(declared, PreTrainedConfig) else None
+
+
+def _timm_name(value: Any) -> str:
+    if not (isinstance(value, str) and timm_models.knows(value)):
+        raise ZooError(f"its recipe names a timm model, and timm has none called {str(value)[:100]!r}")
+    return value
+
+
+def _dtype(value: Any) -> str | None:
+    found = getattr(torch, value, None) if isinstance(value, str) else None
+    return value if isinstance(found, torch.dtype) and found.is_floating_point else None
+
+
+def _reaches(name: str, value: Any) -> bool:
+    """Whether a text in ``value``, or a flag, may choose code, files, weights or a network."""
+    if isinstance(value, str):
+        return _REACHING.search(name) is not None
+    if isinstance(value, dict):
+        return name not in _LABELS and any(_reaches(f"{name}_{key}", each) for key, each in value.items())
+    if isinstance(value, list):
+        return name not in _LABELS and any(_reaches(name, each) for each in value)
+    return value is True and _WANTS_WEIGHTS.search(name) is not None
+
+
+def _check_numbers(name: str, value: Any) -> None:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _check_numbers(str(key), each)
+    elif isinstance(value, list):
+        for each in value:
+            _check_numbers(name, each)
+    elif isinstance(value, int) and abs(value) > _LARGEST and not _NO_SIZES.search(name):
+        raise ZooError(f"its recipe asks for {name} = {str(value)[:30]}, more than the {_LARGEST} allowed")
+
