@@ -1,12 +1,12 @@
 """Folders of files that change together: a reader finds all files of one writer, whoever is killed or writes beside it.
 
-A writer fills a folder of its own within the target, ``.kfconvert-<id>.partial``. Its renaming to ``.kfconvert.complete``
-is the moment at which the new files are those of the target; then they move up, one by one. What stands in
-``.kfconvert.complete`` therefore comes before what stands beside it, and whoever comes next finishes the moving. The
-target itself stays the same folder throughout, be it the working directory of a process.
+A writer fills a folder of its own within the target, ``.kfconvert-<id>.partial``. Its renaming to
+``.kfconvert.complete`` is the moment at which the new files are those of the target; then they move up, one by one.
+What stands in ``.kfconvert.complete`` therefore comes before what stands beside it, and whoever comes next finishes the
+moving. The target itself stays the same folder throughout, be it the working directory of a process.
 
-Folders are locked by ``flock`` on the folder, not on a file in it: the system ends it with the process that held it, and
-nothing is left behind.
+Folders are locked by ``flock`` on the folder, not on a file in it: the system ends it with the process that held it,
+and nothing is left behind.
 """
 
 from __future__ import annotations

@@ -26,11 +26,14 @@ def sealed(record: dict[str, Any], folder: Path) -> str:
     """The text of ``kfconvert.json`` for ``record``, with the checksums of the files in ``folder`` and its own.
 
     Raises:
-        RecordError: it would be too large to be read again.
+        RecordError: it is no JSON, or too large to be read again.
     """
     files = {file.name: checksum(file) for file in sorted(folder.iterdir())}
     record = {**record, "files": files}
-    text = json.dumps({**record, "checksum": _own_checksum(record)}, indent=2, allow_nan=False) + "\n"
+    try:
+        text = json.dumps({**record, "checksum": _own_checksum(record)}, indent=2, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:  # a recipe of the caller's own, or one with an infinity
+        raise RecordError(f"its record is no JSON: {error}") from error
     if len(text.encode()) > LARGEST:
         raise RecordError(f"its record has more than {LARGEST} bytes")
     return text

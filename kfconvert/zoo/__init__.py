@@ -100,7 +100,8 @@ def rebuild(
         if kind in ("transformers", "folder"):
             from . import huggingface
 
-            return huggingface.rebuild(_Configured.model_validate(recipe).model_dump(by_alias=True), trust_source, shapes)
+            checked = _Configured.model_validate(recipe).model_dump(by_alias=True)
+            return huggingface.rebuild(checked, trust_source, shapes)
         if kind == "torchvision":
             from . import torchvision_models as source
         elif kind == "timm":

@@ -1,4 +1,4 @@
-"""What a configuration from an unknown hand may decide: sizes and choices of its own class, no code, file or network."""
+"""What a configuration from an unknown hand may decide: sizes and choices of its own class, no code and no files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ _LABELS = ("id2label", "label2id", "label_names")
 # Where a model came from and what others do with it: no model is built from these.
 _INERT = {
     *("_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "model_type", "architectures"),
-    *("auto_map", "torch_dtype", "task_specific_params", "custom_pipelines", "pruned_heads"),
+    *("auto_map", "torch_dtype", "task_specific_params", "custom_pipelines", "pruned_heads", "num_labels"),
 }
 # The attribute by which these name a model of timm's, which may be a path or a repository to timm.
 _NAMES_TIMM = {"timm_backbone": "backbone", "timm_wrapper": "architecture"}
@@ -93,17 +93,18 @@ def _kept(config_class: type[PreTrainedConfig], values: Mapping[str, Any]) -> di
         inner = _class_within(config_class, name, value)
         if name in _INERT or (name in defaults and value == defaults[name]):
             continue
-        if name.startswith("_") or not (name in defaults or _is_plain(value)):
-            raise ZooError(_REFUSAL.format(f"{name}, which is no attribute of {config_class.__name__}"))
         if inner is not None:
             kept[name] = {**_kept(inner, value), "model_type": inner.model_type}
         elif name == _NAMES_TIMM.get(config_class.model_type):
             kept[name] = _timm_name(value)
-        elif _reaches(name, value):
-            raise ZooError(_REFUSAL.format(f"{name} of its {config_class.__name__}"))
-        elif name in defaults or not hasattr(config_class, name):  # else it would hide a method
+        elif _reaches(name, value) or not (name in defaults or _may_be_set(config_class, name, value)):
+            raise ZooError(_REFUSAL.format(f"{name[:100]} of its {config_class.__name__}"))
+        else:
             _check_numbers(name, value)
             kept[name] = _dtype(value) if name == "dtype" else value
+    lacking = [name for name in config_class.sub_configs if not isinstance(kept.get(name), dict)]
+    if lacking and _asks_for_defaults(config_class):
+        raise ZooError(_REFUSAL.format(f"what takes the place of {lacking[0]} in its {config_class.__name__}"))
     return kept
 
 
@@ -111,17 +112,30 @@ _REFUSAL = "its recipe may reach for code, files or a network by {}: pass model=
 
 
 def _defaults(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
-    """The attributes of ``config_class`` with their values as in JSON, as far as it has any."""
-    names = dict.fromkeys(inspect.signature(config_class.__init__).parameters, inspect.Parameter.empty)
-    own = {name: value for name, value in names.items() if name not in ("self", "args", "kwargs")}
-    for known in (PreTrainedConfig, config_class):
-        with suppress(Exception):  # one that is made of two others has no default
-            own |= json.loads(known().to_json_string(use_diff=False))
-    return own
+    """The attributes of ``config_class`` with their values. None is made: some classes ask a hub for their default."""
+    own = {name: parameter.default for name, parameter in inspect.signature(config_class.__init__).parameters.items()}
+    common = json.loads(PreTrainedConfig().to_json_string(use_diff=False))
+    return {name: value for name, value in (common | own).items() if name not in ("self", "args", "kwargs")}
 
 
-def _is_plain(value: Any) -> bool:
-    return not isinstance(value, (dict, list)) and (not isinstance(value, str) or _WORD.fullmatch(value) is not None)
+def _may_be_set(config_class: type, name: str, value: Any) -> bool:
+    """Whether an attribute of which the class does not tell is one of numbers and words, and hides no method."""
+    own = inspect.getattr_static(config_class, name, None)
+    if isinstance(own, property):
+        return own.fset is not None and _is_plain(name, value)
+    return not isinstance(own, (FunctionType, classmethod, staticmethod)) and _is_plain(name, value)
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return all(_is_plain(name, each) for each in (value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, str) or name in _LABELS or _WORD.fullmatch(value) is not None
+
+
+def _asks_for_defaults(config_class: type) -> bool:
+    """Whether a configuration within this one, where none is given, may come from a hub."""
+    source = inspect.getsource(inspect.getmodule(config_class))
+    return re.search(r"^\s*[^>\s].*\w\.from_pretrained\(", source, re.MULTILINE) is not None
 
 
 def _class_within(config_class: type[PreTrainedConfig], name: str, value: Any) -> type[PreTrainedConfig] | None:
@@ -129,7 +143,7 @@ def _class_within(config_class: type[PreTrainedConfig], name: str, value: Any) -
     if not isinstance(value, dict):
         return None
     kind = value.get("model_type")
-    if isinstance(kind, str) and kind in CONFIG_MAPPING:
+    if isinstance(kind, str) and kind and kind in CONFIG_MAPPING:
         return CONFIG_MAPPING[kind]
     declared = getattr(config_class, "sub_configs", {}).get(name)
     return declared if isinstance(declared, type) and issubclass(declared, PreTrainedConfig) else None
