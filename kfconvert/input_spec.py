@@ -22,8 +22,14 @@ def describe(inputs: Any) -> Any:
     """A JSON value for ``inputs``: tensors by shape, dtype and, if integer or bool, range.
 
     Raises:
-        InputSpecError: a leaf that is no tensor, number, string, bool or None.
+        InputSpecError: a leaf that is no tensor, number, string, bool or None, or more than LARGEST bytes.
     """
+    spec = _describe(inputs)
+    _check_size(spec)
+    return spec
+
+
+def _describe(inputs: Any) -> Any:
     if isinstance(inputs, Tensor):
         spec = {"shape": list(inputs.shape), "dtype": str(inputs.dtype).removeprefix("torch.")}
         if not _inexact(inputs.dtype) and inputs.numel():
@@ -32,9 +38,9 @@ def describe(inputs: Any) -> Any:
     if isinstance(inputs, _PLAIN):
         return {"value": inputs}
     if isinstance(inputs, (tuple, list)):
-        return {type(inputs).__name__: [describe(item) for item in inputs]}
+        return {type(inputs).__name__: [_describe(item) for item in inputs]}
     if isinstance(inputs, dict):
-        return {"dict": {key: describe(value) for key, value in inputs.items()}}
+        return {"dict": {key: _describe(value) for key, value in inputs.items()}}
     raise InputSpecError(f"an example input of type {type(inputs).__name__} cannot be described")
 
 
@@ -44,8 +50,7 @@ def build(spec: Any, device: torch.device | str = "cpu") -> Any:
     Raises:
         InputSpecError: it is none, or asks for more than LARGEST bytes.
     """
-    if _bytes(spec) > LARGEST:
-        raise InputSpecError(f"the description of the example inputs asks for more than {LARGEST} bytes")
+    _check_size(spec)
     return _build(spec, torch.device(device), torch.Generator().manual_seed(0))
 
 
@@ -59,6 +64,11 @@ def _build(spec: Any, device: torch.device, generator: torch.Generator) -> Any:
         return {key: _build(item, device, generator) for key, item in value.items()}
     items = [_build(item, device, generator) for item in value]
     return tuple(items) if kind == "tuple" else items
+
+
+def _check_size(spec: Any) -> None:
+    if _bytes(spec) > LARGEST:
+        raise InputSpecError(f"the example inputs take more than {LARGEST} bytes")
 
 
 def _bytes(spec: Any) -> int:
