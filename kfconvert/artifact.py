@@ -40,7 +40,7 @@ class ArtifactError(ValueError):
 
 def check_target(path: str | os.PathLike) -> None:
     """Raises ArtifactError where ``save`` would refuse ``path``: it holds something else."""
-    folder = Path(path).expanduser()
+    folder = folders.expanded(path)
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -68,7 +68,7 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
         ArtifactError: ``model`` is not a converted one, its state is not made of plain tensors, ``path``
             holds something else, or the disk is full, read-only or not permitted.
     """
-    target = Path(path).expanduser()
+    target = folders.expanded(path)
     check_target(target)
     tensors, record = _tensors(model), _record(model, source)
     try:
@@ -101,7 +101,7 @@ def load(
         ArtifactError: no, an unreadable or a damaged artifact, one of another format version, weights that do
             not fit the model, a device that is not there, or a missing or untrusted recipe.
     """
-    folder = Path(path).expanduser()
+    folder = folders.expanded(path)
     with _reading(folder):
         record = _read_record(folder)
         tensors = _read_tensors(folder, record)
@@ -113,7 +113,7 @@ def load(
 
 def read_record(path: str | os.PathLike) -> dict[str, Any]:
     """The content of ``kfconvert.json`` in the folder ``path``. Raises ArtifactError, see ``load``."""
-    folder = Path(path).expanduser()
+    folder = folders.expanded(path)
     with _reading(folder):
         return _read_record(folder)
 

@@ -5,6 +5,7 @@ torch is imported only once there is work to do, so that ``--help`` and mistakes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from . import streams
+from .messages import in_one_line, unexpected
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -53,6 +56,13 @@ class _Device(click.ParamType):
         if not re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", value):
             self.fail(f"no such device, or not supported: {value!r} (try auto, cpu, cuda or cuda:0)", param, ctx)
         return value
+
+
+class _Folder(click.Path):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value).strip():
+            self.fail("the name of a folder is needed", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class _Shape(click.ParamType):
@@ -109,7 +119,7 @@ def spread_models(args: list[str]) -> list[str]:
 )
 @click.option(
     "--save-path",
-    type=click.Path(path_type=Path),
+    type=_Folder(path_type=Path),
     metavar="DIR",
     help="Write each converted model to DIR/<model>/.",
 )
@@ -201,9 +211,11 @@ def explain(model: str, input_shape: tuple[int, ...] | None, device: str, dtype:
 @command.command()
 def doctor() -> None:
     """Tell which kernels are there, which are not, and what to do about it."""
-    from . import extension
+    with contextlib.redirect_stdout(sys.stderr):
+        from . import extension
 
-    for check in extension.doctor():
+        checks = list(extension.doctor())
+    for check in checks:
         click.echo(f"{'ok  ' if check.ok else 'no  '}{check.name}: {check.detail}")
         if not check.ok:
             click.echo(f"    -> {check.advice}")
@@ -211,6 +223,16 @@ def doctor() -> None:
 
 def main(args: list[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code: 0, or 2 with one line of error."""
+    with streams.results() as results:
+        code = EXIT_ERROR if results.error else _run(args)
+    if results.error:
+        _say_error(f"cannot write the output: {results.error.strerror or results.error}")
+        code = EXIT_ERROR
+    streams.quiet_end()
+    return code
+
+
+def _run(args: list[str] | None) -> int:
     try:
         result = command.main(args, prog_name="kfconvert", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -218,13 +240,16 @@ def main(args: list[str] | None = None) -> int:
         _say_error(error.format_message())
     except (KeyboardInterrupt, click.Abort):
         _say_error("interrupted")
+    except Exception as error:
+        _say_error(unexpected(error))
     return EXIT_ERROR
 
 
 def _list_models(as_json: bool) -> None:
-    from . import zoo
+    with contextlib.redirect_stdout(sys.stderr):
+        from . import zoo
 
-    listed = zoo.list_models()
+        listed = zoo.list_models()
     if as_json:
         click.echo(json.dumps(listed, indent=2))
         return
@@ -239,9 +264,10 @@ def _list_models(as_json: bool) -> None:
 
 
 def _version() -> str:
-    import torch
+    with contextlib.redirect_stdout(sys.stderr):
+        import torch
 
-    from . import extension
+        from . import extension
 
     loaded = [
         name
@@ -270,7 +296,8 @@ def _show() -> Callable[[RenderableType], None]:
 
 
 def _say_error(message: str) -> None:
-    click.echo(f"kfconvert: error: {' '.join(message.split())}", err=True)
+    with contextlib.suppress(OSError):  # there is nowhere else to say it
+        click.echo(f"kfconvert: error: {in_one_line(message)}", err=True)
 
 
 if __name__ == "__main__":

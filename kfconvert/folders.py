@@ -76,10 +76,15 @@ def names(path: Path) -> set[str]:
     return {name for name in found if name != _COMPLETE and not fnmatch.fnmatch(name, _PARTIAL)}
 
 
+def expanded(path: str | os.PathLike) -> Path:
+    """``path`` with the home folder for a ``~`` in front; one that names no user is a folder's own name."""
+    return Path(os.path.expanduser(path))
+
+
 @contextlib.contextmanager
 def none_left_empty(path: Path) -> Iterator[None]:
     """Removes ``path`` and its parents at the end of the block, where the block made them and they are empty."""
-    path = path.expanduser().resolve()
+    path = expanded(path).resolve()
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         yield
@@ -91,7 +96,7 @@ def none_left_empty(path: Path) -> Iterator[None]:
 
 def check_writable(path: Path) -> None:
     """Raises OSError unless a folder can be made at ``path``; leaves no trace."""
-    path = path.expanduser().resolve()
+    path = expanded(path).resolve()
     while not path.exists():
         path = path.parent
     if not path.is_dir():

@@ -6,6 +6,7 @@ What takes seconds to import is imported where it is used: mistakes in names and
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import sys
@@ -16,14 +17,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import terminal, zoo
-from .folders import check_writable, none_left_empty
+from .folders import check_writable, expanded, none_left_empty
 from .json_values import json_ready
+from .messages import printable, unexpected
 
 if TYPE_CHECKING:
     import torch
     from rich.console import RenderableType
 
     from .explain import Explanation
+
+
+_LONGEST_NAME = 200  # bytes; file systems take 255 or fewer
 
 
 class Jobs:
@@ -74,7 +79,8 @@ class Jobs:
             for name in names:
                 result = self._one(name, targets[name])
                 if show and result["statistics"]:
-                    show(render(name, result["statistics"], result["weights"], result["saved"]))
+                    told = printable([name, result["statistics"], result["weights"], result["saved"]])
+                    show(render(*told))
                 if result["error"]:
                     say_error(result["error"])
                 results.append(result)
@@ -94,13 +100,14 @@ class Jobs:
             raise click.ClickException(mistake)
         with self._ready(), self._failing_in_one_line(name), terminal.progress_bar(name) as progress:
             from .converter import ModelConverter
+            from .explain import Explanation, module_classes
 
             progress("load", 0, 1)
             entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
             inputs = {"input_shape": input_shape} if input_shape else {"example_inputs": entry.example_inputs}
             converter = ModelConverter(select="all")
-            converter.convert_model(entry.model, **inputs, device=self.device, progress=progress)
-            return converter.explain()
+            converted = converter.convert_model(entry.model, **inputs, device=self.device, progress=progress)
+            return Explanation(printable(converter.conversion_stats), printable(module_classes(converted)))
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[None]:
@@ -123,7 +130,7 @@ class Jobs:
         try:
             check_writable(self.save_path)
         except OSError as error:
-            what = "write to" if os.path.exists(self.save_path.expanduser()) else "create the save path"
+            what = "write to" if os.path.exists(expanded(self.save_path)) else "create the save path"
             why = error.strerror or error
             raise click.ClickException(f"cannot {what} {self.save_path}: {why}") from error
         from . import artifact
@@ -180,10 +187,15 @@ class Jobs:
 
 
 def folder_name(name: str) -> str:
-    """The folder of a model: ``google/vit`` -> ``google--vit``, a local folder -> its own name."""
-    if name.startswith((".", "/", "~")) or Path(name).is_dir():
-        name = Path(name).expanduser().resolve().name
-    return re.sub(r"[^\w.-]+", "--", name).strip(".-") or "model"
+    """The folder of a model: ``google/vit`` -> ``google--vit``, a local folder -> its own name. A name longer than file
+    systems take is cut, and ends in a part of its checksum."""
+    if name.startswith((".", "/", "~")) or os.path.isdir(name):
+        name = expanded(name).resolve().name
+    folder = re.sub(r"[^\w.-]+", "--", name).strip(".-") or "model"
+    if len(folder.encode()) <= _LONGEST_NAME:
+        return folder
+    mark = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{folder.encode()[:_LONGEST_NAME].decode(errors='ignore')}-{mark}"
 
 
 def device_and_dtype(device_name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
@@ -230,8 +242,4 @@ def _one_line(name: str, error: BaseException) -> str:
     reason = text[0] if text else ""
     if isinstance(error, ValueError) and type(error).__module__.startswith("kfconvert"):
         return reason if name in reason else f"{name}: {reason}"
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    place = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame else "unknown place"
-    return f"{name}: unexpected {type(error).__name__} at {place}: {reason}"
+    return f"{name}: {unexpected(error)}"

@@ -10,8 +10,10 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .messages import in_one_line
 from .zoo import WeightsWarning
 
 
@@ -32,7 +34,7 @@ def warnings_as_lines() -> Iterator[None]:
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         if issubclass(category, WeightsWarning) or str(message).startswith("kfconvert:"):
             text = str(message).removeprefix("kfconvert:").strip()
-            click.secho(f"kfconvert: warning: {text}", fg="yellow", bold=True, err=True)
+            click.secho(f"kfconvert: warning: {in_one_line(text)}", fg="yellow", bold=True, err=True)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -52,7 +54,7 @@ def progress_bar(name: str) -> Iterator[Callable[[str, int, int], None]]:
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", model=name, total=None)
+        task = bar.add_task("", model=escape(in_one_line(name)), total=None)
 
         def progress(stage: str, done: int, total: int) -> None:
             bar.update(task, description=stage, completed=done, total=total)

@@ -15,6 +15,7 @@ So ``resnet50``, which torchvision and timm both have, is torchvision's.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,11 +190,13 @@ def _check_hub(name: str) -> None:
 
 def _folder(name: str) -> Path | None:
     """The local Hugging Face folder that ``name`` is the path of; None where it is no path."""
-    folder = Path(name).expanduser()
-    if not name or not folder.is_dir():
+    expanded = os.path.expanduser(name)
+    if not os.path.isdir(expanded):  # which no name is too long or too odd for
         if name.startswith((".", "/", "~")):
-            raise ZooError(f"{name} is a file, not a folder" if folder.exists() else f"no such folder: {name}")
+            there = os.path.exists(expanded)
+            raise ZooError(f"{name} is a file, not a folder" if there else f"no such folder: {name}")
         return None
+    folder = Path(expanded)
     if (folder / "kfconvert.json").exists():
         raise ZooError(
             f"{folder} is a converted model already: kfconvert.load({str(folder)!r}) gives it back"
