@@ -150,7 +150,11 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """The state dict as contiguous CPU tensors that share no memory: safetensors stores no ties, strict
     loading wants every key."""
     tensors: dict[str, Tensor] = {}
-    for key, value in model.state_dict().items():
+    try:
+        state = model.state_dict(keep_vars=True)
+    except Exception as error:  # of hooks, and of tensor subclasses
+        raise ArtifactError(f"the state of {type(model).__name__} cannot be read: {first_line(error)}") from error
+    for key, value in state.items():
         reason = _unstorable(value)
         if reason is not None:
             raise ArtifactError(f"the state {key!r} {reason}")

@@ -1,0 +1,170 @@
+"""What a save takes, and what is there while it runs: states of odd kinds, kills, others that save and load."""
+
+import os
+import shutil
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_artifact import BATCH, SmallNet, contents, converted, small_net
+from torch import nn
+
+from kfconvert import artifact
+from kfconvert.artifact import ArtifactError
+
+
+@pytest.fixture(scope="module")
+def original() -> nn.Module:
+    return small_net()
+
+
+@pytest.fixture(scope="module")
+def fused(original) -> nn.Module:
+    return converted(original, input_shape=BATCH)
+
+
+class Quantized(torch.Tensor):
+    """As torchao's weights are: a tensor that is made of others, and has no storage of its own."""
+
+    @staticmethod
+    def __new__(cls, values, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=scale.dtype)
+
+    def __init__(self, values, scale):
+        self.values, self.scale = values, scale
+
+    def __tensor_flatten__(self):
+        return ["values", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        return cls(inner["values"], inner["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].values, args[0].scale)
+        plain = [each.values.to(each.scale) * each.scale if isinstance(each, cls) else each for each in args]
+        return function(*plain, **(kwargs or {}))
+
+
+def quantized(weight: torch.Tensor) -> torch.Tensor:
+    return Quantized((weight * 10).to(torch.int8), torch.tensor([0.1]))
+
+
+ODD_STATES = {
+    "Quantized": lambda w: nn.Parameter(quantized(w), requires_grad=False),
+    "Mine": lambda w: nn.Parameter(w.as_subclass(type("Mine", (torch.Tensor,), {}))),
+    "sparse": lambda w: nn.Parameter(w.to_sparse()),
+    "sparse, ": lambda w: nn.Parameter(w.to_sparse_csr()),
+    "quantized": lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8),
+    "nested": lambda w: torch.nested.nested_tensor([w[0], w[1]]),
+    "NestedTensor": lambda w: torch.nested.nested_tensor([w[0], w[1]], layout=torch.jagged),
+    "without data": lambda w: nn.Parameter(w.to("meta")),
+    "UninitializedParameter": lambda w: nn.UninitializedParameter(),
+    "complex128": lambda w: w.to(torch.complex128),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ODD_STATES)
+def test_states_of_other_kinds_are_refused_before_anything_is_written(original, tmp_path, kind):
+    model = converted(original, input_shape=BATCH)
+    path = artifact.save(model, tmp_path / "net")
+    before = contents(path)
+    odd = ODD_STATES[kind](original.head.weight.detach())
+    if isinstance(odd, nn.Parameter):
+        model.head.weight = odd
+    else:
+        model.register_buffer("odd", odd)
+    with pytest.raises(ArtifactError, match=f"the state '(head.weight|odd)' .*{kind.rstrip(', ')}") as caught:
+        artifact.save(model, path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ArtifactError):
+        artifact.save(model, tmp_path / "new" / "other")
+    assert contents(path) == before and os.listdir(tmp_path) == ["net"]
+
+
+def test_lazily_conjugated_tensors_are_stored_as_they_are(tmp_path):
+    class Conjugated(SmallNet):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("phase", torch.tensor([1 + 2j]).conj())
+
+    model = Conjugated().eval()
+    artifact.save(converted(model, input_shape=BATCH), tmp_path / "net")
+    assert torch.equal(load_file(tmp_path / "net" / "model.safetensors")["phase"], torch.tensor([1 - 2j]))
+
+
+def test_a_recipe_that_is_no_json_is_one_line(fused, tmp_path):
+    for recipe in ({"kind": float("inf")}, {"kind": object()}, {"kind": {1: {2}}}):
+        with pytest.raises(ArtifactError, match="cannot write .*no JSON") as caught:
+            artifact.save(fused, tmp_path / "net", source=recipe)
+        assert "\n" not in str(caught.value) and os.listdir(tmp_path) == []
+
+
+def test_at_every_moment_of_a_save_the_old_or_the_new_is_there(fused, original, tmp_path, monkeypatch):
+    """As copied before each change of a name, where a kill or a failing machine would leave it."""
+    path, moments = artifact.save(fused, tmp_path / "net"), []
+    copying = False
+
+    def noting(call):
+        def noted(*args, **kwargs):
+            nonlocal copying
+            if not copying:
+                copying = True
+                moments.append(shutil.copytree(path, tmp_path / f"moment {len(moments)}"))
+                copying = False
+            return call(*args, **kwargs)
+
+        return noted
+
+    changed = converted(original, input_shape=BATCH)
+    changed.scale += 1.0
+    with monkeypatch.context() as patch:
+        for name in ("mkdir", "rename", "replace", "rmdir"):
+            patch.setattr(os, name, noting(getattr(os, name)))
+        artifact.save(changed, path)
+    assert len(moments) >= 5
+    scales = []
+    for copy in moments:
+        scales.append(artifact.load(copy, model=SmallNet).scale.item())
+        artifact.save(fused, copy)
+        assert sorted(os.listdir(copy)) == ["kfconvert.json", "model.safetensors"]
+    first = scales.index(3.0)
+    assert scales == [2.0] * first + [3.0] * (len(moments) - first) and 0 < first < len(moments)
+
+
+def test_saves_and_loads_at_the_same_time_all_succeed(fused, tmp_path):
+    """Of threads here and of processes: a load between finds one of them whole, by its checksums."""
+    path = artifact.save(fused, tmp_path / "net")
+    failures: list[BaseException] = []
+
+    def attempt(action) -> None:
+        try:
+            for _ in range(5):
+                action()
+        except BaseException as error:
+            failures.append(error)
+
+    actions = [lambda: artifact.save(fused, path)] * 4 + [lambda: artifact.read_record(path)] * 2
+    threads = [threading.Thread(target=attempt, args=(action,)) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures and os.listdir(tmp_path) == ["net"]
+    assert sorted(os.listdir(path)) == ["kfconvert.json", "model.safetensors"]
+    artifact.load(path, model=SmallNet)
+
+
+def test_saving_into_the_working_directory_keeps_it(fused, tmp_path, monkeypatch):
+    (tmp_path / "net").mkdir()
+    monkeypatch.chdir(tmp_path / "net")
+    for _ in range(2):
+        artifact.save(fused, ".")
+        assert sorted(os.listdir(".")) == ["kfconvert.json", "model.safetensors"]
+        artifact.load(".", model=SmallNet)
+    (tmp_path / "net" / ".kfconvert-0.partial").mkdir()  # of a save that was killed: no reason to refuse the folder
+    artifact.save(fused, ".")
