@@ -233,7 +233,8 @@ def test_unwritable_save_path_is_found_before_the_work(capsys, workplace, monkey
     assert cli.main(["--models", "cli_models:net", "--save-path", "__pycache__/file/out"]) == 2
     one_error(capsys, "cannot create the save path __pycache__/file/out", "is a file")
     monkeypatch.setattr(
-        "kfconvert.folders.tempfile.TemporaryFile", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+        "kfconvert.folders.tempfile.TemporaryFile",
+        lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
     )
     assert cli.main(["--models", "cli_models:net", "--save-path", "out"]) == 2
     one_error(capsys, "cannot create the save path out: Permission denied")

@@ -204,10 +204,13 @@ def nested(depth: int):
     return value
 
 
-# ``places`` stands for taking the value out.
-VALUES = [None, True, -1, 2**40, 2**70, 0.5, "x", "blocks.0.0", [], {}, [[]], [[0, 9]], [None], {"x": 1}, nested(300), places]
+VALUES = [None, True, -1, 2**40, 2**70, 0.5, "x", "blocks.0.0", [], {}, [[]], [[0, 9]], [None], {"x": 1}, nested(300)]
+VALUES.append(places)  # which stands for taking the value out
 # What takes the damage: without what a person reads only, which is of no account for the load.
-READ = ("format", "device", "recipe", "calls", "parts", "sites", "part_sites", "layout", "files", "near_misses", "regions")
+READ = (
+    *("format", "device", "recipe", "calls", "parts", "files"),
+    *("sites", "part_sites", "layout", "near_misses", "regions"),
+)
 
 
 def damages(record, count: int, seed: int):

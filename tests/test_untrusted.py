@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from kfconvert import artifact, zoo
 from kfconvert.zoo.architectures import ARCHITECTURES
+from kfconvert.zoo import untrusted
 from kfconvert.zoo.untrusted import config_of
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
@@ -58,13 +59,15 @@ HOSTILE = {
         "TimmWrapperModel", architecture="resnet10t", model_args={"checkpoint_path": "SECRET/a"}
     ),
     "timm overlay": transformers_recipe(
-        "TimmWrapperModel", architecture="resnet10t", model_args={"pretrained": True, "pretrained_cfg": {"file": "SECRET/a"}}
+        "TimmWrapperModel",
+        architecture="resnet10t",
+        model_args={"pretrained": True, "pretrained_cfg": {"file": "SECRET/a"}},
     ),
     "backbone of the hub": transformers_recipe("DPTModel", backbone="evil/backbone", use_pretrained_backbone=True),
     "backbone in parts": transformers_recipe(
         "DetrModel", backbone_config={"model_type": "timm_backbone", "backbone": "hf-hub:evil/backbone"}
     ),
-    "default of the hub": transformers_recipe("EdgeTamModel") if hasattr(transformers, "EdgeTamModel") else bert(a={"": object}),
+    "default of the hub": transformers_recipe("EdgeTamModel"),
     "a folder of indices": bert(index_path="SECRET", passages_path="SECRET"),
     "a method": bert(to_dict="x"),
     "a dtype": bert(dtype="load"),
@@ -199,7 +202,18 @@ def test_what_a_recipe_may_not_choose_it_may_with_trust():
 
 def test_a_model_larger_than_its_weights_takes_no_memory(tmp_path):
     write_artifact(tmp_path / "net", bert(vocab_size=2**23, hidden_size=4096))
-    before = torch.empty(0)
     with pytest.raises(artifact.ArtifactError, match="larger model than the weights|do not fit the recipe"):
         artifact.load(tmp_path / "net")
-    assert before.numel() == 0
+
+
+def test_kernels_of_a_hub_are_not_fetched(monkeypatch):
+    """Some classes fetch theirs when they are made, where the package for it is installed, within others too."""
+    yoso = transformers_recipe("YosoModel", **TINY)
+    within = transformers_recipe("LlavaModel", text_config=yoso["config"])
+    monkeypatch.setattr(untrusted, "is_kernels_available", lambda: True)
+    for recipe in (yoso, within):
+        with pytest.raises(zoo.ZooError, match="the kernels of its YosoConfig"):
+            zoo.rebuild(recipe)
+    zoo.rebuild(bert())
+    monkeypatch.undo()
+    zoo.rebuild(yoso)

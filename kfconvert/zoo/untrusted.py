@@ -7,6 +7,8 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -15,6 +17,7 @@ import transformers
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.utils import is_kernels_available
 
 from . import timm_models
 from .common import ZooError, first_line
@@ -35,7 +38,7 @@ _INERT = {
 }
 # The attribute by which these name a model of timm's, which may be a path or a repository to timm.
 _NAMES_TIMM = {"timm_backbone": "backbone", "timm_wrapper": "architecture"}
-_LARGEST = 2**24  # of any number of things in a configuration; no published model comes near it
+_LARGEST = 2**24  # of any number of things in a configuration; published models have up to 10 million positions
 _NO_SIZES = re.compile(r"theta|base|factor|scale|seed|max_value|min_value|limit|clamp|clip|eps|infinity")
 _ROOM = 2**32  # bytes for a tensor that is derived rather than stored, such as a mask or a table of positions
 
@@ -102,6 +105,8 @@ def _kept(config_class: type[PreTrainedConfig], values: Mapping[str, Any]) -> di
         else:
             _check_numbers(name, value)
             kept[name] = _dtype(value) if name == "dtype" else value
+    if _loads_kernels(config_class):
+        raise ZooError(_REFUSAL.format(f"the kernels of its {config_class.__name__}"))
     lacking = [name for name in config_class.sub_configs if not isinstance(kept.get(name), dict)]
     if lacking and _asks_for_defaults(config_class):
         raise ZooError(_REFUSAL.format(f"what takes the place of {lacking[0]} in its {config_class.__name__}"))
@@ -130,6 +135,15 @@ def _is_plain(name: str, value: Any) -> bool:
     if isinstance(value, (dict, list)):
         return all(_is_plain(name, each) for each in (value.values() if isinstance(value, dict) else value))
     return not isinstance(value, str) or name in _LABELS or _WORD.fullmatch(value) is not None
+
+
+def _loads_kernels(config_class: type) -> bool:
+    """Whether a model of this configuration fetches a kernel when it is made: some do where ``kernels`` is installed."""
+    if not is_kernels_available():
+        return False
+    modeling = find_spec(config_class.__module__.replace("configuration_", "modeling_"))
+    source = Path(modeling.origin).read_text(encoding="utf-8") if modeling is not None else ""
+    return re.search(r"\b(?:get|lazy_load)_kernel\(", source) is not None
 
 
 def _asks_for_defaults(config_class: type) -> bool:
