@@ -22,7 +22,7 @@ Places = list[tuple[int, int]]
 
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter)
 # So many combinations of sizes are remembered with the judgement on them.
-MAX_VERDICTS = 1000
+MAX_VERDICTS = 256
 
 
 @dataclass

@@ -91,6 +91,7 @@ class _Statistics(_Part):
     timings: _Timings | None = None
     speedup_achieved: float | None = None
     seconds: dict[str, float] = {}
+    check_weights: int | None = Field(None, ge=0)
     environment: dict[str, Any] = {}
     model: str = ""
     inputs: str = ""
