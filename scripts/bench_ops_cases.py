@@ -180,8 +180,8 @@ ELEMENTWISE = (
     Case(
         "prelu_bias",
         "elementwise",
-        lambda make, rows, columns: (*with_row(make, rows, columns), make.uniform(columns)),
-        eager=lambda x, bias, weight: F.prelu(x + bias, weight),
+        lambda make, rows, columns: (make.normal(rows, columns), make.uniform(columns), make.normal(columns)),
+        eager=lambda x, weight, bias: F.prelu(x + bias, weight),
         gradients=(0, 1, 2),
     ),
     Case(
@@ -246,7 +246,7 @@ def norm_of_image(make: Maker, rows: int, columns: int) -> tuple[Tensor, ...]:
 
 def batch_norm_of_image(make: Maker, rows: int, columns: int) -> tuple[Tensor, ...]:
     x, weight, bias = norm_of_image(make, rows, columns)
-    return x, make.normal(x.shape[1]), make.uniform(x.shape[1]), weight, bias
+    return x, weight, bias, make.normal(x.shape[1]), make.uniform(x.shape[1])
 
 
 NORMS = (
@@ -307,7 +307,7 @@ NORMS = (
         liger=liger_group_norm_silu,
         note="Liger-Kernel has the group norm without SiLU, which follows as a call of its own",
     ),
-    Case("batch_norm_relu", "norm", batch_norm_of_image, gradients=(0, 3, 4)),
+    Case("batch_norm_relu", "norm", batch_norm_of_image, gradients=(0, 1, 2)),
 )
 
 REDUCTIONS = (

@@ -21,7 +21,7 @@ ARGUMENTS = {
     "add_relu": lambda t: (t(5, 33), t(5, 33)),
     "add_rms_norm": lambda t: (t(5, 33), t(33), NORM, t(33)),
     "add_sigmoid": lambda t: (t(5, 33), t(5, 1)),
-    "batch_norm_relu": lambda t: (t(5, 33), t(33), t(33).square(), t(33), t(33)),
+    "batch_norm_relu": lambda t: (t(5, 33), t(33), t(33), t(33), t(33).square()),
     "bias_act": lambda t: (t(5, 33), t(33), t(5, 33), "gelu"),
     "bias_dropout_add": lambda t: (t(5, 33), t(33), t(5, 33)),
     "bias_gelu": lambda t: (t(5, 33), t(33)),

@@ -98,7 +98,7 @@ def _of_a_gradient(*args, **kwargs):
 
 
 def _of_batch_norm(
-    x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
+    x, weight, bias, running_mean, running_var, training=False, momentum=0.1, eps=1e-5
 ):
     return "the kernel takes the running statistics" if training else None
 

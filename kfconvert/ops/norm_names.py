@@ -116,22 +116,23 @@ def group_norm_silu(
 
 def batch_norm_relu(
     x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``relu(batch_norm(x))``, in x's dtype and shape; the arguments are those of F.batch_norm.
+    """``relu(batch_norm(x))``, in x's dtype and shape; weight and bias come before the statistics, which in
+    F.batch_norm they follow.
 
     In eval :func:`kfconvert.ops.batch_norm_act`; in training F.batch_norm, which updates the running
     statistics, and an in-place ReLU.
 
     Args:
         x: (N, C, ...).
-        running_mean, running_var, weight, bias: (C,), on x's device and of one dtype: x's, or float32 beside
+        weight, bias, running_mean, running_var: (C,), on x's device and of one dtype: x's, or float32 beside
             a half type. Each may be None, the running statistics only in training, and both at once.
         momentum: the part of the new statistics in the updated ones.
         eps: added to the variance.

@@ -23,30 +23,31 @@ from .registration import (
 )
 
 
-def prelu_bias(x: Tensor, bias: Tensor, weight: Tensor, dim: int = -1) -> Tensor:
+def prelu_bias(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
     """``v = x + bias`` where it is positive, else ``v * weight``, in x's dtype, shape and memory format.
 
     Args:
         x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in
             float32).
-        bias: (x.shape[dim],), along ``dim``; x's dtype and device (autocast aligns the dtypes).
-        weight: the same, or one element for all channels.
+        weight: the slopes, (x.shape[dim],) along ``dim``, or one element for all channels; x's dtype and device
+            (autocast aligns the dtypes). It follows x, as in ``F.prelu``.
+        bias: (x.shape[dim],); the same dtype and device.
 
     The formula is that of He et al., "Delving Deep into Rectifiers" (2015). RuntimeError: shapes, dtypes or
     devices that do not fit.
     """
-    require_tensors(x, bias, weight)
+    require_tensors(x, weight, bias)
     if weight.numel() == 1 and weight.dim() <= 1:
         weight = weight.expand(bias.shape)
     if not has_kernels(x):
         check_prelu(x, bias, weight, dim)
-        return reference(x, bias, weight, dim)
+        return reference(x, weight, bias, dim)
     if wants_gradient(x, bias, weight):
         return _DIFFERENTIABLE(x, bias, weight, dim)
     return _INFERENCE(x, bias, weight, dim)
 
 
-def reference(x: Tensor, bias: Tensor, weight: Tensor, dim: int = -1) -> Tensor:
+def reference(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
     """The definition of :func:`prelu_bias` in plain ATen, differentiable."""
     weight = weight.expand(bias.shape) if weight.numel() == 1 else weight
     v = x + spread(bias, x, dim)
@@ -62,7 +63,7 @@ def check_prelu(x, bias, weight, dim):
 
 def _compose(x, bias, weight, dim):
     check_prelu(x, bias, weight, dim)
-    return torch.empty_like(x).copy_(reference(x, bias, weight, dim))
+    return torch.empty_like(x).copy_(reference(x, weight, bias, dim))
 
 
 def _fake(x, bias, weight, dim):
@@ -88,7 +89,7 @@ def _fake_gradients(grad, x, bias, weight, dim):
 def _differentiate(ctx, grad):
     if is_differentiated():
         gradients = differentiable_gradients(
-            lambda *given: reference(*given, ctx.dim), ctx.saved_tensors, grad
+            lambda x, bias, weight: reference(x, weight, bias, ctx.dim), ctx.saved_tensors, grad
         )
     else:
         gradients = _GRADIENTS(grad, *ctx.saved_tensors, ctx.dim)

@@ -155,9 +155,9 @@ def test_digits_of_tanh(device):
 def test_channels(tensor, shape, dim, dtype):
     x, bias, weight = (tensor(*size, dtype=dtype) for size in (shape, (shape[dim],), (shape[dim],)))
     check("bias_silu", x, bias, dim)
-    check("prelu_bias", x, bias, weight, dim=dim)
-    check("prelu_bias", x, bias, tensor(1, dtype=dtype), dim)
-    check("prelu_bias", x, bias, tensor(dtype=dtype), dim)
+    check("prelu_bias", x, weight, bias, dim=dim)
+    check("prelu_bias", x, tensor(1, dtype=dtype), bias, dim)
+    check("prelu_bias", x, tensor(dtype=dtype), bias, dim)
 
 
 def test_layouts_with_channels(device, tensor):
@@ -277,7 +277,7 @@ def test_errors(device, tensor):
         (lambda: kernels.add_relu(x, y.half()), "other has another dtype than x"),
         (lambda: kernels.geglu(x, learned), "forward only; kfconvert.ops has the backward"),
         (lambda: kernels.bias_gelu(x, learned), "forward only"),
-        (lambda: kernels.prelu_bias(x, y, learned), "forward only"),
+        (lambda: kernels.prelu_bias(x, learned, y), "forward only"),
         (lambda: kernels.rms_norm(x, 8, learned), "forward only"),
         (lambda: kernels.add_layer_norm(x, learned, 8), "forward only"),
         (lambda: kernels.softmax(x, mask=learned), "forward only"),

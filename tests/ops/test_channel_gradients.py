@@ -39,7 +39,7 @@ def test_prelu(device, compiled, shape, dim, dtype):
     weights = [torch.randn(shape, device=device).to(dtype)]
 
     def of(function):
-        return lambda x, bias, weight: function(x, bias, weight, dim=dim)
+        return lambda x, bias, weight: function(x, weight, bias, dim=dim)
 
     inputs = tensors(shape, dim, dtype, device)
     assert_gradients_as_accurate(of(ops.prelu_bias), of(reference.prelu_bias), inputs, weights)
@@ -68,7 +68,7 @@ def test_layouts(device, compiled, dim):
         g = torch.randn_like(x.transpose(0, 2)).transpose(0, 2)
         for operator, plain, given in (
             (ops.bias_gelu, reference.bias_gelu, (bias,)),
-            (ops.prelu_bias, reference.prelu_bias, (bias, weight)),
+            (ops.prelu_bias, reference.prelu_bias, (weight, bias)),
         ):
             found = []
             for function in (operator, plain):
@@ -84,7 +84,7 @@ def test_only_what_is_asked_for(device, compiled, asked):
     for function, given in (
         (lambda x, b: ops.bias_act(x, b), (x, bias)),
         (lambda x, b: ops.bias_relu(x, b), (x, bias)),
-        (lambda x, w: ops.prelu_bias(x, bias, w), (x, weight)),
+        (lambda x, w: ops.prelu_bias(x, w, bias), (x, weight)),
         (lambda x, b: ops.bias_dropout_add(x, b, torch.zeros_like(x), 0.0), (x, bias)),
     ):
         leaves = [t.clone().requires_grad_(i in asked) for i, t in enumerate(given)]
@@ -105,7 +105,7 @@ def test_the_same_at_every_call(device):
 
 def test_gradients_of_gradients(device):
     x, bias, weight = (t.requires_grad_() for t in tensors((3, 4), 1, torch.float64, device))
-    assert torch.autograd.gradgradcheck(ops.prelu_bias, (x, bias, weight))
+    assert torch.autograd.gradgradcheck(ops.prelu_bias, (x, weight, bias))
     assert torch.autograd.gradgradcheck(ops.bias_gelu, (x, bias))
 
 

@@ -21,7 +21,7 @@ def arguments(name, dtype, device, shape=(3, 6, 8)):
 
     x = torch.randn(shape, device=device).mul(2).add(0.5).to(dtype)
     if name == "batch_norm_relu":
-        return [x, vector(), vector().abs() + 0.5, vector(around=1), vector()], {}
+        return [x, vector(around=1), vector(), vector(), vector().abs() + 0.5], {}
     if name == "group_norm_silu":
         return [x, vector(around=1), vector()], {"num_groups": 2}
     rest = {"normalized_shape": channels, "eps": 1e-5}
@@ -35,7 +35,7 @@ def arguments(name, dtype, device, shape=(3, 6, 8)):
 def call(package, name, rest):
     """A function of the tensors alone."""
     if name == "batch_norm_relu":
-        names = ["x", "running_mean", "running_var", "weight", "bias"]
+        names = ["x", "weight", "bias", "running_mean", "running_var"]
     else:
         names = ["x", "residual", "weight", "bias"] if name.startswith("add") else ["x", "weight", "bias"]
     return lambda *tensors: getattr(package, name)(**dict(zip(names, tensors)), **rest)
@@ -73,10 +73,9 @@ def test_gradients(device, compiled, name, dtype):
     weights = [torch.randn(3, 6, 8, device=device).to(dtype) for _ in range(outputs)]
     operator, definition = call(ops, name, rest), call(reference, name, rest)
     if name == "batch_norm_relu":  # whose statistics have no gradient
-        x, mean, var, *affine = tensors
-        tensors = [x, *affine]
+        *tensors, mean, var = tensors
         operator, definition = (
-            lambda x, w, b, f=f: f(x, mean.to(x.dtype), var.to(x.dtype), w, b) for f in (operator, definition)
+            lambda x, w, b, f=f: f(x, w, b, mean.to(x.dtype), var.to(x.dtype)) for f in (operator, definition)
         )
     assert_gradients_as_accurate(operator, definition, tensors, weights)
 
@@ -85,7 +84,7 @@ def test_gradients(device, compiled, name, dtype):
 def test_gradcheck(device, name):
     tensors, rest = arguments(name, torch.float64, device, (2, 4, 3))
     for i, tensor in enumerate(tensors):
-        tensor.requires_grad_(name != "batch_norm_relu" or i not in (1, 2))
+        tensor.requires_grad_(name != "batch_norm_relu" or i < 3)
     assert torch.autograd.gradcheck(call(ops, name, rest), tensors)
 
 
@@ -165,14 +164,14 @@ def test_default_eps_of_rms_norm(device, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_batch_norm_updates_statistics_in_training(device, compiled, dtype, requires_grad):
-    (x, mean, var, *affine), _ = arguments("batch_norm_relu", dtype, device, (4, 6, 5, 5))
+    (x, *affine, mean, var), _ = arguments("batch_norm_relu", dtype, device, (4, 6, 5, 5))
     x.requires_grad_(requires_grad)
     mine, theirs = ([mean.clone(), var.clone()] for _ in "ab")
-    y = ops.batch_norm_relu(x, *mine, *affine, training=True, momentum=0.3, eps=1e-3)
+    y = ops.batch_norm_relu(x, *affine, *mine, training=True, momentum=0.3, eps=1e-3)
     want = F.relu(F.batch_norm(x, *theirs, *affine, training=True, momentum=0.3, eps=1e-3))
     assert torch.equal(y, want) and torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
     plain = F.batch_norm(x, None, None, training=True).relu()
-    assert torch.equal(ops.batch_norm_relu(x, None, None, training=True), plain)
+    assert torch.equal(ops.batch_norm_relu(x, None, None, None, None, training=True), plain)
     if requires_grad:
         grads = [torch.autograd.grad(result.square().sum(), x)[0] for result in (y, want)]
         torch.testing.assert_close(*grads)
@@ -185,7 +184,7 @@ def test_batch_norm_in_eval(device, compiled, dtype, shape):
     (x, *vectors), _ = arguments("batch_norm_relu", dtype, device, shape)
     for vectors in (vectors, [v.float() for v in vectors]) if x.element_size() == 2 else (vectors,):
         before = [v.clone() for v in vectors]
-        for given in (vectors, [*vectors[:2], None, vectors[3]], [*vectors[:3], None]):
+        for given in (vectors, [None, *vectors[1:]], [vectors[0], None, *vectors[2:]]):
             assert_as_accurate(ops.batch_norm_relu, reference.batch_norm_relu, x, *given)
         assert all(torch.equal(*pair) for pair in zip(vectors, before))
 
@@ -197,15 +196,15 @@ def test_batch_norm_with_strided_vectors(device, compiled, shape, training):
     for strided in range(4):
         grads = []
         for given in (vectors, [v.repeat_interleave(3)[::3] if i == strided else v for i, v in enumerate(vectors)]):
-            mean, var, *affine = (v.detach() for v in given)
+            *affine, mean, var = (v.detach() for v in given)
             leaves = [t.requires_grad_() for t in (x.clone(), *affine)]
-            y = ops.batch_norm_relu(leaves[0], mean.clone() if training else mean, var, *affine, training=training)
+            y = ops.batch_norm_relu(*leaves, mean.clone() if training else mean, var, training=training)
             grads.append(torch.autograd.grad(y.square().sum(), leaves))
         torch.testing.assert_close(*grads)
 
 
 def test_batch_norm_errors(device, compiled):
-    (x, mean, var, weight, bias), _ = arguments("batch_norm_relu", torch.float32, device)
+    (x, weight, bias, mean, var), _ = arguments("batch_norm_relu", torch.float32, device)
     for changed, message in (
         ({"x": x.long()}, "expected float64, float32, float16 or bfloat16"),
         ({"x": x[0, 0]}, r"expected \(N, C, ...\)"),
@@ -220,7 +219,7 @@ def test_batch_norm_errors(device, compiled):
             ops.batch_norm_relu(**named)
         assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
-        ops.batch_norm_relu(x[:1, :, 0], mean, var, training=True)
+        ops.batch_norm_relu(x[:1, :, 0], weight, bias, mean, var, training=True)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,7 +24,7 @@ CALLS = {
     "bias_relu": (lambda p, x, b: p.bias_relu(x, b), PAIR),
     "bias_gelu": (lambda p, x, b: p.bias_gelu(x, b), PAIR),
     "bias_silu": (lambda p, x, b: p.bias_silu(x, b), PAIR),
-    "prelu_bias": (lambda p, x, b, w: p.prelu_bias(x, b, w), ROWS),
+    "prelu_bias": (lambda p, x, b, w: p.prelu_bias(x, w, b), ROWS),
     "gelu_dropout": (lambda p, x: p.gelu_dropout(x, 0.0), [(3, 4)]),
     "bias_dropout_add": (lambda p, x, b, r: p.bias_dropout_add(x, b, r, 0.0), [(3, 4), (4,), (3, 4)]),
     "layer_norm_relu": (lambda p, x, w, b: p.layer_norm_relu(x, 4, w, b), ROWS),
@@ -36,7 +36,7 @@ CALLS = {
     "add_rms_norm": (lambda p, x, r, w: p.add_rms_norm(x, r, 4, w), [(2, 3, 4), (3, 4), (4,)]),
     "group_norm_silu": (lambda p, x, w, b: p.group_norm_silu(x, 2, w, b), [(2, 4, 3), (4,), (4,)]),
     "batch_norm_relu": (
-        lambda p, x, w, b: p.batch_norm_relu(x, torch.zeros_like(w), torch.ones_like(w), w, b),
+        lambda p, x, w, b: p.batch_norm_relu(x, w, b, torch.zeros_like(w), torch.ones_like(w)),
         [(2, 4, 3), (4,), (4,)],
     ),
     "softmax": (lambda p, x, m: p.softmax(x, scale=0.7, mask=m), PAIR),

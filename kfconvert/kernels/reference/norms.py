@@ -44,6 +44,6 @@ def group_norm_silu(x, num_groups, weight=None, bias=None, eps=1e-5) -> Tensor:
 
 
 def batch_norm_relu(
-    x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
+    x, weight, bias, running_mean, running_var, training=False, momentum=0.1, eps=1e-5
 ) -> Tensor:
     return F.relu(F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps))

@@ -25,7 +25,7 @@ def bias_silu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
     return _bias_act(x, bias, dim, "silu")
 
 
-def prelu_bias(x: Tensor, bias: Tensor, weight: Tensor, dim: int = -1) -> Tensor:
+def prelu_bias(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
     if weight.numel() == 1 and weight.dim() <= 1:
         weight = weight.expand(bias.shape)
     check_prelu(x, bias, weight, dim)
