@@ -34,6 +34,7 @@ from .registrations import Registrations
 
 # Of the 255 that a file name may have; a key and the longest suffix need 30.
 _LONGEST_NAME = 200
+_SHIPPED = Path(__file__).parent
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
 
 
@@ -121,7 +122,8 @@ class CudaCompiler:
         :func:`kfconvert.jit.loading.load_on_trial`.
 
         Args:
-            path: the file; its own includes are looked up beside it first.
+            path: the file; its own includes are looked up beside it first. A bare name that is no file in the
+                working directory may be that of a source of this package: ``softmax_cuda.cu``.
             name: an identifier, what TORCH_EXTENSION_NAME stands for in the source.
             functions: C++ functions of the source, on ``torch::Tensor``, to be bound under their names.
             extra_cuda_cflags: for nvcc; where one of them sets an architecture, no other is added.
@@ -142,7 +144,7 @@ class CudaCompiler:
                 character at which ninja or nvcc fail: a dollar sign, colon, double quote, backquote or backslash,
                 and in the name of the file a blank or comma.
         """
-        path = Path(path).expanduser().absolute()
+        path = _source(Path(path).expanduser())
         if not path.is_file():
             raise FileNotFoundError(f"kfconvert: there is no file {path}")
         if path.suffix != ".cu":
@@ -196,6 +198,12 @@ class CudaCompiler:
 def get_cuda_compiler() -> CudaCompiler:
     """The compiler of this process. It is there without nvcc as well: what is in the cache can be loaded."""
     return CudaCompiler()
+
+
+def _source(path: Path) -> Path:
+    """``path`` as it is meant from the working directory, or the source of this package that has the name."""
+    shipped = _SHIPPED / path
+    return shipped if path.name == str(path) and not path.exists() and shipped.is_file() else path.absolute()
 
 
 def _read(path: Path) -> str:

@@ -103,6 +103,11 @@ def _of_batch_norm(
     return "the kernel takes the running statistics" if training else None
 
 
+def _of_mish_scale(x, scale):
+    halved = x.element_size() == 2 and not isinstance(scale, Tensor)
+    return "of half types the kernel takes a tensor as scale" if halved else None
+
+
 def _of_embedding(*args, **kwargs):
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return "the kernel takes no autocast"
@@ -151,6 +156,7 @@ _WHY_ATEN = {
     "dequantize_int8": _of_dequantize,
     "embedding_layer_norm": _of_embedding,
     "gelu_dropout": _of_gelu_dropout,
+    "mish_scale": _of_mish_scale,
     "mse_loss": _of_mse_loss,
     "reduce_mean_abs": _of_reduction("reduce_mean_abs"),
     "reduce_sum_squared": _of_reduction("reduce_sum_squared"),

@@ -1,12 +1,15 @@
 """Functional operators: each works on any device, with or without the compiled library."""
 
+import types
+
+from .. import second_names
 from .act_mul import act_mul
 from .activations import ACTIVATIONS, Activation, apply_activation
 from .attention import (
     attention_dropout,
     attention_score,
+    chunked_attention,
     flash_attention,
-    fused_attention_score,
     fused_multihead_attention,
     rope_attention,
 )
@@ -20,9 +23,10 @@ from .blocks import (
     ffn_block,
     fused_linear_activation,
 )
+from .contraction import contract
 from .conv_act import conv_act
 from .cross_entropy import cross_entropy
-from .dropout_act import bias_dropout_add, fused_gelu_dropout, gelu_dropout
+from .dropout_act import bias_dropout_add, gelu_dropout
 from .elementwise import (
     add_mul_exp,
     add_relu,
@@ -30,9 +34,6 @@ from .elementwise import (
     bias_gelu,
     bias_relu,
     bias_silu,
-    elementwise_add_relu,
-    elementwise_mul_tanh,
-    fused_bias_gelu,
     geglu,
     mish_scale,
     mul_tanh,
@@ -41,15 +42,13 @@ from .elementwise import (
 )
 from .embedding_layer_norm import embedding_layer_norm
 from .group_norm_act import group_norm_act
+from .kinds import checked
 from .layer_norm_act import layer_norm_act
 from .linear_act import linear_act
 from .norm_names import (
     add_layer_norm,
     add_rms_norm,
     batch_norm_relu,
-    fused_add_norm,
-    fused_add_rms_norm,
-    fused_layer_norm_relu,
     group_norm_silu,
     layer_norm_gelu,
     layer_norm_relu,
@@ -58,14 +57,14 @@ from .norm_names import (
     rms_norm_gelu,
 )
 from .normalize_image import normalize_image
-from .optimizers import fused_adamw, fused_sgd
+from .optimizers import fused_adam, fused_adamw, fused_sgd
 from .prelu_bias import prelu_bias
 from .quantize import dequantize_int8, quantize_int8
 from .reduce import mse_loss, reduce_mean_abs, reduce_sum_squared
 from .rms_norm_act import rms_norm_act
 from .rotary import rope
 from .scale_shift_act import scale_shift_act
-from .series import sliding_window_mean_std
+from .series import sliding_window, sliding_window_mean_std
 from .softmax import SoftMaxOp, get_cuda_softmax, softmax
 
 __all__ = [
@@ -89,24 +88,19 @@ __all__ = [
     "bias_relu",
     "bias_silu",
     "block_sparse_attention",
+    "chunked_attention",
+    "contract",
     "conv2d_bn_act",
     "conv2d_gelu_dropout",
     "conv_act",
     "cross_entropy",
     "depthwise_pointwise",
     "dequantize_int8",
-    "elementwise_add_relu",
-    "elementwise_mul_tanh",
     "embedding_layer_norm",
     "ffn_block",
     "flash_attention",
+    "fused_adam",
     "fused_adamw",
-    "fused_add_norm",
-    "fused_add_rms_norm",
-    "fused_attention_score",
-    "fused_bias_gelu",
-    "fused_gelu_dropout",
-    "fused_layer_norm_relu",
     "fused_linear_activation",
     "fused_multihead_attention",
     "fused_sgd",
@@ -135,7 +129,15 @@ __all__ = [
     "rope",
     "rope_attention",
     "scale_shift_act",
+    "sliding_window",
     "sliding_window_mean_std",
     "softmax",
     "swish_multiply",
 ]
+
+for _name in __all__:
+    if isinstance(globals()[_name], types.FunctionType):
+        globals()[_name] = checked(globals()[_name])
+
+globals().update(second_names.of(__name__))
+__all__ = sorted([*__all__, *second_names.TABLE[__name__]])

@@ -11,9 +11,10 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from .arguments import require_share, within
-from .registration import require, require_float, require_same_options
+from .registration import recorded, require, require_float, require_same_options, transformed
 from .rotary import rope
 
 
@@ -67,6 +68,30 @@ def flash_attention(
     check_attention("flash_attention", q, k, v)
     y = F.scaled_dot_product_attention(*with_four_dimensions(q, k, v), scale=scale, is_causal=is_causal)
     return y.reshape(*q.shape[:-2], *y.shape[-2:])
+
+
+def chunked_attention(q: Tensor, k: Tensor, v: Tensor, chunk_size: int = 1024, scale: float | None = None) -> Tensor:
+    """:func:`flash_attention`, with the scores of at most ``chunk_size`` queries in memory at a time.
+
+    One call where ``F.scaled_dot_product_attention`` has a kernel that writes no scores at all, which is faster;
+    else, such as for float64 on CUDA or values of another width than the keys, one call for each ``chunk_size``
+    queries. The backward pass of those keeps the scores of all chunks.
+
+    q, k, v, scale: see :func:`flash_attention`. RuntimeError: arguments that do not fit.
+    """
+    operator = "chunked_attention"
+    check_attention(operator, q, k, v)
+    fits = within(operator, "chunk_size", 1, chunk_size, math.inf)
+    require(fits, operator, f"chunk_size is {chunk_size}, expected 1 or more")
+    if q.shape[-2] <= chunk_size or _writes_no_scores(*with_four_dimensions(q, k, v), scale):
+        return flash_attention(q, k, v, scale)
+    return torch.cat([flash_attention(part, k, v, scale) for part in q.split(chunk_size, -2)], -2)
+
+
+def _writes_no_scores(q, k, v, scale):
+    if recorded() or transformed():  # which do not take a function that returns a number
+        return False
+    return torch._fused_sdp_choice(q, k, v, scale=scale) != SDPBackend.MATH.value
 
 
 def fused_multihead_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tensor:
@@ -142,6 +167,3 @@ def _check_keys(operator, q, k):
 
 def _default_scale(q):
     return 1.0 if q.shape[-1] == 0 else q.shape[-1] ** -0.5
-
-
-fused_attention_score = attention_score

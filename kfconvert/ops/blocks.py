@@ -35,13 +35,24 @@ def fused_linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, acti
 
 
 def ffn_block(
-    x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, activation: str = "gelu"
+    x: Tensor,
+    w1: Tensor,
+    b1: Tensor | None,
+    w2: Tensor,
+    b2: Tensor | None,
+    activation: str = "gelu",
+    dropout_p: float = 0.0,
+    training: bool = True,
 ) -> Tensor:
-    """``act(x W1^T + b1) W2^T + b2``, of shape (..., out): two calls of :func:`kfconvert.ops.linear_act`.
+    """``dropout(act(x W1^T + b1)) W2^T + b2``, of shape (..., out): two calls of :func:`kfconvert.ops.linear_act`.
 
     x: (..., in); w1: (hidden, in); w2: (out, hidden); b1: (hidden,) or None; b2: (out,) or None.
+    dropout_p: the part of the hidden values that is dropped in ``training``, by ``F.dropout``; ValueError
+    outside of 0 to 1. The dropout stands where ``torch.nn.TransformerEncoderLayer`` has its first one.
     """
-    return linear_act(linear_act(x, w1, b1, activation), w2, b2)
+    require_share("ffn_block", "dropout_p", dropout_p)
+    hidden = linear_act(x, w1, b1, activation)
+    return linear_act(F.dropout(hidden, dropout_p, training) if dropout_p else hidden, w2, b2)
 
 
 def conv2d_bn_act(

@@ -222,5 +222,3 @@ _GRADIENTS = define(
 )
 _DIFFERENTIABLE = differentiate(_OPERATOR, _differentiate, _save)
 autocast((_OPERATOR, _INFERENCE), cast_to_widest)
-
-fused_gelu_dropout = gelu_dropout

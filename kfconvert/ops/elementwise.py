@@ -5,12 +5,15 @@ broadcast and any strides, and have a backward pass; the arguments must have one
 else RuntimeError. The result has the memory format of the first argument that has its shape.
 """
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from .act_mul import act_mul
 from .activations import CODES, EXP_TWICE, MISH
+from .arguments import as_number
 from .bias_act import bias_act
 from .combine_act import Combination, combine_act
+from .registration import require_float
 
 
 def add_relu(x: Tensor, y: Tensor) -> Tensor:
@@ -51,11 +54,20 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
     return act_mul(gate, up, "gelu")
 
 
-def mish_scale(x: Tensor, scale: Tensor) -> Tensor:
+def mish_scale(x: Tensor, scale: Tensor | float) -> Tensor:
     """``mish(x) * scale`` with ``mish(x) = x tanh(softplus(x))``.
+
+    scale: a tensor, or a number, by which half types are multiplied in a pass of its own: ``F.mish(x) * scale``,
+    for in their own dtype it would be rounded.
 
     The formula is that of Misra, "Mish: A Self Regularized Non-Monotonic Activation Function" (2019).
     """
+    if not isinstance(scale, Tensor):
+        require_float("mish_scale", x)
+        scale = as_number("mish_scale", "scale", scale)
+        if x.element_size() == 2:
+            return F.mish(x) * scale
+        scale = x.new_full((), scale)
     return combine_act(x, scale, Combination.GATED, MISH.code)
 
 
@@ -72,8 +84,3 @@ def bias_gelu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
 def bias_silu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
     """``silu(x + bias)`` with ``bias`` of shape (x.shape[dim],) along ``dim``."""
     return bias_act(x, bias, activation="silu", dim=dim)
-
-
-elementwise_add_relu = add_relu
-elementwise_mul_tanh = mul_tanh
-fused_bias_gelu = bias_gelu

@@ -81,10 +81,36 @@ def rms_norm(
 
 
 def rms_norm_gelu(
-    x: Tensor, normalized_shape: Shape, weight: Tensor | None = None, eps: float | None = None
+    x: Tensor,
+    normalized_shape: Shape | Tensor | None = None,
+    weight: Tensor | float | None = None,
+    eps: float | None = None,
 ) -> Tensor:
-    """``gelu(rms_norm(x))``, the exact (erf) GELU; see :func:`rms_norm`."""
+    """``gelu(rms_norm(x))``, the exact (erf) GELU; see :func:`rms_norm`.
+
+    Either ``rms_norm_gelu(x, normalized_shape, weight, eps)`` or ``rms_norm_gelu(x, weight, eps)``, where the
+    shape is that of weight.
+
+    Raises:
+        TypeError: neither a shape nor a weight, or one of the arguments twice. RuntimeError: see above.
+    """
+    normalized_shape, weight, eps = shape_weight_eps("rms_norm_gelu", normalized_shape, weight, eps)
     return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), "gelu")
+
+
+def shape_weight_eps(operator, normalized_shape, weight, eps):
+    """The three in this order, where the weight may stand in the place of the shape and eps in that of weight."""
+    if isinstance(normalized_shape, Tensor):
+        if isinstance(weight, Tensor) or (weight is not None and eps is not None):
+            text = f"kfconvert::{operator}: weight must be given once: (x, normalized_shape, weight, eps) or (x, weight, eps)"
+            raise TypeError(text)
+        normalized_shape, weight, eps = None, normalized_shape, eps if weight is None else weight
+    if normalized_shape is None:
+        if weight is None:
+            raise TypeError(f"kfconvert::{operator}: normalized_shape or weight must be given")
+        require_tensors(weight)
+        normalized_shape = tuple(weight.shape)
+    return normalized_shape, weight, eps
 
 
 def add_rms_norm(
@@ -182,8 +208,3 @@ def _check_batch_norm(x, running_mean, running_var, weight, bias, training):
         operator,
         f"{' and '.join(given)} have different dtypes",
     )
-
-
-fused_layer_norm_relu = layer_norm_relu
-fused_add_norm = add_layer_norm
-fused_add_rms_norm = add_rms_norm

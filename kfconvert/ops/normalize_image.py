@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from .arguments import as_number, require_tensors
+from .arguments import as_integer, as_number, require_tensors
 from .registration import define, has_kernels, require, require_float, require_same_device
 
 # So many channels have their numbers in the call (kFewChannels in csrc/common/arguments.h); of more they are
@@ -18,6 +18,8 @@ def normalize_image(
     mean: Sequence[float] | Tensor,
     std: Sequence[float] | Tensor,
     *,
+    crop: tuple[int, int, int, int] | None = None,
+    flip: bool = False,
     dtype: torch.dtype = torch.float32,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
@@ -27,19 +29,21 @@ def normalize_image(
         image: (H, W, C) or (N, H, W, C), uint8; any strides are read without a copy.
         mean, std: C numbers each, or (C,) on image's device. Numbers of more than 4 channels are sent to the
         device at every call.
+        crop: (top, left, height, width) in pixels: this part of each image alone, which is read without a copy.
+        flip: left and right change places; the bytes are copied for it, ``torch.flip``.
         dtype: of the result: float64, float32, float16 or bfloat16 (the half types are computed in float32).
         memory_format: of the result: ``torch.contiguous_format``, or ``torch.channels_last``, in which a
         result of three dimensions has the strides of (H, W, C).
 
     Returns:
-        (C, H, W) or (N, C, H, W).
+        (C, H, W) or (N, C, H, W), H and W those of ``crop`` where it is given.
 
     The kernels have one multiply-add, ``image * scale + shift`` with ``scale = 1 / (255 std)`` and
     ``shift = -mean / std``. In float32 that is within 1e-6 of the definition (in float64 1e-15), relative to
     the largest result that there can be, ``(1 + |mean|) / |std|``. Not differentiable.
 
     Raises:
-        RuntimeError: shapes, dtypes, devices or a memory format that do not fit; a number 0 in std. Of a
+        RuntimeError: shapes, dtypes, devices, a crop or a memory format that do not fit; a number 0 in std. Of a
         tensor the values are not looked at: where std is 0, no result is finite.
     """
     operator = "normalize_image"
@@ -47,6 +51,7 @@ def normalize_image(
     require(image.dtype == torch.uint8, operator, "expected uint8")
     shape = tuple(image.shape)
     require(len(shape) in (3, 4), operator, f"image has shape {shape}, expected (H, W, C) or (N, H, W, C)")
+    image = part_of(image, crop, flip)
     known = memory_format in (torch.contiguous_format, torch.channels_last)
     require(known, operator, "memory_format must be torch.contiguous_format or torch.channels_last")
     empty = image.new_empty(0, dtype=dtype)
@@ -82,17 +87,34 @@ def _tensors(image, dtype, *values):
     return [torch.as_tensor(value, dtype=wide, device=image.device) for value in values]
 
 
+def part_of(image: Tensor, crop: tuple[int, int, int, int] | None, flip: bool) -> Tensor:
+    """The part ``crop`` of (..., H, W, C), a view, then mirrored where it is to ``flip``, a copy."""
+    operator = "normalize_image"
+    if crop is not None:
+        if not isinstance(crop, (tuple, list)) or len(crop) != 4:
+            raise TypeError(f"kfconvert::{operator}: crop must be (top, left, height, width), got {crop!r}")
+        top, left, height, width = (as_integer(operator, "crop", number) for number in crop)
+        rows, columns = image.shape[-3:-1]
+        inside = 0 <= top <= top + height <= rows and 0 <= left <= left + width <= columns
+        require(inside, operator, lambda: f"crop {tuple(crop)} is not inside an image of {rows} x {columns}")
+        image = image[..., top : top + height, left : left + width, :]
+    return image.flip(-2) if flip else image
+
+
 def reference(
     image: Tensor,
     mean: Sequence[float] | Tensor,
     std: Sequence[float] | Tensor,
     *,
+    crop: tuple[int, int, int, int] | None = None,
+    flip: bool = False,
     dtype: torch.dtype = torch.float32,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
     """The definition of :func:`normalize_image` in plain ATen. It rounds as torchvision's transforms do:
     mean, std and each step to float32, or to float64 where that is ``dtype``."""
     mean, std = (value.reshape(-1, 1, 1) for value in _tensors(image, dtype, mean, std))
+    image = part_of(image, crop, flip)
     if memory_format == torch.channels_last:
         planes = image.contiguous().movedim(-1, -3)
     else:

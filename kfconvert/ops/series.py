@@ -1,9 +1,40 @@
 """Statistics of series: windows that slide over the last dimension."""
 
+import math
+
 import torch
 
 from .arguments import within
 from .registration import require, require_float
+
+
+def sliding_window(x: torch.Tensor, size: int, stride: int, reduce: str = "mean") -> torch.Tensor:
+    """One number for each window of ``size`` neighbours of the last dimension, of which one begins every
+    ``stride``: ``x.unfold(-1, size, stride)``, a view, and PyTorch's reduction of its last dimension.
+
+    Args:
+        x: (..., L), any strides; float64, float32, float16 or bfloat16.
+        size: of a window, from 1 to L.
+        stride: from the first value of a window to that of the next, 1 or more.
+        reduce: "mean", "sum", "max", "min", or "std", the population's as :func:`sliding_window_mean_std` has it.
+
+    Returns:
+        (..., (L - size) // stride + 1), in x's dtype. A NaN in a window is its result. Of "max" and "min" equal
+        values share the gradient.
+
+    Raises:
+        RuntimeError: an x, a size or a stride that does not fit. ValueError: another ``reduce``.
+    """
+    operator = "sliding_window"
+    if reduce not in (*_REDUCTIONS, "std"):
+        raise ValueError(f"kfconvert::{operator}: reduce must be mean, sum, max, min or std, got {reduce!r}")
+    _check_windows(operator, x, "size", size, stride)
+    if reduce == "std":
+        return _std_mean(x, size, stride)[0]
+    return _REDUCTIONS[reduce](x.unfold(-1, size, stride), -1)
+
+
+_REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax, "min": torch.amin}
 
 
 def sliding_window_mean_std(x: torch.Tensor, window: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,15 +56,25 @@ def sliding_window_mean_std(x: torch.Tensor, window: int) -> tuple[torch.Tensor,
     Raises:
         RuntimeError: an x or a window that does not fit.
     """
-    operator = "sliding_window_mean_std"
+    _check_windows("sliding_window_mean_std", x, "window", window, 1)
+    std, mean = _std_mean(x, window, 1)
+    return mean, std
+
+
+def _check_windows(operator, x, name, size, stride):
     require_float(operator, x)
     require(x.dim() >= 1, operator, "x has no dimension")
-    fits = within(operator, "window", 1, window, x.shape[-1])
-    require(fits, operator, lambda: f"window {window} is not in 1 to {x.shape[-1]}")
+    fits = within(operator, name, 1, size, x.shape[-1])
+    require(fits, operator, lambda: f"{name} {size} is not in 1 to {x.shape[-1]}")
+    fits = within(operator, "stride", 1, stride, math.inf)
+    require(fits, operator, lambda: f"stride is {stride}, expected 1 or more")
+
+
+def _std_mean(x, size, stride):
     if x.numel() == 0:  # std_mean warns of it
-        y = x[..., window - 1 :]
-        return y.clone(), y.clone()
+        empty = x.unfold(-1, size, stride)[..., 0]
+        return empty.clone(), empty.clone()
     # On CUDA ATen has the deviations of half types and float32 in float32, without digits far from 0.
     wide = x.double() if x.is_cuda else x
-    std, mean = torch.std_mean(wide.unfold(-1, window, 1), -1, correction=0)
-    return mean.to(x.dtype), std.to(x.dtype)
+    std, mean = torch.std_mean(wide.unfold(-1, size, stride), -1, correction=0)
+    return std.to(x.dtype), mean.to(x.dtype)

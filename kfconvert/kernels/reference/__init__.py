@@ -4,6 +4,7 @@ from .attention import (
     attention_dropout,
     attention_score,
     block_sparse_attention,
+    chunked_attention,
     flash_attention,
     fused_multihead_attention,
     rope,
@@ -17,6 +18,7 @@ from .blocks import (
     ffn_block,
     fused_linear_activation,
 )
+from .contraction import contract
 from .elementwise import (
     add_mul_exp,
     add_relu,
@@ -47,9 +49,9 @@ from .norms import (
     rms_norm,
     rms_norm_gelu,
 )
-from .optimizers import fused_adamw, fused_sgd
+from .optimizers import fused_adam, fused_adamw, fused_sgd
 from .reductions import mse_loss, reduce_mean_abs, reduce_sum_squared
-from .series import sliding_window_mean_std
+from .series import sliding_window, sliding_window_mean_std
 from .softmax import cross_entropy, softmax
 
 __all__ = [
@@ -66,6 +68,8 @@ __all__ = [
     "bias_relu",
     "bias_silu",
     "block_sparse_attention",
+    "chunked_attention",
+    "contract",
     "conv2d_bn_act",
     "conv2d_gelu_dropout",
     "cross_entropy",
@@ -74,6 +78,7 @@ __all__ = [
     "embedding_layer_norm",
     "ffn_block",
     "flash_attention",
+    "fused_adam",
     "fused_adamw",
     "fused_linear_activation",
     "fused_multihead_attention",
@@ -97,6 +102,7 @@ __all__ = [
     "rms_norm_gelu",
     "rope",
     "rope_attention",
+    "sliding_window",
     "sliding_window_mean_std",
     "softmax",
     "swish_multiply",

@@ -23,6 +23,10 @@ def flash_attention(q, k, v, scale=None, is_causal=False) -> Tensor:
     return torch.softmax(scores, -1) @ v
 
 
+def chunked_attention(q: Tensor, k: Tensor, v: Tensor, chunk_size: int = 1024, scale: float | None = None) -> Tensor:
+    return torch.cat([flash_attention(part, k, v, scale) for part in q.split(chunk_size, -2)], -2)
+
+
 def fused_multihead_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tensor:
     parts = zip(*(t.chunk(num_heads, -1) for t in (q, k, v)))
     return torch.cat([flash_attention(*part) for part in parts], -1)

@@ -11,8 +11,9 @@ def fused_linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, acti
     return apply_activation(F.linear(x, weight, bias), activation)
 
 
-def ffn_block(x, w1, b1, w2, b2, activation="gelu") -> Tensor:
-    return F.linear(fused_linear_activation(x, w1, b1, activation), w2, b2)
+def ffn_block(x, w1, b1, w2, b2, activation="gelu", dropout_p=0.0, training=True) -> Tensor:
+    hidden = F.dropout(fused_linear_activation(x, w1, b1, activation), dropout_p, training)
+    return F.linear(hidden, w2, b2)
 
 
 def embedding_layer_norm(

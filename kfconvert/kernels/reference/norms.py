@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kfconvert.ops.group_norm_act import reference as group_norm_act
 from kfconvert.ops.layer_norm_act import reference as layer_norm_act
-from kfconvert.ops.norm_names import rms_eps
+from kfconvert.ops.norm_names import rms_eps, shape_weight_eps
 from kfconvert.ops.norms import own_sum
 from kfconvert.ops.rms_norm_act import reference as rms_norm_act
 
@@ -30,7 +30,8 @@ def rms_norm(x, normalized_shape, weight=None, eps=None) -> Tensor:
     return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps))
 
 
-def rms_norm_gelu(x, normalized_shape, weight=None, eps=None) -> Tensor:
+def rms_norm_gelu(x, normalized_shape=None, weight=None, eps=None) -> Tensor:
+    normalized_shape, weight, eps = shape_weight_eps("rms_norm_gelu", normalized_shape, weight, eps)
     return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), "gelu")
 
 

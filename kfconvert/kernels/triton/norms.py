@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kfconvert.ops.activations import BY_CODE, CODES
-from kfconvert.ops.norm_names import rms_eps
+from kfconvert.ops.norm_names import rms_eps, shape_weight_eps
 from kfconvert.ops.norms import as_shape, check_norm, row_count
 
 from .activations import activate
@@ -66,7 +66,8 @@ def rms_norm(x, normalized_shape, weight=None, eps=None) -> Tensor:
     return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps))
 
 
-def rms_norm_gelu(x, normalized_shape, weight=None, eps=None) -> Tensor:
+def rms_norm_gelu(x, normalized_shape=None, weight=None, eps=None) -> Tensor:
+    normalized_shape, weight, eps = shape_weight_eps("rms_norm_gelu", normalized_shape, weight, eps)
     return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), "gelu")
 
 

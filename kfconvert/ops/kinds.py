@@ -1,0 +1,63 @@
+"""Arguments of a kind that would be taken for another one: refused before they change a result silently.
+
+Python takes True for 1, 0.1 for true, and a tensor for a number wherever it can be multiplied. So a call with its
+arguments in another function's order, such as those of torch.nn.functional, may run and return wrong numbers.
+"""
+
+import functools
+import inspect
+import sys
+import typing
+from collections.abc import Callable
+
+import torch
+
+
+def checked(function: Callable) -> Callable:
+    """``function`` as the package's public one: a TypeError of one line for a flag that is no bool, a bool or a
+    tensor of several elements where a number belongs. Whatever is not annotated as either goes through."""
+    checks = tuple(_checks(function))
+
+    @functools.wraps(function)
+    def public(*args, **kwargs):
+        given = len(args)
+        for place, name, is_wrong, expected in checks:
+            if place < given:
+                value = args[place]
+            elif name in kwargs:
+                value = kwargs[name]
+            else:
+                continue
+            if is_wrong(value):
+                got = type(value).__name__
+                raise TypeError(f"kfconvert::{function.__name__}: {name} must be {expected}, got {got}")
+        return function(*args, **kwargs)
+
+    public.__module__ = __package__  # where it is found by its name, as pickle does
+    return public
+
+
+def _checks(function):
+    """(place, name, whether a value is of a wrong kind, what is expected) of each parameter that has one."""
+    for index, parameter in enumerate(inspect.signature(function).parameters.values()):
+        kinds = {typing.get_origin(kind) or kind for kind in typing.get_args(parameter.annotation)}
+        kinds = (kinds or {parameter.annotation}) - {type(None)}
+        place = index if parameter.kind == parameter.POSITIONAL_OR_KEYWORD else sys.maxsize
+        if kinds == {bool}:
+            yield place, parameter.name, _is_no_flag, "True or False"
+        elif kinds & {int, float} and torch.Tensor in kinds:
+            yield place, parameter.name, _is_flag, "a number or a tensor"
+        elif kinds & {int, float}:
+            yield place, parameter.name, _is_no_number, "a number" if float in kinds else "an integer"
+
+
+def _is_flag(value):
+    return isinstance(value, bool)
+
+
+def _is_no_flag(value):
+    return not isinstance(value, bool)
+
+
+def _is_no_number(value):
+    return isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.numel() != 1)

@@ -1,0 +1,102 @@
+"""Other names, and other places, of public functions and classes: one table, of what is elsewhere.
+
+Nothing is made here: each entry is the very object that it names. A module of second names lists them in its
+``__all__`` and is filled by :func:`of`.
+"""
+
+import importlib
+from typing import Any
+
+_ELEMENTWISE = (
+    "add_mul_exp",
+    "add_relu",
+    "add_sigmoid",
+    "geglu",
+    "mish_scale",
+    "mul_tanh",
+    "multiply_relu",
+    "prelu_bias",
+    "swish_multiply",
+)
+_FUSION = (
+    "add_layer_norm",
+    "add_rms_norm",
+    "batch_norm_relu",
+    "bias_dropout_add",
+    "bias_gelu",
+    "bias_relu",
+    "bias_silu",
+    "conv2d_bn_act",
+    "conv2d_gelu_dropout",
+    "ffn_block",
+    "gelu_dropout",
+    "group_norm_silu",
+    "layer_norm_gelu",
+    "layer_norm_relu",
+    "layer_norm_silu",
+    "rms_norm_gelu",
+)
+
+
+def _of_ops(*names: str) -> dict[str, str]:
+    return {name: f"kfconvert.ops.{name}" for name in names}
+
+
+# module -> name in it -> what it is, as a path
+TABLE: dict[str, dict[str, str]] = {
+    "kfconvert.ops": {
+        "elementwise_add_relu": "kfconvert.ops.add_relu",
+        "elementwise_mul_tanh": "kfconvert.ops.mul_tanh",
+        "fused_add_norm": "kfconvert.ops.add_layer_norm",
+        "fused_add_rms_norm": "kfconvert.ops.add_rms_norm",
+        "fused_attention_score": "kfconvert.ops.attention_score",
+        "fused_bias_gelu": "kfconvert.ops.bias_gelu",
+        "fused_gelu_dropout": "kfconvert.ops.gelu_dropout",
+        "fused_layer_norm_gelu": "kfconvert.ops.layer_norm_gelu",
+        "fused_layer_norm_relu": "kfconvert.ops.layer_norm_relu",
+    },
+    "kfconvert.kernels": _of_ops(
+        "SoftMaxOp",
+        "fused_adam",
+        "fused_adamw",
+        "fused_add_norm",
+        "fused_add_rms_norm",
+        "fused_attention_score",
+        "fused_bias_gelu",
+        "fused_gelu_dropout",
+        "fused_layer_norm_gelu",
+        "fused_layer_norm_relu",
+        "fused_linear_activation",
+        "fused_multihead_attention",
+        "fused_sgd",
+        "get_cuda_softmax",
+    ),
+    "kfconvert.kernels.elementwise": _of_ops(*_ELEMENTWISE),
+    "kfconvert.kernels.fusion": {
+        **_of_ops(*_FUSION),
+        "linear_activation": "kfconvert.ops.fused_linear_activation",
+        "multihead_attention": "kfconvert.ops.fused_multihead_attention",
+    },
+    "kfconvert.kernels.reduction": {
+        **_of_ops("cross_entropy", "mse_loss", "softmax"),
+        "mean_abs": "kfconvert.ops.reduce_mean_abs",
+        "sum_squared": "kfconvert.ops.reduce_sum_squared",
+    },
+    "kfconvert.auto_convert": {
+        "ConversionError": "kfconvert.converter.ConversionError",
+        "ModelConverter": "kfconvert.converter.ModelConverter",
+        "auto_convert_model": "kfconvert.converter.auto_convert_model",
+        "validate_optimization": "kfconvert.validator.validate_optimization",
+    },
+}
+
+
+def of(module: str) -> dict[str, Any]:
+    """What the second names in ``module`` are."""
+    return {name: found(path) for name, path in TABLE[module].items()}
+
+
+def found(path: str) -> Any:
+    """What lies at ``path``, a module and a name in it."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
