@@ -59,7 +59,8 @@ def example_call(
     Args:
         input_shape: shape of the model's single input, batch first. Token models (those whose main input is
             ``input_ids``, or that look their first input up in an embedding) receive random integers below the
-            vocabulary size, all others standard normal numbers.
+            vocabulary size, all others standard normal numbers. Encoder-decoders receive as many integers for their
+            decoder, or two where the main input is no sequence of tokens.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
 
     Raises:
@@ -177,10 +178,20 @@ def _call_of(example_inputs: Any) -> ExampleCall:
 def _call_for_shape(model: nn.Module, shape: tuple[int, ...]) -> ExampleCall:
     generator = torch.Generator().manual_seed(0)
     if is_token_model(model):
-        return ExampleCall((), {"input_ids": _random_ids(model, shape, generator)})
+        decoded = {"decoder_input_ids": _random_ids(model, shape, generator)} if _has_decoder(model) else {}
+        return ExampleCall((), {"input_ids": _random_ids(model, shape, generator), **decoded})
     if _first_leaf_is_embedding(model):
         return ExampleCall((_random_ids(model, shape, generator),))
-    return ExampleCall((torch.randn(shape, generator=generator),))
+    call = ExampleCall((torch.randn(shape, generator=generator),))
+    if _has_decoder(model):
+        call.kwargs["decoder_input_ids"] = _random_ids(model, (shape[0], 2), generator)
+    return call
+
+
+def _has_decoder(model: nn.Module) -> bool:
+    """Whether ``model`` is an encoder-decoder that is called with the tokens of its decoder, as T5 and Whisper are."""
+    is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return is_encoder_decoder and "decoder_input_ids" in inspect.signature(model.forward).parameters
 
 
 def _random_ids(model: nn.Module, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -6,15 +6,17 @@ to be about as close to it as the original is.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .inputs import ExampleCall
 from .outputs import Outputs
-from .references import Reference, model_outputs, one_line, reference_outputs
+from .references import Reference, evaluation, model_outputs, one_line, reference_outputs
 
 # The optimised model may be this much further from float64 than the original. Another order of summation
 # moves the largest error of a big output by some tens of percent, a wrong formula by orders of magnitude.
@@ -23,6 +25,8 @@ ERROR_RATIO = 1.5
 ULPS_WITHOUT_ERROR = 4
 # Percentiles of larger outputs are taken over a random sample of this size (torch.quantile takes up to 16 M).
 PERCENTILE_SAMPLE = 1 << 20
+# For the speed-up of `validate_optimization`, both models together.
+SPEEDUP_BUDGET_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +97,28 @@ class ValidationResult:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class OptimizationResult(ValidationResult):
+    """A `ValidationResult` that unpacks as (accurate, speedup): ``passed``, and how many times faster it is.
+
+    The two models are timed against each other when that is first asked for; until then they are kept.
+    """
+
+    _measure: Callable[[], float] = dataclasses.field(kw_only=True, repr=False, compare=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.passed
+        yield self.speedup
+
+    @functools.cached_property
+    def speedup(self) -> float:
+        """Median of the original's time over the optimised model's, each in turn; NaN where the latter fails."""
+        return self.__dict__.pop("_measure")()
+
+
 def validate_optimization(
     original: nn.Module, optimized: nn.Module, inputs: Any, accuracy_threshold: float = 1e-6
-) -> ValidationResult:
+) -> OptimizationResult:
     """Compare `optimized` with `original` on `inputs`, both against a float64 run of `original`.
 
     inputs: a tensor, a tuple of positional arguments, a mapping of keyword arguments, or the pair (args,
@@ -111,6 +134,8 @@ def validate_optimization(
     Both models run in evaluation mode without gradients and from the same random state; their training flags,
     the inputs and the random state are afterwards as before. Errors of the original's own forward are raised;
     one of the optimised forward is reported as a failure.
+
+    The result holds the report, and unpacks: ``accurate, speedup = validate_optimization(...)``.
     """
     args, kwargs = split_inputs(inputs)
     original_out = model_outputs(original, args, kwargs)
@@ -119,8 +144,28 @@ def validate_optimization(
         optimized_out = model_outputs(optimized, args, kwargs)
     except Exception as error:  # whatever it is, the optimised model is not usable and the caller learns why
         reason = f"the optimised model failed: {one_line(error)}"
-        return ValidationResult(False, reason, reference.description, None, None, None, accuracy_threshold)
-    return compare(reference, original_out, optimized_out, accuracy_threshold)
+        result = ValidationResult(False, reason, reference.description, None, None, None, accuracy_threshold)
+    else:
+        result = compare(reference, original_out, optimized_out, accuracy_threshold)
+    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    measure = functools.partial(_speedup, original, optimized, ExampleCall(args, kwargs))
+    return OptimizationResult(**fields, _measure=measure)
+
+
+def _speedup(original: nn.Module, optimized: nn.Module, call: ExampleCall) -> float:
+    """How many times faster `optimized` is, in evaluation mode without gradients, on copies of the inputs."""
+    from .profiling import compare_timings  # which imports this module
+
+    tensors = (*call.tensors(), *original.parameters())
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
+    models = {"original": original, "optimized": optimized}
+    calls = {name: functools.partial(call.copied(), model) for name, model in models.items()}
+    with evaluation(original), evaluation(optimized):
+        try:
+            calls["optimized"]()
+        except Exception:  # the report has it as the reason
+            return math.nan
+        return compare_timings(calls, device, SPEEDUP_BUDGET_S).speedup("optimized").ratio
 
 
 def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Measurements of single functions."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,18 @@ QUICK_REPEAT = 20
 
 
 def benchmark_kernel(
-    fn: Callable[..., Any], inputs: Any, warmup: int = 10, repeat: int = 100, bytes_moved: int | None = None
+    fn: Callable[..., Any],
+    inputs: Any = None,
+    warmup: int = 10,
+    repeat: int = 100,
+    bytes_moved: int | None = None,
+    *,
+    args: Sequence[Any] | None = None,
 ) -> Measurement:
     """Measure a function as a loop in eager mode sees it, without gradients.
 
     inputs: a tensor, a tuple of positional arguments, a mapping of keyword arguments, or the pair (args,
-    kwargs). Every call gets these very objects: what a function writes into them, the next call finds there.
+    kwargs); or instead of it args: a tuple of positional arguments. Every call gets these very objects: what a function writes into them, the next call finds there.
     warmup: calls before the timed ones, besides a first one, which may compile something.
     repeat: measurements. On CUDA each is the mean over a batch of calls that takes about a millisecond (100
     calls at most) between two events: the time that the device needs for a call, or the host to launch it
@@ -39,7 +45,7 @@ def benchmark_kernel(
     argument.
     """
     check({"fn": fn}, warmup, repeat, bytes_moved)
-    measurements, _ = measure({"fn": fn}, call_of(inputs), warmup, repeat, bytes_moved)
+    measurements, _ = measure({"fn": fn}, call_of(inputs, args), warmup, repeat, bytes_moved)
     return measurements["fn"]
 
 
@@ -48,8 +54,14 @@ def quick_benchmark(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Mea
     return benchmark_kernel(fn, (args, kwargs), QUICK_WARMUP, QUICK_REPEAT)
 
 
-def call_of(inputs: Any) -> ExampleCall:
-    """The call that `inputs`, as `benchmark_kernel` takes them, stand for."""
+def call_of(inputs: Any, args: Sequence[Any] | None = None) -> ExampleCall:
+    """The call that `inputs` or `args`, as `benchmark_kernel` takes them, stand for."""
+    if args is not None:
+        if inputs is not None:
+            raise TypeError("give either inputs or args, not both")
+        if not isinstance(args, (tuple, list)):
+            raise TypeError(f"args must be a tuple of arguments, not {type(args).__name__}")
+        return ExampleCall(tuple(args))
     if not isinstance(inputs, (Tensor, tuple, list, Mapping)):
         raise TypeError(
             "inputs must be a tensor, a tuple of arguments, a mapping of keyword arguments or "

@@ -1,7 +1,7 @@
 """Implementations of one function against each other: times, speed-ups, and whether they agree."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -76,36 +76,46 @@ class KernelProfiler:
     def compare_implementations(
         self,
         implementations: Mapping[str, Callable[..., Any]],
-        inputs: Any,
+        inputs: Any = None,
         warmup: int = 10,
         repeat: int = 100,
         bytes_moved: int | None = None,
         label: str | None = None,
+        *,
+        args: Sequence[Any] | None = None,
     ) -> list[ImplementationResult]:
         """Compare `implementations` (by name) with the first of them; one row for each, in their order.
 
-        They are measured in turns, without gradients, on the same `inputs`; see `benchmark_kernel` for these
+        They are measured in turns, without gradients, on the same `inputs`, or `args` in their place; see `benchmark_kernel` for these
         and the further arguments. Their outputs are compared on copies of the inputs, from the same random
         state.
         label: what the results are kept under, the dtypes and shapes of the inputs unless given.
         """
         _check_strings("labels", [label or ""])
-        call = call_of(inputs)
+        call = call_of(inputs, args)
         rows = _compare(implementations, call, warmup, repeat, bytes_moved)
         self.results[label or call.summary()] = rows
         return rows
 
-    def plot_comparison(self, path: str | Path = "comparison.png") -> Path:
+    def plot_comparison(
+        self, results: Sequence[ImplementationResult] | str | Path | None = None, path: str | Path = "comparison.png"
+    ) -> Path:
         """Write a bar chart of the median times, a group for each label, as PNG to `path`, which is returned.
 
+        results: what `compare_implementations` returned, to be shown alone; all that was compared without it. A
+        path in this place is `path`.
+
         Raises:
-            ValueError: nothing was compared yet.
+            ValueError: nothing was compared yet. TypeError: `results` are none.
             ImportError: matplotlib is not installed.
         """
-        if not self.results:
+        if isinstance(results, (str, Path)):
+            results, path = None, results
+        shown = self.results if results is None else {_label_of(results, self.results): results}
+        if not any(shown.values()):
             raise ValueError("there is nothing to plot: call compare_implementations first")
         bar_chart(
-            {label: {row.name: row.measurement for row in rows} for label, rows in self.results.items()},
+            {label: {row.name: row.measurement for row in rows} for label, rows in shown.items()},
             Path(path),
         )
         return Path(path)
@@ -119,13 +129,19 @@ class KernelProfiler:
 
 
 def compare_functions(
-    a: Callable[..., Any], b: Callable[..., Any], inputs: Any, warmup: int = 10, repeat: int = 100
+    a: Callable[..., Any],
+    b: Callable[..., Any],
+    inputs: Any = None,
+    warmup: int = 10,
+    repeat: int = 100,
+    *,
+    args: Sequence[Any] | None = None,
 ) -> ImplementationResult:
     """`b` compared with `a`: its measurement, its speed-up over `a`, and whether its outputs agree.
 
     See `KernelProfiler.compare_implementations`, which also gives the measurement of `a`.
     """
-    _, row = _compare({"a": a, "b": b}, call_of(inputs), warmup, repeat, None)
+    _, row = _compare({"a": a, "b": b}, call_of(inputs, args), warmup, repeat, None)
     return row
 
 
@@ -151,6 +167,13 @@ def _compare(
         ImplementationResult(name, measurements[name], speedups.get(name), *agreements[name])
         for name in implementations
     ]
+
+
+def _label_of(rows: Any, results: Mapping[str, list[ImplementationResult]]) -> str:
+    """What `rows` are kept under in `results`; "comparison" where they are not there any more."""
+    if not isinstance(rows, (list, tuple)) or not all(isinstance(row, ImplementationResult) for row in rows):
+        raise TypeError(f"results must be what compare_implementations returned, not {type(rows).__name__}")
+    return next((label for label, kept in results.items() if kept == rows), "comparison")
 
 
 def _check_strings(what: str, values: Iterable[Any]) -> None:

@@ -9,6 +9,9 @@ from .bandwidth import copy_bandwidth
 from .comparison import median_interval
 
 
+_FIELDS = {"mean_time": "mean_ms", "median_time": "median_ms", "std_time": "std_ms", "min_time": "min_ms"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Measurement:
     """Times of one call in milliseconds, and the cost of a call.
@@ -54,6 +57,13 @@ class Measurement:
             calls=calls,
             **cost,
         )
+
+    def __getitem__(self, key: str) -> float:
+        """A time of one call in seconds, by its usual name: "mean_time", "median_time", "std_time", "min_time"."""
+        try:
+            return getattr(self, _FIELDS[key]) / 1e3
+        except KeyError:
+            raise KeyError(f"{key!r} is none of {', '.join(_FIELDS)}") from None
 
     @property
     def bandwidth_gb_s(self) -> float:
