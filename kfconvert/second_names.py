@@ -42,35 +42,34 @@ def _of_ops(*names: str) -> dict[str, str]:
     return {name: f"kfconvert.ops.{name}" for name in names}
 
 
+_FUSED = {
+    "fused_add_norm": "kfconvert.ops.add_layer_norm",
+    "fused_add_rms_norm": "kfconvert.ops.add_rms_norm",
+    "fused_attention_score": "kfconvert.ops.attention_score",
+    "fused_bias_gelu": "kfconvert.ops.bias_gelu",
+    "fused_gelu_dropout": "kfconvert.ops.gelu_dropout",
+    "fused_layer_norm_gelu": "kfconvert.ops.layer_norm_gelu",
+    "fused_layer_norm_relu": "kfconvert.ops.layer_norm_relu",
+}
 # module -> name in it -> what it is, as a path
 TABLE: dict[str, dict[str, str]] = {
     "kfconvert.ops": {
+        **_FUSED,
         "elementwise_add_relu": "kfconvert.ops.add_relu",
         "elementwise_mul_tanh": "kfconvert.ops.mul_tanh",
-        "fused_add_norm": "kfconvert.ops.add_layer_norm",
-        "fused_add_rms_norm": "kfconvert.ops.add_rms_norm",
-        "fused_attention_score": "kfconvert.ops.attention_score",
-        "fused_bias_gelu": "kfconvert.ops.bias_gelu",
-        "fused_gelu_dropout": "kfconvert.ops.gelu_dropout",
-        "fused_layer_norm_gelu": "kfconvert.ops.layer_norm_gelu",
-        "fused_layer_norm_relu": "kfconvert.ops.layer_norm_relu",
     },
-    "kfconvert.kernels": _of_ops(
-        "SoftMaxOp",
-        "fused_adam",
-        "fused_adamw",
-        "fused_add_norm",
-        "fused_add_rms_norm",
-        "fused_attention_score",
-        "fused_bias_gelu",
-        "fused_gelu_dropout",
-        "fused_layer_norm_gelu",
-        "fused_layer_norm_relu",
-        "fused_linear_activation",
-        "fused_multihead_attention",
-        "fused_sgd",
-        "get_cuda_softmax",
-    ),
+    "kfconvert.kernels": {
+        **_FUSED,
+        **_of_ops(
+            "SoftMaxOp",
+            "fused_adam",
+            "fused_adamw",
+            "fused_linear_activation",
+            "fused_multihead_attention",
+            "fused_sgd",
+            "get_cuda_softmax",
+        ),
+    },
     "kfconvert.kernels.elementwise": _of_ops(*_ELEMENTWISE),
     "kfconvert.kernels.fusion": {
         **_of_ops(*_FUSION),

@@ -31,12 +31,16 @@ UNTIMED = {
     "conv2d_gelu_dropout": "conv_act and F.dropout",
     "depthwise_pointwise": "two calls of conv_act",
     "attention_score": "torch.baddbmm",
+    "fused_attention_score": "attention_score by another name",
     "attention_dropout": "torch.softmax and F.dropout",
     "fused_multihead_attention": "flash_attention of another layout",
-    "fused_attention_score": "attention_score by another name",
     "block_sparse_attention": "its time depends on the layout of the blocks",
+    "chunked_attention": "flash_attention, where that writes no scores",
+    "contract": "torch.einsum",
+    "fused_adam": "torch's own fused step",
     "fused_adamw": "torch's own fused step",
     "fused_sgd": "torch's own fused step",
+    "sliding_window": "PyTorch's reductions",
     "sliding_window_mean_std": "torch.std_mean",
 }
 

@@ -36,6 +36,7 @@ from .norm import (
 from .rms_norm import FusedAddRMSNorm, FusedRMSNorm
 from .rotary import FusedRotary
 from .squeeze_excite import FusedSqueezeExcite
+from .transformer import FusedTransformerLayer
 
 __all__ = [
     "Derived",
@@ -69,5 +70,6 @@ __all__ = [
     "FusedRMSNorm",
     "FusedRotary",
     "FusedSqueezeExcite",
+    "FusedTransformerLayer",
     "MaskTerm",
 ]

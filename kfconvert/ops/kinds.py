@@ -14,8 +14,8 @@ import torch
 
 
 def checked(function: Callable) -> Callable:
-    """``function`` as the package's public one: a TypeError of one line for a flag that is no bool, a bool or a
-    tensor of several elements where a number belongs. Whatever is not annotated as either goes through."""
+    """``function`` as the package's public one: a TypeError of one line for a flag that is no bool, and for what is
+    no number, a bool or a tensor of several elements where one belongs. All else goes through."""
     checks = tuple(_checks(function))
 
     @functools.wraps(function)
@@ -41,14 +41,18 @@ def _checks(function):
     """(place, name, whether a value is of a wrong kind, what is expected) of each parameter that has one."""
     for index, parameter in enumerate(inspect.signature(function).parameters.values()):
         kinds = {typing.get_origin(kind) or kind for kind in typing.get_args(parameter.annotation)}
-        kinds = (kinds or {parameter.annotation}) - {type(None)}
+        kinds = kinds or {parameter.annotation}
+        optional, kinds = type(None) in kinds, kinds - {type(None)}
         place = index if parameter.kind == parameter.POSITIONAL_OR_KEYWORD else sys.maxsize
         if kinds == {bool}:
             yield place, parameter.name, _is_no_flag, "True or False"
         elif kinds & {int, float} and torch.Tensor in kinds:
             yield place, parameter.name, _is_flag, "a number or a tensor"
+        elif int in kinds and tuple in kinds:
+            yield place, parameter.name, _is_flag, "an integer or a tuple of integers"
         elif kinds & {int, float}:
-            yield place, parameter.name, _is_no_number, "a number" if float in kinds else "an integer"
+            is_wrong = _is_neither_number_nor_none if optional else _is_no_number
+            yield place, parameter.name, is_wrong, "a number" if float in kinds else "an integer"
 
 
 def _is_flag(value):
@@ -60,4 +64,10 @@ def _is_no_flag(value):
 
 
 def _is_no_number(value):
-    return isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.numel() != 1)
+    if isinstance(value, (int, float)):
+        return isinstance(value, bool)
+    return value.numel() != 1 if isinstance(value, torch.Tensor) else not hasattr(value, "__float__")
+
+
+def _is_neither_number_nor_none(value):
+    return value is not None and _is_no_number(value)

@@ -105,10 +105,11 @@ def shape_weight_eps(operator, normalized_shape, weight, eps):
             text = f"kfconvert::{operator}: weight must be given once: (x, normalized_shape, weight, eps) or (x, weight, eps)"
             raise TypeError(text)
         normalized_shape, weight, eps = None, normalized_shape, eps if weight is None else weight
+    if not isinstance(weight, (Tensor, type(None))):
+        raise TypeError(f"kfconvert::{operator}: weight must be a tensor, got {type(weight).__name__}")
     if normalized_shape is None:
         if weight is None:
             raise TypeError(f"kfconvert::{operator}: normalized_shape or weight must be given")
-        require_tensors(weight)
         normalized_shape = tuple(weight.shape)
     return normalized_shape, weight, eps
 

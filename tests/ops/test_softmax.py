@@ -199,10 +199,44 @@ def test_other_names(device, monkeypatch):
     x = scores((4, 8), torch.float32, device)
     assert torch.equal(ops.SoftMaxOp.apply(x, -1), ops.softmax(x))
     monkeypatch.setattr(extension, "CUDA_KERNELS_LOADED", True)
-    assert ops.get_cuda_softmax() is ops.softmax
+    assert isinstance(ops.get_cuda_softmax(), ops.SoftMaxOp)
+    assert torch.equal(ops.get_cuda_softmax()(x, -1, 0.5), ops.softmax(x, -1, 0.5))
     monkeypatch.setattr(extension, "CUDA_KERNELS_LOADED", False)
     with pytest.raises(RuntimeError, match="no CUDA kernels"):
         ops.get_cuda_softmax()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(4, 8), (2, 3, 33), (5,), (0, 4), (70, 3000)])
+def test_halves(device, compiled, dtype, shape):
+    x, grad = (torch.randn(shape, device=device).to(dtype) for _ in "xg")
+    op = ops.SoftMaxOp()
+    y = assert_as_accurate(op.forward, lambda x: torch.softmax(x, -1), x)
+    assert_as_accurate(op.backward, lambda g, y: torch.ops.aten._softmax_backward_data(g, y, -1, y.dtype), grad, y)
+
+
+def test_halves_of_a_module(device):
+    class Doubled:
+        forward = staticmethod(lambda x: 2 * x)
+        backward = staticmethod(lambda grad, output: grad + output)
+
+    x, op = scores((4, 8), torch.float32, device), ops.SoftMaxOp(Doubled)
+    assert torch.equal(op.forward(x), 2 * x) and torch.equal(op.backward(x, x), 2 * x)
+    with pytest.raises(TypeError, match="^kfconvert::softmax: module must have forward and backward, got int$"):
+        ops.SoftMaxOp(3)
+
+
+def test_errors_of_halves(device, compiled):
+    x, op = scores((4, 8), torch.float32, device), ops.SoftMaxOp()
+    for call, match in (
+        (lambda: op.backward(x[:2], x), "do not fit"),
+        (lambda: op.backward(x.double(), x), "grad has another dtype than output"),
+        (lambda: op.backward(x[0, 0], x[0, 0]), "do not fit"),
+        (lambda: op.forward(x.int()), "expected float64"),
+    ):
+        with pytest.raises(RuntimeError, match=match) as error:
+            call()
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.cuda

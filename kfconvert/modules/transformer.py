@@ -1,0 +1,107 @@
+"""A layer of a transformer's encoder, with the parameters of torch's own."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kfconvert.ops import bias_dropout_add, ffn_block, layer_norm_act
+
+_NAMES = {F.relu: "relu", F.gelu: "gelu"}
+
+
+class FusedTransformerLayer(nn.TransformerEncoderLayer):
+    """``torch.nn.TransformerEncoderLayer`` with the sums, norms and activations fused.
+
+    Parameters and their names, ``state_dict``, masks and results are those of torch's layer, which takes weights of
+    this one and the other way round. By library calls: the projections (q, k and v in one product) and attention,
+    ``torch.nn.MultiheadAttention``; on the CPU, in evaluation mode with ``batch_first`` and without gradients, the
+    whole layer, for which torch has one operator. By this package: ``act(x W1^T + b1)`` with the activation in the
+    product's epilogue, ``layer_norm(x + residual)`` in one pass, in training ``dropout(x + bias) + residual`` in one.
+
+    Args:
+        d_model, nhead, dim_feedforward: widths, and how many heads, which divide d_model.
+        dropout: probability in training, as torch's layer has it: of attention weights, of hidden values and of the
+            results of both blocks.
+        activation: "relu" or "gelu" (the exact one).
+        norm_first: whether the norms come before the blocks, else after the sums.
+        layer_norm_eps, batch_first, bias, device, dtype: of torch's layer, by name only: there they stand in
+            another order. Without ``batch_first`` x is (N, batch, d_model).
+
+    Raises:
+        TypeError: norm_first is no bool. ValueError: another activation.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str = "relu",
+        norm_first: bool = False,
+        *,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        if activation not in ("relu", "gelu"):
+            raise ValueError(f"activation must be 'relu' or 'gelu', got {activation!r}")
+        if not isinstance(norm_first, bool):  # in torch's order layer_norm_eps stands in this place
+            raise TypeError(f"norm_first must be True or False, got {type(norm_first).__name__}")
+        super().__init__(
+            d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias,
+            device, dtype,
+        )  # fmt: skip
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """src: (N, d_model), (N, batch, d_model), or with ``batch_first`` (batch, N, d_model); its shape is the
+        result's. The masks and ``is_causal`` are those of torch's layer."""
+
+        if self._is_one_operator(src) or self.activation not in _NAMES:
+            return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+
+        def attended(x):
+            masks = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask, "is_causal": is_causal}
+            return self.self_attn(x, x, x, need_weights=False, **masks)[0]
+
+        if self.norm_first:
+            y, x = self._summed(attended(self.norm1(src)), None, src, self.dropout1, self.norm2)
+            return self._added(*self._fed_forward(y), x)
+        x, _ = self._summed(attended(src), None, src, self.dropout1, self.norm1)
+        return self._summed(*self._fed_forward(x), x, self.dropout2, self.norm2)[0]
+
+    def _is_one_operator(self, src):
+        """Whether torch's forward is the faster one; only it takes the nested tensors of nn.TransformerEncoder."""
+        # On CUDA that operator has the GELU by tanh.
+        inference = not (self.training or torch.is_grad_enabled())
+        return src.is_nested or (inference and src.is_cpu and self.self_attn.batch_first)
+
+    def _fed_forward(self, x):
+        """The result of the feed-forward block, and its last bias where that is still to be added."""
+        first, second = self.linear1, self.linear2
+        bias = None if self._drops(self.dropout2) else second.bias
+        weights = first.weight, first.bias, second.weight, bias
+        y = ffn_block(x, *weights, _NAMES[self.activation], self.dropout.p, self.training)
+        return y, None if bias is second.bias else second.bias
+
+    def _added(self, y, bias, x):
+        return bias_dropout_add(y, bias, x, self.dropout2.p) if self._drops(self.dropout2) else y + x
+
+    def _summed(self, y, bias, x, dropout, norm):
+        """(norm(sum), sum) with the sum ``dropout(y + bias) + x``."""
+        residual = x
+        if self._drops(dropout):
+            y, residual = bias_dropout_add(y, bias, x, dropout.p), None
+        options = {"residual": residual, "return_sum": True}
+        return layer_norm_act(y, norm.normalized_shape, norm.weight, norm.bias, norm.eps, **options)
+
+    def _drops(self, dropout):
+        return self.training and dropout.p > 0
