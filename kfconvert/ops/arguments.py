@@ -60,7 +60,7 @@ def as_number(operator: str, name: str, value) -> float:
 def as_integer(operator: str, name: str, value) -> int:
     """``operator.index(value)``; TypeError where that is no integer."""
     try:
-        return index(value)
+        return index(value if not isinstance(value, bool) else None)
     except TypeError:
         raise _type_error(operator, name, "an integer", value) from None
 

@@ -41,7 +41,7 @@ def _fitting(operator, shape, y):
     if not isinstance(shape, (tuple, list)):
         raise TypeError(f"kfconvert::{operator}: shape must be a tuple of integers, got {type(shape).__name__}")
     sizes = [as_integer(operator, "shape", size) for size in shape]
-    known = math.prod(size for size in sizes if size != -1)
+    known = math.prod([size for size in sizes if size != -1])
     fits = min(sizes, default=0) >= -1 and sizes.count(-1) <= 1
     fits = fits and (known == y.numel() if -1 not in sizes else known > 0 and y.numel() % known == 0)
     require(fits, operator, lambda: f"shape {tuple(sizes)} does not hold the result of shape {tuple(y.shape)}")

@@ -161,6 +161,26 @@ def test_dropout(device):
         ops.conv2d_gelu_dropout(*tensors, -0.1)
 
 
+def test_dropout_of_ffn_block(device, compiled):
+    tensors, _ = arguments("ffn_block", torch.float32, device)
+    tensors[1:3] = torch.randn(500, 8, device=device), torch.randn(500, device=device)
+    tensors[3] = torch.randn(7, 500, device=device)
+    compare_all("ffn_block", tensors, ["gelu", 0.4, False])
+    results = []
+    for package in (ops, reference):
+        torch.manual_seed(1)
+        results.append(package.ffn_block(*tensors, "gelu", 0.4))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    # Each hidden value is kept in six of ten cases, and divided by 0.6: the mean over many calls is that of none.
+    whole = ops.ffn_block(*tensors, "gelu", training=True)
+    mean = torch.stack([ops.ffn_block(*tensors, "gelu", 0.4) for _ in range(400)]).mean(0)
+    assert (mean - whole).abs().max() < 0.25 * whole.abs().max()
+    zeros = ops.ffn_block(*tensors, "gelu", 1.0)
+    torch.testing.assert_close(zeros, tensors[4].expand_as(zeros))
+    with pytest.raises(ValueError, match="dropout_p must be between 0 and 1"):
+        ops.ffn_block(*tensors, "gelu", 1.5, False)
+
+
 def test_errors(device, compiled):
     (x, weight, bias), _ = arguments("conv2d_gelu_dropout", torch.float32, device)
     _, _, _, mean, var, _, _ = arguments("conv2d_bn_act", torch.float32, device)[0]

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kfconvert import ops
 from kfconvert.kernels import reference
-from kfconvert.ops import block_sparse
+from kfconvert.ops import attention, block_sparse
 
 # The largest error of PyTorch's own kernels on CUDA is up to 8 times that of a product, a softmax and a product.
 ATTENTION_FACTOR = {"cpu": 1.5, "cuda": 12}
@@ -256,7 +257,60 @@ def test_block_mask_is_that_of_torch(block_size, queries, keys, leading):
     torch.testing.assert_close(flex_attention(*tensors, block_mask=mask), want)
 
 
+@pytest.fixture
+def scores_are_written(monkeypatch):
+    """As where F.scaled_dot_product_attention has no kernel that does without."""
+    monkeypatch.setattr(attention, "_writes_no_scores", lambda *_: False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chunk_size", [1, 7, 10, 20, 64])
+def test_chunked_attention(device, scores_are_written, dtype, chunk_size):
+    for leading in ((), (2, 3), (0, 2)):
+        tensors = attended(leading, dtype, device, value_width=12)
+        for scale in (None, 0.3):
+            assert_as_accurate(
+                ops.chunked_attention, reference.chunked_attention, *tensors, chunk_size, scale,
+                factor=2 * ATTENTION_FACTOR[device],
+            )
+            torch.testing.assert_close(
+                reference.chunked_attention(*tensors, chunk_size, scale), reference.flash_attention(*tensors, scale)
+            )
+    assert_gradients_as_accurate(
+        lambda *t: ops.chunked_attention(*t, chunk_size),
+        lambda *t: reference.chunked_attention(*t, chunk_size),
+        attended((2, 2), dtype, device),
+        [tensor((2, 2, 20, 8), dtype, device)],
+        factor=2 * ATTENTION_FACTOR[device],
+    )
+
+
+def test_chunked_attention_holds_no_more_scores(device, scores_are_written):
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            y = function(*args, **(kwargs or {}))
+            sizes.extend(t.numel() for t in (y if isinstance(y, tuple) else (y,)) if isinstance(t, torch.Tensor))
+            return y
+
+    q, k, v = attended((2, 3), torch.float32, device, queries=200, keys=300, width=4, value_width=4)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), Sizes():
+        ops.chunked_attention(q, k, v, 8)
+    assert 2 * 3 * 8 * 300 <= max(sizes) < 2 * 3 * 16 * 300
+
+
+def test_chunked_attention_is_one_call_where_no_scores_are_written(monkeypatch):
+    calls = []
+    monkeypatch.setattr(attention, "flash_attention", lambda *given: calls.append(given) or given[0])
+    q, k, v = attended((2, 3), torch.float32, "cpu", queries=200)
+    ops.chunked_attention(q, k, v, 64)
+    ops.chunked_attention(q, k, v[..., :4], 64)  # for which PyTorch has no such kernel
+    assert [given[0].shape[-2] for given in calls] == [200, 64, 64, 64, 8]
+
+
 FUNCTIONS = {
+    "chunked_attention": lambda q, k, v, cos, sin: ops.chunked_attention(q, k, v, 3),
     "attention_score": lambda q, k, v, cos, sin: ops.attention_score(q, k),
     "attention_dropout": lambda q, k, v, cos, sin: ops.attention_dropout(q, 0.0),
     "flash_attention": lambda q, k, v, cos, sin: ops.flash_attention(q, k, v),
@@ -307,6 +361,8 @@ def test_errors(device):
         (ops.attention_score, (q, k.double()), "k has another dtype than q"),
         (ops.attention_score, (q, k[..., :5]), r"expected \(..., N, D\) and \(..., M, D\)"),
         (ops.attention_score, (q, k[:, :2]), "do not broadcast"),
+        (ops.chunked_attention, (q, k, v, 0), "chunk_size is 0, expected 1 or more"),
+        (ops.chunked_attention, (q, k[:1], v, 8), "has other leading dimensions"),
         (ops.flash_attention, (q, k[:1], v), "has other leading dimensions"),
         (ops.flash_attention, (q, k, v[..., :5, :]), r"v has shape \(2, 3, 5, 8\), but k of shape"),
         (ops.flash_attention, (q[0, 0, 0], k, v), r"expected \(..., N, D\)"),

@@ -93,6 +93,46 @@ def test_definition_is_that_of_torchvision():
         assert torch.equal(reference.normalize_image(image, MEAN, STD, memory_format=memory_format), theirs)
 
 
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_crop_and_flip(device, compiled, dtype, memory_format):
+    for image in (bytes_of(20, 30, 3, device=device), bytes_of(2, 20, 30, 3, device=device)):
+        whole = ops.normalize_image(image, MEAN, STD, dtype=dtype)
+        for top, left, height, width in ((0, 0, 20, 30), (3, 5, 10, 16), (19, 29, 1, 1), (4, 7, 0, 5)):
+            part = whole[..., top : top + height, left : left + width]
+            for flip in (False, True):
+                options = {"crop": (top, left, height, width), "flip": flip, "memory_format": memory_format}
+                y, plain = (p.normalize_image(image, MEAN, STD, dtype=dtype, **options) for p in (ops, reference))
+                want = part.flip(-1) if flip else part
+                assert torch.equal(y, want) or not compiled
+                torch.testing.assert_close(plain, want)
+                torch.testing.assert_close(y, want)
+                planes = y.movedim(-3, -1) if memory_format == torch.channels_last else y
+                assert planes.is_contiguous()
+        assert torch.equal(ops.normalize_image(image, MEAN, STD, dtype=dtype, flip=True), whole.flip(-1))
+
+
+def test_crop_is_that_of_torchvision():
+    functional = pytest.importorskip("torchvision.transforms.v2.functional")
+    image = bytes_of(9, 7, 3)
+    theirs = functional.hflip(functional.crop(image.movedim(-1, 0), 2, 1, 5, 4)).float() / 255
+    ours = ops.normalize_image(image, (0, 0, 0), (1, 1, 1), crop=(2, 1, 5, 4), flip=True)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_errors_of_crop(device, compiled):
+    image = bytes_of(4, 8, 3, device=device)
+    for crop in ((0, 0, 5, 8), (0, 1, 4, 8), (-1, 0, 2, 2), (0, 0, -1, 2), (4, 8, 1, 1)):
+        with pytest.raises(RuntimeError, match=r"crop \(.*\) is not inside an image of 4 x 8$"):
+            ops.normalize_image(image, MEAN, STD, crop=crop)
+    for crop in (3, (1, 2), image, "text"):
+        with pytest.raises(TypeError, match=r"crop must be \(top, left, height, width\)"):
+            ops.normalize_image(image, MEAN, STD, crop=crop)
+    for crop in ((0, 0, 2.5, 2), (0, 0, None, 2), (0, 0, True, 2)):
+        with pytest.raises(TypeError, match="crop must be an integer"):
+            ops.normalize_image(image, MEAN, STD, crop=crop)
+
+
 def test_batches_are_channels_last(device, compiled):
     y = ops.normalize_image(bytes_of(2, 4, 6, 3, device=device), MEAN, STD, memory_format=torch.channels_last)
     assert y.is_contiguous(memory_format=torch.channels_last) and y.stride() == (72, 1, 18, 3)

@@ -6,7 +6,11 @@ import torch
 from kfconvert import ops
 from kfconvert.kernels import reference
 
+NAMES = ["fused_adam", "fused_adamw", "fused_sgd"]
+KINDS = dict(zip(NAMES, (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)))
 CALLS = [
+    ("fused_adam", {}),
+    ("fused_adam", {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.1, "amsgrad": True}),
     ("fused_adamw", {}),
     ("fused_adamw", {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.1, "amsgrad": True}),
     ("fused_sgd", {}),
@@ -34,7 +38,7 @@ def test_steps_as_torch(device, name, options, dtype):
     mine, theirs = parameters(dtype, device), parameters(dtype, device)
     optimizer = getattr(ops, name)(mine, **options)
     assert all(group["fused"] and not group["foreach"] for group in optimizer.param_groups)
-    assert type(optimizer) is (torch.optim.AdamW if name == "fused_adamw" else torch.optim.SGD)
+    assert type(optimizer) is KINDS[name]
     steps(optimizer, mine)
     steps(getattr(reference, name)(theirs, **options), theirs)
     tolerance = {} if dtype != torch.bfloat16 else {"rtol": 0.04, "atol": 0.02}  # four steps, each rounded
@@ -55,7 +59,7 @@ def test_falls_back_where_no_fused_kernel_is(device, name, options):
     torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("name", ["fused_adamw", "fused_sgd"])
+@pytest.mark.parametrize("name", NAMES)
 def test_forms_of_params(device, name):
     make = getattr(ops, name)
     params = parameters(torch.float32, device)
@@ -74,7 +78,7 @@ def test_forms_of_params(device, name):
     assert list(group) == ["params", "lr"]
 
 
-@pytest.mark.parametrize("name", ["fused_adamw", "fused_sgd"])
+@pytest.mark.parametrize("name", NAMES)
 def test_rate_as_tensor(device, name):
     params = parameters(torch.float32, device)
     rate = torch.tensor(0.05, device=device)
@@ -84,7 +88,34 @@ def test_rate_as_tensor(device, name):
     torch.testing.assert_close(params, same)
 
 
-@pytest.mark.parametrize("name", ["fused_adamw", "fused_sgd"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_counts_as_a_write(device, name):
+    """Of every parameter that has a gradient, in every group, whatever the step is called by."""
+    params = parameters(torch.float32, device)
+    optimizer = getattr(ops, name)([{"params": params[:2]}, {"params": params[2:], "lr": 0.5}])
+    for step in (optimizer.step, lambda: optimizer.step(lambda: torch.zeros(())), torch.compile(optimizer.step)):
+        optimizer.zero_grad()
+        sum(p.square().sum() for p in [params[0], *params[2:]]).backward()
+        before = [p._version for p in params]
+        step()
+        moved = [p._version > version for p, version in zip(params, before)]
+        assert moved == [True, False, True, True, True]
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autograd_sees_the_write(device, name):
+    """A graph that was recorded before the step does not run backward on what the step made of its parameters."""
+    (weight,) = params = [torch.nn.Parameter(torch.ones(3, device=device))]
+    optimizer = getattr(ops, name)(params)
+    y = (weight * weight).sum()
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_errors(name):
     make = getattr(ops, name)
     params = parameters(torch.float32, "cpu")

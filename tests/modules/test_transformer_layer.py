@@ -1,0 +1,176 @@
+"""FusedTransformerLayer against torch.nn.TransformerEncoderLayer: weights, masks, modes, dtypes."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accuracy import assert_as_accurate
+from torch import nn
+
+from kfconvert.modules import FusedTransformerLayer
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+KINDS = [(activation, norm_first) for activation in ("relu", "gelu") for norm_first in (False, True)]
+
+
+def layers(activation="gelu", norm_first=False, dropout=0.0, device="cpu", dtype=torch.float32, **options):
+    """(the fused layer, torch's) with one set of weights, biases and norms that matter among them."""
+    options = {"batch_first": True, **options, "device": device, "dtype": dtype}
+    fused = FusedTransformerLayer(32, 4, 48, dropout, activation, norm_first, **options)
+    with torch.no_grad():
+        for parameter in fused.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    plain = nn.TransformerEncoderLayer(32, 4, 48, dropout, activation, norm_first=norm_first, **options)
+    assert list(plain.state_dict()) == list(fused.state_dict())
+    plain.load_state_dict(fused.state_dict())
+    return fused, plain
+
+
+def exactly(plain, x, **masks):
+    return copy.deepcopy(plain).double()(x.double(), **masks)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("activation", "norm_first"), KINDS)
+def test_as_accurate_as_torch(device, dtype, activation, norm_first):
+    fused, plain = layers(activation, norm_first, device=device, dtype=dtype)
+    for batch_first in (True, False):
+        for layer in (fused, plain):
+            layer.self_attn.batch_first = batch_first
+        x = torch.randn(3, 7, 32, device=device, dtype=dtype)
+        for training in (True, False):
+            fused.train(training), plain.train(training)
+            for grad in (True, False):
+                with torch.set_grad_enabled(grad):
+                    assert_as_accurate(fused(x), plain(x), exactly(plain, x))
+    x = torch.randn(7, 32, device=device, dtype=dtype)
+    assert_as_accurate(fused(x), plain(x), exactly(plain, x))
+
+
+@pytest.mark.parametrize(("activation", "norm_first"), KINDS)
+def test_gradients(device, activation, norm_first):
+    fused, plain = layers(activation, norm_first, device=device, dtype=torch.float64)
+    x = torch.randn(2, 5, 32, device=device, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn_like(x)
+    for training in (True, False):
+        found = []
+        for layer in (fused, plain):
+            layer.train(training)
+            found.append(torch.autograd.grad((layer(x) * weight).sum(), [x, *layer.parameters()]))
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_masks(device, norm_first, training):
+    fused, plain = layers("relu", norm_first, device=device)
+    x = torch.randn(3, 6, 32, device=device)
+    padding = torch.zeros(3, 6, dtype=torch.bool, device=device)
+    padding[1, 4:] = True
+    causal = nn.Transformer.generate_square_subsequent_mask(6, device=device)
+    scores = torch.randn(6, 6, device=device)
+    fused.train(training), plain.train(training)
+    for masks in (
+        {"src_key_padding_mask": padding}, {"src_mask": causal}, {"src_mask": causal, "is_causal": True},
+        {"src_mask": scores}, {"src_mask": scores > 1, "src_key_padding_mask": padding},
+    ):  # fmt: skip
+        with torch.no_grad():
+            found, want = (torch.nan_to_num(layer(x, **masks)) for layer in (fused, plain))
+        shown = ~padding if "src_key_padding_mask" in masks else slice(None)
+        torch.testing.assert_close(found[shown], want[shown])
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_dropout(device, norm_first):
+    fused, plain = layers("gelu", norm_first, 0.3, device, bias=True)
+    x = torch.randn(1, 4, 32, device=device)
+    with torch.no_grad():
+        assert not torch.equal(fused(x), fused(x))
+        # What is dropped is a matter of chance, its mean and spread over many calls are not.
+        many = [torch.cat([layer(x) for _ in range(1500)]) for layer in (fused, plain)]
+        spread = many[1].std(0)
+        assert ((many[0].mean(0) - many[1].mean(0)).abs() < 0.25 * spread).all()
+        assert (many[0].std(0) / spread - 1).abs().mean() < 0.1
+        fused.eval(), plain.eval()
+        torch.testing.assert_close(fused(x), plain(x))
+
+
+def test_every_dropout_is_there(device):
+    """One at a time with certainty: the results are those of torch's layer without what is dropped."""
+    for name in ("dropout", "dropout1", "dropout2"):
+        for norm_first in (False, True):
+            fused, plain = layers("relu", norm_first, 0.0, device)
+            for layer in (fused, plain):
+                getattr(layer, name).p = 1.0
+            x = torch.randn(2, 4, 32, device=device)
+            torch.testing.assert_close(fused(x), plain(x))
+
+
+def test_without_biases_and_other_eps(device):
+    for norm_first in (False, True):
+        for dropout in (0.0, 1.0):
+            fused, plain = layers("gelu", norm_first, dropout, device, bias=False, layer_norm_eps=0.1)
+            x = torch.randn(2, 4, 32, device=device)
+            torch.testing.assert_close(fused(x), plain(x))
+
+
+def test_another_activation_later(device):
+    fused, plain = layers(device=device)
+    fused.activation = plain.activation = F.silu
+    x = torch.randn(2, 4, 32, device=device)
+    torch.testing.assert_close(fused(x), plain(x))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_in_an_encoder(device, norm_first):
+    """With nested tensors, which torch's encoder makes of padded sequences."""
+    fused, plain = layers("relu", norm_first, device=device)
+    x, padding = torch.randn(2, 6, 32, device=device), torch.tensor([[False] * 6, [False] * 4 + [True] * 2]).to(device)
+    encoders = [nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).eval() for layer in (fused, plain)]
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            found, want = (encoder(x, src_key_padding_mask=padding) for encoder in encoders)
+        torch.testing.assert_close(found[~padding], want[~padding])
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_autocast(device, norm_first):
+    fused, plain = layers("gelu", norm_first, device=device)
+    x = torch.randn(2, 6, 32, device=device)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        found, want = fused(x), plain(x)
+    torch.testing.assert_close(found.float(), want.float(), rtol=5e-2, atol=5e-2)
+
+
+def test_copies_and_compilers(device):
+    fused, plain = layers(device=device)
+    x = torch.randn(2, 6, 32, device=device)
+    for other in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+        torch.testing.assert_close(other(x), plain(x))
+    torch.testing.assert_close(torch.compile(fused, backend="aot_eager")(x), plain(x))
+    torch.compiler.reset()
+
+
+def test_defaults_are_those_of_torch():
+    torch.manual_seed(1)
+    fused = FusedTransformerLayer(16, 2)
+    torch.manual_seed(1)
+    plain = nn.TransformerEncoderLayer(16, 2)
+    assert all(torch.equal(*pair) for pair in zip(fused.parameters(), plain.parameters()))
+    assert fused.dropout.p == plain.dropout.p and fused.linear1.out_features == plain.linear1.out_features
+    assert isinstance(fused, nn.TransformerEncoderLayer)
+    fused.eval(), plain.eval()
+    x = torch.randn(5, 3, 16)
+    torch.testing.assert_close(fused(x), plain(x))
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="^activation must be 'relu' or 'gelu', got 'swish'$"):
+        FusedTransformerLayer(16, 2, activation="swish")
+    # torch's layer has layer_norm_eps in this place
+    with pytest.raises(TypeError, match="^norm_first must be True or False, got float$"):
+        FusedTransformerLayer(16, 2, 32, 0.1, "relu", 1e-5)
+    with pytest.raises(TypeError, match="positional arguments"):
+        FusedTransformerLayer(16, 2, 32, 0.1, "relu", True, 1e-5)
