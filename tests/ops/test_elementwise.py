@@ -200,6 +200,19 @@ def test_biases(device, compiled):
         assert_as_accurate(operator, definition, image, bias, dim=1)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mish_scale_by_a_number(device, compiled, dtype):
+    for x in (torch.randn(5, 70, device=device).to(dtype), torch.randn(2, 3, 4, device=device).to(dtype).mT):
+        for scale in (0.5, 0.1, 3, -2.7):
+            assert_as_accurate(ops.mish_scale, reference.mish_scale, x, scale)
+            assert_gradients_as_accurate(
+                lambda x: ops.mish_scale(x, scale),
+                lambda x: reference.mish_scale(x, scale),
+                [x],
+                [torch.randn_like(x)],
+            )
+
+
 def test_other_names():
     assert ops.elementwise_add_relu is ops.add_relu and ops.elementwise_mul_tanh is ops.mul_tanh
     assert ops.fused_bias_gelu is ops.bias_gelu

@@ -37,6 +37,14 @@ def test_forms_of_inputs(inputs, args, kwargs):
     assert seen == [(args, kwargs)] * 2
 
 
+def test_positional_arguments_by_name():
+    seen = []
+    benchmark_kernel(lambda *args: seen.append(args), args=(1, torch.ones(2)), warmup=0, repeat=1)
+    assert all(args[0] == 1 and torch.equal(args[1], torch.ones(2)) for args in seen) and seen
+    benchmark_kernel(lambda: seen.append(()), args=(), warmup=0, repeat=1)
+    assert seen[-1] == ()
+
+
 def test_gradients_are_off():
     seen = []
     benchmark_kernel(lambda: seen.append(torch.is_grad_enabled()), (), warmup=1, repeat=2)

@@ -3,6 +3,7 @@
 import builtins
 import json
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -175,9 +176,51 @@ def test_names_in_the_chart_are_no_formulas(x, tmp_path, monkeypatch):
     assert shown == [*names, "$z_{$"]
 
 
-def test_a_chart_needs_results():
-    with pytest.raises(ValueError, match="nothing to plot"):
-        KernelProfiler().plot_comparison("never.png")
+def test_a_chart_needs_results(x):
+    profiler = KernelProfiler()
+    for results in (None, [], "never.png"):
+        with pytest.raises(ValueError, match="nothing to plot"):
+            profiler.plot_comparison(results)
+    for results in (3, {"plain": 0.1}, ["plain"]):
+        with pytest.raises(TypeError, match="^results must be what compare_implementations returned, not "):
+            profiler.plot_comparison(results)
+
+
+def test_a_chart_of_one_comparison(x, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(implementations, "bar_chart", lambda groups, path: shown.append((groups, path)))
+    profiler = KernelProfiler()
+    first, second = (profiler.compare_implementations({name: plain}, x, **QUICK, label=name) for name in "ab")
+    measured = [rows[0].measurement for rows in (first, second)]
+    both = {"a": {"a": measured[0]}, "b": {"b": measured[1]}}
+    path = tmp_path / "chart.png"
+    for given, groups, target in (
+        ((), both, Path("comparison.png")),
+        ((path,), both, path),
+        ((str(path),), both, path),
+        ((None, path), both, path),
+        ((first,), {"a": both["a"]}, Path("comparison.png")),
+        ((second, path), {"b": both["b"]}, path),
+    ):
+        assert profiler.plot_comparison(*given) == target
+        assert shown.pop() == (groups, target)
+    KernelProfiler().plot_comparison(first)
+    assert list(shown.pop()[0]) == ["comparison"]
+
+
+def test_positional_arguments_by_name(x):
+    profiler = KernelProfiler()
+    rows = profiler.compare_implementations({"add": torch.add, "sub": torch.sub}, args=(x, x * 0), **QUICK)
+    assert [row.agrees for row in rows] == [True, True] and list(profiler.results) == ["float32[8, 16], float32[8, 16]"]
+    assert compare_functions(torch.add, torch.sub, args=[x, x * 0], **QUICK).agrees
+    for call in (
+        lambda: profiler.compare_implementations({"add": torch.add}, x, args=(x, x)),
+        lambda: compare_functions(torch.add, torch.add, x, args=(x, x)),
+    ):
+        with pytest.raises(TypeError, match="^give either inputs or args, not both$"):
+            call()
+    with pytest.raises(TypeError, match="^args must be a tuple of arguments, not Tensor$"):
+        profiler.compare_implementations({"relu": torch.relu}, args=x)
 
 
 def test_a_chart_needs_matplotlib(x, tmp_path, monkeypatch):

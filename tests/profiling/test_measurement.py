@@ -59,6 +59,14 @@ def test_bandwidth_and_its_share_of_a_copy():
     assert idle.copy_share is None and idle.copy_gb_s is None
 
 
+def test_times_in_seconds_by_their_usual_names():
+    measurement = Measurement.of([1.0, 2.0, 6.0], 1, device="cpu", bytes_moved=0, launches=None, peak_bytes=None)
+    times = {name: measurement[f"{name}_time"] for name in ("mean", "median", "min", "std")}
+    assert times == pytest.approx({"mean": 3e-3, "median": 2e-3, "min": 1e-3, "std": 7**0.5 * 1e-3})
+    with pytest.raises(KeyError, match="'time' is none of mean_time, median_time, std_time, min_time"):
+        measurement["time"]
+
+
 def test_report():
     measurement = Measurement.of([0.002] * 9, 100, **COST)
     report = json.loads(json.dumps(measurement.as_dict(), allow_nan=False))

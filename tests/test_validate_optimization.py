@@ -1,0 +1,99 @@
+"""validate_optimization as (accurate, speed-up), and its report beside them."""
+
+import copy
+import gc
+import json
+import math
+import time
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from kfconvert import validate_optimization, validator
+from kfconvert.validator import ValidationResult
+
+
+@pytest.fixture(autouse=True)
+def little_time(monkeypatch):
+    monkeypatch.setattr(validator, "SPEEDUP_BUDGET_S", 0.05)
+
+
+class Counted(nn.Module):
+    """A linear layer that counts its calls, tells whether it drops, and may wait."""
+
+    def __init__(self, wait_s=0.0):
+        super().__init__()
+        self.linear, self.calls, self.wait_s = nn.Linear(4, 4), 0, wait_s
+
+    def forward(self, x):
+        self.calls += 1
+        assert not self.training and not torch.is_grad_enabled()
+        time.sleep(self.wait_s)
+        return self.linear(x.mul_(1.0))
+
+
+def pair(wait_s=0.0):
+    original = Counted(wait_s)
+    optimized = copy.deepcopy(original)
+    optimized.wait_s = 0.0
+    return original, optimized
+
+
+def test_unpacks_and_reports():
+    original, optimized = pair(wait_s=0.02)
+    result = validate_optimization(original, optimized, torch.ones(2, 4))
+    accurate, speedup = result
+    assert accurate is True and speedup > 3
+    assert isinstance(result, ValidationResult) and result.passed and result.summary().startswith("accurate: ")
+    assert json.loads(json.dumps(result.as_dict()))["passed"] is True
+    assert result.speedup == speedup and list(result) == [accurate, speedup]
+
+
+def test_is_timed_once_and_only_where_it_is_asked_for():
+    original, optimized = pair()
+    result = validate_optimization(original, optimized, torch.ones(2, 4))
+    assert optimized.calls == 1
+    first = result.speedup
+    timed = optimized.calls
+    assert timed > 5 and result.speedup == first and optimized.calls == timed
+
+
+def test_keeps_no_model_once_it_is_timed():
+    original, optimized = pair()
+    result = validate_optimization(original, optimized, torch.ones(2, 4))
+    remains = weakref.ref(optimized)
+    assert result.speedup > 0
+    del optimized
+    gc.collect()
+    assert remains() is None
+
+
+def test_models_and_inputs_are_as_before():
+    original, optimized = pair()
+    original.train(), optimized.train()
+    x, state = torch.ones(2, 4), torch.get_rng_state()
+    accurate, speedup = validate_optimization(original, optimized, {"x": x})
+    assert accurate and speedup > 0
+    assert original.training and optimized.training and torch.equal(state, torch.get_rng_state())
+    assert x._version == 0
+
+
+def test_a_model_that_is_wrong_or_fails():
+    original, optimized = pair()
+    with torch.no_grad():
+        optimized.linear.bias.add_(1)
+    accurate, speedup = validate_optimization(original, optimized, torch.ones(2, 4))
+    assert accurate is False and speedup > 0
+    optimized.linear = nn.Linear(3, 4)
+    result = validate_optimization(original, optimized, torch.ones(2, 4))
+    accurate, speedup = result
+    assert accurate is False and math.isnan(speedup) and "the optimised model failed" in result.reason
+
+
+@pytest.mark.cuda
+def test_on_a_gpu():
+    model = nn.Linear(64, 64).cuda()
+    accurate, speedup = validate_optimization(model, copy.deepcopy(model), torch.ones(2, 64, device="cuda"))
+    assert accurate and speedup > 0
