@@ -10,8 +10,8 @@ from torch import Tensor
 from .. import extension, ops
 from ..ops.reduce import kernel_order, kernel_pair, reduced_dims
 
-# Not here: second names, and what has no kernel of its own: attention, blocks, optimizers,
-# sliding_window_mean_std.
+# Not here: second names, and what has no kernel of its own: attention, blocks, contract, optimizers,
+# sliding_window, sliding_window_mean_std.
 NAMES = (
     "act_mul",
     "add_layer_norm",

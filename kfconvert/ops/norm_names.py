@@ -102,8 +102,8 @@ def shape_weight_eps(operator, normalized_shape, weight, eps):
     """The three in this order, where the weight may stand in the place of the shape and eps in that of weight."""
     if isinstance(normalized_shape, Tensor):
         if isinstance(weight, Tensor) or (weight is not None and eps is not None):
-            text = f"kfconvert::{operator}: weight must be given once: (x, normalized_shape, weight, eps) or (x, weight, eps)"
-            raise TypeError(text)
+            ways = "(x, normalized_shape, weight, eps) or (x, weight, eps)"
+            raise TypeError(f"kfconvert::{operator}: weight must be given once: {ways}")
         normalized_shape, weight, eps = None, normalized_shape, eps if weight is None else weight
     if not isinstance(weight, (Tensor, type(None))):
         raise TypeError(f"kfconvert::{operator}: weight must be a tensor, got {type(weight).__name__}")

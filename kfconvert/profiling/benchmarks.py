@@ -32,7 +32,8 @@ def benchmark_kernel(
     """Measure a function as a loop in eager mode sees it, without gradients.
 
     inputs: a tensor, a tuple of positional arguments, a mapping of keyword arguments, or the pair (args,
-    kwargs); or instead of it args: a tuple of positional arguments. Every call gets these very objects: what a function writes into them, the next call finds there.
+    kwargs); or instead of it args: a tuple of positional arguments. Every call gets these very objects: what a
+    function writes into them, the next call finds there.
     warmup: calls before the timed ones, besides a first one, which may compile something.
     repeat: measurements. On CUDA each is the mean over a batch of calls that takes about a millisecond (100
     calls at most) between two events: the time that the device needs for a call, or the host to launch it

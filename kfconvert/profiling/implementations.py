@@ -86,9 +86,9 @@ class KernelProfiler:
     ) -> list[ImplementationResult]:
         """Compare `implementations` (by name) with the first of them; one row for each, in their order.
 
-        They are measured in turns, without gradients, on the same `inputs`, or `args` in their place; see `benchmark_kernel` for these
-        and the further arguments. Their outputs are compared on copies of the inputs, from the same random
-        state.
+        They are measured in turns, without gradients, on the same `inputs`, or `args` in their place; see
+        `benchmark_kernel` for these and the further arguments. Their outputs are compared on copies of the inputs,
+        from the same random state.
         label: what the results are kept under, the dtypes and shapes of the inputs unless given.
         """
         _check_strings("labels", [label or ""])
