@@ -8,6 +8,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from kfconvert.ops import ACTIVATIONS
+from kfconvert.ops.kinds import checked
 from kfconvert.ops.registration import has_kernels, transformed
 
 from .derived import Derived
@@ -29,6 +30,7 @@ class FusedModule(nn.Module):
     # Strategies whose plans read the parameters at each call, and so never grow stale.
     live_strategies: tuple[str, ...] = ("kernel", "composition")
 
+    @checked
     def __init__(self, activation: str = "none", negative_slope: float = 0.01):
         super().__init__()
         if activation not in ACTIVATIONS:
@@ -37,6 +39,11 @@ class FusedModule(nn.Module):
         self.negative_slope = negative_slope
         self.strategy: str | None = None
         self._derived = Derived()
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = checked(cls.__init__)
 
     def __setattr__(self, name, value):
         # nn.Module refuses a plain tensor where a Parameter was; a runtime that merges weights assigns one.

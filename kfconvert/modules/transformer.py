@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kfconvert.ops import bias_dropout_add, ffn_block, layer_norm_act
+from kfconvert.ops.kinds import checked
 
 _NAMES = {F.relu: "relu", F.gelu: "gelu"}
 
@@ -28,9 +29,11 @@ class FusedTransformerLayer(nn.TransformerEncoderLayer):
             another order. Without ``batch_first`` x is (N, batch, d_model).
 
     Raises:
-        TypeError: norm_first is no bool. ValueError: another activation.
+        TypeError: an argument of another kind, such as torch's layer_norm_eps in the place of norm_first.
+        ValueError: another activation.
     """
 
+    @checked
     def __init__(
         self,
         d_model: int,
@@ -48,8 +51,6 @@ class FusedTransformerLayer(nn.TransformerEncoderLayer):
     ):
         if activation not in ("relu", "gelu"):
             raise ValueError(f"activation must be 'relu' or 'gelu', got {activation!r}")
-        if not isinstance(norm_first, bool):  # in torch's order layer_norm_eps stands in this place
-            raise TypeError(f"norm_first must be True or False, got {type(norm_first).__name__}")
         super().__init__(
             d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias,
             device, dtype,

@@ -138,6 +138,7 @@ __all__ = [
 for _name in __all__:
     if isinstance(globals()[_name], types.FunctionType):
         globals()[_name] = checked(globals()[_name])
+        globals()[_name].__module__ = __name__  # where it is found by its name, as pickle does
 
 globals().update(second_names.of(__name__))
 __all__ = sorted([*__all__, *second_names.TABLE[__name__]])

@@ -14,9 +14,10 @@ import torch
 
 
 def checked(function: Callable) -> Callable:
-    """``function`` as the package's public one: a TypeError of one line for a flag that is no bool, and for what is
-    no number, a bool or a tensor of several elements where one belongs. All else goes through."""
+    """``function``, also the ``__init__`` of a class, with a TypeError of one line for a flag that is no bool, and for
+    what is no number, a bool or a tensor of several elements where one belongs. All else goes through."""
     checks = tuple(_checks(function))
+    called = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def public(*args, **kwargs):
@@ -30,10 +31,9 @@ def checked(function: Callable) -> Callable:
                 continue
             if is_wrong(value):
                 got = type(value).__name__
-                raise TypeError(f"kfconvert::{function.__name__}: {name} must be {expected}, got {got}")
+                raise TypeError(f"kfconvert::{called}: {name} must be {expected}, got {got}")
         return function(*args, **kwargs)
 
-    public.__module__ = __package__  # where it is found by its name, as pickle does
     return public
 
 
