@@ -22,6 +22,8 @@ def test_is_what_the_table_says(module, name):
 
 @pytest.mark.parametrize("module", second_names.TABLE)
 def test_star_imports(module):
+    if module == "kfconvert.kernels":
+        pytest.importorskip("triton")  # one of its families
     found = {}
     exec(f"from {module} import *", found)
     assert set(second_names.TABLE[module]) <= set(found)

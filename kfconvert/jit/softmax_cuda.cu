@@ -46,7 +46,10 @@ Tensor backward(const Tensor& grad, const Tensor& output) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
+// Once more, because the macro of torch 2.11 takes the name as it is written.
+#define LIBRARY(name, m) STABLE_TORCH_LIBRARY(name, m)
+
+LIBRARY(TORCH_EXTENSION_NAME, m) {
   m.def("forward(Tensor x) -> Tensor");
   m.def("backward(Tensor grad, Tensor output) -> Tensor");
 }

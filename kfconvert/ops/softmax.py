@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .arguments import within
 from .double_backward import is_differentiated
+from .kinds import checked
 from .registration import (
     autocast,
     cast_floats,
@@ -62,14 +63,14 @@ class SoftMaxOp:
             as the module compiled from ``softmax_cuda.cu``; None is this package.
     """
 
-    apply = staticmethod(softmax)
+    apply = staticmethod(checked(softmax))
 
     def __init__(self, module: object = None):
         self._forward, self._backward = (softmax, _last_dim_backward) if module is None else _halves(module)
 
     def __call__(self, *args, **kwargs) -> Tensor:
         """:func:`softmax` with all of its arguments, differentiable."""
-        return softmax(*args, **kwargs)
+        return self.apply(*args, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
         """The softmax over the last dimension of x."""

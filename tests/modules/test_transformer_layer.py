@@ -28,8 +28,10 @@ def layers(activation="gelu", norm_first=False, dropout=0.0, device="cpu", dtype
     return fused, plain
 
 
-def exactly(plain, x, **masks):
-    return copy.deepcopy(plain).double()(x.double(), **masks)
+def exactly(plain, x):
+    """With a gradient, without which torch's layer on CUDA has the GELU by tanh."""
+    with torch.enable_grad():
+        return copy.deepcopy(plain).double()(x.double()).detach()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -84,7 +86,7 @@ def test_masks(device, norm_first, training):
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_dropout(device, norm_first):
-    fused, plain = layers("gelu", norm_first, 0.3, device, bias=True)
+    fused, plain = layers("relu", norm_first, 0.3, device)
     x = torch.randn(1, 4, 32, device=device)
     with torch.no_grad():
         assert not torch.equal(fused(x), fused(x))

@@ -222,6 +222,8 @@ def test_halves_of_a_module(device):
 
     x, op = scores((4, 8), torch.float32, device), ops.SoftMaxOp(Doubled)
     assert torch.equal(op.forward(x), 2 * x) and torch.equal(op.backward(x, x), 2 * x)
+    with pytest.raises(TypeError, match="^kfconvert::softmax: scale must be a number, got dtype$"):
+        op.apply(x, -1, torch.float32)
     with pytest.raises(TypeError, match="^kfconvert::softmax: module must have forward and backward, got int$"):
         ops.SoftMaxOp(3)
 
