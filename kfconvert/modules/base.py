@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from kfconvert.ops import ACTIVATIONS
+from kfconvert.ops.activations import ACTIVATIONS
 from kfconvert.ops.kinds import checked
 from kfconvert.ops.registration import has_kernels, transformed
 

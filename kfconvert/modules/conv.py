@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from kfconvert.ops import apply_activation, bias_act, conv_act, linear_act
+from kfconvert.ops.activations import apply_activation
+from kfconvert.ops.bias_act import bias_act
+from kfconvert.ops.conv_act import conv_act
+from kfconvert.ops.linear_act import linear_act
 from kfconvert.ops.registration import has_kernels
 
 from .base import CHANNELS_LAST, FusedModule, Plan, held, require_plain, takes_plain_path

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from kfconvert.ops import act_mul, apply_activation
+from kfconvert.ops.act_mul import act_mul
+from kfconvert.ops.activations import apply_activation
 from kfconvert.ops.registration import has_kernels
 
 from .base import FusedModule, Plan, held, takes_plain_path

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from kfconvert.ops import rms_norm_act
 from kfconvert.ops.rms_norm_act import reference
+from kfconvert.ops.rms_norm_act import rms_norm_act
 
 from .base import held
 from .norm_base import AddsResidual, FusedNorm
