@@ -1,0 +1,85 @@
+"""Changes of a model's state between two calls: the converted model does what the original, treated alike, does."""
+
+import copy
+from functools import cache
+
+import pytest
+import small_models
+import stateful_models
+import torch
+from state_changes import CHANGES, Alike, Subject, difference
+from torch import nn
+from torch.utils import _pytree as pytree
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@cache
+def original(name: str) -> nn.Module:
+    return stateful_models.MAKERS[name]()
+
+
+@cache
+def converted(name: str) -> nn.Module:
+    model = original(name)
+    example = stateful_models.arguments(model)
+    return small_models.convert(copy.deepcopy(model), example_inputs=example, validate_accuracy=False)
+
+
+def alike(name: str) -> Alike:
+    """A model and its conversion of one's own."""
+
+    def arguments(seed: int) -> tuple:
+        return stateful_models.arguments(original(name), seed)
+
+    return Alike(Subject(copy.deepcopy(original(name)), arguments), Subject(copy.deepcopy(converted(name)), arguments))
+
+
+def _cases() -> list:
+    """Every change with every model that has a place for it; of those of weights and hooks not all with all models."""
+    cases = []
+    for title, change in CHANGES.items():
+        for name in stateful_models.MAKERS:
+            if not change.targets(original(name)):
+                continue
+            for mode in ("eval", "train", "thread"):
+                if mode == "thread" and not (change.threads and change.cheap):
+                    continue
+                cases.append(pytest.param(name, title, mode, id=f"{title}-{name}-{mode}"))
+    return cases
+
+
+@pytest.mark.parametrize("name, title, mode", _cases())
+def test_a_change_between_two_calls(name, title, mode):
+    change, both = CHANGES[title], alike(name)
+    before = both.call("before the change")
+    assert both.hits() == 1
+    if mode == "train":
+        both.each(nn.Module.train)
+    undo = both.apply(change, thread=mode == "thread")
+    try:
+        if mode == "train":
+            both.each(nn.Module.eval)
+        after = both.call("after the change")
+        assert not change.visible or is_another(after, before), "the change shows in no output: it tests nothing"
+        hits = both.hits()
+        both.call("another call after the change", seed=1)
+        assert both.hits() > hits or not change.hits, "the fused program is no longer used"
+        if change.gradients:
+            both.compare_gradients("after the change")
+    finally:
+        if undo is not None:
+            undo()
+    both.call("after it was undone")
+    hits = both.hits()
+    both.call("another call after it was undone", seed=1)
+    if undo is not None:
+        assert both.hits() > hits or not (change.hits or change.returns), "the fused program is not used again"
+
+
+def is_another(after, before) -> bool:
+    """Whether the outputs differ by more than rounding makes them."""
+    if isinstance(after, Exception) or isinstance(before, Exception):
+        return type(after) is not type(before)
+    pairs = list(zip(pytree.tree_leaves(after), pytree.tree_leaves(before)))
+    return any(a.shape != b.shape or difference(a, b) > 1e-3 for a, b in pairs if isinstance(a, torch.Tensor))
