@@ -117,9 +117,25 @@ def inner(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if module is not model and not isinstance(module, idle)]
 
 
+def layers(model: nn.Module) -> list[nn.Module]:
+    """Modules that are called with one tensor."""
+    return of(nn.Linear, nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.modules.batchnorm._BatchNorm, nn.GELU)(model)
+
+
 def having(*names: str) -> Targets:
     """Modules that have all of these attributes, none of which is None."""
     return lambda model: [m for m in model.modules() if all(getattr(m, name, None) is not None for name in names)]
+
+
+def untied(*names: str) -> Targets:
+    """As :func:`having`, without modules that share a parameter with others."""
+    return lambda model: [m for m in having(*names)(model) if not _shares(model, m)]
+
+
+def _shares(model: nn.Module, module: nn.Module) -> bool:
+    own = {id(p) for p in module.parameters(recurse=False)}
+    return any(id(p) in own for other in model.modules() if other is not module
+               for p in other.parameters(recurse=False))  # fmt: skip
 
 
 def weighted(model: nn.Module) -> list[nn.Module]:
@@ -154,12 +170,17 @@ def _of_module(module: nn.Module, name: str, missing: Any) -> Any:
     return next((store[name] for store in stores if name in store), missing)
 
 
-def scaled_outputs(outputs: Any, factor: float = 1.75) -> Any:
-    """The outputs of a module with the first tensor scaled."""
+def scaled_outputs(outputs: Any) -> Any:
+    """What a module gets or returns, with another first tensor, and in a dict other tensors altogether: no norm that
+    follows takes that away."""
     if isinstance(outputs, Tensor):
-        return outputs * factor if outputs.is_floating_point() else outputs
+        if not outputs.is_floating_point() or outputs.dim() == 0:
+            return outputs.flip(-1) if outputs.dim() else outputs
+        return outputs * 1.75 + torch.linspace(-0.5, 0.5, outputs.shape[-1]).to(outputs)
+    if isinstance(outputs, dict):
+        return type(outputs)({key: scaled_outputs(value) for key, value in outputs.items()})
     if type(outputs) in (tuple, list) and outputs:
-        return type(outputs)((scaled_outputs(outputs[0], factor), *outputs[1:]))
+        return type(outputs)((scaled_outputs(outputs[0]), *outputs[1:]))
     return outputs
 
 

@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from changes import Subject, Undo, anywhere, assigned, change, having, inner, noise, of, scaled_outputs
+from changes import Subject, Undo, anywhere, assigned, assigned_items, change, having, inner, noise, of, scaled_outputs
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
@@ -37,7 +37,9 @@ def _attribute(subject: Subject, module: nn.Module, name: str) -> Undo:
 
 
 def _holding(name: str) -> Callable[[nn.Module], list[nn.Module]]:
-    return lambda model: [m for m in having(name)(model) if not isinstance(getattr(type(m), name, None), property)]
+    """Modules with an attribute that is no submodule and can be assigned."""
+    return lambda model: [m for m in having(name)(model) if name not in m._modules
+                          and not isinstance(getattr(type(m), name, None), property)]  # fmt: skip
 
 
 for _name in _VALUES:
@@ -46,9 +48,7 @@ for _name in _VALUES:
 
 @change(of(nn.LayerNorm, nn.modules.batchnorm._BatchNorm))
 def eps_of_a_norm_in_its_dict(subject: Subject, norm: nn.Module) -> Undo:
-    before = vars(norm).copy()
-    vars(norm)["eps"] = 0.5
-    return lambda: vars(norm).update(before)
+    return assigned_items(vars(norm), "eps", 0.5)
 
 
 @change(_holding("level"), "a class attribute is shadowed")
@@ -124,6 +124,8 @@ class Doubled(Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function.__name__ in ("detach", "clone", "requires_grad_"):
+            return super().__torch_function__(function, types, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **(kwargs or {}))
         plain = isinstance(result, Tensor) and result.is_floating_point() and function.__name__ in _DOUBLED
@@ -323,7 +325,7 @@ def longer_sequence(subject: Subject, sequence: nn.Sequential) -> Undo:
     return lambda: sequence.pop(-1)
 
 
-@change(of(nn.Sequential))
+@change(of(nn.Sequential), returns=False)
 def shorter_sequence(subject: Subject, sequence: nn.Sequential) -> Undo:
     last = sequence.pop(-1)
     return lambda: sequence.append(last)
@@ -351,7 +353,7 @@ def list_in_another_order(subject: Subject, modules: nn.ModuleList) -> Undo:
     return swap
 
 
-@change(lambda model: [m for m in of(nn.ModuleList)(model) if len(m) > 1], visible=False)
+@change(lambda model: [m for m in of(nn.ModuleList)(model) if len(m) > 1], visible=False, returns=False)
 def shorter_list(subject: Subject, modules: nn.ModuleList) -> Undo:
     last = modules.pop(-1)
     return lambda: modules.append(last)
@@ -361,6 +363,31 @@ def shorter_list(subject: Subject, modules: nn.ModuleList) -> Undo:
 def an_unused_child(subject: Subject, module: nn.Module) -> Undo:
     module.add_module("unused_child", nn.Linear(2, 2))
     return lambda: delattr(module, "unused_child")
+
+
+def _with(store: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    return type(store)({**store, key: value})
+
+
+@change(having("weight"))
+def another_dict_of_parameters(subject: Subject, module: nn.Module) -> Undo:
+    """As libraries do that call a module with parameters of their own."""
+    return assigned_items(
+        vars(module), "_parameters", _with(module._parameters, "weight", nn.Parameter(noise(module.weight)))
+    )
+
+
+@change(having("running_mean"))
+def another_dict_of_buffers(subject: Subject, module: nn.Module) -> Undo:
+    return assigned_items(
+        vars(module), "_buffers", _with(module._buffers, "running_mean", noise(module.running_mean))
+    )
+
+
+@change(of(nn.Sequential))
+def another_dict_of_modules(subject: Subject, module: nn.Module) -> Undo:
+    first = next(iter(module._modules))
+    return assigned_items(vars(module), "_modules", _with(module._modules, first, nn.Tanh()))
 
 
 # Classes and forwards

@@ -9,7 +9,7 @@ from typing import Any
 
 import stateful_models
 import torch
-from changes import Subject, Undo, anywhere, assigned, assigned_items, change, inner, matrices, scaled_outputs
+from changes import Subject, Undo, anywhere, assigned_items, change, inner, layers, matrices, scaled_outputs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as modules
@@ -50,7 +50,7 @@ _HOOKS: dict[str, Callable[[nn.Module], Any]] = {
     ),
     "forward pre-hook": lambda m: m.register_forward_pre_hook(lambda m, i: scaled_outputs(i)),
     "forward pre-hook with keywords": lambda m: m.register_forward_pre_hook(
-        lambda m, i, k: (scaled_outputs(i), k), with_kwargs=True
+        lambda m, i, k: (scaled_outputs(i), scaled_outputs(k)), with_kwargs=True
     ),
 }
 _BACKWARD_HOOKS: dict[str, Callable[[nn.Module], Any]] = {
@@ -68,12 +68,12 @@ _ENTRIES = {"_forward_hooks": lambda m, i, o: scaled_outputs(o), "_forward_pre_h
 _GLOBAL_ENTRIES = {"_global_forward_hooks": _forward_hook, "_global_forward_pre_hooks": _forward_pre_hook}
 
 for _name, _register in _HOOKS.items():
-    for _where, _targets in (("", inner), (" of the model", anywhere)):
+    for _where, _targets in (("", layers), (" of the model", anywhere)):
         change(_targets, _name + _where, visible=not _where)(
             lambda subject, module, register=_register: register(module).remove
         )
 for _name, _register in _BACKWARD_HOOKS.items():
-    for _where, _targets in (("", inner), (" of the model", anywhere)):
+    for _where, _targets in (("", layers), (" of the model", anywhere)):
         change(_targets, _name + _where, visible=False, gradients=True)(
             lambda subject, module, register=_register: register(module).remove
         )
@@ -82,7 +82,7 @@ for _name, (_register, _hook) in _GLOBAL_HOOKS.items():
         lambda subject, model, register=_register, hook=_hook: register(hook).remove
     )
 for _name, _hook in _ENTRIES.items():
-    change(inner, f"entry in {_name}")(
+    change(layers, f"entry in {_name}")(
         lambda subject, module, name=_name, hook=_hook: assigned_items(getattr(module, name), -1, hook)
     )
 for _name, _hook in _GLOBAL_ENTRIES.items():
@@ -179,14 +179,7 @@ def call_of_a_class(subject: Subject, kind: type[nn.Module]) -> Undo:
 
 @patch(lambda model: [type(model)])
 def forward_of_the_class_of_the_model(subject: Subject, kind: type[nn.Module]) -> Undo:
-    def scaled(function: Callable) -> Callable:
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            outputs = function(self, *args, **kwargs)
-            return type(outputs)(logits=outputs.logits * 2) if hasattr(outputs, "logits") else scaled_outputs(outputs)
-
-        return forward
-
-    return _patched(kind, "forward", scaled(kind.forward))
+    return _patched(kind, "forward", _scaling(kind.forward))
 
 
 def of_class(kind: type[nn.Module], what: Any = None) -> Callable[[nn.Module], list[Any]]:
@@ -216,21 +209,15 @@ for _name, _place in _OTHERS.items():
 _scaled = stateful_models.scaled
 
 
+def _attribute_of(holder: types.FunctionType | types.CellType, name: str, value: Any) -> Undo:
+    before = getattr(holder, name)
+    setattr(holder, name, value)
+    return lambda: setattr(holder, name, before)
+
+
 @patch(of_class(_KEEPING, _scaled.__closure__[0]))
 def variable_of_a_closure(subject: Subject, cell: types.CellType) -> Undo:
-    return assigned(_Cell(cell), "value", 5.0)
-
-
-class _Cell:
-    """Gives a cell of a closure a plain attribute."""
-
-    def __init__(self, cell: types.CellType):
-        self.cell = cell
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name == "value":
-            self.cell.cell_contents = value
+    return _attribute_of(cell, "cell_contents", 5.0)
 
 
 for _name, _value in (("__defaults__", (3.0,)), ("__kwdefaults__", {"less": 3.0})):
@@ -243,12 +230,6 @@ patch(of_class(_KEEPING, stateful_models.activated), "code of a function")(
 patch(of_class(_KEEPING, _KEEPING.forward), "code of a forward")(
     lambda subject, function: _attribute_of(function, "__code__", (lambda self, x: x * 3).__code__)
 )
-
-
-def _attribute_of(function: types.FunctionType, name: str, value: Any) -> Undo:
-    before = getattr(function, name)
-    setattr(function, name, value)
-    return lambda: setattr(function, name, before)
 
 
 # What libraries for large models patch

@@ -176,7 +176,23 @@ def writing() -> nn.Module:
     return Outer(Writing()).eval()
 
 
-MAKERS = {"attention": attention, "stateful": stateful, **small_models.MAKERS}
+def spread(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """The model of ``make`` with weights so far apart that a change of any shows in the outputs."""
+
+    def made() -> nn.Module:
+        model = make()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in dict.fromkeys(model.parameters()):
+                parameter.add_(0.25 * torch.randn(parameter.shape, generator=generator))
+        return model
+
+    return made
+
+
+MAKERS = {
+    name: spread(make) for name, make in {"attention": attention, "stateful": stateful, **small_models.MAKERS}.items()
+}
 
 
 def arguments(model: nn.Module, seed: int = 0) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from changes import Subject, Undo, anywhere, assigned, change, having, inner, matrices, noise, of, weighted
+from changes import Subject, Undo, assigned, change, having, inner, matrices, noise, of, untied, weighted
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
@@ -26,7 +26,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "Adafactor": {"lr": 0.3},
     "RAdam": {"lr": 0.3, "eps": 0.1},
     "Rprop": {"lr": 0.1},
-    "LBFGS": {"lr": 0.1, "max_iter": 2},
+    "LBFGS": {"lr": 300.0, "max_iter": 2},
     "SGD": {"lr": 0.1, "momentum": 0.9},
 }
 
@@ -178,7 +178,7 @@ def load_state_dict(subject: Subject, model: nn.Module) -> Undo:
     return lambda: model.load_state_dict(before)
 
 
-@weights(weighted, returns=False)
+@weights(lambda model: [model] if set(untied()(model)) == set(model.modules()) else [], returns=False)
 def load_state_dict_that_assigns(subject: Subject, model: nn.Module) -> Undo:
     before = copy.deepcopy(model.state_dict())
     model.load_state_dict(_other_state(model), strict=False, assign=True)
@@ -319,12 +319,12 @@ for _name, _write in _UNANNOUNCED.items():
 # Other tensors in the same places
 
 
-@weights(having("weight"), gradients=False)
+@weights(untied("weight"))
 def new_parameter(subject: Subject, module: nn.Module) -> Undo:
     return assigned(module, "weight", nn.Parameter(noise(module.weight)))
 
 
-@weights(having("bias"))
+@weights(untied("bias"))
 def new_bias(subject: Subject, module: nn.Module) -> Undo:
     return assigned(module, "bias", nn.Parameter(noise(module.bias)))
 
@@ -334,7 +334,7 @@ def new_buffer(subject: Subject, module: nn.Module) -> Undo:
     return assigned(module, "running_mean", noise(module.running_mean))
 
 
-@weights(having("bias"))
+@weights(untied("bias"))
 def entry_of_the_dict_of_parameters(subject: Subject, module: nn.Module) -> Undo:
     before = module._parameters["bias"]
     module._parameters["bias"] = nn.Parameter(noise(module.bias))
