@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize, prune
 
 _VALUES: dict[str, Callable[[Any], Any]] = {
     "scale": lambda value: value * 3,
-    "eps": lambda value: 0.5,
+    "eps": lambda value: 20.0,
     "size": lambda value: (value[0] + 1, *value[1:]),
     "flag": lambda value: not value,
     "approximate": lambda value: "tanh" if value == "none" else "none",
@@ -48,7 +48,7 @@ for _name in _VALUES:
 
 @change(of(nn.LayerNorm, nn.modules.batchnorm._BatchNorm))
 def eps_of_a_norm_in_its_dict(subject: Subject, norm: nn.Module) -> Undo:
-    return assigned_items(vars(norm), "eps", 0.5)
+    return assigned_items(vars(norm), "eps", 20.0)
 
 
 @change(_holding("level"), "a class attribute is shadowed")

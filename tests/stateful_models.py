@@ -125,6 +125,21 @@ class Stateful(nn.Module):
         return self.tail(x)
 
 
+class Blocks(nn.Module):
+    """No graph can be made of it, but of its blocks. (batch, 5, 16) -> (batch, 5, 16)"""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Attention() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            if x.sum() > 1e9:
+                break
+        return x
+
+
 class Writing(nn.Module):
     """Its forward writes attributes: a schedule in training, and a peak in calls with a ``limit``, which no program
     serves. ``paused`` is called there. (batch, 16) -> (batch, 16)"""
@@ -171,6 +186,11 @@ def stateful() -> nn.Module:
     return Stateful().eval()
 
 
+def blocks() -> nn.Module:
+    torch.manual_seed(0)
+    return Blocks().eval()
+
+
 def writing() -> nn.Module:
     torch.manual_seed(0)
     return Outer(Writing()).eval()
@@ -190,15 +210,14 @@ def spread(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     return made
 
 
-MAKERS = {
-    name: spread(make) for name, make in {"attention": attention, "stateful": stateful, **small_models.MAKERS}.items()
-}
+_MAKERS = {"attention": attention, "stateful": stateful, "blocks": blocks, **small_models.MAKERS}
+MAKERS = {name: spread(make) for name, make in _MAKERS.items()}
 
 
 def arguments(model: nn.Module, seed: int = 0) -> tuple[Tensor, ...]:
     """Positional arguments for one of the models above."""
     generator = torch.Generator().manual_seed(seed)
-    if isinstance(model, (Attention, Stateful)):
+    if isinstance(model, (Attention, Stateful, Blocks)):
         return (torch.randn(2, 5, 16, generator=generator),)
     if isinstance(model, (Outer, Writing)):
         return (torch.randn(3, 16, generator=generator),)
