@@ -4,7 +4,8 @@ import copy
 import gc
 import tracemalloc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 import small_models
@@ -19,15 +20,19 @@ MAKERS = {**stateful_models.MAKERS, "writing": stateful_models.writing}
 FEW = ("attention", "blocks", "cnn", "bert")
 
 
+@cache
+def inputs_of(name: str) -> tuple[torch.Tensor, ...]:
+    return stateful_models.arguments(MAKERS[name]())
+
+
 def converted(name: str) -> nn.Module:
     """A conversion of one's own, which is no copy of another."""
-    model = MAKERS[name]()
-    return small_models.convert(model, example_inputs=stateful_models.arguments(model), validate_accuracy=False)
+    return small_models.convert(MAKERS[name](), example_inputs=inputs_of(name), validate_accuracy=False)
 
 
 def used(model: nn.Module, name: str) -> None:
     """Calls that the programs serve, that they do not, and with gradients."""
-    inputs = stateful_models.arguments(MAKERS[name]())
+    inputs = inputs_of(name)
     with torch.no_grad():
         model(*inputs)
     outputs = model(*inputs)
@@ -39,6 +44,16 @@ def used(model: nn.Module, name: str) -> None:
     with torch.no_grad():
         model(*(x[:1] for x in inputs))
         model(*inputs)
+
+
+def gone(model_of: Callable[[], nn.Module], name: str, calls: bool = True) -> bool:
+    """Whether nothing of a model is left after its last reference is gone."""
+    model = model_of()
+    if calls:
+        used(model, name)
+    references = [weakref.ref(module) for module in model.modules()]
+    del model
+    return all(reference() is None for reference in references)
 
 
 @pytest.fixture
@@ -53,36 +68,34 @@ def no_collector() -> Iterator[None]:
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("calls", [False, True], ids=["unused", "used"])
 def test_a_converted_model_that_is_deleted_is_gone(name, calls, no_collector):
-    model = converted(name)
-    if calls:
-        used(model, name)
-    references = [weakref.ref(module) for module in model.modules()]
-    del model
-    assert not [reference() for reference in references if reference() is not None]
+    inputs_of(name)
+    assert gone(MAKERS[name], name, calls), "not even the original is"
+    assert gone(lambda: converted(name), name, calls)
 
 
 @pytest.mark.parametrize("name", ("attention", "cnn"))
 def test_a_deep_copy_that_is_deleted_is_gone(name, no_collector):
     model = converted(name)
-    twin = copy.deepcopy(model)
-    used(twin, name)
-    references = [weakref.ref(module) for module in twin.modules()]
-    del twin
-    assert not [reference() for reference in references if reference() is not None]
+    assert gone(lambda: copy.deepcopy(model), name)
 
 
 def test_a_model_that_was_loaded_and_is_deleted_is_gone(tmp_path, no_collector):
     kfconvert.save(converted("attention"), tmp_path / "saved")
-    model = kfconvert.load(tmp_path / "saved", model=MAKERS["attention"]())
-    used(model, "attention")
-    references = [weakref.ref(module) for module in model.modules()]
-    del model
-    assert not [reference() for reference in references if reference() is not None]
+    assert gone(lambda: kfconvert.load(tmp_path / "saved", model=MAKERS["attention"]()), "attention")
+
+
+def test_a_model_that_was_converted_in_place_is_gone(no_collector):
+    def made() -> nn.Module:
+        return small_models.convert(
+            MAKERS["attention"](), example_inputs=inputs_of("attention"), validate_accuracy=False, inplace=True
+        )
+
+    assert gone(made, "attention")
 
 
 def test_the_converter_keeps_no_model(no_collector):
     converter = kfconvert.ModelConverter(validate_accuracy=False, select="all")
-    model = converter.convert_model(MAKERS["attention"](), example_inputs=stateful_models.arguments(MAKERS["attention"]()))
+    model = converter.convert_model(MAKERS["attention"](), example_inputs=inputs_of("attention"))
     reference = weakref.ref(model)
     del model
     assert reference() is None
@@ -143,7 +156,7 @@ def test_no_tensor_of_the_model_has_weak_references(name):
 def test_tensors_may_be_swapped(name, monkeypatch):
     model, original = converted(name), MAKERS[name]()
     used(model, name), used(original, name)
-    inputs = stateful_models.arguments(original)
+    inputs = inputs_of(name)
     for each in (model, original):
         generator = torch.Generator().manual_seed(0)
         for parameter in each.parameters():
