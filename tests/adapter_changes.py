@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import peft
 import small_models
 import stateful_models
 import torch
+from changes import Subject, Undo, change
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
@@ -54,6 +55,16 @@ def every(method: str, *args: Any) -> Callable[[nn.Module], None]:
     return change
 
 
+def inject(model: nn.Module) -> None:
+    """Adapters of random weights at every linear layer of any model, in its own structure."""
+    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    if names:
+        options = {"r": 2, "lora_alpha": 4, "init_lora_weights": False}
+        torch.manual_seed(1)
+        for title in ("first", "second"):
+            peft.inject_adapter_in_model(peft.LoraConfig(**options, target_modules=names), model, title)
+
+
 def _another(model: peft.PeftModel) -> None:
     torch.manual_seed(2)
     model.add_adapter("third", configuration(3))
@@ -95,3 +106,32 @@ ADAPTER_CHANGES: dict[str, Callable[[peft.PeftModel], Any]] = {
     "other weights": _new_weights,
     "train": _trained,
 }
+
+# Of a single layer, in any model
+
+_LAYER_CHANGES: dict[str, Callable[[LoraLayer], Any]] = {
+    "merge safely": lambda layer: layer.merge(safe_merge=True),
+    "merge": lambda layer: layer.merge(),
+    "unmerge": lambda layer: layer.unmerge(),
+    "set scale": lambda layer: layer.set_scale("first", 3.0),
+    "scale layer": lambda layer: layer.scale_layer(2.0),
+    "unscale layer": lambda layer: layer.unscale_layer(),
+    "use the second": lambda layer: layer.set_adapter("second"),
+    "both at once": lambda layer: layer.set_adapter(["first", "second"]),
+    "disable": lambda layer: layer.enable_adapters(False),
+    "enable": lambda layer: layer.enable_adapters(True),
+    "delete the second": lambda layer: layer.delete_adapter("second"),
+}
+
+
+def _without_undo(subject: Subject, layer: LoraLayer, function: Callable[[LoraLayer], Any]) -> Undo:
+    function(layer)
+
+
+for _name, _change in _LAYER_CHANGES.items():
+    change(layers, f"adapter: {_name}", visible=False)(partial(_without_undo, function=_change))
+
+
+@change(lambda model: [model] if any(type(m) is nn.Linear for m in model.modules()) else [], "adapter: new ones")
+def _injected(subject: Subject, model: nn.Module) -> Undo:
+    inject(model)

@@ -70,7 +70,8 @@ class Change:
         announced: False for writes that only ``kfconvert_refresh`` or ``check_weights`` can find.
         process_wide: made once for all models.
         threads: may be made in another thread.
-        cheap: fit for the fuzz.
+        cheap: quick enough for many models.
+        special: there are places for it in the models of ``stateful_models`` only.
     """
 
     apply: Callable[[Subject, Any], Undo]
@@ -83,6 +84,7 @@ class Change:
     process_wide: bool = False
     threads: bool = True
     cheap: bool = True
+    special: bool = False
 
 
 CHANGES: dict[str, Change] = {}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from random_models import BATCH, Description, build, call_arguments, laid_out, model_inputs
+from adapter_changes import inject
+from hypothesis import strategies as st
+from random_models import BATCH, Chain, Description, build, call_arguments, laid_out, model_inputs
+from state_changes import CHANGES, Alike, Subject
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
@@ -31,9 +34,12 @@ ROUNDING = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
 class Pair:
     """A model, its conversion, and its float64 twin."""
 
-    def __init__(self, description: Description):
+    def __init__(self, description: Description, adapted: bool = False):
         self.description = description
-        self.original = build(description).eval()
+        self.original = build(description)
+        if adapted:
+            inject(self.original)
+        self.original.eval()
         state = copy.deepcopy(self.original.state_dict())
         example = call_arguments(description, model_inputs(description))
         before = copy.deepcopy(example)
@@ -44,8 +50,7 @@ class Pair:
         _assert_equal(example, before, "the example inputs were written to by the conversion")
         _assert_equal(dict(self.original.state_dict()), dict(state), "the state of the original changed")
         _assert_equal(dict(self.converted.state_dict()), dict(state), "the converted model has another state")
-        self.twin = build(description, exact=True).eval()
-        self.twin.load_state_dict(self.original.state_dict())  # as they were rounded
+        self.twin = exact_twin(self.original)
 
     def assert_reasons(self) -> None:
         """What was left alone has a reason, and none of the reasons is a wrong result."""
@@ -146,6 +151,56 @@ class Pair:
         self.original.eval(), self.converted.eval()
         self.twin.load_state_dict(self.original.state_dict())
 
+    def assert_same_when_treated(self, treated: Sequence[Treatment]) -> None:
+        """The same outputs after each of the changes, made to both; and after those that are taken back."""
+        both = Alike(*(Subject(model, self._arguments) for model in (self.original, self.converted)))
+        done: list[str] = []
+        with ExitStack() as process_wide:
+            for title, place, way, undone in treated:
+                change = CHANGES[title]
+                if not change.targets(self.original) or (way == "thread" and not change.threads):
+                    continue
+                if way == "train":
+                    both.each(nn.Module.train)
+                done.append(f"{title} {place} {way}".rstrip())
+                try:
+                    undo = both.apply(change, place, thread=way == "thread")
+                except AssertionError:
+                    raise
+                except Exception:  # both models refuse
+                    undo = None
+                both.each(nn.Module.eval)
+                self._assert_same_now(both, done)
+                if undo is None:
+                    continue
+                if undone or both.original.dtype is not None:  # a dtype concerns the inputs as well
+                    undo()
+                    both.each(nn.Module.eval)
+                    done.append("undone")
+                    both.original.dtype = both.converted.dtype = None
+                    self._assert_same_now(both, done)
+                elif change.process_wide:
+                    process_wide.callback(undo)
+            both.each(nn.Module.eval)
+        self._assert_same_now(both, [*done, "all that concerns the process undone"])
+
+    def _arguments(self, seed: int) -> tuple[Any, ...]:
+        return call_arguments(self.description, model_inputs(self.description, seed=seed))
+
+    def _assert_same_now(self, both: Alike, done: list[str]) -> None:
+        results = [subject.call() for subject in both.both]
+        refused = [isinstance(result, Exception) for result in results]
+        assert refused[0] is refused[1], f"after {done}: {results[1]!r} instead of {results[0]!r}"
+        if refused[0]:
+            return
+        self.twin = exact_twin(self.original)
+
+        def inputs(seed: int) -> list[Tensor]:
+            tensors, dtype = model_inputs(self.description, seed=seed), both.original.dtype
+            return [x.to(dtype) if dtype and x.is_floating_point() else x for x in tensors]
+
+        self.assert_same(inputs, f"after {done}")
+
     def change_weights(self) -> None:
         """The same change, in place, in both models and the twin."""
         with torch.no_grad():
@@ -156,11 +211,37 @@ class Pair:
         self.twin.load_state_dict(self.original.state_dict())  # as they were rounded
 
 
-def assert_converts(description: Description) -> Pair:
-    """Raise AssertionError where the conversion of the described model breaks its promise."""
+def exact_twin(original: nn.Module) -> nn.Module:
+    """A copy of a random model, and of all that was done to it, with the same weights and in float64 throughout."""
+    twin = copy.deepcopy(original)
+    for module in twin.modules():
+        if isinstance(module, Chain):
+            module.exact = True
+    return twin.double()
+
+
+# A change, which of its places, whether it is made in train mode or by another thread, whether it is undone.
+Treatment = tuple[str, int, str, bool]
+
+
+def treatments() -> st.SearchStrategy[list[Treatment]]:
+    titles = [title for title, change in CHANGES.items() if change.cheap and not change.special]
+    ways = st.sampled_from(["", "", "train", "thread"])
+    return st.lists(st.tuples(st.sampled_from(titles), st.integers(0, 9), ways, st.booleans()), min_size=3, max_size=10)
+
+
+def assert_converts(
+    description: Description, treated: Sequence[Treatment] = (), adapted: bool = False
+) -> Pair:
+    """Raise AssertionError where the conversion of the described model breaks its promise.
+
+    Args:
+        treated: changes made to both models afterwards, with a call after each.
+        adapted: the model has adapters before it is converted.
+    """
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
-        pair = Pair(description)
+        pair = Pair(description, adapted)
         pair.assert_reasons()
 
         def inputs(batch: int) -> Callable[[int], list[Tensor]]:
@@ -188,6 +269,7 @@ def assert_converts(description: Description) -> Pair:
         pair.assert_same(inputs(BATCH), "changed weights")
         pair.assert_same_training()
         pair.assert_same(inputs(BATCH), "after training")
+        pair.assert_same_when_treated(treated)
     return pair
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Callable
 from functools import cache, partial
@@ -27,8 +28,8 @@ _VALUES: dict[str, Callable[[Any], Any]] = {
     "momentum": lambda value: 0.9,
     "normalized_shape": lambda value: value,
     "level": lambda value: value + 1,
-    "shift": lambda value: value + 1,
 }
+_SPECIAL = ("size", "activation", "tensor", "level")
 _INVISIBLE = ("approximate", "momentum", "normalized_shape", "padding_mode")
 
 
@@ -43,7 +44,9 @@ def _holding(name: str) -> Callable[[nn.Module], list[nn.Module]]:
 
 
 for _name in _VALUES:
-    change(_holding(_name), f"attribute {_name}", visible=_name not in _INVISIBLE)(partial(_attribute, name=_name))
+    change(_holding(_name), f"attribute {_name}", visible=_name not in _INVISIBLE, special=_name in _SPECIAL)(
+        partial(_attribute, name=_name)
+    )
 
 
 @change(of(nn.LayerNorm, nn.modules.batchnorm._BatchNorm))
@@ -51,13 +54,13 @@ def eps_of_a_norm_in_its_dict(subject: Subject, norm: nn.Module) -> Undo:
     return assigned_items(vars(norm), "eps", 20.0)
 
 
-@change(_holding("level"), "a class attribute is shadowed")
+@change(_holding("level"), "a class attribute is shadowed", special=True)
 def _shadowed(subject: Subject, module: nn.Module) -> Undo:
     vars(module)["level"] = 5.0
     return lambda: vars(module).pop("level")
 
 
-@change(having("helper"), "a method is shadowed")
+@change(having("helper"), "a method is shadowed", special=True)
 def _shadowed_method(subject: Subject, module: nn.Module) -> Undo:
     return assigned(module, "helper", lambda x: x * 3)
 
@@ -113,7 +116,28 @@ _IN_PLACE: dict[str, Callable[[Any], Undo]] = {
     "a broadcast tensor": lambda m: assigned(m, "tensor", torch.full((5, 16), 3.0)),
 }
 for _name, _change in _IN_PLACE.items():
-    change(having("factors"), _name)(lambda subject, module, make=_change: make(module))
+    change(having("factors"), _name, special=True)(lambda subject, module, make=_change: make(module))
+
+
+def _other_kinds(model: nn.Module) -> list[tuple[list, int]]:
+    """The steps of a random model that do something with a number: (list of steps, place)."""
+    return [(m.steps, i) for m in having("steps")(model) for i, s in enumerate(m.steps) if s.operation == "number"]
+
+
+def _other_kind(step: Any) -> str:
+    return "rsub" if step.options["kind"] != "rsub" else "square"
+
+
+@change(_other_kinds)
+def option_of_a_step_in_a_list(subject: Subject, place: tuple[list, int]) -> Undo:
+    step = place[0][place[1]]
+    return _item(step.options, "kind", _other_kind(step))
+
+
+@change(_other_kinds)
+def another_step_in_a_list(subject: Subject, place: tuple[list, int]) -> Undo:
+    step = place[0][place[1]]
+    return _item(*place, dataclasses.replace(step, options={"kind": _other_kind(step)}))
 
 
 # Parameters and buffers of another kind
@@ -124,12 +148,14 @@ class Doubled(Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function.__name__ in ("detach", "clone", "requires_grad_"):
-            return super().__torch_function__(function, types, args, kwargs)
+        result = super().__torch_function__(function, types, args, kwargs)
+        if function.__name__ not in _DOUBLED or not result.is_floating_point():
+            return result
         with torch._C.DisableTorchFunctionSubclass():
-            result = function(*args, **(kwargs or {}))
-        plain = isinstance(result, Tensor) and result.is_floating_point() and function.__name__ in _DOUBLED
-        return result.as_subclass(Tensor) * 2 if plain else result
+            return result.as_subclass(Tensor) * 2
+
+    def new_empty(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().new_empty(*args, **kwargs).as_subclass(Doubled)  # for deep copies
 
 
 _DOUBLED = ("linear", "layer_norm", "batch_norm", "conv2d", "conv1d", "embedding", "mul", "rms_norm")
@@ -357,6 +383,21 @@ def list_in_another_order(subject: Subject, modules: nn.ModuleList) -> Undo:
 def shorter_list(subject: Subject, modules: nn.ModuleList) -> Undo:
     last = modules.pop(-1)
     return lambda: modules.append(last)
+
+
+@change(_children)
+def a_removed_child(subject: Subject, place: tuple[nn.Module, str]) -> Undo:
+    """The original raises from then on."""
+    parent, name = place
+    child, order = parent._modules[name], list(parent._modules)
+
+    def undo() -> None:
+        parent._modules[name] = child
+        for each in order:
+            parent._modules[each] = parent._modules.pop(each)
+
+    delattr(parent, name)
+    return undo
 
 
 @change(inner, visible=False)

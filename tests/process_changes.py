@@ -160,6 +160,7 @@ def _scaling(function: Callable) -> Callable:
 
 
 patch = partial(change, process_wide=True)
+special = partial(patch, special=True)
 
 
 @patch(classes)
@@ -204,7 +205,7 @@ _OTHERS: dict[str, tuple[Any, str, Any]] = {
     "function of a library": (F, "gelu", lambda x, approximate="none": torch.tanh(x)),
 }
 for _name, _place in _OTHERS.items():
-    patch(of_class(_KEEPING, _place), _name)(lambda subject, place: _patched(*place))
+    special(of_class(_KEEPING, _place), _name)(lambda subject, place: _patched(*place))
 
 _scaled = stateful_models.scaled
 
@@ -215,21 +216,28 @@ def _attribute_of(holder: types.FunctionType | types.CellType, name: str, value:
     return lambda: setattr(holder, name, before)
 
 
-@patch(of_class(_KEEPING, _scaled.__closure__[0]))
+@special(of_class(_KEEPING, _scaled.__closure__[0]))
 def variable_of_a_closure(subject: Subject, cell: types.CellType) -> Undo:
     return _attribute_of(cell, "cell_contents", 5.0)
 
 
 for _name, _value in (("__defaults__", (3.0,)), ("__kwdefaults__", {"less": 3.0})):
-    patch(of_class(_KEEPING, _scaled), f"{_name.strip('_')} of a function")(
+    special(of_class(_KEEPING, _scaled), f"{_name.strip('_')} of a function")(
         lambda subject, function, name=_name, value=_value: _attribute_of(function, name, value)
     )
-patch(of_class(_KEEPING, stateful_models.activated), "code of a function")(
+special(of_class(_KEEPING, stateful_models.activated), "code of a function")(
     lambda subject, function: _attribute_of(function, "__code__", (lambda x: x * 3).__code__)
 )
-patch(of_class(_KEEPING, _KEEPING.forward), "code of a forward")(
+special(of_class(_KEEPING, _KEEPING.forward), "code of a forward")(
     lambda subject, function: _attribute_of(function, "__code__", (lambda self, x: x * 3).__code__)
 )
+
+
+@special(of_class(_KEEPING), "default dtype", visible=False)
+def _default_dtype(subject: Subject, kind: Any) -> Undo:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    return lambda: torch.set_default_dtype(before)
 
 
 # What libraries for large models patch
@@ -247,13 +255,13 @@ _LLAMA: dict[str, tuple[Any, str, Any]] = {
     "LlamaMLP.forward": (modeling_llama.LlamaMLP, "forward", lambda self, x: self.down_proj(self.up_proj(x))),
 }
 for _name, _place in _LLAMA.items():
-    patch(of_class(modeling_llama.LlamaModel, _place), _name)(lambda subject, place: _patched(*place))
+    special(of_class(modeling_llama.LlamaModel, _place), _name)(lambda subject, place: _patched(*place))
 
 
 def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
     return query.transpose(1, 2) * 2, None
 
 
-@patch(_llama)
+@special(_llama)
 def attention_in_the_registry(subject: Subject, kind: Any) -> Undo:
     return assigned_items(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", _attention)

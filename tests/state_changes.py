@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import adapter_changes  # noqa: F401  (registers changes)
 import module_changes  # noqa: F401  (registers changes)
 import process_changes  # noqa: F401  (registers changes)
 import torch
@@ -51,10 +52,12 @@ class Alike:
         """Make ``change`` at the ``seed``-th of its targets; what is returned undoes it.
 
         Raises:
-            Exception: what the change raises with the original. Only raising with the converted model is a failure.
+            Exception: what the change raises with both models.
         """
         undone: list[Undo] = []
-        for subject in self.both[:1] if change.process_wide else self.both:
+        refused: list[Exception] = []
+        subjects = self.both[:1] if change.process_wide else self.both
+        for subject in subjects:
             targets = change.targets(subject.model)
             torch.manual_seed(seed)
 
@@ -66,10 +69,12 @@ class Alike:
             try:
                 undone.append(in_a_thread(make) if thread else make())
             except Exception as error:
-                if subject is self.original:
-                    raise
-                raise AssertionError("the change raises with the converted model only") from error
+                refused.append(error)
+        if refused and len(refused) < len(subjects):
+            raise AssertionError("the change raises with one of the models only") from refused[0]
         self._refresh(change)
+        if refused:
+            raise refused[0]
         if undone[0] is None:
             return None
 

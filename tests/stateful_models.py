@@ -105,6 +105,7 @@ class Keeping(nn.Module):
         if len(self.factors) > 3:
             y = y - 2
         y = y * self.settings.scale + self.settings.nested.shift
+        y = y + torch.full((16,), 0.5)  # in the default dtype
         return scaled(Shifted()(activated(self.fixed(self.helper(y))))) * FACTOR
 
 

@@ -7,6 +7,7 @@ import pytest
 import stateful_models
 import torch
 from state_changes import CHANGES, Alike, Subject
+from test_state_changes import alike
 from torch import nn
 
 import kfconvert
@@ -72,11 +73,9 @@ def test_a_write_to_each_single_element_is_found():
     """No element is left out of the fingerprint."""
     both = pair("cnn")
     both.call("before")
-    for subject in both.both:
-        subject.model.eval()
-    bias = [subject.model.conv2.weight for subject in both.both]
-    for index in range(0, bias[0].numel(), 37):
-        for each in bias:
+    weights = [subject.model.conv2.weight for subject in both.both]
+    for index in range(0, weights[0].numel(), 37):
+        for each in weights:
             each.data.view(-1)[index] += 3.0
         for _ in range(EVERY):
             both.converted.call()
@@ -98,8 +97,8 @@ def test_exchanged_elements_are_found():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("title", UNANNOUNCED)
 def test_a_refresh_finds_every_write(name, title):
-    """Without ``check_weights``, too; in the table each is made at some places, here at all."""
-    both = pair(name)
+    """Without ``check_weights``; in the table each is made at some places, here at all."""
+    both = alike(name)
     count = len(CHANGES[title].targets(both.original.model))
     both.call("before")
     for place in range(count):

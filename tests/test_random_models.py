@@ -1,4 +1,5 @@
-"""Random models, converted: they equal their originals in every way, or were left alone with a reason.
+"""Random models, converted: they equal their originals in every way, or were left alone with a reason; and go on to,
+when weights, attributes, classes, hooks, adapters and modes change between calls, in any order and in any thread.
 
 KFCONVERT_FUZZ=5000 tries so many other models than the ordinary run, which always tries the same ones.
 """
@@ -9,7 +10,8 @@ import os
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from model_equivalence import assert_converts
+from hypothesis import strategies as st
+from model_equivalence import assert_converts, treatments
 from random_models import (
     Description,
     Input,
@@ -41,9 +43,9 @@ def small_heap():
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(descriptions())
-def test_a_random_model_converts(description):
-    assert_converts(description)
+@given(descriptions(), treatments(), st.booleans())
+def test_a_random_model_converts(description, treated, adapted):
+    assert_converts(description, treated, adapted)
 
 
 def test_the_float64_twin_has_no_other_real_numbers():

@@ -57,10 +57,14 @@ def _trained(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad and p.is_floating_point()]
 
 
-def _step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """A step along random gradients."""
-    for parameter in _trained(module):
+def _randomise_gradients(parameters: list[nn.Parameter]) -> None:
+    """Steps are compared to the bit; how gradients are rounded is no matter here."""
+    for parameter in parameters:
         parameter.grad = noise(parameter)
+
+
+def _step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    _randomise_gradients(_trained(module))
     optimizer.step(*([lambda: torch.zeros(())] if isinstance(optimizer, torch.optim.LBFGS) else []))
     optimizer.zero_grad()
 
@@ -86,6 +90,7 @@ def _evaluated_in_between(subject: Subject, model: nn.Module, make: Optimizer) -
     mode, optimizer = model.training, _made(model, make)
     model.train()
     subject.loss().backward()
+    _randomise_gradients(_trained(model))
     model.eval()
     subject.call()
     optimizer.step()
@@ -100,6 +105,7 @@ def _fine_tuned(subject: Subject, model: nn.Module, make: Optimizer) -> None:
     for seed in range(2):
         optimizer.zero_grad()
         subject.loss(seed).backward()
+        _randomise_gradients(_trained(model))
         optimizer.step()
     model.train(mode)
 
@@ -129,8 +135,7 @@ def _compiled_step(subject: Subject, model: nn.Module, make: Optimizer) -> None:
     """The optimizer's step itself is compiled."""
     torch._dynamo.reset()
     optimizer = _made(model, make)
-    for parameter in _trained(model):
-        parameter.grad = noise(parameter)
+    _randomise_gradients(_trained(model))
     torch.compile(lambda: optimizer.step(), backend="eager")()
     optimizer.zero_grad()
 
