@@ -169,18 +169,17 @@ class Pair:
                     raise
                 except Exception:  # both models refuse
                     undo = None
+                if change.process_wide and undo is not None:
+                    process_wide.callback(undo)
                 both.each(nn.Module.eval)
                 self._assert_same_now(both, done)
-                if undo is None:
-                    continue
-                if undone or both.original.dtype is not None:  # a dtype concerns the inputs as well
-                    undo()
+                # A dtype concerns the inputs as well: it stays for no other change.
+                if undo is not None and (undone or both.original.dtype is not None):
+                    process_wide.pop_all().close() if change.process_wide else undo()
+                    both.original.dtype = both.converted.dtype = None
                     both.each(nn.Module.eval)
                     done.append("undone")
-                    both.original.dtype = both.converted.dtype = None
                     self._assert_same_now(both, done)
-                elif change.process_wide:
-                    process_wide.callback(undo)
             both.each(nn.Module.eval)
         self._assert_same_now(both, [*done, "all that concerns the process undone"])
 
