@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,6 +103,8 @@ def change(targets: Targets, name: str | None = None, **options: bool) -> Callab
     return register
 
 
+weights = partial(change, hits=True)
+
 # Targets
 
 
@@ -149,6 +152,10 @@ def matrices(model: nn.Module) -> list[nn.Parameter]:
     """Parameters, those of the products first: what is folded, packed and merged."""
     found = [p for p in model.parameters() if p.is_floating_point()]
     return [p for p in found if p.dim() > 1] or found
+
+
+def trained(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad and p.is_floating_point()]
 
 
 # What many changes do

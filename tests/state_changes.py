@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import adapter_changes  # noqa: F401  (registers changes)
+import attribute_changes  # noqa: F401  (registers changes)
 import module_changes  # noqa: F401  (registers changes)
+import optimizer_changes  # noqa: F401  (registers changes)
 import process_changes  # noqa: F401  (registers changes)
 import torch
 import weight_changes  # noqa: F401  (registers changes)
