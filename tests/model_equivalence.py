@@ -223,10 +223,11 @@ def exact_twin(original: nn.Module) -> nn.Module:
 Treatment = tuple[str, int, str, bool]
 
 
-def treatments() -> st.SearchStrategy[list[Treatment]]:
+def treatments(most: int) -> st.SearchStrategy[list[Treatment]]:
+    """Up to ``most`` changes that random models have places for."""
     titles = [title for title, change in CHANGES.items() if change.cheap and not change.special]
     ways = st.sampled_from(["", "", "train", "thread"])
-    return st.lists(st.tuples(st.sampled_from(titles), st.integers(0, 9), ways, st.booleans()), min_size=3, max_size=10)
+    return st.lists(st.tuples(st.sampled_from(titles), st.integers(0, 9), ways, st.booleans()), min_size=most // 2, max_size=most)
 
 
 def assert_converts(

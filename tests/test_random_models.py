@@ -43,7 +43,7 @@ def small_heap():
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(descriptions(), treatments(), st.booleans())
+@given(descriptions(), treatments(10 if COUNT else 4), st.booleans())
 def test_a_random_model_converts(description, treated, adapted):
     assert_converts(description, treated, adapted)
 
