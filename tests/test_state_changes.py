@@ -7,6 +7,7 @@ import pytest
 import small_models
 import stateful_models
 import torch
+from optimizer_changes import OPTIMIZERS, TYPICAL
 from state_changes import CHANGES, Alike, Subject, difference
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -38,7 +39,12 @@ def alike(name: str) -> Alike:
 # How the change is made, each time at another of its places: between two calls, in train mode, where no call is made,
 # or by another thread.
 MODES = ("eval", "train", "thread")
-OWN = ("attention", "stateful", "blocks", "cnn")  # of the models those that are quick to copy
+OWN = ("attention", "stateful", "cnn")  # of the models those that are quick to copy
+
+
+QUICK = (*OWN, "blocks")
+# One optimizer and implementation after the other: the typical ones stand for the others elsewhere.
+STEPS = {f"{name}: steps" for name in OPTIMIZERS if name not in TYPICAL}
 
 
 def _cases() -> list:
@@ -49,8 +55,8 @@ def _cases() -> list:
             if not change.targets(original(name)):
                 continue
             modes = MODES[:1] if name not in OWN else MODES if change.threads else MODES[:2]
-            if not change.cheap:
-                modes = modes[:1] if name in OWN else ()
+            if not change.cheap or title in STEPS:
+                modes = modes[:1] if name in QUICK else ()
             for mode in modes:
                 cases.append(pytest.param(name, title, mode, id=f"{title}-{name}-{mode}"))
     return cases
