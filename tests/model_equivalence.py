@@ -227,7 +227,8 @@ def treatments(most: int) -> st.SearchStrategy[list[Treatment]]:
     """Up to ``most`` changes that random models have places for."""
     titles = [title for title, change in CHANGES.items() if change.cheap and not change.special]
     ways = st.sampled_from(["", "", "train", "thread"])
-    return st.lists(st.tuples(st.sampled_from(titles), st.integers(0, 9), ways, st.booleans()), min_size=most // 2, max_size=most)
+    each = st.tuples(st.sampled_from(titles), st.integers(0, 9), ways, st.booleans())
+    return st.lists(each, min_size=most // 2, max_size=most)
 
 
 def assert_converts(
