@@ -12,6 +12,7 @@ from .conversion import Conversion, Progress
 from .explain import Explanation, module_classes
 from .garbage import only_new_garbage
 from .preparation import ConversionError, resolve_device
+from .turns import one_at_a_time
 
 __all__ = ["ConversionError", "ModelConverter", "auto_convert_model"]
 
@@ -76,7 +77,7 @@ class ModelConverter:
             ConversionError: the model cannot run with these inputs, dtype or device.
         """
         progress = progress or (lambda stage, done, total: None)
-        with only_new_garbage():
+        with one_at_a_time(), only_new_garbage():
             # The job and its graphs are garbage once this returns.
             return self._convert(progress, model, input_shape, example_inputs, device, dtype, inplace)
 

@@ -107,14 +107,17 @@ def token_calls(model: nn.Module, call: ExampleCall) -> list[ExampleCall]:
 
 def widened(call: ExampleCall) -> ExampleCall:
     """``call`` with at least two examples and two tokens: a size of 1 looks like one that is broadcast."""
-    for name, index in (("batch", 0), ("sequence", 1)):
-        if any(tensor.dim() > index and tensor.shape[index] == 1 for tensor in call.tensors()):
-            call = variations(call).get(name, call)
-    return call
+    if any(tensor.dim() > 0 and tensor.shape[0] == 1 for tensor in call.tensors()):
+        call = variations(call).get("batch", call)
+    return _longer_by_one(call, [tensor for tensor in call.tensors() if _is_sequence(tensor) and tensor.shape[1] == 1])
 
 
 def variations(call: ExampleCall) -> dict[str, ExampleCall]:
-    """``call`` with one size changed: one more example, one more token, larger images; those that it has."""
+    """``call`` with one size changed: one more example, one more token, larger images; those that it has.
+
+    What has one length gets one more token together, as "sequence", then "sequence_2" for the next length; and each of
+    several tensors alone, as "length_1" and so on: a decoder's may be equal to its encoder's by chance.
+    """
     tensors = call.tensors()
     found = {}
     if images := [value for value in (*call.args, *call.kwargs.values()) if _is_image_list(value)]:
@@ -125,14 +128,29 @@ def variations(call: ExampleCall) -> dict[str, ExampleCall]:
         )
     elif len({tensor.shape[0] for tensor in tensors if tensor.dim() > 0}) == 1:
         found["batch"] = call.map_tensors(lambda tensor: _longer(tensor, 0) if tensor.dim() > 0 else tensor)
-    if len({tensor.shape[1] for tensor in tensors if _is_sequence(tensor)}) == 1:
-        found["sequence"] = call.map_tensors(lambda tensor: _longer(tensor, 1) if _is_sequence(tensor) else tensor)
+    sequences = [tensor for tensor in tensors if _is_sequence(tensor)]
+    for number, length in enumerate(dict.fromkeys(tensor.shape[1] for tensor in sequences)):
+        alike = [tensor for tensor in sequences if tensor.shape[1] == length]
+        found[numbered("sequence", number)] = _longer_by_one(call, alike)
+        for tensor in alike if len(alike) > 1 else ():
+            found[f"length_{len(found)}"] = _longer_by_one(call, [tensor])
     if any(_is_image(tensor, bool(images)) for tensor in tensors):
         # By different amounts: height and width must not look like one size.
         found["image"] = call.map_tensors(
             lambda tensor: nn.functional.pad(tensor, (0, 64, 0, 32)) if _is_image(tensor, bool(images)) else tensor
         )
     return found
+
+
+def numbered(name: str, index: int) -> str:
+    """``name`` for the first, which has the index 0, then ``name`` with a number."""
+    return f"{name}_{index + 1}" if index else name
+
+
+def _longer_by_one(call: ExampleCall, sequences: list[Tensor]) -> ExampleCall:
+    """``call`` with one more token in each of these tensors of its own."""
+    chosen = set(map(id, sequences))
+    return call.map_tensors(lambda tensor: _longer(tensor, 1) if id(tensor) in chosen else tensor)
 
 
 def _longer(tensor: Tensor, dimension: int) -> Tensor:

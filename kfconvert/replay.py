@@ -18,6 +18,7 @@ from .parts import Part
 from .repetition import Repetition
 from .runtime import uninstall
 from .selector import Decision
+from .turns import one_at_a_time
 
 # What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
 _MEASURED = ("accuracy", "timings", "speedup_achieved", "inputs", "example")
@@ -37,14 +38,15 @@ class Replay(Conversion):
 
     def convert(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Converts ``model`` in place and returns it."""
-        uninstall(model)
-        self.model, self.device = model.to(device).eval(), device
-        self.repetition = Repetition(self.model)
-        self.trace()
-        self.match()
-        self.select()
-        self.replace()
-        self.validate()
+        with one_at_a_time():
+            uninstall(model)
+            self.model, self.device = model.to(device).eval(), device
+            self.repetition = Repetition(self.model)
+            self.trace()
+            self.match()
+            self.select()
+            self.replace()
+            self.validate()
         self.report()
         self.ledger.stats |= {key: self.statistics.get(key) for key in _MEASURED}
         return self.model

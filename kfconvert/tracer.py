@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import math
-import warnings
 from collections.abc import Collection, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from io import StringIO
 from typing import Any
 
 import torch
@@ -28,9 +25,12 @@ from .contiguity import KeptContiguous
 from .deadline import Deadline
 from .guard import Guard, Places, guard_from_placeholders
 from .input_spec import InputSpecError, describe
-from .inputs import ExampleCall
+from .inputs import ExampleCall, numbered
 from .quick_batch_norms import QuickBatchNorms, restore_batch_norms
+from .quiet import quiet_thread
 from .repetition import Repetition
+from .shield import Shield
+from .turns import one_at_a_time
 
 
 CACHE_IN_OUTPUT = (
@@ -124,13 +124,13 @@ def trace(
         dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
     # The exporter looks for those that go into **kwargs under its name.
     shapes = dict(inspect.signature(model.forward).bind(**pytree.tree_unflatten(dynamic, structure)).arguments)
-    with recorded_reads(model) as settings:
+    with one_at_a_time(), recorded_reads(model) as settings:
         if repetition is not None:
             repetition.reads = settings
         arguments = pytree.tree_unflatten(widened, structure)
         # The mode sees every call of an operator: none where there is no end to watch for.
         limit = nullcontext() if seconds == math.inf else Deadline(seconds)
-        with limit, _equal_sizes(model, form, places):
+        with limit, _stating_sizes(model, form, places):
             program = _export(model, arguments, shapes, repetition)
     return _region(model, program, form, places, described(form.keywords(leaves)), frozenset(settings))
 
@@ -138,32 +138,39 @@ def trace(
 def free_places(
     model: nn.Module, call: ExampleCall, free: Collection[str] = ("batch", "sequence")
 ) -> dict[str, Places]:
-    """Where the sizes ``free`` stand among the flat arguments of ``call``; one that they disagree on is not free.
+    """Where the sizes ``free`` stand among the flat arguments of ``call``.
 
-    "batch" is dimension 0 of every tensor argument, "sequence" dimension 1 of integer tensors (token ids, masks).
-    Image sizes stay fixed: letting them vary makes capture take minutes on windowed attention.
+    "batch" is dimension 0 of every tensor argument, which is not free where they disagree; "sequence" dimension 1 of
+    integer tensors (token ids, masks). Other lengths than that of the first, and that of what a decoder receives, are
+    free by themselves, as "sequence_2" and so on. Image sizes stay fixed: letting them vary makes capture take minutes
+    on windowed attention.
 
     Raises:
         CaptureError: the signature of ``model`` does not name all arguments of ``call``.
     """
-    leaves = _call_form(model, call).leaves(call.args, call.kwargs)
+    form = _call_form(model, call)
+    leaves = form.leaves(call.args, call.kwargs)
     tensors = [(index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    candidates = {
-        "batch": [(index, 0) for index, tensor in tensors if tensor.dim() > 0],
-        "sequence": [(index, 1) for index, tensor in tensors if _holds_tokens(tensor)],
-    }
-    return {
-        name: places
-        for name, places in candidates.items()
-        if name in free and len({leaves[index].shape[dimension] for index, dimension in places}) == 1
-    }
+    found = {}
+    batch = [(index, 0) for index, tensor in tensors if tensor.dim() > 0]
+    if "batch" in free and len({leaves[index].shape[0] for index, _ in batch}) == 1:
+        found["batch"] = batch
+    if "sequence" in free:
+        names = form.keywords(list(range(len(leaves)))).items()
+        of_decoder = {i for name, inner in names if name.startswith("decoder_") for i in pytree.tree_leaves(inner)}
+        lengths: dict[tuple[int, bool], Places] = {}
+        for index, tensor in tensors:
+            if _holds_tokens(tensor):
+                lengths.setdefault((tensor.shape[1], index in of_decoder), []).append((index, 1))
+        found |= {numbered("sequence", number): places for number, places in enumerate(lengths.values())}
+    return found
 
 
 @contextmanager
-def _equal_sizes(model: nn.Module, form: CallForm, places: Mapping[str, Places]):
-    """Within the block, ``model`` states at once which of its arguments' sizes are one: left to the operators that
-    need it, the first of several blocks would be traced with more symbols than the others."""
-    own, forward = vars(model).get("forward"), model.forward
+def _stating_sizes(model: nn.Module, form: CallForm, places: Mapping[str, Places]):
+    """Within the block, ``model`` runs behind a ``Shield`` and states at once which of its arguments' sizes are one:
+    left to the operators that need it, the first of several blocks would be traced with more symbols than others."""
+    own, forward, shield = vars(model).get("forward"), model.forward, Shield()
 
     @functools.wraps(forward)
     def stating(*args: Any, **kwargs: Any) -> Any:
@@ -172,7 +179,8 @@ def _equal_sizes(model: nn.Module, form: CallForm, places: Mapping[str, Places])
             shapes = [leaves[index].shape[dimension] for index, dimension in group]
             for size in shapes[1:]:
                 torch._check(size == shapes[0])
-        return forward(*args, **kwargs)
+        with shield.raised():
+            return forward(*args, **kwargs)
 
     vars(model)["forward"] = stating
     try:
@@ -210,25 +218,12 @@ def _holds_tokens(tensor: Tensor) -> bool:
     return tensor.dim() == 2 and not tensor.is_floating_point()
 
 
-@contextmanager
-def _quiet():
-    """The exporter logs, warns and prints graphs about what is reported here in one line of our own."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
-
-
 def _export(
     model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any], repetition: Repetition | None
 ) -> ExportedProgram:
     export = partial(torch.export.export, model, (), kwargs, dynamic_shapes=dynamic, strict=False)
     try:
-        with _quiet(), torch.no_grad(), _nothing_kept(), KeptContiguous(), QuickBatchNorms():
+        with quiet_thread(), torch.no_grad(), _nothing_kept(), KeptContiguous(), QuickBatchNorms():
             program = export() if repetition is None else repetition.trace(model, export)
     except Exception as error:  # the exporter raises anything the model's own code may raise
         raise CaptureError(_export_reason(error)) from error
