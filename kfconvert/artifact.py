@@ -32,6 +32,7 @@ from .record_schema import FORMAT, RECORD_FILE, WEIGHTS_FILE
 from .replay import Replay
 from .runtime import guarded_forward
 from .tracer import Region
+from .turns import one_at_a_time
 from .version import __version__
 
 class ArtifactError(ValueError):
@@ -106,9 +107,10 @@ def load(
         record = _read_record(folder)
         tensors = _read_tensors(folder, record)
     place = _device(record, device)
-    rebuilt = _architecture(folder, record, tensors, model, trust_source)
-    _fill(rebuilt, tensors, folder)
-    return _convert_again(rebuilt.to(place).eval(), record, place, folder)
+    with one_at_a_time():  # libraries set the default dtype, and more, while they build a model
+        rebuilt = _architecture(folder, record, tensors, model, trust_source)
+        _fill(rebuilt, tensors, folder)
+        return _convert_again(rebuilt.to(place).eval(), record, place, folder)
 
 
 def read_record(path: str | os.PathLike) -> dict[str, Any]:

@@ -4,7 +4,7 @@ configurations; later changes of all else do not matter."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .contents import plain_objects
+from .turns import ThisThread
 
 # The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
 # "__dict__" stands for all names.
@@ -58,22 +59,35 @@ def implied(reads: Collection[Read], model: nn.Module) -> set[Read]:
 
 @contextmanager
 def without_cache(model: nn.Module) -> Iterator[bool]:
-    """Within the block, the setting ``use_cache`` of ``model``, which was on, is off; False if none was."""
-    holders = [vars(config) for config in configurations(model) if "use_cache" in vars(config)]
-    if not holders or any(holder["use_cache"] is not True for holder in holders):
+    """Within the block, the setting ``use_cache`` of ``model``, which was on, reads as off in this thread; False if it
+    was not. Other models, in other threads, may have the same configuration."""
+    found = [config for config in configurations(model) if "use_cache" in vars(config)]
+    with ExitStack() as stack:
+        yield bool(found) and all(
+            vars(config)["use_cache"] is True and stack.enter_context(_without_cache(config)) for config in found
+        )
+
+
+@contextmanager
+def _without_cache(config: Any) -> Iterator[bool]:
+    own, here = type(config), ThisThread()
+
+    def read(self: Any, name: str) -> Any:
+        return False if name == "use_cache" and here else own.__getattribute__(self, name)
+
+    try:
+        config.__class__ = _derived(own, read)
+    except Exception:  # a class that cannot be derived from or swapped
         yield False
         return
-    for holder in holders:
-        holder["use_cache"] = False
     try:
         yield True
     finally:
-        for holder in holders:
-            holder["use_cache"] = True
+        config.__class__ = own
 
 
 class _Blank:
-    """The first base of a recorder: a class hears of one that is derived from it, and some keep a list of theirs, but
+    """The first base of a derived class: a class hears of one that is derived from it, and some keep a list of theirs, but
     not of one that is given it as a base afterwards."""
 
 
@@ -95,25 +109,30 @@ def _recorded(holder: Any, reads: set[Read], recorders: dict[type, type]) -> Ite
 
 
 def _recorder(own: type, reads: set[Read]) -> type:
-    """A subclass of ``own`` that adds to ``reads`` what is read of its instances."""
-    of_module = issubclass(own, nn.Module)
+    """A subclass of ``own`` that adds to ``reads`` what this thread reads of its instances."""
+    of_module, here = issubclass(own, nn.Module), ThisThread()
     if issubclass(own, torch.jit.ScriptModule):
         raise TypeError("its attributes are read by compiled code")
 
     def read(self: Any, name: str) -> Any:
         # torch and this package look into the dicts of modules on their own account.
-        if name != "__dict__" or not of_module or _is_of_author(sys._getframe(1)):
+        if here and (name != "__dict__" or not of_module or _is_of_author(sys._getframe(1))):
             reads.add((own, name) if of_module else name)
         return own.__getattribute__(self, name)
 
+    return _derived(own, read)
+
+
+def _derived(own: type, read: Callable[[Any, str], Any]) -> type:
+    """A subclass of ``own`` that looks attributes up by ``read``."""
     namespace = {
         "__getattribute__": read,
         "__module__": own.__module__,
         "__qualname__": own.__qualname__,
     }
-    recorder = type(own)(own.__name__, (_Blank,), namespace)
-    recorder.__bases__ = (own,)
-    return recorder
+    derived = type(own)(own.__name__, (_Blank,), namespace)
+    derived.__bases__ = (own,)
+    return derived
 
 
 def _is_of_author(frame: Any) -> bool:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
 from .calls import MAX_SPELLINGS
+from .compilers import Notice, refuse_scripting, traced_here
 from .model_state import ModelState
 from .ops.registration import transformed
 from .program import Program, UnfitTensors
@@ -76,6 +77,7 @@ class Ledger:
     def __init__(self, stats: dict[str, Any], warning: MissWarning):
         self.stats, self.warning = stats, warning
         self.guarded: dict[str, GuardedForward] = {}
+        self.notice = Notice(type(model).__name__)
 
     def info(self) -> dict[str, Any]:
         """The conversion statistics and, under "guard", hits and misses by reason; under "parts" those of each
@@ -149,7 +151,10 @@ class GuardedForward:
         return self._model()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or transformed() or _originals.wanted:
+        if traced_here():
+            self.ledger.notice.give()
+            return self.original(*args, **kwargs)
+        if transformed() or _originals.wanted:
             return self.original(*args, **kwargs)
         reason = _onlooker() or self._state_refusal()
         if reason is not None:
@@ -230,6 +235,11 @@ class GuardedForward:
     def __code__(self):
         """That of the original forward: torch.export reads the names of the arguments from it."""
         return type(self.model).forward.__code__
+
+    @property
+    def __globals__(self):
+        """Asked for by torch.jit.script, which cannot compile this."""
+        refuse_scripting()
 
     def refresh(self) -> None:
         for variant in self.variants:

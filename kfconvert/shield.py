@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
 from .turns import ThisThread
@@ -29,14 +28,12 @@ class Shield:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Within the block, which lies in what is traced, other threads find the functions of before the trace, and
-        ``torch.compiler.is_compiling()`` false.
+        """Within the block, which lies in what is traced, other threads find the functions of before the trace.
 
         Else the modules that they call would be looked up, and entered, in the tracer. At its end the exporter finds
         what it has put there, and takes it away.
         """
-        here = ThisThread()
-        changed = [(torch.compiler, "_is_compiling_flag", torch.compiler._is_compiling_flag, here)]
+        here, changed = ThisThread(), []
         for holder, name, original in self._originals:
             replaced = getattr(holder, name)
             if replaced is not original:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,6 +41,14 @@ CACHE_IN_OUTPUT = (
 
 class CaptureError(RuntimeError):
     """The module cannot be captured; the message says why in one line."""
+
+
+class _Raised(Exception):
+    """What a traced forward raised: of a RuntimeError itself the exporter would print the graph to ``sys.stderr``."""
+
+    def __init__(self, error: RuntimeError):
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass
@@ -179,8 +187,11 @@ def _stating_sizes(model: nn.Module, form: CallForm, places: Mapping[str, Places
             shapes = [leaves[index].shape[dimension] for index, dimension in group]
             for size in shapes[1:]:
                 torch._check(size == shapes[0])
-        with shield.raised():
-            return forward(*args, **kwargs)
+        try:
+            with shield.raised():
+                return forward(*args, **kwargs)
+        except RuntimeError as error:
+            raise _Raised(error) from None
 
     vars(model)["forward"] = stating
     try:
@@ -221,7 +232,13 @@ def _holds_tokens(tensor: Tensor) -> bool:
 def _export(
     model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any], repetition: Repetition | None
 ) -> ExportedProgram:
-    export = partial(torch.export.export, model, (), kwargs, dynamic_shapes=dynamic, strict=False)
+
+    def export() -> ExportedProgram:
+        try:
+            return torch.export.export(model, (), kwargs, dynamic_shapes=dynamic, strict=False)
+        except _Raised as raised:
+            raise raised.error from None
+
     try:
         with quiet_thread(), torch.no_grad(), _nothing_kept(), KeptContiguous(), QuickBatchNorms():
             program = export() if repetition is None else repetition.trace(model, export)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .inputs import ExampleCall
 from .outputs import Outputs
 from .references import Reference, evaluation, model_outputs, one_line, reference_outputs
+from .turns import one_at_a_time
 
 # The optimised model may be this much further from float64 than the original. Another order of summation
 # moves the largest error of a big output by some tens of percent, a wrong formula by orders of magnitude.
@@ -138,15 +139,16 @@ def validate_optimization(
     The result holds the report, and unpacks: ``accurate, speedup = validate_optimization(...)``.
     """
     args, kwargs = split_inputs(inputs)
-    original_out = model_outputs(original, args, kwargs)
-    reference = reference_outputs(original, args, kwargs)
-    try:
-        optimized_out = model_outputs(optimized, args, kwargs)
-    except Exception as error:  # whatever it is, the optimised model is not usable and the caller learns why
-        reason = f"the optimised model failed: {one_line(error)}"
-        result = ValidationResult(False, reason, reference.description, None, None, None, accuracy_threshold)
-    else:
-        result = compare(reference, original_out, optimized_out, accuracy_threshold)
+    with one_at_a_time():
+        original_out = model_outputs(original, args, kwargs)
+        reference = reference_outputs(original, args, kwargs)
+        try:
+            optimized_out = model_outputs(optimized, args, kwargs)
+        except Exception as error:  # whatever it is, the optimised model is not usable and the caller learns why
+            reason = f"the optimised model failed: {one_line(error)}"
+            result = ValidationResult(False, reason, reference.description, None, None, None, accuracy_threshold)
+        else:
+            result = compare(reference, original_out, optimized_out, accuracy_threshold)
     fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     measure = functools.partial(_speedup, original, optimized, ExampleCall(args, kwargs))
     return OptimizationResult(**fields, _measure=measure)

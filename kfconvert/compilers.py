@@ -1,0 +1,54 @@
+"""What traces the forward of a converted model: torch.compile, torch.export, torch.jit. They get the original one."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NoReturn
+
+import torch
+
+
+class ScriptingError(AttributeError):
+    """A converted model was given to ``torch.jit.script``; the message says in one line what to do instead."""
+
+
+def traced_here() -> bool:
+    """Whether torch.compile, torch.export or torch.jit.trace traces the calls of this very thread.
+
+    ``torch.compiler.is_compiling()`` is true in all threads while one exports, as every conversion does.
+    """
+    if torch.compiler.is_dynamo_compiling():  # which Dynamo takes for true, and reads no further
+        return True
+    exported = torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0
+    return exported or torch.jit.is_tracing()
+
+
+class Notice:
+    """Tells once that a model is traced without its fusions."""
+
+    def __init__(self, model: str):
+        self.model, self.given = model, False
+
+    @torch.compiler.assume_constant_result
+    def give(self) -> bool:
+        """Warn at the first call. Dynamo makes the call while it traces, and puts the result into its graph."""
+        if not self.given:
+            self.given = True
+            warnings.warn(
+                f"kfconvert: torch.compile, torch.export and torch.jit.trace see the original forward of {self.model}, "
+                "without what was fused in it; call the converted model itself to use that.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return self.given
+
+
+def refuse_scripting() -> NoReturn:
+    """What stands for the globals of a guarded forward, which ``torch.jit.script`` asks for first.
+
+    Raises:
+        ScriptingError: always; others who ask take it for an attribute that is not there.
+    """
+    raise ScriptingError(
+        "torch.jit.script cannot compile the forward of a converted model: script the original model instead"
+    )
