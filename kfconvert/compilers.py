@@ -17,10 +17,12 @@ def traced_here() -> bool:
 
     ``torch.compiler.is_compiling()`` is true in all threads while one exports, as every conversion does.
     """
-    if torch.compiler.is_dynamo_compiling():  # which Dynamo takes for true, and reads no further
+    if not (torch.compiler.is_compiling() or torch._C._get_tracing_state()):
+        return False
+    # Dynamo takes this for true, and reads no further.
+    if torch.compiler.is_dynamo_compiling() or torch._C._get_tracing_state():
         return True
-    exported = torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0
-    return exported or torch.jit.is_tracing()
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 class Notice:

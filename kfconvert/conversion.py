@@ -274,7 +274,7 @@ class Conversion:
         if self.outdated and self.variants:
             self.replace()
         self.ledger = install(self.model, self.variants, {})
-        self.ledger.warned = True  # until it is handed over: misses within a conversion concern nobody
+        self.ledger.warning.given = True  # until it is handed over: misses within a conversion concern nobody
 
     def _validate(self, judge: Judge, capture: Capture) -> None:
         def judged(items: Sequence[list[Site]]) -> ValidationResult:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .modules.derived import Derived
+from .shield import libraries, switched_off
 from .watch import ROOT, Mark, flat_places, gather
 from .weak_module import WeakModule
 
@@ -38,7 +39,8 @@ class Program:
         fused: names of the fused modules in ``module``.
         weights: places of the tensors that the code itself reads, its first arguments in this order.
         synced: (place in the model, place in a fused module): tensors to copy over before a run.
-        images: which of the flat inputs have 4 or more dimensions; there are plans for each of their layouts.
+        images: which of the flat inputs have 4 or more dimensions; there are plans for each of their layouts,
+            with and without the libraries that may be turned off.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Program:
     def run(self, leaves: list[Any]) -> tuple[Any, ...]:
         """Raises UnfitTensors, before anything is computed, where a tensor of the model has become of another kind."""
         derived = self._current()
-        layout = tuple([leaves[index].is_contiguous() for index in self._images])
+        layout = (libraries(), *[leaves[index].is_contiguous() for index in self._images])
         plans = derived.get(layout)
         if plans is None:
             plans = derived[layout] = self._unplanned()
@@ -173,8 +175,10 @@ def _is_recording() -> bool:
 
 def _first_call(plans: SimpleNamespace, name: str, module: Any) -> Callable[..., Any]:
     def call(*inputs: Tensor) -> Any:
+        disturbed = switched_off()
         plan = module.plan(*inputs)
-        setattr(plans, name, plan)
+        if not (disturbed or switched_off()):
+            setattr(plans, name, plan)
         return plan(*inputs)
 
     return call

@@ -55,6 +55,7 @@ class MissWarning:
     def __init__(self, model: nn.Module):
         self.model_name = type(model).__name__
         self.given = False
+        self.compilers = Notice(self.model_name)
 
     def give(self, path: str, reason: str, stacklevel: int) -> None:
         if not self.given:
@@ -77,7 +78,6 @@ class Ledger:
     def __init__(self, stats: dict[str, Any], warning: MissWarning):
         self.stats, self.warning = stats, warning
         self.guarded: dict[str, GuardedForward] = {}
-        self.notice = Notice(type(model).__name__)
 
     def info(self) -> dict[str, Any]:
         """The conversion statistics and, under "guard", hits and misses by reason; under "parts" those of each
@@ -152,7 +152,7 @@ class GuardedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if traced_here():
-            self.ledger.notice.give()
+            self.warning.compilers.give()
             return self.original(*args, **kwargs)
         if transformed() or _originals.wanted:
             return self.original(*args, **kwargs)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from .turns import ThisThread
@@ -20,11 +21,35 @@ _REPLACED = (
 )  # fmt: skip
 
 
-class Shield:
-    """Made before a trace begins, it knows what other threads are to find during it."""
+_before_trace: tuple[bool, bool] | None = None
 
-    def __init__(self):
+
+def libraries() -> tuple[bool, bool]:
+    """Whether oneDNN and cuDNN are on; the exporter turns them off for all threads, which is not what is asked here."""
+    return _before_trace or _libraries_now()
+
+
+def switched_off() -> bool:
+    """Whether a trace may have turned libraries off just now."""
+    return _before_trace is not None
+
+
+def _libraries_now() -> tuple[bool, bool]:
+    return torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
+
+
+class Shield:
+    """Around a trace: it knows what other threads are to find during it."""
+
+    def __enter__(self) -> Shield:
+        global _before_trace
         self._originals = [(holder, name, getattr(holder, name)) for holder, name in _REPLACED]
+        _before_trace = _libraries_now()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        global _before_trace
+        _before_trace = None
 
     @contextmanager
     def raised(self) -> Iterator[None]:

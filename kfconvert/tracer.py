@@ -178,7 +178,7 @@ def free_places(
 def _stating_sizes(model: nn.Module, form: CallForm, places: Mapping[str, Places]):
     """Within the block, ``model`` runs behind a ``Shield`` and states at once which of its arguments' sizes are one:
     left to the operators that need it, the first of several blocks would be traced with more symbols than others."""
-    own, forward, shield = vars(model).get("forward"), model.forward, Shield()
+    own, forward = vars(model).get("forward"), model.forward
 
     @functools.wraps(forward)
     def stating(*args: Any, **kwargs: Any) -> Any:
@@ -195,7 +195,8 @@ def _stating_sizes(model: nn.Module, form: CallForm, places: Mapping[str, Places
 
     vars(model)["forward"] = stating
     try:
-        yield
+        with Shield() as shield:
+            yield
     finally:
         del vars(model)["forward"]
         if own is not None:

@@ -1,0 +1,315 @@
+"""Conversions in several threads, beside threads that call models: nothing of the process is changed for anybody."""
+
+import builtins
+import contextlib
+import copy
+import gc
+import io
+import logging
+import math
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+import transformers.models.bert.modeling_bert  # which sets filters of its own where it is first used
+from torch import nn
+from torch.utils import _python_dispatch
+
+from kfconvert import ModelConverter, conversion, load, save, validate_optimization
+from kfconvert.config_reads import recorded_reads, without_cache
+from kfconvert.garbage import only_new_garbage
+from kfconvert.inputs import ExampleCall
+from kfconvert.runtime import guarded_forward
+from kfconvert.tracer import CaptureError, trace
+
+DEADLINE = 20.0
+
+
+def process_state():
+    """What belongs to all threads, and conversions, their traces or their trial calls replace."""
+    loggers = [logging.root, *(known for known in logging.root.manager.loggerDict.values() if hasattr(known, "handlers"))]
+    handlers = {handler for logger in loggers for handler in logger.handlers} | {logging.lastResort}
+    return {
+        "streams": (sys.stdout, sys.stderr),
+        "warnings": (warnings.filters, list(warnings.filters), warnings.showwarning, warnings._showwarnmsg_impl),
+        "logging": (logging.root.manager.disable, {id(handler): list(handler.filters) for handler in handlers}),
+        "compiling": torch.compiler.is_compiling(),
+        "functions": (nn.Module.__call__, nn.Module.__getattr__, builtins.max, builtins.min, math.pow),
+        "libraries": (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled),
+        "modes": _python_dispatch.is_in_torch_dispatch_mode(),
+        "frozen": gc.get_freeze_count() > 0,
+        "dtype": torch.get_default_dtype(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_put_back():
+    before = process_state()
+    yield
+    after = process_state()
+    assert {key: (before[key], after[key]) for key in before if before[key] != after[key]} == {}
+
+
+def in_thread(visit):
+    """What ``visit`` returns in a thread of its own; it must not wait for this one."""
+    results, errors = [], []
+
+    def run():
+        try:
+            results.append(visit())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(DEADLINE)
+    assert not thread.is_alive(), "another thread waits for the conversion"
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+class Visited(nn.Module):
+    """While it is traced, ``visit`` is called in another thread. It holds one layer twice, for which the tracer wraps
+    the modules of the whole process."""
+
+    def __init__(self, visit=lambda: None):
+        super().__init__()
+        self.layer, self.visit = nn.Linear(8, 8), visit
+        self.again = self.layer
+
+    def forward(self, x):
+        if torch.compiler.is_compiling():
+            in_thread(self.visit)
+        return torch.relu(self.again(torch.relu(self.layer(x))))
+
+
+def during_a_trace(visit):
+    seen = []
+    trace(Visited(lambda: seen.append(visit())), ExampleCall((torch.randn(3, 8),)))
+    (result,) = seen
+    return result
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).eval()
+
+
+def convert(model, **options):
+    return ModelConverter(select="all").convert_model(model, **options)
+
+
+def test_what_other_threads_print_warn_and_log_during_a_trace_is_seen(capsys, caplog, recwarn):
+    def visit():
+        print("printed")
+        print("printed as an error", file=sys.stderr)
+        warnings.warn("warned", stacklevel=1)
+        logging.getLogger("somebody").warning("logged")
+
+    class Loud(Visited):
+        def forward(self, x):
+            warnings.warn("warned in the trace", stacklevel=1)
+            logging.getLogger("somebody").warning("logged in the trace")
+            return super().forward(x)
+
+    model = Loud(visit)
+    trace(model, ExampleCall((torch.randn(3, 8),)))
+    assert capsys.readouterr() == ("printed\n", "printed as an error\n")
+    assert [str(warning.message) for warning in recwarn] == ["warned"]
+    assert caplog.messages == ["logged"]
+
+
+def test_a_trace_that_fails_prints_nothing(capsys, recwarn, caplog):
+    class Branching(Visited):
+        def forward(self, x):
+            y = super().forward(x)
+            return y if y.sum() > 0 else -y
+
+    with pytest.raises(CaptureError, match="data-dependent"):
+        trace(Branching(), ExampleCall((torch.randn(3, 8),)))
+    assert capsys.readouterr() == ("", "") and not recwarn and not caplog.messages
+
+
+def test_warning_filters_of_other_threads_stay_theirs():
+    """One goes into ``catch_warnings`` before a trace and leaves during it, one goes in during it and leaves later."""
+    begun, left, over = contextlib.ExitStack(), contextlib.ExitStack(), []
+    filters, content = warnings.filters, list(warnings.filters)
+    begun.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("error")
+    inner = list(warnings.filters)
+
+    def visit():
+        begun.close()
+        left.enter_context(warnings.catch_warnings())
+        over.append(list(warnings.filters))
+
+    during_a_trace(visit)
+    assert warnings.filters == over[0] == content
+    left.close()
+    assert warnings.filters is filters and warnings.filters == content and inner != content
+
+
+def test_calls_in_other_threads_use_their_programs_during_a_trace():
+    model, x = mlp(), torch.randn(5, 8)
+    fused, fresh = (convert(model, input_shape=(2, 8)) for _ in range(2))
+
+    def visit():
+        with torch.no_grad():
+            return fused(x), fresh(x), model(x)
+
+    with torch.no_grad():
+        fused(x)
+        for output in during_a_trace(visit):
+            torch.testing.assert_close(output, model(x))
+        fresh(x)
+    assert fused.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
+    assert fresh.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
+
+
+def test_plans_that_are_made_during_a_trace_do_not_last():
+    """The exporter turns oneDNN off, which plans would take for the user's wish."""
+    model, x = mlp(), torch.randn(5, 8)
+    fused = convert(model, input_shape=(2, 8))
+    program = guarded_forward(fused).variants[0].program
+    chosen = []
+    for name in program.fused:
+        site = getattr(program.module, name)
+        site.plan = lambda *inputs, plan=site.plan: chosen.append(torch.backends.mkldnn.enabled) or plan(*inputs)
+    program.clear()
+    with torch.no_grad():
+        during_a_trace(lambda: fused(x))
+        assert set(chosen) == {False}
+        chosen.clear()
+        for _ in range(3):
+            torch.testing.assert_close(fused(x), model(x))
+    assert chosen == [True] * len(program.fused)
+
+
+def test_other_threads_find_python_and_modules_as_they_are_during_a_trace():
+    model = Visited()
+
+    def visit():
+        with pytest.raises(AttributeError, match="absent"):
+            model.absent  # noqa: B018
+        return model.layer, math.pow(2, 3), model.layer(torch.ones(1, 8))
+
+    with torch.no_grad():
+        layer, power, output = during_a_trace(visit)
+        assert layer is model._modules["layer"] and isinstance(power, float)
+        torch.testing.assert_close(output, layer(torch.ones(1, 8)))
+
+
+def test_other_threads_read_a_shared_configuration_as_it_is():
+    config = transformers.BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                                     intermediate_size=8)  # fmt: skip
+    model = transformers.BertModel(config)
+    with recorded_reads(model) as reads:
+        assert model.config.hidden_size == 8 and in_thread(lambda: config.vocab_size) == 8
+    assert "hidden_size" in reads and "vocab_size" not in reads
+    config.use_cache = True
+    with without_cache(model) as changed:
+        assert changed and config.use_cache is False and vars(config)["use_cache"] is True
+        assert in_thread(lambda: config.use_cache) is True
+    assert config.use_cache is True and type(config) is transformers.BertConfig
+
+
+def test_objects_that_another_thread_freezes_stay_frozen():
+    with only_new_garbage():
+        kept = [[index] for index in range(1000)]
+        gc.freeze()
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    assert frozen >= len(kept)
+    with only_new_garbage():
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_second_conversion_waits_for_the_first_and_exceptions_end_its_turn():
+    order, begun = [], threading.Event()
+
+    class Slow(Visited):
+        def forward(self, x):
+            order.append(threading.current_thread().name)
+            begun.set()
+            if threading.current_thread().name == "failing" and torch.compiler.is_compiling():
+                raise SystemExit("in the midst of a trace")
+            return super().forward(x)
+
+    def run():
+        with contextlib.suppress(SystemExit):
+            convert(Slow(), input_shape=(2, 8), inplace=True)
+
+    threads = [threading.Thread(target=run, name=name) for name in ("failing", "second", "third")]
+    for thread in threads:
+        thread.start()
+        begun.wait(DEADLINE)
+    for thread in threads:
+        thread.join(DEADLINE)
+    changes = [name for name, last in zip(order, [None, *order]) if name != last]
+    assert sorted(changes) == ["failing", "second", "third"]
+
+
+def conv_net():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()).eval()
+
+
+def test_eight_threads_convert_while_eight_call(tmp_path, monkeypatch):
+    monkeypatch.setattr(conversion, "SECONDS_PER_MODEL", 0.05)
+    kinds = {mlp: (2, 8), conv_net: (1, 3, 10, 10), Visited: (2, 8)}
+    models = [(make().eval(), shape) for make, shape in kinds.items()]
+    alone = [convert(model, input_shape=shape) for model, shape in models]
+    sites = [fused.kfconvert_info()["total_replaced"] for fused in alone]
+    assert min(sites) > 0
+    path = save(alone[0], tmp_path / "saved")
+    calls = []
+    for fused, (model, shape) in zip(alone, models):
+        x = torch.randn(3, *shape[1:])
+        with torch.no_grad():
+            calls.append((fused, x, model(x)))
+    failures, found, done = [], [], threading.Event()
+
+    def converting(index):
+        which = index % 4
+        if which == 3:
+            fused, expected = load(path, model=copy.deepcopy(models[0][0])), sites[0]
+        else:
+            model, shape = models[which]
+            fused, expected = convert(model, input_shape=shape), sites[which]
+            assert validate_optimization(model, fused, torch.ones(shape)).passed
+        found.append(fused.kfconvert_info()["total_replaced"] == expected)
+
+    def calling(index):
+        number = 0
+        while not done.is_set():
+            fused, x, expected = calls[(index + number) % len(calls)]
+            with torch.no_grad():
+                torch.testing.assert_close(fused(x), expected)
+            number += 1
+        assert number > 3
+
+    def guarded(work, index):
+        try:
+            work(index)
+        except BaseException as error:
+            failures.append(error)
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        callers = [threading.Thread(target=guarded, args=(calling, index)) for index in range(8)]
+        converters = [threading.Thread(target=guarded, args=(converting, index)) for index in range(8)]
+        before, random = process_state(), torch.get_rng_state()
+        for thread in callers + converters:
+            thread.start()
+        for thread in converters:
+            thread.join()
+        done.set()
+        for thread in callers:
+            thread.join()
+        after = process_state()
+    assert not failures, failures
+    assert found == [True] * 8
+    assert {key for key in before if before[key] != after[key]} == set() and torch.equal(torch.get_rng_state(), random)
+    for fused in alone:
+        assert fused.kfconvert_info()["guard"]["misses"] == {}
