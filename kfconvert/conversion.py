@@ -64,6 +64,7 @@ class Conversion:
         self.counting: dict[nn.Module, str] = {}
         self.captures: list[Capture] = []
         self.parts: list[Part] = []
+        self.parts_left_out = 0
         self.regions: list[dict[str, Any]] = []
         self.seconds: dict[str, float] = {}
         self.accuracy: ValidationResult | None = None
@@ -99,6 +100,7 @@ class Conversion:
             whole = time.thread_time() - start if self.captures else None
             parts = Parts(self.model, self.call, self.counting, self.repetition, self._cheap_call(), whole)
             self._take_parts(parts.found)
+            self.parts_left_out = parts.left_out
             if not self.captures:
                 for refused in parts.refused:
                     self._region(refused.path, refused.path, refused.error)
@@ -288,8 +290,7 @@ class Conversion:
             return judge(run)
 
         self.accuracy = self._accurate(lambda: [[site] for site in capture.applied], judged)
-        if not self.accuracy.passed:
-            self._revert(f"the captured graph itself differs from the model: {self.accuracy.reason}")
+        self._revert_unless_accurate("the captured graph itself")
 
     def _validate_parts(self, judge: Judge) -> None:
         """Judge the model with its parts converted and its own forward."""
@@ -319,14 +320,21 @@ class Conversion:
                     variant.program.clear()
 
         self.accuracy = self._accurate(applied, judged)
-        if not self.accuracy.passed:
-            self._revert(f"a captured part differs from the model: {self.accuracy.reason}")
+        self._revert_unless_accurate("a captured part")
+
+    def _revert_unless_accurate(self, captured: str) -> None:
+        if self.accuracy.passed is None:
+            self._revert(self.accuracy.reason)
+        elif not self.accuracy.passed:
+            self._revert(f"{captured} differs from the model: {self.accuracy.reason}")
 
     def _accurate(
         self, applied: Callable[[], list[list[Site]]], judged: Callable[[Sequence[list[Site]]], ValidationResult]
     ) -> ValidationResult:
         """What is ``judged`` of the ``applied`` sites, when those that make the outputs inaccurate are dropped."""
         accuracy = judged(applied())
+        if accuracy.passed is None:
+            return accuracy
         if not accuracy.passed and any(captured.channels_last for captured in self.outermost()):
             # Library convolutions sum in another order for each layout, at times with twice the error.
             self._leave_channels_last()

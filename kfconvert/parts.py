@@ -69,6 +69,7 @@ class Parts:
     ):
         self.found: list[Part] = []
         self.refused: list[Refused] = []
+        self.left_out = 0  # submodules that there was no time to look at
         self._paths = {module: path for path, module in model.named_modules() if path}
         base, outlines = _base(model, call, cheap, self._paths)
         self._varied = _varied(model, base, self._paths)
@@ -113,6 +114,7 @@ class Parts:
                     left = max(LEAST_SECONDS_WITHIN, around / 2) - within
                     if inside and left < 0:
                         if group[0] not in late:
+                            self.left_out += len(group)
                             error = CaptureError(f"the search for parts within others ended after {within:.1f} s")
                             self.refused.append(Refused(self._paths[child], error))
                             late.add(group[0])

@@ -50,6 +50,8 @@ def accuracy_line(stats: dict[str, Any]) -> str:
         return "not checked"
     if result["passed"] and stats.get("total_found") == 0:
         return "nothing was replaced, so nothing was compared"
+    if result["passed"] is None:
+        return result["reason"]
     verdict = "pass" if result["passed"] else f"FAIL: {result['reason']}"
     original, converted = result.get("original_error"), result.get("optimized_error")
     if not original or not converted:
@@ -69,7 +71,8 @@ def speed_line(stats: dict[str, Any]) -> str:
     timings = comparison["timings"]
     parts = [f"{name} {_time(timing)}" for name, timing in timings.items()]
     speedups = [_speedup(name, speedup, len(timings) > 2) for name, speedup in comparison["speedups"].items()]
-    return " -> ".join(parts) + " | " + "; ".join(speedups)
+    given_back = ["the original is given back"] if stats.get("reverted") else []
+    return " -> ".join(parts) + " | " + "; ".join(speedups + given_back)
 
 
 def render(
@@ -102,6 +105,8 @@ def render(
         facts.add_row("captured", Text(captured))
     for line in _not_captured(stats):
         facts.add_row("not captured", Text(line))
+    if stats.get("parts_left_out"):
+        facts.add_row("left out", f"{stats['parts_left_out']} modules, for which the search for parts had no time left")
     if stats.get("seconds"):
         facts.add_row("took", f"{sum(stats['seconds'].values()):.1f} s")
     if saved:

@@ -26,10 +26,11 @@ def conversion_stats(job: Conversion) -> dict[str, Any]:
     be captured. ``part_sites`` are those of all parts, which also serve calls that the model's own guard refuses.
 
     Keys: ``<pattern>_found`` and ``<pattern>_replaced`` for every registered pattern, ``total_found``,
-    ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed),
-    ``sites``, ``near_misses``, ``regions``, ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``seconds`` a
-    stage, ``check_weights`` (calls, 0 for never), ``environment``, ``model``, ``inputs``, ``layout``, ``reverted`` and
-    ``nothing_fused`` (None or why).
+    ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed or the
+    original is given back), ``sites``, ``near_misses``, ``regions``, ``parts_left_out`` (how many submodules there was
+    no time to look at), ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``seconds`` a stage, ``check_weights``
+    (calls, 0 for never), ``environment``, ``model``, ``inputs``, ``layout``, ``reverted`` and ``nothing_fused`` (None
+    or why).
     """
     main = job.outermost()
     sites = [site for captured in main for site in captured.sites]
@@ -45,11 +46,12 @@ def conversion_stats(job: Conversion) -> dict[str, Any]:
         **counts,
         "total_found": found.total(),
         "total_replaced": applied.total(),
-        "speedup_achieved": job.timings.speedup("converted").ratio if timed else None,
+        "speedup_achieved": job.timings.speedup("converted").ratio if timed and not job.reverted else None,
         "sites": [site.as_dict() for site in sites],
         "part_sites": [site.as_dict() for site in inner],
         "near_misses": [_near_miss(miss, captured.path) for captured in main for miss in captured.findings.near_misses],
         "regions": job.regions,
+        "parts_left_out": job.parts_left_out,
         "dynamic": job.captures[0].region.dynamic() if job.captures else [],
         "accuracy": job.accuracy.as_dict() if job.accuracy else None,
         "timings": job.timings.as_dict() if timed else None,

@@ -57,13 +57,14 @@ class ErrorStats:
 class ValidationResult:
     """Outcome of comparing an optimised model with its original.
 
-    `original_error` and `optimized_error` belong to the output with the largest relative error; they are None
-    where there was nothing to measure (other structure, no floating-point output). `ratio` is the optimised
-    error over the original's, None where the original has none. `reason` is one line, None when `passed`.
-    `differing` counts the integers and booleans that passed though they differ from the original's.
+    `passed` is None where nothing could be compared: no value of the original's floating-point outputs is finite,
+    or there are no outputs. `original_error` and `optimized_error` belong to the output with the largest relative
+    error; they are None where there was nothing to measure (other structure, no floating-point output). `ratio` is
+    the optimised error over the original's, None where the original has none. `reason` is one line, None when
+    `passed`. `differing` counts the integers and booleans that passed though they differ from the original's.
     """
 
-    passed: bool
+    passed: bool | None
     reason: str | None
     reference: str
     original_error: ErrorStats | None
@@ -88,7 +89,7 @@ class ValidationResult:
     def summary(self) -> str:
         """One line for people."""
         if not self.passed:
-            return f"not accurate: {self.reason}"
+            return self.reason if self.passed is None else f"not accurate: {self.reason}"
         if self.optimized_error is None or self.original_error is None:
             return "accurate: all outputs are equal" if not self.differing else f"accurate: {self.reference}"
         ratio = "" if self.ratio is None else f", ratio {self.ratio:.2f}"
@@ -199,12 +200,10 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
     originals, optimized = ([Outputs(outputs) for outputs in side] for side in list(zip(*runs))[1:])
     description = runs[0][0].description
     reason = next(filter(None, map(Outputs.difference, originals, optimized)), None)
-    if reason is None and not originals[0].leaves:
-        reason = "the outputs hold nothing that can be compared"
     names = list(originals[0].leaves) if reason is None else []
     if reason is None and any(outputs.leaves.keys() != set(names) for outputs in originals):
         reason = "the original's outputs have another structure for each input"
-    notes, errors, differing = [description], [], 0
+    notes, errors, differing, unmeasured = [description], [], 0, []
     for name in names:
         triples = [tuple(o.leaves.get(name) for o in outputs) for outputs in zip(truths, originals, optimized)]
         problem = next(filter(None, (_unequal(ours, theirs) for _, ours, theirs in triples)), None)
@@ -217,6 +216,9 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
             measured = [_measure(name, *triple) for triple in triples]
             own, new = (_worst([m[side] for m in measured]) for side in (0, 1))
             errors.append((own, new))
+            if all(values.numel() > 0 and not values.isfinite().any() for _, values, _ in triples):
+                unmeasured.append(name)
+                notes.append(f"output{name} is NaN or infinite throughout: nothing of it was compared")
             notes += dict.fromkeys(f"output{name} {note}" for *_, note in measured if note)
             allowed = _allowed_error(own, ours.dtype, accuracy_threshold)
             if not new.max_rel <= allowed:
@@ -227,11 +229,16 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
         if problem is not None and reason is None:
             reason = f"output{name} {problem}"
 
-    if errors and all(stats.scale == 0 for stats, _ in errors):
+    passed: bool | None = reason is None
+    if passed and not names:
+        passed, reason = None, "the outputs hold nothing that can be compared"
+    elif passed and unmeasured and len(unmeasured) == len(errors):
+        passed, reason = None, "nothing could be compared: all values of the outputs are NaN or infinite"
+    elif errors and all(stats.scale == 0 for stats, _ in errors):
         notes.append("all outputs are 0: this proves nothing about the layers before them")
     own, new = (max(stats, key=lambda one: one.max_rel) for stats in zip(*errors)) if errors else (None, None)
     return ValidationResult(
-        passed=reason is None,
+        passed=passed,
         reason=reason,
         reference="; ".join(notes),
         original_error=own,

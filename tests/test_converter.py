@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import kfconvert
-from kfconvert import ConversionError, ModelConverter, auto_convert_model
+from kfconvert import ConversionError, ModelConverter, auto_convert_model, report
 from kfconvert.modules import FusedLinear
 from kfconvert.profiling import Comparison
 from kfconvert.runtime import guarded_forward
@@ -250,8 +250,34 @@ def test_a_model_that_got_slower_is_given_back_unconverted(monkeypatch):
     with pytest.warns(UserWarning, match="slower as a whole"):
         fused = converter.convert_model(mlp(), input_shape=(4, 16))
     assert converter.conversion_stats["total_replaced"] == 0 and guarded_forward(fused) is None
-    assert converter.conversion_stats["speedup_achieved"] < 1
+    assert converter.conversion_stats["speedup_achieved"] is None  # of what is given back
+    assert converter.conversion_stats["timings"]["speedups"]["converted"]["ratio"] == 0.5
+    assert "the original is given back" in report.speed_line(converter.conversion_stats)
     assert fused.kfconvert_info()["reverted"] == converter.conversion_stats["reverted"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_model_without_a_finite_output_is_given_back_unconverted(whole):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+
+        def forward(self, x):
+            if not whole and x.sum() > 1e9:
+                return x
+            return self.layers(x)
+
+    model = Net().eval()
+    model.layers[1].running_var.fill_(-1.0)
+    converter = ModelConverter(select="all")
+    with pytest.warns(UserWarning, match="fused nothing in Net: nothing could be compared"):
+        fused = converter.convert_model(model, input_shape=(2, 3, 8, 8))
+    stats = converter.conversion_stats
+    assert stats["regions"][0]["captured"] == whole and stats["total_found"] > 0 and stats["total_replaced"] == 0
+    assert stats["accuracy"]["passed"] is None and stats["speedup_achieved"] is None
+    assert report.accuracy_line(stats).startswith("nothing could be compared: all values of the outputs are NaN")
+    assert not any(guarded_forward(module) for module in fused.modules())
 
 
 def test_a_strategy_that_a_library_refuses_is_not_taken(monkeypatch):

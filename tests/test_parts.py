@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from kfconvert import ModelConverter, capture, load, parts, save
+from kfconvert import ModelConverter, capture, conversion, load, parts, save
 from kfconvert.alike import groups
 from kfconvert.inputs import ExampleCall, variations, widened
 from kfconvert.runtime import guarded_forward, originals
@@ -117,6 +117,21 @@ def test_the_whole_and_its_parts_share_fused_modules():
         return {id(program.modules[name]) for name in program.fused}
 
     assert modules("model.layers.0.mlp") <= modules("")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_parts_that_there_was_no_time_for_are_counted(monkeypatch, whole):
+    monkeypatch.setattr(parts, "LEAST_SECONDS_WITHIN", 0.0)
+    monkeypatch.setattr(parts, "time", types.SimpleNamespace(thread_time=itertools.count().__next__))
+    # Nothing takes time but captures; that of the whole would count as well.
+    monkeypatch.setattr(conversion, "time", types.SimpleNamespace(thread_time=lambda: 0.0, perf_counter=lambda: 0.0))
+    model = Branching()
+    for index in range(len(model.layers)):
+        model.layers[index] = nn.Sequential(MLP(), nn.Sequential(MLP(), nn.LayerNorm(16)))
+    fused, stats = convert(nn.Sequential(*model.layers) if whole else model, input_shape=(2, 5, 16))
+    assert stats["regions"][0]["captured"] == whole
+    # Of the whole, the blocks were captured, and nothing within them; else the second of two modules in each was not.
+    assert stats["parts_left_out"] == fused.kfconvert_info()["parts_left_out"] == (9 if whole else 3)
 
 
 def test_parts_that_there_was_no_time_for_are_told(monkeypatch):
@@ -339,3 +354,78 @@ def test_a_part_whose_guard_costs_what_it_saves_is_left_alone(monkeypatch):
     assert all("together with the guard of layers.0" in site["reason"] for site in stats["sites"])
     with torch.no_grad():
         torch.testing.assert_close(fused(x), type(fused).forward(fused, x))
+
+
+def seq2seq(kind):
+    if kind == "t5":
+        config = transformers.T5Config(
+            vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0
+        )
+        return transformers.T5ForConditionalGeneration(config).eval()
+    config = transformers.BartConfig(
+        vocab_size=64, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64,
+    )  # fmt: skip
+    return transformers.BartForConditionalGeneration(config).eval()
+
+
+@pytest.mark.parametrize("kind, length, options", [("t5", 1, {}), ("bart", 7, {}), ("bart", 12, {"use_cache": False})])
+def test_the_lengths_of_an_encoder_and_its_decoder_are_free(kind, length, options):
+    """Whatever they are in the example: of a decoder that is shorter, and equal by chance."""
+    model, ids = seq2seq(kind), torch.randint(3, 64, (2, 30))
+
+    def call(encoded, decoded):
+        masked = {"input_ids": ids[:, :encoded].clone(), "attention_mask": torch.ones(2, encoded, dtype=torch.long)}
+        return {**masked, "decoder_input_ids": ids[:, :decoded].clone(), **options}
+
+    fused, stats = convert(model, example_inputs=call(12, length))
+    assert stats["total_replaced"] > 0 and stats["regions"][0]["captured"] == bool(options)
+    with torch.no_grad():
+        for encoded, decoded in ((12, length), (12, 5), (5, 1), (9, 20)):
+            arguments = call(encoded, decoded)
+            torch.testing.assert_close(fused(**arguments).logits, model(**arguments).logits)
+    info = fused.kfconvert_info()
+    assert info["guard"]["misses"] == {} and [part["misses"] for part in info["parts"].values() if part["misses"]] == []
+
+
+def test_two_arguments_of_one_length_that_only_looks_like_one_are_told_apart():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right, self.head = MLP(), MLP(), MLP()
+
+        def forward(self, a, b):
+            left, right = self.left(a), self.right(b)
+            if left.sum() > 1e9:
+                return left
+            return self.head(left.mean(1, keepdim=True) + right)
+
+    model = Pair()
+    fused, _ = convert(model, example_inputs=(torch.randn(2, 6, 16), torch.randn(2, 6, 16)))
+    with torch.no_grad():
+        for left, right in ((6, 6), (3, 9), (9, 3), (1, 2)):
+            a, b = torch.randn(2, left, 16), torch.randn(2, right, 16)
+            torch.testing.assert_close(fused(a, b), model(a, b))
+    assert all(part["misses"] == {} and part["hits"] == 4 for part in fused.kfconvert_info()["parts"].values())
+
+
+def test_trial_calls_of_a_conversion_are_neither_warned_about_nor_counted():
+    class Twice(nn.Module):
+        """Calls its layers with two sizes, of which the parts take one."""
+
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), nn.Conv2d(3, 3, 1))
+
+        def forward(self, x):
+            y = self.layers(x)
+            return y if y.sum() > 1e9 else self.layers(x[..., :-2])
+
+    model, x = Twice().eval(), torch.randn(2, 3, 9, 9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    parts = fused.kfconvert_info()["parts"].values()
+    assert parts and all(part == {"hits": 0, "misses": {}} for part in parts)
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="runs its original forward for this call"):
+        torch.testing.assert_close(fused(x), model(x))

@@ -214,3 +214,10 @@ def test_real_statistics_of_a_model_in_which_nothing_fuses():
     with pytest.warns(UserWarning, match="fused nothing"):
         converter.convert_model(model, input_shape=(1, 3, 8, 8))
     assert "attention at 0: its value goes to aten.elu" in shown("net", converter.conversion_stats)
+
+
+def test_modules_that_there_was_no_time_for_are_counted(stats):
+    assert "left out" not in shown("net", stats)
+    assert "left out 12 modules, for which the search for parts had no time left" in shown(
+        "net", stats | {"parts_left_out": 12}
+    )

@@ -291,7 +291,33 @@ def test_errors_of_the_original_are_raised(block):
 
 def test_nothing_to_compare_is_not_a_pass():
     silent = Formula(lambda x: ())
-    assert not validate_optimization(silent, silent, torch.ones(1)).passed
+    result = validate_optimization(silent, silent, torch.ones(1))
+    assert result.passed is None and result.summary() == "the outputs hold nothing that can be compared"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * math.nan,
+        lambda x: x.abs() / 0,
+        lambda x: (x * math.nan, x[0] * math.nan),
+        lambda x: {"values": x * math.nan, "order": x.argsort()},
+        lambda x: nn.functional.batch_norm(x, torch.zeros(5), torch.full((5,), -1.0)),
+        lambda x: torch.complex(x, x) * math.nan,
+    ],
+    ids=["nan", "infinite", "every output", "beside integers", "variance below 0", "complex"],
+)
+def test_outputs_without_a_finite_value_prove_nothing(function):
+    x = torch.randn(4, 5)
+    result = validate_optimization(Formula(function), Formula(function), x)
+    assert result.passed is None and result.as_dict()["passed"] is None
+    assert "nothing could be compared" in result.summary() and "NaN" in result.reason
+
+
+def test_an_output_without_a_finite_value_is_named_beside_others():
+    function = Formula(lambda x: (x, x * math.nan))
+    result = validate_optimization(function, function, torch.randn(4))
+    assert result.passed and "output[1] is NaN or infinite throughout" in result.reference
 
 
 # structures
