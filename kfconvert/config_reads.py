@@ -87,8 +87,8 @@ def _without_cache(config: Any) -> Iterator[bool]:
 
 
 class _Blank:
-    """The first base of a derived class: a class hears of one that is derived from it, and some keep a list of theirs, but
-    not of one that is given it as a base afterwards."""
+    """The first base of a derived class: a class hears of one that is derived from it, and some keep a list of theirs,
+    but not of one that is given it as a base afterwards."""
 
 
 @contextmanager

@@ -44,8 +44,9 @@ def _unlogged() -> Iterator[None]:
 
 
 def _handlers() -> list[logging.Handler]:
-    loggers = [logger for logger in list(logging.root.manager.loggerDict.values()) if isinstance(logger, logging.Logger)]
-    found = [handler for logger in (logging.root, *loggers) for handler in list(logger.handlers)]
+    known = [logging.root, *list(logging.root.manager.loggerDict.values())]
+    loggers = [logger for logger in known if isinstance(logger, logging.Logger)]  # or a place in the tree of names
+    found = [handler for logger in loggers for handler in list(logger.handlers)]
     if logging.lastResort is not None:  # which serves where a logger has no handler
         found.append(logging.lastResort)
     return list(dict.fromkeys(found))

@@ -337,10 +337,11 @@ def test_variations_change_one_size_each():
     }
     assert [tuple(t.shape) for t in widened(call).tensors()] == [(2, 3, 8, 8), (2, 5)]
     ids = [torch.ones(1, length, dtype=torch.long) for length in (4, 4, 1)]
-    lengths = {name: [t.shape[1] for t in other.tensors()] for name, other in variations(ExampleCall(tuple(ids))).items()}
+    call = ExampleCall(tuple(ids))
+    lengths = {name: [t.shape[1] for t in other.tensors()] for name, other in variations(call).items()}
     alone = {"length_2": [5, 4, 1], "length_3": [4, 5, 1]}
     assert lengths == {"batch": [4, 4, 1], "sequence": [5, 5, 1], "sequence_2": [4, 4, 2], **alone}
-    assert [tuple(t.shape) for t in widened(ExampleCall(tuple(ids))).tensors()] == [(2, 4), (2, 4), (2, 2)]
+    assert [tuple(t.shape) for t in widened(call).tensors()] == [(2, 4), (2, 4), (2, 2)]
     listed = variations(ExampleCall(([torch.randn(3, 8, 8)],)))
     assert len(listed["batch"].args[0]) == 2 and listed["image"].args[0][0].shape == (3, 40, 72)
 

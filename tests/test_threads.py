@@ -29,8 +29,8 @@ DEADLINE = 20.0
 
 def process_state():
     """What belongs to all threads, and conversions, their traces or their trial calls replace."""
-    loggers = [logging.root, *(known for known in logging.root.manager.loggerDict.values() if hasattr(known, "handlers"))]
-    handlers = {handler for logger in loggers for handler in logger.handlers} | {logging.lastResort}
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = {handler for logger in loggers for handler in getattr(logger, "handlers", ())} | {logging.lastResort}
     return {
         "streams": (sys.stdout, sys.stderr),
         "warnings": (warnings.filters, list(warnings.filters), warnings.showwarning, warnings._showwarnmsg_impl),
