@@ -17,6 +17,7 @@ from .code_state import code_entries
 from .config_reads import Read, configurations
 from .contents import Contents, Found
 from .program import Place
+from .shield import is_of_trace, switched_off
 from .watch import MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
 from .weak_module import WeakModule
 
@@ -151,13 +152,26 @@ class Code:
 
     def refusal(self) -> str | None:
         """None where all of it is as it was, else what is not."""
-        changed = self.watch.first_change()
-        if changed is not None:
-            self.watch, changed = renewed(self.watch, changed)
+        watch = self.watch
+        changed = watch.first_change()
+        if changed is not None and switched_off():
+            for _ in range(2):  # as it may begin to replace things just now
+                changed = Watch(map(_beside_trace, watch.entries)).first_change()
+                if changed is None:
+                    break
+        elif changed is not None:
+            self.watch, changed = renewed(watch, changed)
         return None if changed is None else f"{self.names[changed]} was replaced after the conversion; convert it again"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Code:
         return self
+
+
+def _beside_trace(entry: Entry) -> Entry:
+    """``entry``, or one that holds where a trace, in another thread, makes that fail for now."""
+    holder, key, expected = entry
+    held = holder.get(key) if isinstance(holder, dict) and isinstance(key, str) else None
+    return ({}, SIZE, 0) if held is not expected and is_of_trace(held, expected) else entry
 
 
 def _watched(*found: tuple[Entry, str]) -> tuple[Watch, list[str]]:

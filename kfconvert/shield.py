@@ -34,6 +34,15 @@ def switched_off() -> bool:
     return _before_trace is not None
 
 
+def is_of_trace(value: Any, expected: Any) -> bool:
+    """Whether ``value`` is what the exporter, or a shield, has put in the place of ``expected`` while a trace runs."""
+    while value is not expected:
+        if getattr(value, "__globals__", {}).get("__name__") not in ("torch.fx._symbolic_trace", __name__):
+            return False
+        value = getattr(value, "__wrapped__", None)
+    return True
+
+
 def _libraries_now() -> tuple[bool, bool]:
     return torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
 

@@ -175,7 +175,7 @@ def test_plans_that_are_made_during_a_trace_do_not_last():
     program = guarded_forward(fused).variants[0].program
     chosen = []
     for name in program.fused:
-        site = getattr(program.module, name)
+        site = program.modules[name]
         site.plan = lambda *inputs, plan=site.plan: chosen.append(torch.backends.mkldnn.enabled) or plan(*inputs)
     program.clear()
     with torch.no_grad():
