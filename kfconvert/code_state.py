@@ -17,7 +17,7 @@ from torch import nn
 
 from .config_reads import Read
 from .contents import Contents, Found, is_of_author, is_plain_object
-from .watch import MISSING
+from .watch import INSIDE, MISSING, inside
 
 # In every class of a module these are asked for by nn.Module itself.
 _ALWAYS = frozenset(("forward", "__call__"))
@@ -77,7 +77,7 @@ class _Walk:
         yield from self._found.values()
 
     def _methods(self, owner: type, names: set[str]) -> None:
-        if not is_of_author(owner.__module__):
+        if not _is_followed(owner.__module__):
             return
         held = class_dict(owner)
         for name in (names | self._names) & held.keys():
@@ -117,9 +117,12 @@ class _Walk:
             self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
-        if id(function.__code__) in self._codes or not is_of_author(function.__module__):
+        if id(function.__code__) in self._codes or not _is_followed(function.__module__):
             return
         self._codes[id(function.__code__)] = function.__code__
+        self._found[id(function), "inside"] = (function.__qualname__, (function, INSIDE, inside(function)))
+        if function.__kwdefaults__:
+            self._hold(function.__qualname__, function.__kwdefaults__)
         for cell in function.__closure__ or ():
             try:
                 held = cell.cell_contents
@@ -161,6 +164,14 @@ class _Walk:
     def _note(self, store: dict[str, Any], key: str, name: str) -> None:
         if key not in ("__dict__", "__weakref__", "__doc__", "__builtins__"):
             self._found.setdefault((id(store), key), (name, (store, key, store.get(key, MISSING))))
+
+
+def _is_followed(module: str | None) -> bool:
+    """Whether functions of the Python module of this name are looked into: a model's, and the forwards of torch's own
+    modules, which look up what they call by name as well."""
+    return is_of_author(module) or (
+        (module or "").startswith("torch.nn.modules.") and module != nn.Module.__module__
+    )
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

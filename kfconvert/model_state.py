@@ -36,6 +36,7 @@ _GLOBAL_HOOKS = tuple(
         "_global_backward_pre_hooks",
     )
 )
+_REPLACED = "a submodule or its forward was replaced after the conversion; convert it again"
 _CHANGED = "was changed after the conversion; convert it again"
 
 
@@ -53,10 +54,10 @@ class ModelState:
         self._root = WeakModule(model)
         self._class = type(model)
         reads = frozenset(reads)
-        holders = [module for module in model.modules() if module._parameters or module._buffers]
-        self.owners, self.owner_reasons = _watched(*_modes(model, holders))
-        others = [module for module in model.modules() if module not in set(holders)]
-        self.fixed, self.fixed_reasons = _watched(*_structure(model), *_modes(model, others))
+        self.owners, self.owner_reasons = _watched(*_modes(model, owners=True))
+        self._layout = _layout(model)
+        self._watch_children()
+        self.fixed, self.fixed_reasons = _watched(*_structure(model), *_modes(model, owners=False))
         self.tied = _tied_places(model)
         stores = [module._parameters for module in model.modules()]
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
@@ -86,6 +87,11 @@ class ModelState:
             self.announced = True
         if changed is not None:
             return self.owner_reasons[changed]
+        if self.children.first_change(root) is not None or self.children.written:
+            # Something was written where the submodules are held: their order counts as well, and the very dict does not.
+            if not _is_same(_layout(model), self._layout):
+                return _REPLACED
+            self._watch_children()
         changed = self.fixed.first_change(root)
         if changed is not None:
             return self.fixed_reasons[changed]
@@ -115,6 +121,11 @@ class ModelState:
         if self.hooks.first_change() is not None or self.hooks.written:
             self._watch_hooks()
         return self.hooked
+
+    def _watch_children(self) -> None:
+        model = self._root()
+        self.children = Watch(entry for module in model.modules() for entry in _children(module, model))
+        self.children.first_change(vars(model))
 
     def _watch_hooks(self) -> None:
         model = self._root()
@@ -183,29 +194,48 @@ def _held(module: nn.Module, root: nn.Module) -> Any:
     return ROOT if module is root else module
 
 
+# Path, the module (ROOT for the model itself), and its dicts of tensors.
+_Place = tuple[str, Any, dict[str, Any], dict[str, Any]]
+
+
+def _layout(model: nn.Module) -> list[_Place]:
+    """All modules in their order, those that stand at several places at each."""
+    modules = model.named_modules(remove_duplicate=False)
+    return [(path, _held(module, model), module._parameters, module._buffers) for path, module in modules]
+
+
+def _is_same(layout: list[_Place], other: list[_Place]) -> bool:
+    return len(layout) == len(other) and all(
+        one[0] == two[0] and all(map(operator.is_, one[1:], two[1:])) for one, two in zip(layout, other)
+    )
+
+
+def _children(module: nn.Module, model: nn.Module) -> Iterator[Entry]:
+    yield _held(module, model), "_modules", module._modules
+    yield module._modules, SIZE, len(module._modules)
+    yield from ((module._modules, name, child) for name, child in module._modules.items())
+
+
 def _structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
-    reason = "a submodule or its forward was replaced after the conversion; convert it again"
     for module in model.modules():
-        yield (module._modules, SIZE, len(module._modules)), reason
-        for name, child in module._modules.items():
-            yield (module._modules, name, child), reason
         for store in (module._parameters, module._buffers):
             # One that was None, or not there, is none that the program would read.
-            yield (store, SIZE, len(store)), reason.replace("submodule or its forward", "parameter or buffer")
             for key, tensor in store.items():
                 if tensor is None:
                     yield (store, key, None), f"the parameter or buffer {key} was None at the conversion; convert it again"
-        for kind in ("_modules", "_parameters", "_buffers", *_HOOK_KINDS):
-            yield (_held(module, model), kind, vars(module)[kind]), reason
+        for kind in ("_parameters", "_buffers", *_HOOK_KINDS):
+            yield (_held(module, model), kind, vars(module)[kind]), _REPLACED
         if module is not model:
-            yield (module, "forward", vars(module).get("forward", MISSING)), reason
-            yield (module, TYPE, type(module)), reason
+            yield (module, "forward", vars(module).get("forward", MISSING)), _REPLACED
+            yield (module, TYPE, type(module)), _REPLACED
 
 
-def _modes(model: nn.Module, modules: Iterable[nn.Module]) -> Iterator[tuple[Entry, str]]:
-    for module in modules:
-        name = "the model" if module is model else f"a {type(module).__name__} inside the model"
-        yield (_held(module, model), "training", False), f"{name} is in train mode"
+def _modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, str]]:
+    """Of the modules that hold tensors themselves, or of the others."""
+    for module in model.modules():
+        if bool(module._parameters or module._buffers) is owners:
+            name = "the model" if module is model else f"a {type(module).__name__} inside the model"
+            yield (_held(module, model), "training", False), f"{name} is in train mode"
 
 
 def _attributes(model: nn.Module, reads: frozenset[Read], contents: Contents) -> Iterator[tuple[Entry, str]]:
@@ -226,6 +256,9 @@ def _attributes(model: nn.Module, reads: frozenset[Read], contents: Contents) ->
             name = f"{path}.{key}" if path else key
             if not (isinstance(value, Tensor) and holders[id(value)] == 1):
                 yield (_held(module, model), key, value), f"the attribute {name} {_CHANGED}"
+            if value is MISSING and not hasattr(type(module), key):  # asked for by hasattr() or getattr()
+                for store in (module._parameters, module._buffers, module._modules):
+                    yield (store, key, MISSING), f"{name} was not there at the conversion; convert it again"
             yield from _reasons(contents.of(name, value))
 
 

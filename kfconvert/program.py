@@ -11,11 +11,11 @@ from torch import Tensor, fx, nn
 
 from .modules.derived import Derived
 from .shield import libraries, switched_off
-from .watch import ROOT, Mark, flat_places, gather
+from .watch import ROOT, flat_places, gather
 from .weak_module import WeakModule
 
-# (dict that holds a tensor of the model, key in it)
-Place = tuple[dict[str, Any], str]
+# (dict that holds a tensor of the model, or module for its __dict__; key in it)
+Place = tuple[dict[str, Any] | nn.Module, str]
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -58,16 +58,14 @@ class Program:
         # A graph and its module refer to each other, and would keep the weights until the cyclic collector comes by.
         module._modules.clear()
         self._root = WeakModule(model)
-        root = vars(model)
-        self._synced = [((_unrooted(store, root), key), place) for (store, key), place in synced]
         held = [place for name in fused for place in self.modules[name].held_places()]
         sources = _distinct(place for name in fused for place in self.modules[name].places())
-        read = _distinct([*sources, *held, *((_unrooted(store, root), key) for store, key in weights)])
-        self._sources = len(sources)
-        self._read = flat_places(read)
-        self._weights = flat_places((_unrooted(store, root), key) for store, key in weights)
-        self._reads_root = any(store is ROOT for store, _ in read) or any(p[0] is ROOT for p, _ in self._synced)
-        self._names = [key for _, key in read]
+        weights = [_unrooted(place, model) for place in weights]
+        self._sources, self._weights = len(sources), weights
+        self._read = _distinct([*sources, *held, *weights])
+        self._synced = [(_unrooted(source, model), place) for source, place in synced]
+        # The same places as gather() takes them; made when they are first needed, see __getstate__.
+        self._flat: tuple[tuple[Any, ...], ...] | None = None
         self._kinds = [_kind(tensor) for tensor in self._tensors()]
         self._derived = Derived()
         # After so many runs what the plans depend on is compared with what it was; 0: never.
@@ -81,7 +79,7 @@ class Program:
         plans = derived.get(layout)
         if plans is None:
             plans = derived[layout] = self._unplanned()
-        return self.code(plans, *gather(self._weights, self._root_dict()), *leaves)
+        return self.code(plans, *gather(self._places()[1], vars(self._root())), *leaves)
 
     def clear(self) -> None:
         """Forget all plans and what the fused modules derived from their weights."""
@@ -113,21 +111,30 @@ class Program:
 
     def _tensors(self) -> list[Tensor | None]:
         """All that the program reads, those first that plans hold on to."""
-        root = self._root_dict()
+        root = vars(self._root())
+        read, _, synced = self._places()
         try:
-            for (source, key), (store, attribute) in self._synced:
-                store[attribute] = (root if source is ROOT else source)[key]
-            return gather(self._read, root)
+            for tensor, (_, (store, attribute)) in zip(gather(synced, root), self._synced):
+                store[attribute] = tensor
+            return gather(read, root)
         except KeyError as error:
             raise UnfitTensors(
                 f"the tensor {error} was removed after the conversion (as by weight_norm or pruning); convert it again"
             ) from None
 
-    def _root_dict(self) -> dict[str, Any] | None:
-        return vars(self._root()) if self._reads_root else None
+    def _places(self) -> tuple[tuple[Any, ...], ...]:
+        """Of all tensors that are read, of those that the code reads, and of those that are copied over."""
+        if self._flat is None:
+            found = (self._read, self._weights, [source for source, _ in self._synced])
+            self._flat = tuple(map(flat_places, found))
+        return self._flat
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A deep copy of a module has another __dict__ than the deep copy of its __dict__, and no attributes yet.
+        return {**self.__dict__, "_flat": None}
 
     def _require_kinds(self, tensors: list[Tensor | None]) -> None:
-        for name, tensor, known in zip(self._names, tensors, self._kinds):
+        for (_, name), tensor, known in zip(self._read, tensors, self._kinds):
             kind = _kind(tensor)
             if kind == known:
                 continue
@@ -149,9 +156,9 @@ class Program:
         return plans
 
 
-def _unrooted(store: dict[str, Any], root: dict[str, Any]) -> dict[str, Any] | Mark:
-    """ROOT in place of the __dict__ of the model, which the program must not hold."""
-    return ROOT if store is root else store
+def _unrooted(place: Place, root: nn.Module) -> tuple[Any, str]:
+    """ROOT in place of the model, which the program must not hold."""
+    return (ROOT, place[1]) if place[0] is root else place
 
 
 def _distinct(places: Iterable[tuple[Any, str]]) -> list[tuple[Any, str]]:

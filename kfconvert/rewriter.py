@@ -64,17 +64,16 @@ class LiveTensors:
         self.model, self._region = model, region
 
     def store(self, node: fx.Node) -> Place:
-        """The dict of the owner (parameters, buffers or attributes) and key where the tensor lives now and later."""
+        """The holder (dict of parameters or buffers, or the module of a plain attribute) and key of the tensor."""
         if node.name in self._region.constants:
             return self._region.constants, node.name
         path, name = self._region.slots[node.name]
         owner = self.model.get_submodule(path)
-        stores = (owner._parameters, owner._buffers, vars(owner))
-        return next(store for store in stores if name in store), name
+        return next((store for store in (owner._parameters, owner._buffers) if name in store), owner), name
 
     def tensor(self, node: fx.Node) -> Tensor:
-        store, name = self.store(node)
-        return store[name]
+        holder, name = self.store(node)
+        return vars(holder)[name] if isinstance(holder, nn.Module) else holder[name]
 
 
 def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_last: bool = False) -> Program:

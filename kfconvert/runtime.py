@@ -210,6 +210,8 @@ class GuardedForward:
             reason = "its parameters are not those it was converted with, and gradients are wanted"
             return self._missed(reason, args, kwargs)
 
+        if any(parameter._backward_hooks for parameter in parameters):
+            return self._missed("a parameter has hooks, which backward would call twice", args, kwargs)
         model = self.model  # backward may come when nobody else holds it any more
 
         def original(flat: list[Any]) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental import proxy_tensor
@@ -179,10 +180,12 @@ def _stating_sizes(model: nn.Module, form: CallForm, places: Mapping[str, Places
     """Within the block, ``model`` runs behind a ``Shield`` and states at once which of its arguments' sizes are one:
     left to the operators that need it, the first of several blocks would be traced with more symbols than others."""
     own, forward = vars(model).get("forward"), model.forward
+    modes: list[FakeTensorMode] = []
 
     @functools.wraps(forward)
     def stating(*args: Any, **kwargs: Any) -> Any:
         leaves = form.leaves(args, kwargs)
+        modes.extend(leaf.fake_mode for leaf in leaves if isinstance(leaf, FakeTensor))
         for group in places.values():
             shapes = [leaves[index].shape[dimension] for index, dimension in group]
             for size in shapes[1:]:
@@ -201,6 +204,8 @@ def _stating_sizes(model: nn.Module, form: CallForm, places: Mapping[str, Places
         del vars(model)["forward"]
         if own is not None:
             vars(model)["forward"] = own
+        for mode in modes:
+            _untrack(mode)
 
 
 def _call_form(model: nn.Module, call: ExampleCall) -> CallForm:
@@ -248,17 +253,14 @@ def _export(
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
             restore_batch_norms(module.graph)
-    _untrack(program.graph)
     return program
 
 
-def _untrack(graph: fx.Graph) -> None:
+def _untrack(mode: FakeTensorMode) -> None:
     """Break the circle of the traced inputs and the environment of their sizes, part of which lies in C++, where
     Python's collector does not see it: both, and weak references to all weights, would stay for ever."""
-    for node in graph.nodes:
-        mode = getattr(node.meta.get("val"), "fake_mode", None)
-        if mode is not None and mode.shape_env is not None and mode.shape_env.tracked_fakes:
-            mode.shape_env.tracked_fakes.clear()
+    if mode.shape_env is not None and mode.shape_env.tracked_fakes:
+        mode.shape_env.tracked_fakes.clear()
 
 
 @contextmanager

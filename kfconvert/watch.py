@@ -11,6 +11,7 @@ import operator
 import sys
 from collections.abc import Iterable
 from enum import Enum
+from types import CellType, FunctionType
 from typing import Any
 
 try:
@@ -30,16 +31,20 @@ class Mark(Enum):
     SIZE = "in place of the key: the dict must have so many items"
     ITEMS = "in place of the key: the list must hold the very objects of the tuple"
     TYPE = "in place of the key: the object must be of this very class"
+    INSIDE = "in place of the key: the function must have this code, these defaults, and these values in its closure"
     ROOT = "in place of the dict: the __dict__ that is given to the check"
 
 
-MISSING, SIZE, ITEMS, TYPE, ROOT = Mark.MISSING, Mark.SIZE, Mark.ITEMS, Mark.TYPE, Mark.ROOT
+MISSING, SIZE, ITEMS, TYPE, INSIDE, ROOT = Mark
 
 _ABSENT = object()
 # What first_change answers where a dict was written and all entries hold.
 _WRITTEN = -1
 
-# (dict, list, object, or ROOT; key, SIZE, ITEMS or TYPE; the object, MISSING, number of items, tuple, or class)
+# Marks that say something about the holder itself, and nothing about its __dict__.
+_OF_OBJECTS = frozenset((ITEMS, TYPE, INSIDE))
+
+# (dict, list, object, or ROOT; key, SIZE, ITEMS, TYPE or INSIDE; the object, MISSING, number of items, class, or tuple)
 Entry = tuple[Any, Any, Any]
 
 
@@ -48,7 +53,7 @@ class Watch:
 
     An entry is (dict, key, object): the dict holds that very object under the key; (dict, key, MISSING): it does not
     have the key; (dict, SIZE, number): it has so many items; (list, ITEMS, tuple): it holds those very objects;
-    (object, TYPE, class): it is of that very class. Instead of a dict an object may be given, for its ``__dict__``; use
+    (object, TYPE, class): it is of that very class; (function, INSIDE, tuple): see ``inside``. Instead of a dict an object may be given, for its ``__dict__``; use
     that for the attributes of a module, because a deep copy of a module has another ``__dict__`` than the deep copy of
     ``module.__dict__``. ROOT stands for a ``__dict__`` that is given to each check, and which is not kept alive.
 
@@ -75,7 +80,7 @@ class Watch:
         """
         if self._flat is None:
             self._resolve()
-        change = _first_change(self._flat, self._state, root, MISSING, SIZE, ITEMS, TYPE)
+        change = _first_change(self._flat, self._state, root, MISSING, SIZE, ITEMS, TYPE, INSIDE)
         if change is None:
             self.written = False
             return None
@@ -126,9 +131,9 @@ def _equal_to(holder: Any, key: Any, expected: Any, default: Any = _ABSENT) -> A
         return default
 
 
-def flat_places(places: Iterable[tuple[dict | Mark, Any]]) -> tuple[Any, ...]:
-    """``places`` (dict or ROOT, key) in the form that ``gather`` takes: (dict, key, dict, key, ...)."""
-    return tuple(part for store, key in places for part in (None if store is ROOT else store, _interned(key)))
+def flat_places(places: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:
+    """``places`` (dict, object for its ``__dict__``, or ROOT; key) in the form that ``gather`` takes."""
+    return tuple(part for holder, key in places for part in _resolved(holder, key, None)[:2])
 
 
 def gather(places: tuple[Any, ...], root: dict[str, Any] | None = None) -> list[Any]:
@@ -143,9 +148,23 @@ def gather(places: tuple[Any, ...], root: dict[str, Any] | None = None) -> list[
 def _resolved(holder: Any, key: Any, expected: Any) -> Entry:
     if holder is ROOT:
         holder = None
-    elif key is not TYPE and key is not ITEMS and not isinstance(holder, dict):
+    elif key not in _OF_OBJECTS and not isinstance(holder, dict):
         holder = vars(holder)
     return holder, _interned(key), expected
+
+
+def inside(function: FunctionType) -> tuple[Any, ...]:
+    """What a function is made of besides its globals: code, defaults, those of keywords, and its closure's values; None
+    for one that has not been assigned yet."""
+    values = [_content(cell) for cell in function.__closure__ or ()]
+    return (function.__code__, function.__defaults__, function.__kwdefaults__, *values)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _interned(key: Any) -> Any:
@@ -153,7 +172,7 @@ def _interned(key: Any) -> Any:
 
 
 def first_change_in_python(
-    entries: tuple[Any, ...], state: Any, root: Any, missing: Any, size: Any, items: Any, type_: Any
+    entries: tuple[Any, ...], state: Any, root: Any, missing: Any, size: Any, items: Any, type_: Any, inside_: Any
 ) -> int | None:
     for start in range(0, len(entries), 3):
         holder, key, expected = entries[start : start + 3]
@@ -164,6 +183,9 @@ def first_change_in_python(
             same = len(holder) == len(expected) and all(map(operator.is_, holder, expected))
         elif key is type_:
             same = type(holder) is expected
+        elif key is inside_:
+            found = inside(holder)
+            same = len(found) == len(expected) and all(map(operator.is_, found, expected))
         else:
             same = holder.get(key, _ABSENT) is (_ABSENT if expected is missing else expected)
         if not same:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kfconvert import watch
-from kfconvert.watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Watch, flat_places, gather
+from kfconvert.watch import INSIDE, ITEMS, MISSING, ROOT, SIZE, TYPE, Watch, flat_places, gather
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -222,7 +222,7 @@ def test_compiled_and_python_agree(dicts, wanted):
         flat += stores[place % len(stores)], key, expected
     from kfconvert import _C
 
-    entries, marks = tuple(flat), (None, MISSING, SIZE, ITEMS, TYPE)
+    entries, marks = tuple(flat), (None, MISSING, SIZE, ITEMS, TYPE, INSIDE)
     state = _C.watch_state(entries)
     expected = watch.first_change_in_python(entries, None, *marks)
     for _ in range(2):  # the second time, what has held is passed over
