@@ -68,9 +68,9 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 _SPECIAL_CASES = {
     "relu": (
-        Case(lambda: nn.Sequential(nn.BatchNorm1d(8, eps=1e-3), nn.ReLU()), lambda: (torch.randn(5, 8),)),
+        Case(lambda: nn.Sequential(nn.BatchNorm1d(8, eps=0.1), nn.ReLU()), lambda: (torch.randn(5, 8),)),
         Case(lambda: nn.Sequential(nn.BatchNorm1d(8), nn.ReLU(inplace=True)), lambda: (torch.randn(2, 8, 9),)),
-        Case(lambda: nn.Sequential(nn.BatchNorm3d(8), nn.ReLU()), lambda: (torch.randn(2, 8, 3, 3, 3),)),
+        Case(lambda: nn.Sequential(nn.BatchNorm3d(8, affine=False), nn.ReLU()), lambda: (torch.randn(2, 8, 3, 3, 3),)),
         Case(lambda: _UsedTwice(nn.ReLU()), _images, 0, "also used by"),
         Case(
             lambda: nn.Sequential(nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU()),

@@ -99,7 +99,7 @@ def _images() -> tuple[Tensor, ...]:
 
 def _chain(*after: nn.Module, **options) -> Case:
     def module() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(8, 8, 3, **options), nn.BatchNorm2d(8), *after)
+        return nn.Sequential(nn.Conv2d(8, 8, 3, **options), nn.BatchNorm2d(8, eps=0.1), *after)
 
     return Case(module, _images, 1)
 
@@ -117,7 +117,10 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 _SPECIAL_CASES = {
     "relu": (
         _chain(nn.ReLU(inplace=True), groups=8, dilation=2),
-        Case(lambda: nn.Sequential(nn.Conv1d(8, 4, 3), nn.BatchNorm1d(4), nn.ReLU()), lambda: (torch.randn(2, 8, 9),)),
+        Case(
+            lambda: nn.Sequential(nn.Conv1d(8, 4, 3, bias=False), nn.BatchNorm1d(4, affine=False), nn.ReLU()),
+            lambda: (torch.randn(2, 8, 9),),
+        ),
         Case(
             lambda: nn.Sequential(nn.Conv3d(8, 4, 3), nn.BatchNorm3d(4), nn.ReLU()),
             lambda: (torch.randn(2, 8, 5, 5, 5),),

@@ -74,7 +74,7 @@ _SPECIAL_CASES = {
 
 def _pattern(activation: str) -> Pattern:
     function = _ACTIVATIONS[activation]
-    plain = Case(lambda: nn.Sequential(nn.GroupNorm(4, 8, eps=1e-6), function()), _images)
+    plain = Case(lambda: nn.Sequential(nn.GroupNorm(4, 8, eps=0.1), function()), _images)
     return Pattern(
         name="groupnorm" if activation == "none" else f"groupnorm_{activation}",
         tree=with_activation(activation, _NORM),

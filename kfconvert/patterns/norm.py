@@ -52,7 +52,7 @@ def _builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], 
 class _AddNorm(nn.Module):
     def __init__(self, activation: nn.Module):
         super().__init__()
-        self.norm = nn.LayerNorm(16)
+        self.norm = nn.LayerNorm(16, eps=0.1)
         self.activation = activation
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -78,6 +78,12 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
     "silu": nn.SiLU,
 }
+_SPECIAL_CASES = {
+    "relu": (
+        Case(lambda: nn.Sequential(nn.LayerNorm((5, 16), bias=False), nn.ReLU()), _rows((2, 5, 16))),
+        Case(lambda: nn.Sequential(nn.LayerNorm(16, elementwise_affine=False), nn.ReLU()), _rows((2, 5, 16))),
+    ),
+}
 
 
 def _pattern(activation: str, added: bool) -> Pattern:
@@ -91,7 +97,10 @@ def _pattern(activation: str, added: bool) -> Pattern:
         Case(lambda: _AddNorm(function()), _rows((2, 5, 16), (2, 5, 1)), 0, "broadcast"),
         Case(lambda: _AddNorm(function()), _rows((2, 5, 1), (2, 1, 16)), 0, "broadcast"),
     )
-    plain_cases = (Case(lambda: nn.Sequential(nn.LayerNorm(16), function()), _rows((2, 5, 16))),)
+    plain_cases = (
+        Case(lambda: nn.Sequential(nn.LayerNorm(16, eps=0.1), function()), _rows((2, 5, 16))),
+        *_SPECIAL_CASES.get(activation, ()),
+    )
     return Pattern(
         name=f"add_layernorm{suffix}" if added else f"layernorm{suffix}",
         tree=with_activation(activation, _ADD_NORM if added else _NORM),

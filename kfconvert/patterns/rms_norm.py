@@ -160,16 +160,16 @@ def _square_mean(x: Tensor) -> Tensor:
 
 def _llama(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.to(torch.float32)
-    return weight * (wide * torch.rsqrt(_square_mean(wide) + 1e-6)).to(x.dtype)
+    return weight * (wide * torch.rsqrt(_square_mean(wide) + 0.1)).to(x.dtype)
 
 
 def _t5(x: Tensor, weight: Tensor) -> Tensor:
-    return weight * (x * torch.rsqrt(_square_mean(x.to(torch.float32)) + 1e-6)).to(weight.dtype)
+    return weight * (x * torch.rsqrt(_square_mean(x.to(torch.float32)) + 0.1)).to(weight.dtype)
 
 
 def _gemma(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.float()
-    return (wide * torch.rsqrt(_square_mean(wide) + 1e-6) * (1.0 + weight.float())).type_as(x)
+    return (wide * torch.rsqrt(_square_mean(wide) + 0.1) * (1.0 + weight.float())).type_as(x)
 
 
 def _call(x: Tensor, weight: Tensor) -> Tensor:
@@ -181,16 +181,16 @@ _FORMULAS: tuple[_Formula, ...] = (
     _t5,
     _gemma,
     _call,
-    lambda x, w: x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * w,
-    lambda x, w: x * (1 / torch.sqrt(torch.square(x).mean(-1, keepdim=True) + 1e-5)),
-    lambda x, w: w * (x * (_square_mean(x) + 1e-6) ** -0.5),
-    lambda x, w: nn.functional.rms_norm(x.float(), (16,), w.float(), 1e-6).to(x.dtype),
+    lambda x, w: x / torch.sqrt((x * x).mean(-1, keepdim=True) + 0.2) * w,
+    lambda x, w: x * (1 / torch.sqrt(torch.square(x).mean(-1, keepdim=True) + 0.2)),
+    lambda x, w: w * (x * (_square_mean(x) + 0.1) ** -0.5),
+    lambda x, w: nn.functional.rms_norm(x.float(), (16,), w.float(), 0.1).to(x.dtype),
 )
 _NEAR_MISSES: tuple[tuple[_Formula, str], ...] = (
-    (lambda x, w: x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6) * w, "not over the last one"),
+    (lambda x, w: x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 0.1) * w, "not over the last one"),
     (lambda x, w: x * torch.rsqrt(_square_mean(x) + w) * w, "the eps is a tensor"),
-    (lambda x, w: x * (scale := torch.rsqrt(_square_mean(x) + 1e-6)) * w + scale, "also used by"),
-    (lambda x, w: x * torch.rsqrt(_square_mean(x.double()) + 1e-6).float() * w, "a cast to torch.float64"),
+    (lambda x, w: x * (scale := torch.rsqrt(_square_mean(x) + 0.1)) * w + scale, "also used by"),
+    (lambda x, w: x * torch.rsqrt(_square_mean(x.double()) + 0.1).float() * w, "a cast to torch.float64"),
 )
 
 
@@ -217,6 +217,7 @@ PATTERNS = (
         build=_build,
         cases=(
             *(_case(_Norm, formula, inputs) for formula in _FORMULAS for inputs in (_ONE, _ONE_BF16)),
+            Case(lambda: _Norm(lambda x, w: nn.functional.rms_norm(x, (5, 16), w, 0.1), (5, 16)), _ONE),
             *(_case(_Norm, formula, _ONE, 0, reason) for formula, reason in _NEAR_MISSES),
             # The norm without its weight is fused even where the weight cannot be.
             _case(_Norm, lambda x, w: _llama(x, w * 2), _ONE, 1, "computed in the forward"),

@@ -1,6 +1,7 @@
 """Every pattern of the registry against its own cases: what must match does, computing the same; near misses do not."""
 
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from kfconvert.tracer import trace
 CASES = [pytest.param(p, c, id=f"{p.name}-{i}") for p in REGISTRY for i, c in enumerate(p.cases)]
 
 
+@cache
 def findings(case):
     torch.manual_seed(0)
     region = trace(case.module().eval(), ExampleCall(case.inputs()))
@@ -41,6 +43,37 @@ def test_case_matches_as_often_as_it_says(pattern, case):
         assert any(case.reason in miss.reason for miss in found.near_misses), found.near_misses
 
 
+# What a pattern may capture -> whether results show that this value was taken for the one that most models have.
+UNUSUAL = {
+    "bias": lambda value: value is None,
+    "dilation": lambda value: any(number != 1 for number in value),
+    "eps": lambda value: value is not None and value > 0.01,
+    "groups": lambda value: value != 1,
+    "negative_slope": lambda value: value != 0.01,
+    "normalized_shape": lambda value: len(value) > 1,
+    "num_groups": lambda value: value > 1,
+    "offset": lambda value: value != 0,
+    "padding": lambda value: value == "same" or any(value),
+    "scale": lambda value: value is None,
+    "shift": lambda value: value is None,
+    "stride": lambda value: any(number != 1 for number in value),
+}
+
+
+def test_settings_are_tried_beside_their_usual_values():
+    """So the cases notice a fused module that takes one of them for granted."""
+    tried = {}
+    for pattern in REGISTRY:
+        matches = [match for case in pattern.cases if case.count for match in findings(case).matches]
+        matches = [member for match in matches if match.pattern is pattern for member in match.members or (match,)]
+        for captures in (match.captures for match in matches):
+            for name in captures.keys() & UNUSUAL.keys():
+                place = pattern.build.__module__, name
+                tried[place] = tried.get(place, False) or UNUSUAL[name](captures[name])
+    assert len(tried) > 20
+    assert [place for place, unusual in tried.items() if not unusual] == []
+
+
 @pytest.mark.parametrize("pattern, case", [p for p in CASES if p.values[1].count > 0])
 def test_converted_case_is_as_accurate_as_the_original(pattern, case):
     torch.manual_seed(0)
@@ -49,8 +82,9 @@ def test_converted_case_is_as_accurate_as_the_original(pattern, case):
         if hasattr(module, "running_var") and module.running_var is not None:
             module.running_mean.uniform_(-1, 1)
             module.running_var.uniform_(0.5, 2)
-            torch.nn.init.uniform_(module.weight, 0.5, 2)
-            torch.nn.init.uniform_(module.bias, -1, 1)
+            for parameter, low, high in ((module.weight, 0.5, 2), (module.bias, -1, 1)):
+                if parameter is not None:
+                    torch.nn.init.uniform_(parameter, low, high)
     converter = ModelConverter(select="all")
     converted = converter.convert_model(model, example_inputs=case.inputs())
     stats = converter.conversion_stats
