@@ -1,0 +1,121 @@
+"""Fused modules with settings far from the usual ones compute what torch's modules with these settings do."""
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kfconvert import modules
+from kfconvert.modules import (
+    FusedAttention,
+    FusedBatchNormAct,
+    FusedConvBN,
+    FusedGatedLinear,
+    FusedGroupNorm,
+    FusedLayerNorm,
+    FusedLinear,
+    FusedLinearScale,
+    FusedMergedLinear,
+    FusedModule,
+    FusedRMSNorm,
+    FusedRotary,
+    FusedSqueezeExcite,
+)
+from kfconvert.ops import apply_activation
+
+EPS, SLOPE, OFFSET = 0.3, 0.2, 1.5
+CLASSES = [value for name in modules.__all__ if inspect.isclass(value := getattr(modules, name))
+           and issubclass(value, FusedModule) and value is not FusedModule]
+# These have none of the settings that change a result.
+WITHOUT = (FusedAttention, FusedLinearScale, FusedMergedLinear, FusedRotary, FusedSqueezeExcite)
+x = torch.randn(3, 8, 9, 9)
+
+
+def made(fused, plain, *inputs):
+    return SimpleNamespace(fused=fused, plain=plain, inputs=inputs)
+
+
+def activated(cls, y):
+    """With the activation of ``cls``; the settings below choose leaky ReLU where there is a choice."""
+    choice = "negative_slope" in inspect.signature(cls).parameters
+    return apply_activation(y, "leaky_relu" if choice else cls.default_activation, SLOPE)
+
+
+def chosen(cls):
+    parameters = inspect.signature(cls).parameters
+    return {"activation": "leaky_relu", "negative_slope": SLOPE} if "negative_slope" in parameters else {}
+
+
+def normed(cls, definition, fused):
+    """A norm of rows, of a sum where ``cls`` adds a residual."""
+    if not hasattr(fused, "return_sum"):
+        return made(fused, lambda x: activated(cls, definition(x)), torch.randn(5, 16))
+    return made(fused, lambda x, r: activated(cls, definition(x + r)), torch.randn(5, 16), torch.randn(5, 16))
+
+
+def layer_norm(cls):
+    norm = nn.LayerNorm(16, EPS)
+    for fused in (cls.from_layer_norm(norm), cls.from_tensors((16,), norm.weight, norm.bias, EPS), cls(16, EPS)):
+        yield normed(cls, lambda x, fused=fused: F.layer_norm(x, (16,), fused.weight, fused.bias, EPS), fused)
+
+
+def rms_norm(cls):
+    for fused in (cls.from_tensors((16,), nn.RMSNorm(16).weight, EPS), cls(16, EPS), cls(16, EPS, offset=OFFSET)):
+        offset = OFFSET if fused.offset else 0
+        yield normed(cls, lambda x, f=fused, o=offset: F.rms_norm(x, (16,), o + f.weight, EPS), fused)
+
+
+def group_norm(cls):
+    for norm in (nn.GroupNorm(2, 8, EPS), nn.GroupNorm(4, 8, EPS, affine=False)):
+        yield made(cls(norm, **chosen(cls)), lambda x, norm=norm: activated(cls, norm(x)), x)
+
+
+def batch_norm(cls):
+    for norm in (nn.BatchNorm2d(8, EPS), nn.BatchNorm2d(8, EPS, affine=False)):
+        yield made(cls(norm, **chosen(cls)), lambda x, norm=norm: activated(cls, norm(x)), x)
+
+
+def convolution(cls):
+    dimensions = getattr(cls, "dimensions", 2)
+    kind, norm = (getattr(nn, f"{name}{dimensions}d") for name in ("Conv", "BatchNorm"))
+    image = torch.randn(3, 8, *[9] * dimensions)
+    for options in ({"stride": 2, "padding": 1}, {"dilation": 2, "groups": 4, "bias": False},
+                    {"padding": 2, "padding_mode": "reflect"}):
+        for affine in (True, False):
+            pair = nn.Sequential(kind(8, 8, 3, **options), norm(8, EPS, affine=affine))
+            yield made(cls(*pair, **chosen(cls)), lambda x, pair=pair: activated(cls, pair(x)), image)
+
+
+def linear(cls):
+    for bias in (True, False):
+        layer = nn.Linear(16, 8, bias)
+        fused = cls.from_linear(layer, **chosen(cls))
+        yield made(fused, lambda x, layer=layer: activated(cls, layer(x)), torch.randn(5, 16))
+
+
+def gated(cls):
+    gate, up = nn.Linear(16, 8), nn.Linear(16, 8)
+    yield made(cls(gate, up, **chosen(cls)), lambda x: activated(cls, gate(x)) * up(x), torch.randn(5, 16))
+
+
+MAKERS = {FusedBatchNormAct: batch_norm, FusedConvBN: convolution, FusedGatedLinear: gated, FusedGroupNorm: group_norm,
+          FusedLayerNorm: layer_norm, FusedLinear: linear, FusedRMSNorm: rms_norm}
+
+
+@pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls not in WITHOUT], ids=lambda cls: cls.__name__)
+def test_every_strategy_knows_the_settings(cls):
+    (make,) = (make for base, make in MAKERS.items() if issubclass(cls, base))
+    for case in make(cls):
+        fused = case.fused.eval()
+        with torch.no_grad():
+            for tensor in (*fused.parameters(), *fused.buffers()):
+                if tensor.is_floating_point():
+                    tensor.uniform_(0.5, 2)
+            expected = case.plain(*case.inputs)
+            for fused.strategy in fused.strategies(*case.inputs):
+                torch.testing.assert_close(fused(*case.inputs), expected, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(fused.plan(*case.inputs)(*case.inputs), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(fused(*case.inputs), expected, rtol=1e-4, atol=1e-5)
