@@ -192,7 +192,10 @@ def test_hooks_added_later_are_called(fused):
     handle = fused.conv2.register_forward_hook(lambda *_: seen.append(1))
     with pytest.warns(RuntimeWarning, match="hooks"), torch.no_grad():
         fused(images())
-    assert seen == [1]
+    for calls in (2, 3):
+        with torch.no_grad():
+            fused(images())
+        assert seen == [1] * calls
     handle.remove()
     hits = guard(fused)["hits"]
     with torch.no_grad():
@@ -244,21 +247,6 @@ def test_inference_mode(net, fused):
     with torch.inference_mode():
         same(fused, net, images())
     with torch.no_grad():
-        same(fused, net, images())
-
-
-def test_writes_through_data_are_seen_after_training_or_refresh(net, fused):
-    with torch.no_grad():
-        fused(images())
-        for model in (net, fused):
-            model.train()
-            model(torch.ones(2, 3, 10, 10))
-            model.eval()
-            model.conv1.weight.data.mul_(2)
-        same(fused, net, images())
-        for model in (net, fused):
-            model.conv1.weight.data.mul_(2)
-        fused.kfconvert_refresh()
         same(fused, net, images())
 
 

@@ -75,13 +75,16 @@ def test_absent_sources():
     assert derived.values([torch.ones(3), weight]) is not values
 
 
-def test_a_buffer_whose_last_user_is_gone_keeps_its_address():
-    derived, sources = Derived(), [torch.ones(1000)]
+@pytest.mark.parametrize("size", [1, 1000, 100_000])
+def test_the_storage_of_a_source_is_kept_until_the_next_check(size):
+    """Else the allocator gives its address to the next tensor of that size: that looks like the same source."""
+    derived, source = Derived(), nn.Parameter(torch.ones(size))
     for number in range(20):
-        values = derived.values(sources)
+        values = derived.values([source])
         assert values == {}
         values["number"] = number
-        sources[0] = torch.ones(1000)
+        source.data = torch.empty(0)
+        source.data = torch.full((size,), float(number))
 
 
 def test_errors_of_a_source_come_through():

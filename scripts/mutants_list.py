@@ -1,0 +1,84 @@
+"""The faults that mutants.py puts in by hand, and those that a library draws and that change no result.
+
+Both are found by their text, wherever in the package it stands.
+"""
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """``text``, which stands in the package once, becomes ``fault``; ``what`` is wrong then."""
+
+    what: str
+    text: str
+    fault: str
+
+
+class Equivalent(NamedTuple):
+    """A line that may become ``fault``: why no result changes."""
+
+    text: str
+    fault: str
+    reason: str
+
+
+# Each of these was in the package at some time without a test, or with a single one, that noticed.
+FAULTS = (
+    Fault(
+        "a call in train mode makes no plan stale",
+        "        if self.model.training:\n            self.stale = True\n",
+        "",
+    ),
+    Fault("a refresh leaves the plans", "variant.program.clear()\n        self.stale = False", "self.stale = False"),
+    Fault(
+        "a refresh leaves packed weights",
+        "getattr(self.module, name).clear_derived()",
+        "getattr(self.module, name)",
+    ),
+    Fault(
+        "the storage of a source is freed and used again",
+        "storages = [tensor.detach() for tensor in known if tensor is not None]",
+        "storages = None",
+    ),
+    Fault(
+        "sites of one module get each other's decisions",
+        "recorded.pop(0) if recorded",
+        "recorded.pop() if recorded",
+    ),
+    Fault(
+        "a bias that the model does not read is added",
+        "all(n in owner and owner[n] is t for n, t in store.items())",
+        "True",
+    ),
+    Fault("only the first floating tensor is watched", "floating[:1] + floating[-1:]", "floating[:1]"),
+    Fault(
+        "a hook is honoured once",
+        "self.hooks_seen != RemovableHandle.next_id or self.hooked",
+        "self.hooks_seen != RemovableHandle.next_id",
+    ),
+    Fault(
+        "a replaced tensor is not copied over",
+        "store[attribute] = source[key]",
+        "store.setdefault(attribute, source[key])",
+    ),
+    Fault(
+        "layer norms have the usual eps",
+        'live.get("bias"), captures["eps"], activation)',
+        'live.get("bias"), 1e-5, activation)',
+    ),
+    Fault("autocast narrows float64", "        and arg.dtype != torch.float64\n", ""),
+    Fault("a layer norm's gradient lacks a mean", "grad_s = rstd * (gw - gw.mean(-1, keepdim=True)", "grad_s = rstd * (gw"),
+    Fault(
+        "a layer norm's weight gets the gradient of its bias",
+        "(g * xhat).sum(0).to(weight.dtype),\n        s.new_empty(0) if bias is None",
+        "g.sum(0).to(weight.dtype),\n        s.new_empty(0) if bias is None",
+    ),
+    Fault("smoothing is not in the gradient of cross entropy", " - smoothing / x.shape[1]\n", "\n"),
+    Fault(
+        "what was dropped has a gradient",
+        "activation.backward(_drop(grad, x, state, seed, sequence, p), saved, negative_slope)",
+        "activation.backward(grad, saved, negative_slope)",
+    ),
+)
+
+EQUIVALENT: tuple[Equivalent, ...] = ()

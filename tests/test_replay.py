@@ -1,0 +1,50 @@
+"""What a conversion by record makes of the decisions that it is given."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from kfconvert import ModelConverter, input_spec
+from kfconvert.replay import Replay
+
+INPUTS = torch.randn(3, 8)
+
+
+class Three(nn.Module):
+    """Three sites of one pattern in one module, which the record tells apart by their order alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = torch.relu(nn.functional.linear(x, weight))
+        return x
+
+
+@pytest.fixture(scope="module")
+def record():
+    """(the statistics of a conversion, its call)"""
+    converter = ModelConverter(select="all")
+    converter.convert_model(Three().eval(), example_inputs=INPUTS)
+    return converter.conversion_stats, input_spec.describe({"x": INPUTS})
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert fused nothing")
+@pytest.mark.parametrize("applied", list(itertools.product([True, False], repeat=3)))
+def test_sites_of_one_module_get_their_own_decisions(record, applied):
+    statistics = copy.deepcopy(record[0])
+    assert [site["module"] for site in statistics["sites"]] == [""] * 3
+    for index, (site, keep) in enumerate(zip(statistics["sites"], applied)):
+        site |= {"original_us": float(index)} if keep else {"status": "rejected", "strategy": None, "reason": str(index)}
+    model = Three().eval()
+    replayed = Replay([record[1]], [], statistics).convert(copy.deepcopy(model), torch.device("cpu"))
+    sites = replayed.kfconvert_info()["sites"]
+    assert [site["status"] == "applied" for site in sites] == list(applied)
+    assert [site["reason"] for site in sites] == [None if keep else str(i) for i, keep in enumerate(applied)]
+    assert all(site["original_us"] == index for index, site in enumerate(sites) if applied[index])
+    torch.testing.assert_close(replayed(INPUTS), model(INPUTS))
