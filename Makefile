@@ -1,6 +1,7 @@
 # make demo    convert ResNet-50 and BERT-base and print what was fused, how accurate it is and how much faster
 # make test    run the test suite
 # make fuzz    convert 2000 random models, others each time; FUZZ=10000 for more
+# make mutants put faults into a copy of the package one by one and tell which no test notices; takes long
 # make build   only make .venv with the pinned versions and the kernels
 # make clean   remove what the others made
 #
@@ -16,7 +17,7 @@ PACKAGES := torch torchvision transformers timm safetensors rich click numpy pyd
 	setuptools wheel ninja pybind11 pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib
 SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
 
-.PHONY: demo test fuzz build clean
+.PHONY: demo test fuzz mutants build clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -27,6 +28,10 @@ test: build
 
 fuzz: build
 	KFCONVERT_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q tests/test_random_models.py tests/test_counterexamples.py
+
+mutants: build
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt cosmic-ray
+	PYTHONPATH=. $(BIN)/python scripts/mutants.py
 
 build: $(VENV)/.kernels
 

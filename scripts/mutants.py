@@ -9,8 +9,8 @@ comparisons, signs, conditions, loops) from the files that decide results, one f
 an order by hashes of ``--seed``, the line and what it becomes, so that a fault stays drawn while other lines change.
 Those that change no result are in mutants_list.py with the reason, and are listed, not run.
 
-The tests concerned are the test files named like the file with the fault, then the general ones of its folder
-(GENERAL), then those that import it by name, the shortest first, until one fails. A failure counts where the same test
+The tests concerned are the quick ones of the folder of the file with the fault (FIRST), the test files named like it,
+the general ones of its folder (GENERAL) and those that import it by name, the shortest first, until one fails. A failure counts where the same test
 passes without the fault, and so does a run that takes longer than ``--limit``, in which all tests concerned pass
 otherwise. The checkout is only read: each of ``--jobs`` works in a copy of its own in a temporary folder.
 
@@ -48,15 +48,21 @@ OPERATORS = re.compile(
     "ReplaceUnaryOperator_(USub_UAdd|Delete_Not)|AddNot|ReplaceTrueWithFalse|ReplaceFalseWithTrue|ReplaceAndWithOr|"
     "ReplaceOrWithAnd|ReplaceBreakWithContinue|ReplaceContinueWithBreak|NumberReplacer|ZeroIterationForLoop"
 )
-# Folder of the package -> tests that may notice any fault in it, the fast ones first.
+# Folder of the package -> tests that may notice any fault in it, within seconds.
+FIRST = {
+    "ops": ("ops/test_compositions.py",),
+    "modules": ("modules/test_settings.py",),
+    "": ("test_between_calls.py", "test_rewriter.py"),
+}
+# The same for those that take longer.
 GENERAL = {
-    "ops": ("ops/test_compositions.py", "ops/test_registration.py", "ops/test_arguments.py", "ops/test_transforms.py"),
+    "ops": ("ops/test_registration.py", "ops/test_arguments.py", "ops/test_transforms.py"),
     "modules": ("modules", "patterns/test_registry.py"),
     "patterns": ("patterns/test_registry.py", "patterns"),
     "kernels": ("kernels",),
     "": (
-        "test_between_calls.py", "test_model_state.py", "test_rewriter.py", "test_shared_state.py", "test_runtime.py",
-        "test_training.py", "test_state_changes.py", "test_counterexamples.py", "test_end_to_end.py",
+        "test_model_state.py", "test_shared_state.py", "test_runtime.py", "test_training.py", "test_state_changes.py",
+        "test_counterexamples.py", "test_end_to_end.py",
     ),
 }  # fmt: skip
 
@@ -174,13 +180,13 @@ def decides(node, path: Path) -> bool:
 
 def concerned(path: Path) -> list[str]:
     """The test files and folders for a fault in ``path``, relative to the root, in the order in which they run."""
-    stem, folder = path.stem, path.parent.name if path.parent.name != "kfconvert" else ""
+    stem, folder = path.stem, path.parts[1] if len(path.parts) > 2 else ""
     imports = re.compile(rf"^\s*(from|import) .*\b{stem}\b", re.MULTILINE)
     files = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda file: file.stat().st_size)
     named = [file for file in files if stem in file.stem]
     importing = [file for file in files if imports.search(file.read_text())]
-    general = [ROOT / "tests" / name for name in GENERAL.get(folder, GENERAL[""])]
-    return [str(file.relative_to(ROOT)) for file in dict.fromkeys(named + general + importing) if file.exists()]
+    first, general = ([ROOT / "tests" / name for name in each.get(folder, ())] for each in (FIRST, GENERAL))
+    return [str(file.relative_to(ROOT)) for file in dict.fromkeys(first + named + general + importing) if file.exists()]
 
 
 class Workplace:
