@@ -57,13 +57,15 @@ FIRST = {
 }
 # The same for those that take longer.
 GENERAL = {
-    "ops": ("ops/test_registration.py", "ops/test_arguments.py", "ops/test_transforms.py"),
+    "ops": (
+        "ops/test_registration.py", "ops/test_arguments.py", "ops/test_transforms.py", "kernels/test_kernel_families.py",
+    ),
     "modules": ("modules", "patterns/test_registry.py"),
     "patterns": ("patterns/test_registry.py", "patterns"),
     "kernels": ("kernels",),
     "": (
-        "test_model_state.py", "test_shared_state.py", "test_runtime.py", "test_training.py", "test_state_changes.py",
-        "test_counterexamples.py", "test_end_to_end.py",
+        "test_canonical.py", "test_probing.py", "test_model_state.py", "test_shared_state.py", "test_runtime.py",
+        "test_training.py", "test_state_changes.py", "test_counterexamples.py", "test_end_to_end.py",
     ),
 }  # fmt: skip
 
@@ -139,11 +141,12 @@ def drawn(seed: int, count: int) -> list[Mutant]:
     return [place.mutant() for place in sorted(first, key=rank(seed))[:count]]
 
 
-def rank(seed: int) -> Callable[[Place], tuple[str, str]]:
+def rank(seed: int) -> Callable[[Place], tuple[str, ...]]:
     """For each file the kinds of faults come in an order of chance, of each kind its places: most have a number."""
 
-    def key(place: Place) -> tuple[str, str]:
-        texts = f"{seed} {place.path.name} {place.operator}", f"{seed} {place.operator} {place.text} {place.column} {place.index}"
+    def key(place: Place) -> tuple[str, ...]:
+        kind = f"{seed} {place.path.name} {place.operator}"
+        texts = kind, f"{kind} {place.text} {place.column} {place.index}"
         return tuple(hashlib.sha256(text.encode()).hexdigest() for text in texts)
 
     return key

@@ -67,7 +67,11 @@ FAULTS = (
         'live.get("bias"), 1e-5, activation)',
     ),
     Fault("autocast narrows float64", "        and arg.dtype != torch.float64\n", ""),
-    Fault("a layer norm's gradient lacks a mean", "grad_s = rstd * (gw - gw.mean(-1, keepdim=True)", "grad_s = rstd * (gw"),
+    Fault(
+        "a layer norm's gradient lacks a mean",
+        "grad_s = rstd * (gw - gw.mean(-1, keepdim=True)",
+        "grad_s = rstd * (gw",
+    ),
     Fault(
         "a layer norm's weight gets the gradient of its bias",
         "(g * xhat).sum(0).to(weight.dtype),\n        s.new_empty(0) if bias is None",

@@ -95,6 +95,25 @@ def test_layouts_are_measured_together_and_applied_one_by_one(layouts):
         assert all(site.status == "applied" and site.strategy for site in captured.sites)
 
 
+@pytest.mark.parametrize(
+    "operators, medians, strategy",
+    [
+        (2, {"original": 10.0, "kernel": 5.0, "folded": 8.0}, "kernel"),
+        (2, {"original": 10.0, "kernel": 8.0, "folded": 5.0}, "folded"),
+        (1, {"original": 10.0, "kernel": 5.0}, "kernel"),
+        (2, {"original": 10.0, "kernel": 10.1}, "kernel"),
+        (1, {"original": 10.0, "kernel": 9.9}, None),
+        (2, {"original": 10.0, "kernel": 20.0, "folded": 11.0}, None),
+    ],
+)
+def test_the_fastest_strategy_is_taken_unless_the_original_is_faster(operators, medians, strategy):
+    """Several operators in one are taken at the same time, one for another only where it is faster."""
+    decision = Selector(torch.device("cpu"), 1e-5, timed=True)._fastest(operators, medians)
+    assert decision.strategy == strategy and decision.original_us == medians["original"]
+    assert decision.fused_us == min(time for name, time in medians.items() if name != "original")
+    assert (decision.reason is None) == (strategy is not None)
+
+
 def test_values_that_are_not_finite_must_agree():
     nan, inf = math.nan, math.inf
     truth = torch.tensor([1.0, nan, inf, -inf], dtype=torch.float64)

@@ -75,6 +75,17 @@ def test_zeros_stand_for_the_token_types_of_bert():
     assert derived.region.guard.refusal([torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 3, dtype=torch.int64)])
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("types", [0, 1])
+def test_zeros_stand_for_the_token_types_only_where_nothing_else_can(types, persistent):
+    """A buffer that is saved with the model, or holds something else already, may come to hold other types."""
+    model = bert()
+    embeddings = model.embeddings
+    embeddings.register_buffer("token_type_ids", torch.full_like(embeddings.token_type_ids, types), persistent)
+    full, short = calls(model)
+    assert (shorter(captured(model, full), short) is None) == (persistent or types == 1)
+
+
 @pytest.mark.parametrize("default", ["nothing", "ones"])
 def test_a_model_to_which_absent_types_mean_something_else(default):
     model = Segments(default).eval()

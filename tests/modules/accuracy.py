@@ -37,7 +37,7 @@ def assert_as_accurate(actual, composition, expected):
 
 
 def check_strategies(module, *inputs):
-    """Every strategy that applies to ``inputs`` gives the composition's shape, layout, dtype and accuracy."""
+    """Every strategy that applies to ``inputs``, called or planned, gives the shape, dtype and accuracy of the composition."""
     with torch.no_grad():
         expected = exact(module, *inputs)
         composition = module.reference(*inputs)
@@ -46,6 +46,7 @@ def check_strategies(module, *inputs):
         for module.strategy in [*names, None]:
             for _ in range(2):
                 assert_as_accurate(module(*inputs), composition, expected)
+            assert_as_accurate(module.plan(*inputs)(*inputs), composition, expected)
         return names
 
 
