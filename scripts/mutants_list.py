@@ -26,14 +26,14 @@ class Equivalent(NamedTuple):
 FAULTS = (
     Fault(
         "a call in train mode makes no plan stale",
-        "        if self.model.training:\n            self.stale = True\n",
-        "",
+        "self.stale, self.state.announced = True, False",
+        "self.stale, self.state.announced = self.stale, False",
     ),
     Fault("a refresh leaves the plans", "variant.program.clear()\n        self.stale = False", "self.stale = False"),
     Fault(
         "a refresh leaves packed weights",
-        "getattr(self.module, name).clear_derived()",
-        "getattr(self.module, name)",
+        "self.modules[name].clear_derived()",
+        "self.modules[name]",
     ),
     Fault(
         "the storage of a source is freed and used again",
@@ -50,16 +50,20 @@ FAULTS = (
         "all(n in owner and owner[n] is t for n, t in store.items())",
         "True",
     ),
-    Fault("only the first floating tensor is watched", "floating[:1] + floating[-1:]", "floating[:1]"),
+    Fault(
+        "only the first tensor is watched for its dtype",
+        "zip(self._names, tensors, self._kinds)",
+        "zip(self._names[:1], tensors, self._kinds)",
+    ),
     Fault(
         "a hook is honoured once",
-        "self.hooks_seen != RemovableHandle.next_id or self.hooked",
-        "self.hooks_seen != RemovableHandle.next_id",
+        "            self._watch_hooks()\n        return self.hooked",
+        "            self._watch_hooks()\n            return self.hooked\n        return None",
     ),
     Fault(
         "a replaced tensor is not copied over",
-        "store[attribute] = source[key]",
-        "store.setdefault(attribute, source[key])",
+        "store[attribute] = (root if source is ROOT else source)[key]",
+        "store.setdefault(attribute, (root if source is ROOT else source)[key])",
     ),
     Fault(
         "layer norms have the usual eps",

@@ -37,7 +37,8 @@ def assert_as_accurate(actual, composition, expected):
 
 
 def check_strategies(module, *inputs):
-    """Every strategy that applies to ``inputs``, called or planned, gives the shape, dtype and accuracy of the composition."""
+    """Every strategy that applies to ``inputs`` gives the composition's shape, layout, dtype and accuracy, called and
+    planned."""
     with torch.no_grad():
         expected = exact(module, *inputs)
         composition = module.reference(*inputs)
