@@ -89,4 +89,15 @@ FAULTS = (
     ),
 )
 
-EQUIVALENT: tuple[Equivalent, ...] = ()
+EQUIVALENT = (
+    Equivalent(
+        "if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):",
+        "if not isinstance(expected, Tensor) and not isinstance(actual, Tensor):",
+        "a tensor beside what is none raises then, which counts as a difference",
+    ),
+    Equivalent(
+        "and math.prod(q.shape[:-2]) > 0",
+        "and math.prod(q.shape[:- 1]) > 0",
+        "there are rows by then, so that this product is 0 where the other is",
+    ),
+)

@@ -119,3 +119,14 @@ def test_every_strategy_knows_the_settings(cls):
                 torch.testing.assert_close(fused(*case.inputs), expected, rtol=1e-4, atol=1e-5)
                 torch.testing.assert_close(fused.plan(*case.inputs)(*case.inputs), expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(fused(*case.inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("features", [(16, 8), (3, 5), (0, 4)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_a_linear_layer_starts_as_that_of_torch(features, bias):
+    layers = []
+    for cls in (nn.Linear, FusedLinear):
+        torch.manual_seed(1)
+        layers.append(dict(cls(*features, bias).named_parameters()))
+    torch.testing.assert_close(*layers, rtol=0, atol=0)
