@@ -9,11 +9,11 @@ comparisons, signs, conditions, loops) from the files that decide results, one f
 an order by hashes of ``--seed``, the line and what it becomes, so that a fault stays drawn while other lines change.
 Those that change no result are in mutants_list.py with the reason, and are listed, not run.
 
-The tests concerned are the quick ones of the folder of the file with the fault (FIRST), the test files of that folder
-named like it, the general ones (GENERAL) and those that import it by name, the shortest first, until one fails. A
-failure counts where the same test passes without the fault, and so does a run that takes longer than ``--limit``, in
-which all tests concerned pass otherwise. The checkout is only read: each of ``--jobs`` works in a copy of its own in a
-temporary folder.
+The tests concerned are the quick ones of the folder of the file with the fault (FIRST), the test files named like it
+in that folder (for ops in that of modules, too), the general ones (GENERAL) and those that import it by name, the
+shortest first, until one fails. A failure counts where the same test passes without the fault, and so does a run that
+takes longer than ``--limit``, in which all tests concerned pass otherwise. The checkout is only read: each of
+``--jobs`` works in a copy of its own in a temporary folder.
 
 Exits with 1 where a fault survives, with 2 where one of the list is not in the package.
 """
@@ -188,7 +188,8 @@ def concerned(path: Path) -> list[str]:
     stem, folder = path.stem, path.parts[1] if len(path.parts) > 2 else ""
     imports = re.compile(rf"^\s*(from|import) .*\b{stem}\b", re.MULTILINE)
     files = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda file: file.stat().st_size)
-    named = [file for file in files if stem in file.stem and folder in ("", file.parent.name)]
+    folders = {folder, "modules"} if folder == "ops" else {folder}
+    named = [file for file in files if stem in file.stem and (not folder or file.parent.name in folders)]
     importing = [file for file in files if imports.search(file.read_text())]
     first, general = ([ROOT / "tests" / name for name in each.get(folder, ())] for each in (FIRST, GENERAL))
     return [str(file.relative_to(ROOT)) for file in dict.fromkeys(first + named + general + importing) if file.exists()]

@@ -95,6 +95,16 @@ def test_writes_through_data_are_seen_after_a_call_in_train_mode(both, calls, la
         assert_change_is_seen(both, change)
 
 
+def test_writes_through_data_between_changes_of_the_mode_are_seen(both):
+    def change(model):
+        model.train()
+        written_through_data(model)
+        model.eval()
+
+    for _ in range(2):
+        assert_change_is_seen(both, change)
+
+
 def test_a_refresh_sees_writes_through_data(both):
     def change(model):
         written_through_data(model)

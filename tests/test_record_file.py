@@ -1,8 +1,9 @@
 """Records of just the largest size are written and read, and none beyond it."""
 
 import pytest
+from pydantic import ValidationError
 
-from kfconvert import record_file
+from kfconvert import record_file, record_schema
 from kfconvert.record_file import RecordError
 
 
@@ -22,3 +23,10 @@ def test_the_largest_record_that_is_read(tmp_path, monkeypatch):
         monkeypatch.setattr(record_file, "LARGEST", largest)
         with pytest.raises(RecordError, match=message):
             record_file.read(file)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_numbers_are_finite(value):
+    """JSON has no infinity, but Python reads 1e999 as one."""
+    with pytest.raises(ValidationError, match="finite"):
+        record_schema._Timing.model_validate({"median_ms": value, "q1_ms": 1.0, "q3_ms": 1.0})

@@ -118,6 +118,12 @@ def test_every_strategy_knows_the_settings(cls):
             for fused.strategy in fused.strategies(*case.inputs):
                 torch.testing.assert_close(fused(*case.inputs), expected, rtol=1e-4, atol=1e-5)
                 torch.testing.assert_close(fused.plan(*case.inputs)(*case.inputs), expected, rtol=1e-4, atol=1e-5)
+            for fused.strategy in fused.strategies(*case.inputs):
+                for parameter in fused.parameters():
+                    parameter.data.mul_(0.75)  # leaves no trace
+                fused.clear_derived()
+                expected = case.plain(*case.inputs)
+                torch.testing.assert_close(fused(*case.inputs), expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(fused(*case.inputs), expected, rtol=1e-4, atol=1e-5)
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from operator_calls import NAMES, base, drops, plain_aten, results, variants
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kfconvert import extension
 
@@ -51,6 +52,15 @@ def bias_in_place():
     return x
 
 
+def tried(name):
+    """(the public function, its arguments) of each call to try; of none where torch's operators do it all."""
+    function, arguments = base(name)
+    with compositions() as ran:
+        function(**arguments)
+    for given in variants(function, arguments) if ran else ():
+        yield function, given
+
+
 def assert_close(actual, expected):
     # ATen's gradients of hardswish and hardsigmoid round 1/6 to float32 even in float64.
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
@@ -70,12 +80,7 @@ def assert_slopes(function, given, gradients):
 @needs_kernels
 @pytest.mark.parametrize("name", NAMES)
 def test_as_the_kernels_and_as_plain_aten(name):
-    function, arguments = base(name)
-    with compositions() as ran:
-        function(**arguments)
-    if not ran:
-        return  # a composition of torch's operators only
-    for given in variants(function, arguments):
+    for function, given in tried(name):
         compiled = results(function, given)
         with compositions():
             composed = results(function, given)
@@ -87,6 +92,22 @@ def test_as_the_kernels_and_as_plain_aten(name):
                 assert_close(results(function, given)[0], composed[0])
         with plain_aten():
             assert_close(composed, results(function, given))
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", NAMES)
+def test_fake_kernels_give_the_layout_of_the_kernels(name):
+    for function, given in tried(name):
+        real = results(function, given)
+        with FakeTensorMode() as mode:
+            fakes = {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+            fake = results(function, fakes)
+        assert layouts(fake) == layouts(real), given
+
+
+def layouts(values):
+    tensors = (value for value in torch.utils._pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
+    return [(tuple(t.shape), t.dtype, t.stride()) for t in tensors]
 
 
 @needs_kernels
