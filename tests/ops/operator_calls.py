@@ -47,6 +47,8 @@ t = torch.randn
 NORMED = {"x": t(2, 5, 33), "normalized_shape": 33, "residual": t(5, 33)}
 # Calls that no single change of those in operator_arguments makes: name -> (public function, arguments).
 MORE = {
+    "broadcast": ("add_relu", {"x": t(5, 1), "y": t(1, 33)}),
+    "dense, not contiguous": ("mul_tanh", {"x": t(33, 5).t(), "y": t(33, 5).t()}),
     "groups": ("conv_act", {"x": t(2, 4, 8, 8), "weight": t(6, 2, 3, 3), "bias": t(6), "groups": 2}),
     "ignored rows": ("cross_entropy", {"x": t(4, 9), "target": torch.tensor([1, -100, 8, 0]), "label_smoothing": 0.2}),
     "reduced twice": ("reduce_sum_squared", {"x": t(3, 4, 5), "dim": (1, 2)}),
