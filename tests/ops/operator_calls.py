@@ -13,10 +13,13 @@ from kfconvert import extension, ops
 # What else is tried for a parameter, beside None where it may be that; a function makes it from the call.
 OTHERS = {
     "activation": list(ops.ACTIVATIONS),
+    "crop": [(1, 2, 3, 4)],
     "dilation": [2],
     "dim": [0],
+    "dropout_p": [],  # plain ATen draws others; gelu_dropout and bias_dropout_add have the operator
     "dtype": [torch.float64],
     "eps": [0.3],
+    "flip": [True],
     "groups": [],  # needs other weights: "groups" below
     "ignore_index": [3],
     "interleaved": [True],
@@ -58,7 +61,8 @@ MORE = {
 }
 # Which have no gradient.
 STATISTICS = {"mean", "variance", "running_mean", "running_var", "std"}
-NAMES = [*functions(), *MORE]
+# Tensors without a name go to torch's operators only.
+NAMES = [name for name, f in functions().items() if "*" not in str(inspect.signature(f))] + [*MORE]
 
 
 def first(outputs):
