@@ -62,7 +62,7 @@ MORE = {
 # Which have no gradient.
 STATISTICS = {"mean", "variance", "running_mean", "running_var", "std"}
 # Tensors without a name go to torch's operators only.
-NAMES = [name for name, f in functions().items() if "*" not in str(inspect.signature(f))] + [*MORE]
+NAMES = [name for name, f in functions().items() if not inspect.getfullargspec(f).varargs] + [*MORE]
 
 
 def first(outputs):
