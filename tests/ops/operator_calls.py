@@ -62,7 +62,7 @@ MORE = {
 # Which have no gradient.
 STATISTICS = {"mean", "variance", "running_mean", "running_var", "std"}
 # Tensors without a name go to torch's operators only.
-NAMES = [name for name, f in functions().items() if not inspect.getfullargspec(f).varargs] + [*MORE]
+NAMES = [name for name, f in functions().items() if "*tensors" not in str(inspect.signature(f))] + [*MORE]
 
 
 def first(outputs):
