@@ -90,6 +90,7 @@ class ModelState:
         if self.children.first_change(root) is not None or self.children.written:
             # Something was written where the submodules are held: their order counts as well, and the very dict does not.
             if not _is_same(_layout(model), self._layout):
+                self.children = Watch(self.children.entries)  # which looks again at the next call
                 return _REPLACED
             self._watch_children()
         changed = self.fixed.first_change(root)
