@@ -52,8 +52,8 @@ FAULTS = (
     ),
     Fault(
         "only the first tensor is watched for its dtype",
-        "zip(self._names, tensors, self._kinds)",
-        "zip(self._names[:1], tensors, self._kinds)",
+        "zip(self._read, tensors, self._kinds)",
+        "zip(self._read[:1], tensors, self._kinds)",
     ),
     Fault(
         "a hook is honoured once",

@@ -72,7 +72,7 @@ def test_masks(device, norm_first, training):
     padding = torch.zeros(3, 6, dtype=torch.bool, device=device)
     padding[1, 4:] = True
     causal = nn.Transformer.generate_square_subsequent_mask(6, device=device)
-    scores = torch.randn(6, 6, device=device)
+    scores = torch.randn(6, 6, device=device).fill_diagonal_(0.0)  # no row is masked as a whole: it would be NaN
     fused.train(training), plain.train(training)
     for masks in (
         {"src_key_padding_mask": padding}, {"src_mask": causal}, {"src_mask": causal, "is_causal": True},
@@ -114,6 +114,8 @@ def test_without_biases_and_other_eps(device):
     for norm_first in (False, True):
         for dropout in (0.0, 1.0):
             fused, plain = layers("gelu", norm_first, dropout, device, bias=False, layer_norm_eps=0.1)
+            for layer in (fused, plain):
+                layer.self_attn.dropout = 0.0  # attention kernels return NaN for a probability of 1
             x = torch.randn(2, 4, 32, device=device)
             torch.testing.assert_close(fused(x), plain(x))
 

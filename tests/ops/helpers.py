@@ -99,6 +99,7 @@ def assert_one_graph(function, inputs):
         graphs.append(graph)
         return graph.forward
 
+    torch._dynamo.reset()  # a function may have been traced too often already, for other devices and options
     compiled = torch.compile(function, backend=backend, dynamic=True)
     for x in inputs:
         torch.testing.assert_close(compiled(x), function(x))

@@ -274,7 +274,10 @@ def test_chunked_attention(device, scores_are_written, dtype, chunk_size):
                 factor=2 * ATTENTION_FACTOR[device],
             )
             torch.testing.assert_close(
-                reference.chunked_attention(*tensors, chunk_size, scale), reference.flash_attention(*tensors, scale)
+                reference.chunked_attention(*tensors, chunk_size, scale),
+                reference.flash_attention(*tensors, scale),
+                # On CUDA half types are summed in another order for other numbers of rows.
+                **({"rtol": 2e-2, "atol": 2e-3} if dtype.itemsize == 2 else {}),
             )
     assert_gradients_as_accurate(
         lambda *t: ops.chunked_attention(*t, chunk_size),
