@@ -20,7 +20,7 @@ from .contents import Contents, Found, is_of_author, is_plain_object
 from .watch import INSIDE, MISSING, inside
 
 # In every class of a module these are asked for by nn.Module itself.
-_ALWAYS = frozenset(("forward", "__call__"))
+_ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
 _CONTAINERS = (list, dict, set)
 
 

@@ -14,6 +14,8 @@ from torch import nn
 from .contents import plain_objects
 from .turns import ThisThread
 
+_OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
+
 # The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
 # "__dict__" stands for all names.
 Read = str | tuple[type, str]
@@ -115,8 +117,7 @@ def _recorder(own: type, reads: set[Read]) -> type:
         raise TypeError("its attributes are read by compiled code")
 
     def read(self: Any, name: str) -> Any:
-        # torch and this package look into the dicts of modules on their own account.
-        if here and (name != "__dict__" or not of_module or _is_of_author(sys._getframe(1))):
+        if here and (_is_read_of_module(name) if of_module else True):
             reads.add((own, name) if of_module else name)
         return own.__getattribute__(self, name)
 
@@ -135,5 +136,9 @@ def _derived(own: type, read: Callable[[Any, str], Any]) -> type:
     return derived
 
 
-def _is_of_author(frame: Any) -> bool:
-    return frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "kfconvert")
+def _is_read_of_module(name: str) -> bool:
+    """Whether reading the attribute ``name`` of a module, two frames up from here, makes its forward depend on it. What
+    every module has is read by torch; it and this package look into the dicts of modules on their own account."""
+    if name == "__dict__":
+        return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("torch", "kfconvert")
+    return name not in _OF_EVERY_MODULE

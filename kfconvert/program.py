@@ -119,7 +119,7 @@ class Program:
             return gather(read, root)
         except KeyError as error:
             raise UnfitTensors(
-                f"the tensor {error} was removed after the conversion (as by weight_norm or pruning); convert it again"
+                f"a parameter was removed after the conversion ({error}, as by weight_norm or pruning); convert it again"
             ) from None
 
     def _places(self) -> tuple[tuple[Any, ...], ...]:

@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.modules import module as torch_module
 from torch.utils import _pytree as pytree
 
 from .calls import CallForm
@@ -265,14 +266,17 @@ def _untrack(mode: FakeTensorMode) -> None:
 
 @contextmanager
 def _nothing_kept():
-    """The exporter notes, for its own debugging and for as long as the process lives, every node of a trace."""
+    """The exporter notes, for its own debugging and for as long as the process lives, every node of a trace; and up to
+    torch 2.11 it leaves a hook of its own in all modules where the forward raises."""
     notes = getattr(proxy_tensor, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {})
-    before = dict(notes)
+    kept = (notes, torch_module._global_buffer_registration_hooks)
+    before = [dict(store) for store in kept]
     try:
         yield
     finally:
-        for key in notes.keys() - before.keys():
-            del notes[key]
+        for store, known in zip(kept, before):
+            for key in store.keys() - known.keys():
+                del store[key]
 
 
 def is_final(error: CaptureError) -> bool:

@@ -52,7 +52,7 @@ OPERATORS = re.compile(
 # Folder of the package -> tests that may notice any fault in it, within seconds.
 FIRST = {
     "ops": ("ops/test_compositions.py",),
-    "modules": ("modules/test_settings.py",),
+    "modules": ("modules/test_module_settings.py",),
     "": ("test_between_calls.py", "test_rewriter.py"),
 }
 # The same for those that take longer.

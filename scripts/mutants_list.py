@@ -62,7 +62,7 @@ FAULTS = (
     ),
     Fault(
         "a replaced tensor is not copied over",
-        "store[attribute] = (root if source is ROOT else source)[key]",
+        "                store[attribute] = tensor",
         "store.setdefault(attribute, (root if source is ROOT else source)[key])",
     ),
     Fault(

@@ -93,7 +93,7 @@ class Pair:
         if not verdict.passed and verdict.optimized_error is not None:
             threshold = max(threshold, ERROR_RATIO * self._own_error(inputs, full))
             verdict = compare(self._exact(self.twin, inputs(0), full, ours), ours, theirs, threshold)
-        assert verdict.passed, f"{what}: {verdict.reason}"
+        assert verdict.passed is not False, f"{what}: {verdict.reason}"  # None where there is nothing but NaN
 
     def _exact(self, twin: nn.Module, tensors: list[Tensor], full: bool, fallback: Any) -> Reference:
         tensors = [x.double() if x.is_floating_point() else x for x in tensors]

@@ -121,6 +121,12 @@ def takes_plain_path(x: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
     return torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")
 
 
+def is_of(module: nn.Module, kind: type) -> bool:
+    """Whether a call of ``module`` runs the forward of ``kind`` and nothing else: no hooks, no forward of its own."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return type(module) is kind and "forward" not in vars(module) and not any(hooks)
+
+
 def require_plain(module: nn.Module, kinds: tuple[type, ...], kind_names: str) -> None:
     """Raise unless ``module`` is one of ``kinds`` with that class's own forward and ordinary float weights.
 

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from kfconvert.ops import bias_dropout_add, ffn_block, layer_norm_act
 from kfconvert.ops.kinds import checked
 
+from .base import is_of
+
 _NAMES = {F.relu: "relu", F.gelu: "gelu"}
 
 
@@ -14,7 +16,9 @@ class FusedTransformerLayer(nn.TransformerEncoderLayer):
     """``torch.nn.TransformerEncoderLayer`` with the sums, norms and activations fused.
 
     Parameters and their names, ``state_dict``, masks and results are those of torch's layer, which takes weights of
-    this one and the other way round. By library calls: the projections (q, k and v in one product) and attention,
+    this one and the other way round; so is the whole forward where a submodule has hooks, a forward of its own, or was
+    replaced by one of another class. Only a mask of floats is added to the scores in evaluation mode, too, where torch
+    takes it for one of booleans. By library calls: the projections (q, k and v in one product) and attention,
     ``torch.nn.MultiheadAttention``; on the CPU, in evaluation mode with ``batch_first`` and without gradients, the
     whole layer, for which torch has one operator. By this package: ``act(x W1^T + b1)`` with the activation in the
     product's epilogue, ``layer_norm(x + residual)`` in one pass, in training ``dropout(x + bias) + residual`` in one.
@@ -65,8 +69,7 @@ class FusedTransformerLayer(nn.TransformerEncoderLayer):
     ) -> Tensor:
         """src: (N, d_model), (N, batch, d_model), or with ``batch_first`` (batch, N, d_model); its shape is the
         result's. The masks and ``is_causal`` are those of torch's layer."""
-
-        if self._is_one_operator(src) or self.activation not in _NAMES:
+        if self._is_one_operator(src, src_mask) or not self._is_usual():
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
 
         def attended(x):
@@ -79,18 +82,24 @@ class FusedTransformerLayer(nn.TransformerEncoderLayer):
         x, _ = self._summed(attended(src), None, src, self.dropout1, self.norm1)
         return self._summed(*self._fed_forward(x), x, self.dropout2, self.norm2)[0]
 
-    def _is_one_operator(self, src):
+    def _is_one_operator(self, src, mask):
         """Whether torch's forward is the faster one; only it takes the nested tensors of nn.TransformerEncoder."""
-        # On CUDA that operator has the GELU by tanh.
-        inference = not (self.training or torch.is_grad_enabled())
+        # On CUDA that operator has the GELU by tanh. It takes all but the zeros of a mask for masked.
+        inference = not (self.training or torch.is_grad_enabled()) and (mask is None or mask.dtype is torch.bool)
         return src.is_nested or (inference and src.is_cpu and self.self_attn.batch_first)
+
+    def _is_usual(self):
+        """Whether this layer may read the weights of its submodules itself, in place of their forwards."""
+        kinds = {nn.Linear: (self.linear1, self.linear2), nn.LayerNorm: (self.norm1, self.norm2),
+                 nn.Dropout: (self.dropout, self.dropout1, self.dropout2)}  # fmt: skip
+        return self.activation in _NAMES and all(is_of(m, kind) for kind, modules in kinds.items() for m in modules)
 
     def _fed_forward(self, x):
         """The result of the feed-forward block, and its last bias where that is still to be added."""
         first, second = self.linear1, self.linear2
         bias = None if self._drops(self.dropout2) else second.bias
         weights = first.weight, first.bias, second.weight, bias
-        y = ffn_block(x, *weights, _NAMES[self.activation], self.dropout.p, self.training)
+        y = ffn_block(x, *weights, _NAMES[self.activation], self.dropout.p, self.dropout.training)
         return y, None if bias is second.bias else second.bias
 
     def _added(self, y, bias, x):
@@ -105,4 +114,4 @@ class FusedTransformerLayer(nn.TransformerEncoderLayer):
         return layer_norm_act(y, norm.normalized_shape, norm.weight, norm.bias, norm.eps, **options)
 
     def _drops(self, dropout):
-        return self.training and dropout.p > 0
+        return dropout.training and dropout.p > 0

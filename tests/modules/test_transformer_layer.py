@@ -79,7 +79,13 @@ def test_masks(device, norm_first, training):
         {"src_mask": scores}, {"src_mask": scores > 1, "src_key_padding_mask": padding},
     ):  # fmt: skip
         with torch.no_grad():
-            found, want = (torch.nan_to_num(layer(x, **masks)) for layer in (fused, plain))
+            found = torch.nan_to_num(fused(x, **masks))
+            # torch's fast path takes a mask of floats for one of booleans.
+            torch.backends.mha.set_fastpath_enabled(False)
+            try:
+                want = torch.nan_to_num(plain(x, **masks))
+            finally:
+                torch.backends.mha.set_fastpath_enabled(True)
         shown = ~padding if "src_key_padding_mask" in masks else slice(None)
         torch.testing.assert_close(found[shown], want[shown])
 
@@ -178,3 +184,49 @@ def test_errors():
         FusedTransformerLayer(16, 2, 32, 0.1, "relu", 1e-5)
     with pytest.raises(TypeError, match="positional arguments"):
         FusedTransformerLayer(16, 2, 32, 0.1, "relu", True, 1e-5)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_submodules_that_are_more_than_their_weights(device, batch_first, training):
+    """Hooks, classes of their own, other norms and adapters are those of torch's layer."""
+
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    def hooked(layer):
+        layer.linear1.register_forward_hook(lambda module, inputs, output: output * 3)
+
+    def replaced(layer):
+        layer.linear2.__class__ = Doubled
+
+    def other_norm(layer):
+        layer.norm1 = nn.Identity()
+
+    def patched(layer):
+        layer.norm2.forward = lambda x: x * 2
+
+    # In evaluation torch's own layer asks its norms for their eps before anything else.
+    for change in (hooked, replaced, patched, *([other_norm] if training else [])):
+        fused, plain = layers(batch_first=batch_first, device=device)
+        for layer in (fused, plain):
+            layer.train(training)
+            change(layer)
+        x = torch.randn(2, 4, 32, device=device)
+        with torch.no_grad():
+            torch.testing.assert_close(fused(x), plain(x))
+
+
+def test_a_dropout_in_another_mode_than_the_layer(device):
+    fused, _ = layers(dropout=0.5, batch_first=False, device=device)
+    x = torch.randn(2, 4, 32, device=device)
+    with torch.no_grad():
+        fused.eval()
+        fused.dropout1.train()
+        assert not torch.equal(fused(x), fused(x))
+        fused.train()
+        for dropout in (fused.dropout, fused.dropout1, fused.dropout2):
+            dropout.eval()
+        fused.self_attn.dropout = 0.0
+        assert torch.equal(fused(x), fused(x))
