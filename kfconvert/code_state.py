@@ -6,6 +6,7 @@ Libraries patch both in a process that holds a converted model: a class's ``forw
 
 from __future__ import annotations
 
+import dis
 import functools
 import gc
 import inspect
@@ -16,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from .config_reads import Read
-from .contents import Contents, Found, is_of_author, is_plain_object
+from .contents import Contents, Found, is_of_author, is_plain_object, items
 from .watch import INSIDE, MISSING, inside
 
 # In every class of a module these are asked for by nn.Module itself.
@@ -24,21 +25,22 @@ _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
 _CONTAINERS = (list, dict, set)
 
 
-def code_entries(classes: Iterable[type], reads: Iterable[Read], contents: Contents) -> Iterator[Found]:
-    """Entries for the code that instances of ``classes`` run, found from ``forward`` on, each with its name in words.
+def code_walk(classes: Iterable[type], functions: Iterable[Any], reads: Iterable[Read]) -> CodeWalk:
+    """The code that instances of ``classes`` run, found from ``forward`` on, and that of ``functions``.
 
     Args:
         reads: what a trace has read of instances; methods among it are followed.
-        contents: collects what global lists and dicts hold.
     """
-    walk = _Walk(contents)
+    walk = CodeWalk()
     of_class: dict[type, set[str]] = {}
     for read in reads:
         if isinstance(read, tuple):
             of_class.setdefault(read[0], set()).add(read[1])
     for each in dict.fromkeys(classes):
         walk.add_class(each, of_class.get(each, set()) | _ALWAYS)
-    yield from walk.entries()
+    for function in functions:
+        walk.follow(function, getattr(function, "__qualname__", "a function"))
+    return walk
 
 
 def class_dict(owner: type) -> dict[str, Any]:
@@ -46,12 +48,17 @@ def class_dict(owner: type) -> dict[str, Any]:
     return gc.get_referents(owner.__dict__)[0]
 
 
-class _Walk:
-    """Functions that are reached one from another, by the names in their code."""
+class CodeWalk:
+    """Functions that are reached one from another, by the names in their code.
 
-    def __init__(self, contents: Contents):
-        self._contents = contents
-        self._names: set[str] = set(_ALWAYS)  # in all code that was reached
+    ``contents`` collects what global lists and dicts hold, ``asked_for`` the names of attributes in code that is not
+    torch's.
+    """
+
+    def __init__(self):
+        self.contents = Contents()
+        self.asked_for: set[str] = set()
+        self._names: set[str] = set(_ALWAYS)  # of attributes, in all code that was reached
         self._wanted: dict[type, set[str]] = {}  # the names that are asked for in a class and those behind it
         self._codes: dict[int, types.CodeType] = {}
         self._found: dict[tuple[int, str], Found] = {}
@@ -81,22 +88,22 @@ class _Walk:
             return
         held = class_dict(owner)
         for name in (names | self._names) & held.keys():
-            self._follow(held[name], f"{owner.__qualname__}.{name}")
+            self.follow(held[name], f"{owner.__qualname__}.{name}")
 
-    def _follow(self, value: Any, name: str, depth: int = 0) -> None:
+    def follow(self, value: Any, name: str, depth: int = 0) -> None:
         """Reach the functions in ``value``: a function, method, property, partial or decorated function, or a class."""
         if depth > 4:
             return
         if isinstance(value, types.FunctionType):
             self._function(value, depth)
         elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
-            self._follow(value.__func__, name, depth + 1)
+            self.follow(value.__func__, name, depth + 1)
         elif isinstance(value, property):
-            self._follow(value.fget, name, depth + 1)
+            self.follow(value.fget, name, depth + 1)
         elif isinstance(value, functools.cached_property):
-            self._follow(value.func, name, depth + 1)
+            self.follow(value.func, name, depth + 1)
         elif isinstance(value, (functools.partial, functools.partialmethod)):
-            self._follow(value.func, name, depth + 1)
+            self.follow(value.func, name, depth + 1)
         elif hasattr(type(value), "__wrapped__") or inspect.isbuiltin(value):
             return
         elif isinstance(value, type):
@@ -109,12 +116,15 @@ class _Walk:
                 self._note(vars(value), key, f"{name}.{key}")
                 if isinstance(item, _CONTAINERS):
                     self._hold(f"{name}.{key}", item)
-            self._follow(type(value), name, depth + 1)
+            self.follow(type(value), name, depth + 1)
 
     def _hold(self, name: str, container: Any) -> None:
         # What is added to a global dict is no change: many keep what they have computed, by its arguments.
-        for path, entry in self._contents.of(name, container, sized=False):
+        for path, entry in self.contents.of(name, container, sized=False):
             self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
+        for item in items(container):
+            if callable(item):
+                self.follow(item, name, 3)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
         if id(function.__code__) in self._codes or not _is_followed(function.__module__):
@@ -128,17 +138,18 @@ class _Walk:
                 held = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-            if callable(held):
-                self._follow(held, function.__qualname__, depth + 1)
+            self.follow(held, function.__qualname__, depth + 1)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             if isinstance(default, types.FunctionType):
-                self._follow(default, function.__qualname__, depth + 1)
-        names = set(_names(function.__code__))
-        self._names |= names
-        for name in names & function.__globals__.keys():
-            self._global(function.__globals__, name, names, function.__module__)
+                self.follow(default, function.__qualname__, depth + 1)
+        looked_up, attributes = _names(function.__code__)
+        self._names |= attributes
+        if is_of_author(function.__module__):
+            self.asked_for |= attributes
+        for name in looked_up & function.__globals__.keys():
+            self._global(function.__globals__, name, attributes, function.__module__)
 
-    def _global(self, store: dict[str, Any], name: str, names: set[str], module: str) -> None:
+    def _global(self, store: dict[str, Any], name: str, names: frozenset[str], module: str) -> None:
         value = store[name]
         if isinstance(value, types.ModuleType):
             root = value.__name__.partition(".")[0]
@@ -147,9 +158,9 @@ class _Walk:
                 self._module(value, names, {id(value)})
             return
         self._note(store, name, f"{module}.{name}")
-        self._follow(value, f"{module}.{name}")
+        self.follow(value, f"{module}.{name}")
 
-    def _module(self, module: types.ModuleType, names: set[str], seen: set[int]) -> None:
+    def _module(self, module: types.ModuleType, names: frozenset[str], seen: set[int]) -> None:
         """The attributes called ``names`` of a Python module, and of modules among them."""
         held = vars(module)
         for name in names & held.keys():
@@ -159,7 +170,7 @@ class _Walk:
                 if id(value) not in seen and value.__name__.startswith(module.__name__):
                     self._module(value, names, seen | {id(value)})
             else:
-                self._follow(value, f"{module.__name__}.{name}")
+                self.follow(value, f"{module.__name__}.{name}")
 
     def _note(self, store: dict[str, Any], key: str, name: str) -> None:
         if key not in ("__dict__", "__weakref__", "__doc__", "__builtins__"):
@@ -174,9 +185,18 @@ def _is_followed(module: str | None) -> bool:
     )
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """What ``code``, and functions within it, look up by name: globals and attributes."""
-    yield from code.co_names
+@functools.lru_cache(4096)
+def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The names that ``code``, and functions within it, look up: those of globals, and those of attributes."""
+    looked_up, attributes = set(), set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            looked_up.add(instruction.argval)
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
+            attributes.add(instruction.argval)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            within = _names(constant)
+            looked_up |= within[0]
+            attributes |= within[1]
+    return frozenset(looked_up), frozenset(attributes)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import sys
 import types
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
+import numpy
 from torch import Tensor, nn
 
-from .watch import ITEMS, MISSING, SIZE, Entry
+from .watch import ITEMS, MISSING, SIZE, Entry, is_equal
 
 # (path of the container in words, entry)
 Found = tuple[str, Entry]
 
 # Objects within objects, and items in all of them, that are looked at; what lies deeper is taken as settled.
 _DEPTH, _MOST = 6, 50_000
+# Larger arrays would take too long to compare at each call.
+_MOST_BYTES = 1 << 16
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", *sys.stdlib_module_names))
 
@@ -63,10 +67,33 @@ def plain_objects(values: list[Any]) -> list[Any]:
     return list(found.values())
 
 
+def _copied(value: Any) -> Any:
+    """What a container holds that a Watch cannot look into, in a form to be compared with; None for other values."""
+    if isinstance(value, set):
+        return frozenset(value)
+    if isinstance(value, collections.deque):
+        return tuple(value)
+    if isinstance(value, numpy.ndarray) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
+        return value.shape, value.dtype, value.tobytes()
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)] if is_of_author(type(value).__module__) else []
+    return tuple(getattr(value, name, MISSING) for name in slots) if slots else None
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    found = vars(kind).get("__slots__", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def first_different(compared: list[tuple[str, Any, Any]]) -> str | None:
+    """The name of the first container that does not hold what it held, None where all do."""
+    return next((name for name, value, known in compared if not is_equal(_copied(value), known)), None)
+
+
 class Contents:
     """Collects the entries for what containers hold, each container once.
 
-    ``compared`` has those that a Watch cannot look into (sets), each with a copy to compare it with.
+    ``compared`` has those that a Watch cannot look into (sets, deques, arrays, objects with slots), each with what it
+    held.
     """
 
     def __init__(self):
@@ -85,19 +112,23 @@ class Contents:
             self._seen[id(value)] = value
             yield from self._of_module(name, value)
             return
-        if not isinstance(value, (list, tuple, dict, set)):
+        if isinstance(value, (collections.UserDict, collections.UserList)):
+            value = value.data
+        known = None if isinstance(value, (list, tuple, dict)) else _copied(value)
+        if known is not None:
+            self._seen[id(value)] = value
+            self.compared.append((name, value, known))
+        elif not isinstance(value, (list, tuple, dict)):
             return
         self._seen[id(value)] = value
         if isinstance(value, list):
             yield name, (value, ITEMS, tuple(value))
         elif isinstance(value, dict):
             if sized:
-                yield name, (value, SIZE, len(value))
-            for key, item in list(value.items()):
-                yield name, (value, key, item)
-        elif isinstance(value, set):
-            self.compared.append((name, value, value.copy()))
-        for item in items(value):
+                yield name, (value, ITEMS, tuple(value))
+            for key, item in [*list(value.items()), *getattr(value, "__dict__", {}).items()]:
+                yield name, (value if key in value else vars(value), key, item)
+        for item in known if isinstance(known, tuple) else items(value):
             yield from self.of(name, item, sized, depth + 1)
 
     def _of_module(self, name: str, module: nn.Module) -> Iterator[Found]:

@@ -18,6 +18,7 @@ from .forms import capture_forms, refused_in_every_form
 from .inputs import ExampleCall, is_token_model, token_calls
 from .judging import Judge, drop_inaccurate
 from .matcher import Match, Replacement
+from .own_state import OwnState
 from .parts import Part, Parts, parents
 from .preparation import prepare
 from .probing import with_few
@@ -72,6 +73,7 @@ class Conversion:
         self.modules: dict[Any, Replacement] = {}
         self.decided: dict[int, Site] = {}
         self.reverted: str | None = None
+        self.own_state: OwnState | None = None
 
     def prepare(
         self,
@@ -85,7 +87,7 @@ class Conversion:
         """Own copy of the model on the device, in eval mode and unconverted, and an example call that it accepts."""
         prepared = prepare(model, input_shape, example_inputs, device, dtype, inplace)
         self.model, self.call, self.counting, self.device = prepared.model, prepared.call, prepared.counting, device
-        self.outputs = prepared.outputs
+        self.outputs, self.own_state = prepared.outputs, prepared.own_state
         self.repetition = Repetition(self.model)
 
     def trace(self) -> None:
@@ -389,6 +391,11 @@ class Conversion:
                 site.reject(reason)
         self.variants.clear()
 
+    def restore_own_state(self) -> None:
+        """Put back what the calls so far have changed in what the model keeps for itself."""
+        if self.own_state is not None:
+            self.own_state.restore()
+
     def calls_between_checks(self) -> int:
         """After how many calls the weights are compared with what they were; 0 for never."""
         return CHECK_WEIGHTS.get(self.device.type, 0) if self.check_weights is None else self.check_weights
@@ -396,8 +403,7 @@ class Conversion:
     def report(self) -> dict[str, Any]:
         """The statistics, which the converted model carries as well; warns where nothing was fused."""
         stats = self.ledger.stats = conversion_stats(self)
-        self.ledger.reset_counters()
-        self.ledger.check_weights(stats["check_weights"])
+        self.ledger.begin(stats["check_weights"])
         for captured in self.every_capture():
             captured.region.release_graph()
         if not self.variants:

@@ -92,13 +92,16 @@ class ModelConverter:
         inplace: bool,
     ) -> nn.Module:
         job = Conversion(self.validate_accuracy, self.accuracy_threshold, self.select, progress, self.check_weights)
-        job.prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace)
-        job.trace()
-        job.match()
-        job.select()
-        job.replace()
-        job.validate()
-        job.time()
+        try:
+            job.prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace)
+            job.trace()
+            job.match()
+            job.select()
+            job.replace()
+            job.validate()
+            job.time()
+        finally:
+            job.restore_own_state()
         self.conversion_stats = job.report()
         self._classes = module_classes(job.model)
         return job.model

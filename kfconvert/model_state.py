@@ -13,9 +13,9 @@ from torch.nn.modules import module as torch_module
 from torch.nn.modules.dropout import _DropoutNd
 
 from .alike import OF_EVERY_MODULE
-from .code_state import code_entries
+from .code_state import code_walk
 from .config_reads import Read, configurations
-from .contents import Contents, Found
+from .contents import Contents, Found, first_different, items
 from .program import Place
 from .shield import is_of_trace, switched_off
 from .watch import MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
@@ -36,6 +36,13 @@ _GLOBAL_HOOKS = tuple(
         "_global_backward_pre_hooks",
     )
 )
+# What code asks of a tensor, or of torch, to do something else where gradients are wanted; traces are made without.
+_OF_GRADIENTS = frozenset(("is_grad_enabled", "requires_grad", "grad_fn", "is_leaf"))
+# Switches that code can ask for.
+_SWITCHES = {
+    "is_inference_mode_enabled": torch.is_inference_mode_enabled,
+    "are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
+}
 _REPLACED = "a submodule or its forward was replaced after the conversion; convert it again"
 _CHANGED = "was changed after the conversion; convert it again"
 
@@ -62,12 +69,10 @@ class ModelState:
         stores = [module._parameters for module in model.modules()]
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
         self.parameters = [store[key] for store, key in self.parameter_places]
-        contents = Contents()
-        self.attributes, self.attribute_reasons = _watched(
-            *_attributes(model, reads, contents), *_settings(model, reads, contents)
-        )
+        self._reads = reads
+        self._watch_attributes()
         self.code = Code(model, reads)
-        self.compared = contents.compared
+        self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
         self._watch_hooks()
         # Programs look at every tensor that they read; one is enough to tell a model that was moved as a whole from
         # arguments of another kind.
@@ -75,7 +80,11 @@ class ModelState:
         self.samples = floating[:1]
         self.autocast_type = floating[0][2].type if floating else "cpu"
         self.default_dtype = torch.get_default_dtype()
-        self.owners.first_change(vars(model))
+        self.begin()
+
+    def begin(self) -> None:
+        """What was written so far, by the conversion itself, announces no change of weights."""
+        self.owners.first_change(vars(self._root()))
         self.announced = False
 
     def refusal(self) -> str | None:
@@ -98,12 +107,12 @@ class ModelState:
             return self.fixed_reasons[changed]
         if type(model) is not self._class:
             return "the class of the model was changed after the conversion; convert it again"
+        changed = first_different(self.compared)
+        if changed is not None:
+            return f"what {changed} holds {_CHANGED}"
         changed = self.attributes.first_change(root)
         if changed is not None and (reason := self._changed_attribute(changed, root)):
             return reason
-        for name, value, known in self.compared:
-            if value != known:
-                return f"what {name} holds {_CHANGED}"
         reason = self.code.refusal()
         if reason is not None:
             return reason
@@ -145,10 +154,19 @@ class ModelState:
             return "its parameters were replaced after the conversion, in a distributed run (as by fully_shard)"
         return None
 
+    def _watch_attributes(self) -> None:
+        model, contents = self._root(), Contents()
+        found = (*_attributes(model, self._reads, contents), *_settings(model, self._reads, contents))
+        self.attributes, self.attribute_reasons = _watched(*found)
+        self.compared = contents.compared
+
     def _changed_attribute(self, changed: int, root: dict[str, Any]) -> str | None:
         """Why the program must not run where an attribute has another value; equal ones are watched anew."""
         self.attributes, changed = renewed(self.attributes, changed, root)
-        return None if changed is None else self.attribute_reasons[changed]
+        if changed is not None:
+            return self.attribute_reasons[changed]
+        self._watch_attributes()  # for what equal containers hold
+        return None
 
 
 class Code:
@@ -157,13 +175,22 @@ class Code:
     def __init__(self, model: nn.Module, reads: frozenset[Read]):
         objects = configurations(model)
         classes = [type(each) for each in (*model.modules(), *objects)]
-        contents = Contents()
-        found = list(code_entries(classes, reads, contents))
+        walk = code_walk(classes, _functions(model), reads)
+        found = list(walk.entries())
+        self.asked_for = frozenset(walk.asked_for)
+        self.compared = walk.contents.compared
+        self.switches = {name: asked() for name, asked in _SWITCHES.items() if name in self.asked_for}
         self.watch = Watch(entry for _, entry in found)
         self.names = [name for name, _ in found]
 
     def refusal(self) -> str | None:
         """None where all of it is as it was, else what is not."""
+        for name, before in self.switches.items():
+            if _SWITCHES[name]() is not before:
+                return f"its code asks for {name}, which was {before} at the conversion"
+        changed = first_different(self.compared)
+        if changed is not None:
+            return f"what {changed} holds {_CHANGED}"
         watch = self.watch
         changed = watch.first_change()
         if changed is not None and switched_off():
@@ -177,6 +204,13 @@ class Code:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Code:
         return self
+
+
+def _functions(model: nn.Module) -> list[Any]:
+    """What can be called among the attributes of the modules, and in containers there."""
+    values = [v for m in model.modules() for k, v in vars(m).items() if k not in OF_EVERY_MODULE | {"kfconvert_info"}]
+    inner = [item for value in values for item in items(value)]
+    return [value for value in (*values, *inner) if callable(value) and not isinstance(value, nn.Module)]
 
 
 def _beside_trace(entry: Entry) -> Entry:
@@ -249,7 +283,7 @@ def _attributes(model: nn.Module, reads: frozenset[Read], contents: Contents) ->
     for path, module in model.named_modules():
         names, own = by_class.get(type(module), set()), vars(module)
         names = (names | own.keys() if "__dict__" in names else names) - _UNWATCHED
-        if isinstance(module, _DropoutNd):
+        if isinstance(module, _DropoutNd) and type(module).__module__ == _DropoutNd.__module__:
             names = names - own.keys()
         children = module._modules.keys() | module._parameters.keys() | module._buffers.keys()
         for key in sorted(key for key in names - (children - own.keys()) if not key.startswith("__")):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .inputs import ExampleCall, InputError, example_call
+from .own_state import OwnState
 from .recording import around
 from .references import model_outputs
 from .runtime import uninstall
@@ -24,12 +25,13 @@ class ConversionError(ValueError):
 @dataclass
 class Prepared:
     """``outputs``: what ``model`` returned for ``call``; ``counting``: the modules that keep count of their calls, each
-    with the dotted name of the counter."""
+    with the dotted name of the counter. ``own_state`` puts back what the calls of a conversion change in it."""
 
     model: nn.Module
     call: ExampleCall
     outputs: Any
     counting: dict[nn.Module, str]
+    own_state: OwnState
 
 
 def prepare(
@@ -47,6 +49,10 @@ def prepare(
     """
     if not isinstance(model, nn.Module):
         raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConversionError("TorchScript is compiled already: convert the module that it was made from")
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ConversionError("the model has tensors without data, on the device meta: load its weights first")
     try:
         max_rewrites(0)
     except SettingError as error:
@@ -68,8 +74,14 @@ def prepare(
     except InputError as error:
         raise ConversionError(str(error)) from None
     before = _numbers(model)
-    call, outputs = _accepted(model, calls)
-    return Prepared(model, call, outputs, _counting(model, call, before))
+    own_state = OwnState(model)
+    try:
+        call, outputs = _accepted(model, calls)
+        own_state.settled(model)
+        return Prepared(model, call, outputs, _counting(model, call, before), own_state)
+    except BaseException:
+        own_state.restore()
+        raise
 
 
 def _accepted(model: nn.Module, calls: list[ExampleCall]) -> tuple[ExampleCall, Any]:

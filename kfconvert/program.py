@@ -68,9 +68,7 @@ class Program:
         self._flat: tuple[tuple[Any, ...], ...] | None = None
         self._kinds = [_kind(tensor) for tensor in self._tensors()]
         self._derived = Derived()
-        # After so many runs what the plans depend on is compared with what it was; 0: never.
-        self.check_weights = 0
-        self._unchecked = 0
+        self._check_weights = self._unchecked = 0
 
     def run(self, leaves: list[Any]) -> tuple[Any, ...]:
         """Raises UnfitTensors, before anything is computed, where a tensor of the model has become of another kind."""
@@ -81,11 +79,21 @@ class Program:
             plans = derived[layout] = self._unplanned()
         return self.code(plans, *gather(self._places()[1], vars(self._root())), *leaves)
 
+    def check_weights(self, runs: int) -> None:
+        """Compare what the plans depend on with what it is now each time after so many runs; 0 for never."""
+        self._check_weights, self._unchecked = runs, 0
+        if runs:
+            self._derived.note()
+
     def clear(self) -> None:
         """Forget all plans and what the fused modules derived from their weights."""
         self._derived.clear()
         for name in self.fused:
             self.modules[name].clear_derived()
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors of the model that the program reads. Raises UnfitTensors where one was removed."""
+        return [tensor for tensor in self._tensors() if tensor is not None]
 
     def _current(self) -> dict[Any, SimpleNamespace]:
         """The plans, by layout, that hold for the tensors as they are."""
@@ -93,18 +101,18 @@ class Program:
         derived = self._values(tensors)
         if not derived:
             self._require_kinds(tensors)
-        elif self.check_weights and self._written_unseen():
+        elif self._check_weights and self._written_unseen():
             self.clear()
             derived = self._values(tensors)
         return derived
 
     def _values(self, tensors: list[Tensor | None]) -> dict[Any, SimpleNamespace]:
-        return self._derived.values(tensors, versioned=self._sources, fingerprinted=self.check_weights > 0)
+        return self._derived.values(tensors, versioned=self._sources, fingerprinted=self._check_weights > 0)
 
     def _written_unseen(self) -> bool:
         self._unchecked += 1
         # Reading the result of a fingerprint would break a recording.
-        if self._unchecked < self.check_weights or _is_recording():
+        if self._unchecked < self._check_weights or _is_recording():
             return False
         self._unchecked = 0
         return self._derived.overwritten()

@@ -30,8 +30,9 @@ def run_recorded(
     original: Callable[[list[Any]], Any],
     parameters: list[Tensor],
     leaves: list[Any],
+    differentiable: tuple[bool, ...],
 ) -> tuple[Any, ...]:
-    """The flat outputs of ``fused(leaves)``, with the gradients of ``original(leaves)``.
+    """The flat outputs of ``fused(leaves)``, with the gradients of ``original(leaves)`` for those ``differentiable``.
 
     Gradients reach the ``parameters`` and leaves that require them. As ever in autograd, changing one of them in
     place between forward and backward is an error.
@@ -39,17 +40,22 @@ def run_recorded(
     # Each once: a tied weight has one gradient, which autograd would add up for each time that it is given.
     wanted = list(dict.fromkeys(p for p in parameters if p.requires_grad))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    return _Recomputed.apply(fused, original, leaves, places, len(wanted), *wanted, *(leaves[i] for i in places))
+    return _Recomputed.apply(
+        fused, original, leaves, differentiable, places, len(wanted), *wanted, *(leaves[i] for i in places)
+    )
 
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, fused, original, leaves, places, count, *tensors):
+    def forward(ctx, fused, original, leaves, differentiable, places, count, *tensors):
         ctx.original, ctx.places, ctx.count = original, places, count
         ctx.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         ctx.save_for_backward(*tensors)
         outputs = fused(leaves)
-        ctx.mark_non_differentiable(*(o for o in outputs if isinstance(o, Tensor) and not o.is_floating_point()))
+        # An output that nobody uses has no gradient, and what only leads to it none of zeros.
+        ctx.set_materialize_grads(False)
+        without = (o for o, wanted in zip(outputs, differentiable) if isinstance(o, Tensor) and not wanted)
+        ctx.mark_non_differentiable(*without)
         return tuple(outputs)
 
     @staticmethod
@@ -79,7 +85,7 @@ class _Recomputed(torch.autograd.Function):
             )
         )
         barrier.closed = False
-        return (None,) * 5 + tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
+        return (None,) * 6 + tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from .conversion import Conversion
 from .forms import capture_forms
 from .input_spec import build
 from .inputs import ExampleCall
+from .own_state import OwnState
 from .parts import Part
 from .repetition import Repetition
 from .runtime import uninstall
@@ -41,12 +42,14 @@ class Replay(Conversion):
         with one_at_a_time():
             uninstall(model)
             self.model, self.device = model.to(device).eval(), device
+            self.own_state = OwnState(self.model)
             self.repetition = Repetition(self.model)
             self.trace()
             self.match()
             self.select()
             self.replace()
             self.validate()
+            self.restore_own_state()
         self.report()
         self.ledger.stats |= {key: self.statistics.get(key) for key in _MEASURED}
         return self.model

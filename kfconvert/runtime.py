@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,11 +95,12 @@ class Ledger:
         for guarded in self.guarded.values():
             guarded.refresh()
 
-    def check_weights(self, calls: int) -> None:
-        """Compare the weights behind plans with what they were each time after so many calls; 0 for never."""
+    def begin(self, check_weights: int) -> None:
+        """Hand the model over: nothing counts that the conversion itself has done. The weights behind plans are compared
+        with what they are now each time after ``check_weights`` calls; 0 for never."""
+        self.reset_counters()
         for guarded in self.guarded.values():
-            for variant in guarded.variants:
-                variant.program.check_weights = calls
+            guarded.begin(check_weights)
 
     def reset_counters(self) -> None:
         self.warning.given = False
@@ -203,22 +204,75 @@ class GuardedForward:
         parameters = [tensor for store, key in places if (tensor := store.get(key)) is not None]
         if not needs_gradient(parameters, leaves):
             return self._counted(variant.run(leaves))
-        if variant.region.is_random:
-            return self._missed("it draws random numbers, and gradients are wanted", args, kwargs)
-        if not all(map(operator.is_, parameters, known)) or len(parameters) != len(known):
-            # torch.func.functional_call puts others in place for the time of one call; backward comes later.
-            reason = "its parameters are not those it was converted with, and gradients are wanted"
+        reason = self._no_gradients(variant, parameters, leaves)
+        if reason is not None:
             return self._missed(reason, args, kwargs)
-
-        if any(parameter._backward_hooks for parameter in parameters):
-            return self._missed("a parameter has hooks, which backward would call twice", args, kwargs)
         model = self.model  # backward may come when nobody else holds it any more
 
         def original(flat: list[Any]) -> Any:
-            with originals():
+            with originals(), self._as_in_forward(model, parameters):
                 return self._original_of(model, **variant.region.call.keywords(flat))
 
-        return self._counted(variant.structured(run_recorded(variant.program.run, original, parameters, leaves)))
+        recorded = run_recorded(variant.program.run, original, parameters, leaves, variant.region.differentiable)
+        return self._counted(variant.structured(recorded))
+
+    def _no_gradients(self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]) -> str | None:
+        """Why this call has to run the original where gradients are wanted; None where they can be computed later."""
+        region, known = variant.region, self.state.parameters
+        if region.is_random:
+            return "it draws random numbers, and gradients are wanted"
+        if self.state.asks_for_gradients:
+            return f"its code asks for {self.state.asks_for_gradients}, and gradients are wanted"
+        if region.returns_inputs:
+            return "it returns an input or a weight as it is, and gradients are wanted"
+        if not all(map(operator.is_, parameters, known)) or len(parameters) != len(known):
+            # torch.func.functional_call puts others in place for the time of one call; backward comes later.
+            return "its parameters are not those it was converted with, and gradients are wanted"
+        if any(parameter._backward_hooks for parameter in parameters):
+            return "a parameter has hooks, which backward would call twice"
+        ours = {id(parameter) for parameter in parameters}
+        if any(tensor.requires_grad and id(tensor) not in ours for tensor in variant.program.tensors()):
+            return "a buffer or an attribute wants a gradient"
+        if region.differentiable is None:
+            region.differentiable = self._differentiable(variant, leaves)
+        return None
+
+    def _differentiable(self, variant: Variant, leaves: list[Any]) -> tuple[bool, ...]:
+        """Which of the flat outputs of the original have a gradient; looked up in one run of it."""
+        with originals(), torch.enable_grad():
+            outputs = pytree.tree_leaves(self.original(**variant.region.call.keywords(leaves)))
+        return tuple(isinstance(output, torch.Tensor) and output.requires_grad for output in outputs)
+
+    @contextmanager
+    def _as_in_forward(self, model: nn.Module, parameters: list[torch.Tensor]) -> Iterator[None]:
+        """Within the block, in a backward pass, the model runs as it did in the forward pass: in eval mode, without
+        autocast.
+
+        Raises:
+            RuntimeError: something else has changed, which would make other gradients.
+        """
+        training = [module for module in model.modules() if module.training]
+        devices = {parameter.device.type for parameter in parameters} or {"cpu"}
+        with ExitStack() as stack:
+            for device in devices:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            try:
+                for module in training:
+                    module.training = False
+                current = [store.get(key) for store, key in self.state.parameter_places]
+                reason = self.state.refusal()
+                if reason is None and not all(map(operator.is_, current, self.state.parameters)):
+                    reason = "a parameter was replaced"
+                if reason is None and any(parameter._backward_hooks for parameter in parameters):
+                    reason = "a parameter was given hooks"
+                if reason is not None:
+                    raise RuntimeError(
+                        f"the model was changed between forward and backward, which computes it again: {reason}"
+                    )
+                yield
+            finally:
+                for module in training:
+                    module.training = True
 
     def _counted(self, outputs: Any) -> Any:
         self.hits += 1
@@ -246,6 +300,14 @@ class GuardedForward:
     def refresh(self) -> None:
         for variant in self.variants:
             variant.program.clear()
+        self.stale = False
+
+    def begin(self, check_weights: int) -> None:
+        """See ``Ledger.begin``."""
+        if self.state is not None:
+            self.state.begin()
+        for variant in self.variants:
+            variant.program.check_weights(check_weights)
         self.stale = False
 
     def reset_counters(self) -> None:

@@ -75,6 +75,14 @@ class Region:
     out_spec: pytree.TreeSpec
     example: Any = None
     settings: frozenset[Read] = frozenset()
+    # Which of the flat outputs have a gradient; not known before the first call that wants one.
+    differentiable: tuple[bool, ...] | None = None
+
+    @cached_property
+    def returns_inputs(self) -> bool:
+        """Whether an output of the graph is one of its inputs, or a weight, itself."""
+        returned = next(node for node in self.graph.nodes if node.op == "output").args[0]
+        return any(isinstance(value, fx.Node) and value.op == "placeholder" for value in returned)
 
     @cached_property
     def is_random(self) -> bool:
@@ -84,7 +92,7 @@ class Region:
     def release_graph(self) -> None:
         """Forget the graph, once no program is made of it any more: its traced values refer to all weights, and its
         nodes to each other, so that both would live until Python's cyclic collector comes by."""
-        self.is_random  # noqa: B018 - it is read from the graph, and kept
+        self.is_random, self.returns_inputs  # noqa: B018 - they are read from the graph, and kept
         self.graph, self.root = fx.Graph(), nn.Module()
 
     def dynamic(self) -> list[str]:

@@ -29,7 +29,7 @@ class Mark(Enum):
 
     MISSING = "in place of the object: the dict must not have the key"
     SIZE = "in place of the key: the dict must have so many items"
-    ITEMS = "in place of the key: the list must hold the very objects of the tuple"
+    ITEMS = "in place of the key: the list must hold the very objects of the tuple, or the dict have these keys in order"
     TYPE = "in place of the key: the object must be of this very class"
     INSIDE = "in place of the key: the function must have this code, these defaults, and these values in its closure"
     ROOT = "in place of the dict: the __dict__ that is given to the check"
@@ -53,7 +53,7 @@ class Watch:
 
     An entry is (dict, key, object): the dict holds that very object under the key; (dict, key, MISSING): it does not
     have the key; (dict, SIZE, number): it has so many items; (list, ITEMS, tuple): it holds those very objects;
-    (object, TYPE, class): it is of that very class; (function, INSIDE, tuple): see ``inside``. Instead of a dict an object may be given, for its ``__dict__``; use
+    (dict, ITEMS, tuple): its keys are these, in this order; (object, TYPE, class): it is of that very class; (function, INSIDE, tuple): see ``inside``. Instead of a dict an object may be given, for its ``__dict__``; use
     that for the attributes of a module, because a deep copy of a module has another ``__dict__`` than the deep copy of
     ``module.__dict__``. ROOT stands for a ``__dict__`` that is given to each check, and which is not kept alive.
 
@@ -125,10 +125,26 @@ def _equal_to(holder: Any, key: Any, expected: Any, default: Any = _ABSENT) -> A
         return default
     else:
         held = (holder if isinstance(holder, dict) else vars(holder)).get(key, MISSING)
-    try:
-        return held if held is expected or (type(held) is type(expected) and bool(held == expected)) else default
-    except Exception:  # values of any kind may stand there, which compare as they like
-        return default
+    return held if held is expected or is_equal(held, expected) else default
+
+
+# Whose == compares all that there is to them. Others, which models define, may compare less.
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+
+
+def is_equal(value: Any, other: Any) -> bool:
+    """Whether two values, or containers of such, are the same in every way; other objects must be the very same."""
+    if value is other:
+        return True
+    if type(value) is not type(other):
+        return False
+    if type(value) in _VALUES:
+        return value == other
+    if type(value) in (list, tuple):
+        return len(value) == len(other) and all(map(is_equal, value, other))
+    if type(value) is dict:
+        return is_equal(list(value), list(other)) and all(is_equal(value[key], other[key]) for key in value)
+    return type(value) in (set, frozenset) and value == other and all(type(item) in _VALUES for item in value)
 
 
 def flat_places(places: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:
@@ -179,7 +195,7 @@ def first_change_in_python(
         holder = root if holder is None else holder
         if key is size:
             same = len(holder) == expected
-        elif key is items:
+        elif key is items:  # of a dict, its keys
             same = len(holder) == len(expected) and all(map(operator.is_, holder, expected))
         elif key is type_:
             same = type(holder) is expected

@@ -174,6 +174,14 @@ inline int has_inside(PyObject* function, PyObject* expected) {
 inline int holds(PyObject* holder, PyObject* key, PyObject* expected, const Marks& marks) {
   if (key == marks.type) return reinterpret_cast<PyObject*>(Py_TYPE(holder)) == expected;
   if (key == marks.inside) return has_inside(holder, expected);
+  if (key == marks.items && PyDict_Check(holder)) {
+    if (!PyTuple_Check(expected) || PyDict_Size(holder) != PyTuple_GET_SIZE(expected)) return 0;
+    PyObject* name = nullptr;
+    Py_ssize_t position = 0, index = 0;
+    while (PyDict_Next(holder, &position, &name, nullptr))
+      if (name != PyTuple_GET_ITEM(expected, index++)) return 0;
+    return 1;
+  }
   if (key == marks.items) {
     if (!PyList_Check(holder) || !PyTuple_Check(expected)) {
       PyErr_SetString(PyExc_TypeError, "expected a list and a tuple of its items");

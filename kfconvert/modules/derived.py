@@ -35,7 +35,7 @@ class Derived:
     taken by another tensor in the meantime. Pickled and deep-copied empty.
     """
 
-    __slots__ = ("__weakref__", "_entry", "_fingerprints", "_unversioned")
+    __slots__ = ("__weakref__", "_entry", "_fingerprints", "_unversioned", "_versioned")
 
     def __init__(self):
         self.clear()
@@ -46,6 +46,7 @@ class Derived:
         self._fingerprints: list[int] | None = None
         # Whether a source has no version, so that the fingerprints have to be compared at each call.
         self._unversioned = False
+        self._versioned = 0
         with _lock:
             _filled.discard(self)
 
@@ -63,7 +64,7 @@ class Derived:
         if values is not None and _has_state(sources, state) and not (self._unversioned and self.overwritten()):
             return values
         known, values = tuple(sources), {}
-        versioned = len(known) if versioned is None else versioned
+        self._versioned = versioned = len(known) if versioned is None else versioned
         storages = [tensor.detach() for tensor in known if tensor is not None]
         self._unversioned = any(t is not None and t.is_inference() for t in known[:versioned])
         noted = fingerprinted or self._unversioned
@@ -73,6 +74,12 @@ class Derived:
             _filled.add(self)
         self._entry = (values, _tensor_state(known, versioned), known, storages)
         return values
+
+    def note(self) -> None:
+        """Take note of what the versioned sources hold now, for :meth:`overwritten`."""
+        values, _, known, _ = self._entry
+        if values is not None:
+            self._fingerprints = fingerprints(known[: self._versioned])
 
     def overwritten(self) -> bool:
         """Whether a versioned source holds something else than when it was first asked for with ``fingerprinted``:

@@ -1,0 +1,109 @@
+"""What a model keeps for itself from call to call is, after a conversion, as it was before."""
+
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import kfconvert
+from kfconvert import ConversionError, ModelConverter
+
+
+class Keeping(nn.Module):
+    """Counts, averages and caches in its forward, in every way that a module can."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("calls", torch.zeros(()))
+        self.mean, self.count, self.seen, self.table = torch.zeros(8), 0, [], {"last": 0}
+        self.kept = types.SimpleNamespace(count=0)
+        self.size = None
+
+    def forward(self, x):
+        self.calls += 1
+        self.mean = self.mean * 0.9 + 0.1 * x.detach().mean(0)
+        self.count += 1
+        self.seen.append(self.count)
+        self.table["last"] = self.count
+        self.kept.count += 1
+        self.size = x.shape[1]
+        return torch.relu(self.linear(x)) * self.count
+
+
+def state(model):
+    values = (model.calls.item(), model.mean.tolist(), model.count, list(model.seen), dict(model.table), model.kept.count)
+    return [str(value) for value in values]
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_conversion_leaves_what_a_model_keeps(inplace):
+    torch.manual_seed(0)
+    model, again = Keeping().eval(), Keeping().eval()
+    again.load_state_dict(model.state_dict())
+    before = state(model)
+    fused = ModelConverter(select="all").convert_model(model, input_shape=(2, 8), inplace=inplace)
+    assert state(model) == before and state(fused) == before
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fused(x), again(x))
+    assert state(fused) == state(again)
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+def test_so_does_one_that_fails():
+    class Failing(Keeping):
+        def forward(self, x):
+            y = super().forward(x)
+            if self.count > 1:
+                raise RuntimeError("once is enough")
+            return y
+
+    model = Failing().eval()
+    before = state(model)
+    try:
+        ModelConverter(select="all").convert_model(model, input_shape=(2, 8), inplace=True)
+    except (ConversionError, RuntimeError):
+        pass
+    assert state(model) == before
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+def test_so_does_loading(tmp_path):
+    fused = ModelConverter(select="all").convert_model(Keeping().eval(), input_shape=(2, 8))
+    kfconvert.save(fused, tmp_path / "model")
+    loaded = kfconvert.load(tmp_path / "model", model=Keeping())
+    assert state(loaded) == state(Keeping())
+
+
+def test_what_cannot_be_converted_is_one_line():
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    with torch.device("meta"):
+        empty = nn.Linear(4, 4)
+    for model in (scripted, empty):
+        with pytest.raises(ConversionError) as raised:
+            ModelConverter().convert_model(model, input_shape=(2, 4))
+        assert "\n" not in str(raised.value)
+
+
+scale = 3.0
+
+
+class ReadsAttribute(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(8, 8), 2.0
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * self.scale
+
+
+def test_a_global_with_the_name_of_an_attribute_is_none_of_the_models(monkeypatch):
+    fused = ModelConverter(select="all").convert_model(ReadsAttribute().eval(), input_shape=(2, 8))
+    monkeypatch.setitem(globals(), "scale", 4.0)
+    with torch.no_grad():
+        fused(torch.randn(2, 8))
+    assert fused.kfconvert_info()["guard"] == {"hits": 1, "misses": {}}
