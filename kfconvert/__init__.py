@@ -11,6 +11,7 @@ from .version import __version__
 
 # Where each public name lives. They are imported at first use: `kfconvert --help` must not wait for torch.
 _HOMES = {
+    "ArtifactError": "artifact",
     "CUDA_AVAILABLE": "extension",
     "EXTENSION_LOADED": "extension",
     "CompileError": "jit",

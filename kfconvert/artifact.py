@@ -40,8 +40,18 @@ class ArtifactError(ValueError):
 
 
 def check_target(path: str | os.PathLike) -> None:
-    """Raises ArtifactError where ``save`` would refuse ``path``: it holds something else."""
+    """Raises ArtifactError where ``save`` would refuse ``path``: it holds something else, or cannot be looked at."""
     folder = folders.expanded(path)
+    try:
+        _check_target(folder)
+    except (OSError, ValueError, RuntimeError) as error:  # names that no file can have are ValueErrors, loops the last
+        if isinstance(error, ArtifactError):
+            raise
+        raise ArtifactError(f"cannot write {ascii(str(folder))[1:-1][:200]}: {_why(error)}") from error
+
+
+def _check_target(folder: Path) -> None:
+    folder.resolve()
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -128,8 +138,10 @@ def _reading(folder: Path) -> Iterator[None]:
             yield
     except (FileNotFoundError, NotADirectoryError):
         raise _no_artifact(folder) from None
-    except OSError as error:
-        raise ArtifactError(f"{folder} cannot be read: {_why(error)}") from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, ArtifactError):
+            raise
+        raise ArtifactError(f"{ascii(str(folder))[1:-1][:200]} cannot be read: {_why(error)}") from error
 
 
 def _read_record(folder: Path) -> dict[str, Any]:

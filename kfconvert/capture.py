@@ -49,7 +49,8 @@ class Capture:
         key = self.channels_last, tuple((id(site), site.replacement.module.strategy) for site in sites)
         known, variant = self._last
         if variant is None or known != key:
-            variant = Variant(self.region, rewrite(self.region, sites, self.live, self.channels_last))
+            program = rewrite(self.region, sites, self.live, self.channels_last)
+            variant = Variant(self.region, program, program.layout(self.leaves))
             self._last = key, variant
         return variant
 

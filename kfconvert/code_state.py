@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .config_reads import Read
 from .contents import Contents, Found, is_of_author, is_plain_object, items
@@ -81,6 +81,10 @@ class CodeWalk:
             held = class_dict(owner)
             for name in names | (self._names & held.keys()):
                 self._note(held, name, f"{owner.__qualname__}.{name}")
+        methods = class_dict(Tensor)
+        for name in self._names:  # a method that is put there later comes before that of the base
+            if hasattr(Tensor, name):
+                self._note(methods, name, f"Tensor.{name}")
         yield from self._found.values()
 
     def _methods(self, owner: type, names: set[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 from torch import Tensor, nn
 
-from .watch import ITEMS, MISSING, SIZE, Entry, is_equal
+from .watch import ITEMS, MISSING, SIZE, TYPE, Entry, is_equal
 
 # (path of the container in words, entry)
 Found = tuple[str, Entry]
@@ -138,5 +138,9 @@ class Contents:
                 yield name, (store, SIZE, len(store))
                 for key, held in store.items():
                     yield name, (store, key, held)
-            yield name, (inner, "training", inner.training)
+            yield name, (inner, TYPE, type(inner))
+            for key, held in list(vars(inner).items()):
+                if isinstance(held, dict) and key.startswith("_"):  # hooks of each kind
+                    yield name, (held, SIZE, len(held))
+                yield name, (inner, key, held)
             yield name, (inner, "forward", vars(inner).get("forward", MISSING))

@@ -17,6 +17,7 @@ import fcntl
 import fnmatch
 import os
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -63,15 +64,29 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def newest(path: Path, name: str) -> Path:
-    """Where the file ``name`` of the folder ``path`` lies, whether or not it exists."""
+    """Where the file ``name`` of the folder ``path`` lies, whether or not it exists. Raises OSError, see ``_has_complete``."""
     complete = path / _COMPLETE / name
-    return complete if os.path.lexists(complete) else path / name
+    return complete if _has_complete(path) and os.path.lexists(complete) else path / name
+
+
+def _has_complete(path: Path) -> bool:
+    """Whether a complete save waits to be moved to where it belongs.
+
+    Raises:
+        NotADirectoryError: something else has its name, such as a link, which may lead anywhere.
+    """
+    complete = path / _COMPLETE
+    if not os.path.lexists(complete):
+        return False
+    if not stat.S_ISDIR(complete.lstat().st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "it is no folder of kfconvert's", str(complete))
+    return True
 
 
 def names(path: Path) -> set[str]:
     """The names of the files in the folder ``path``, without what only a writer needs."""
     found = {entry.name for entry in path.iterdir()}
-    if _COMPLETE in found:
+    if _has_complete(path):
         found |= {entry.name for entry in (path / _COMPLETE).iterdir()}
     return {name for name in found if name != _COMPLETE and not fnmatch.fnmatch(name, _PARTIAL)}
 
@@ -178,6 +193,7 @@ def _commit(partial: Path) -> None:
     """Makes the files of ``partial`` those of the folder that it lies in, which this writer has locked."""
     path = partial.parent
     _settle(path)
+    _require_replaceable(path, partial)
     partial.rename(path / _COMPLETE)
     try:
         _settle(path)
@@ -187,10 +203,24 @@ def _commit(partial: Path) -> None:
         raise
 
 
+def _require_replaceable(path: Path, partial: Path) -> None:
+    """Raises OSError where a file of ``partial`` could not take the place of what stands in ``path``: found out later,
+    the save would have failed and yet be there."""
+    for file in partial.iterdir():
+        old = path / file.name
+        if not os.path.lexists(old):
+            continue
+        if stat.S_ISDIR(old.lstat().st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(old))
+        owners = (0, path.stat().st_uid, old.lstat().st_uid)
+        if path.stat().st_mode & stat.S_ISVTX and os.geteuid() not in owners:  # a folder like /tmp
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(old))
+
+
 def _settle(path: Path) -> None:
     """Moves the files of a complete save to where they belong: this writer's, or that of one that was killed."""
     complete = path / _COMPLETE
-    if not complete.exists():
+    if not _has_complete(path):
         return
     for file in complete.iterdir():
         file.replace(path / file.name)

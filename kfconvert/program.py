@@ -73,11 +73,15 @@ class Program:
     def run(self, leaves: list[Any]) -> tuple[Any, ...]:
         """Raises UnfitTensors, before anything is computed, where a tensor of the model has become of another kind."""
         derived = self._current()
-        layout = (libraries(), *[leaves[index].is_contiguous() for index in self._images])
+        layout = (libraries(), *self.layout(leaves))
         plans = derived.get(layout)
         if plans is None:
             plans = derived[layout] = self._unplanned()
         return self.code(plans, *gather(self._places()[1], vars(self._root())), *leaves)
+
+    def layout(self, leaves: list[Any]) -> tuple[bool, ...]:
+        """Of each image among the flat inputs, whether it is contiguous."""
+        return tuple([leaves[index].is_contiguous() for index in self._images])
 
     def check_weights(self, runs: int) -> None:
         """Compare what the plans depend on with what it is now each time after so many runs; 0 for never."""

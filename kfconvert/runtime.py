@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -38,9 +39,16 @@ class Variant:
 
     region: Region
     program: Program
+    # Of each image among the flat inputs, whether the example's was contiguous: results of others are laid out otherwise.
+    layout: tuple[bool, ...] = ()
 
     def refusal(self, leaves: list[Any] | None) -> str | None:
-        return "other arguments" if leaves is None else self.region.guard.refusal(leaves)
+        if leaves is None:
+            return "other arguments"
+        refusal = self.region.guard.refusal(leaves)
+        if refusal is None and not all(self.layout) and self.program.layout(leaves) != self.layout:
+            return "an image has another memory format than that of the example, which was not contiguous"
+        return refusal
 
     def structured(self, outputs: tuple[Any, ...]) -> Any:
         return pytree.tree_unflatten(outputs, self.region.out_spec)
@@ -152,6 +160,10 @@ class GuardedForward:
         return self._model()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        caller = _called_module(sys._getframe(1))
+        if caller is not None and not self._model.refers_to(caller):
+            # copy.copy() and DataParallel give another module the very same attributes.
+            return type(caller).forward(caller, *args, **kwargs)
         if traced_here():
             self.warning.compilers.give()
             return self.original(*args, **kwargs)
@@ -339,6 +351,14 @@ class GuardedForward:
         duplicate = memo[id(self)] = object.__new__(type(self))
         duplicate.__dict__.update({key: copy.deepcopy(value, memo) for key, value in self.__dict__.items()})
         return duplicate
+
+
+_MODULE_SOURCE = nn.Module._call_impl.__code__.co_filename
+
+
+def _called_module(frame: Any) -> nn.Module | None:
+    """The module whose ``__call__`` runs in ``frame``, None for any other caller of its forward."""
+    return frame.f_locals.get("self") if frame.f_code.co_filename == _MODULE_SOURCE else None
 
 
 def _onlooker() -> str | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import random
 from collections.abc import Collection, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensor, FakeTensorMode
@@ -199,11 +201,15 @@ def _stating_sizes(model: nn.Module, form: CallForm, places: Mapping[str, Places
             shapes = [leaves[index].shape[dimension] for index, dimension in group]
             for size in shapes[1:]:
                 torch._check(size == shapes[0])
+        drawn = _python_draws()
         try:
             with shield.raised():
-                return forward(*args, **kwargs)
+                outputs = forward(*args, **kwargs)
         except RuntimeError as error:
             raise _Raised(error) from None
+        if _python_draws() != drawn:
+            raise CaptureError("it draws from the random numbers of Python or NumPy, which a graph would fix")
+        return outputs
 
     vars(model)["forward"] = stating
     try:
@@ -257,12 +263,20 @@ def _export(
     try:
         with quiet_thread(), torch.no_grad(), _nothing_kept(), KeptContiguous(), QuickBatchNorms():
             program = export() if repetition is None else repetition.trace(model, export)
+    except CaptureError:
+        raise
     except Exception as error:  # the exporter raises anything the model's own code may raise
         raise CaptureError(_export_reason(error)) from error
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
             restore_batch_norms(module.graph)
     return program
+
+
+def _python_draws() -> tuple[Any, ...]:
+    """The states of the generators that Python and NumPy share in a process."""
+    _, keys, position, *_ = numpy.random.get_state()
+    return random.getstate(), keys.tobytes(), position
 
 
 def _untrack(mode: FakeTensorMode) -> None:

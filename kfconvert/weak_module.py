@@ -29,6 +29,10 @@ class WeakModule:
             raise ReferenceError("the converted model is gone: keep the model, not only its forward")
         return module
 
+    def refers_to(self, module: nn.Module) -> bool:
+        """Whether this is the reference of ``module``, and of no other."""
+        return self._reference() is module
+
     def __deepcopy__(self, memo: dict[int, Any]) -> WeakModule:
         return WeakModule(copy.deepcopy(self(), memo))
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from test_artifact import BATCH, SmallNet, contents, converted, small_net
 from torch import nn
 
+import kfconvert
 from kfconvert import artifact
 from kfconvert.artifact import ArtifactError
 
@@ -164,3 +165,26 @@ def test_saving_into_the_working_directory_keeps_it(fused, tmp_path, monkeypatch
         artifact.load(".", model=SmallNet)
     (tmp_path / "net" / ".kfconvert-0.partial").mkdir()  # of a save that was killed: no reason to refuse the folder
     artifact.save(fused, ".")
+
+
+def test_what_stands_in_the_place_of_a_save_is_left_alone(fused, tmp_path):
+    """A link that leads to another artifact, a folder in the place of a file: refused, and nothing has changed."""
+    for name in ("other", "here", "taken"):
+        kfconvert.save(fused, tmp_path / name)
+    (tmp_path / "here" / ".kfconvert.complete").symlink_to(tmp_path / "other")
+    with pytest.raises(kfconvert.ArtifactError):
+        kfconvert.save(fused, tmp_path / "here")
+    assert {entry.name for entry in (tmp_path / "other").iterdir()} == {"kfconvert.json", "model.safetensors"}
+    (tmp_path / "taken" / "kfconvert.json").unlink()
+    (tmp_path / "taken" / "kfconvert.json").mkdir()
+    with pytest.raises(kfconvert.ArtifactError):
+        kfconvert.save(fused, tmp_path / "taken")
+    assert {entry.name for entry in (tmp_path / "taken").iterdir()} == {"kfconvert.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b", "\ud800"], ids=["long", "deep", "null", "surrogate"])
+def test_names_that_no_folder_can_have(fused, tmp_path, name):
+    for call in (lambda: kfconvert.save(fused, f"{tmp_path}/{name}"), lambda: kfconvert.load(f"{tmp_path}/{name}")):
+        with pytest.raises(kfconvert.ArtifactError) as raised:
+            call()
+        assert "\n" not in str(raised.value)

@@ -1,0 +1,111 @@
+"""Gradients of calls in eval mode, when something happens between forward and backward, or to some outputs only."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from kfconvert import ModelConverter
+
+pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.5)
+        self.head, self.second, self.scale = nn.Linear(8, 4), nn.Linear(8, 4), 2.0
+        self.register_buffer("shift", torch.zeros(8))
+
+    def forward(self, x):
+        y = self.drop(torch.relu(self.norm(self.conv(x))).mean((2, 3)) + self.shift) * self.scale
+        return self.head(y), self.second(y), torch.fft.rfft(y), y.detach()
+
+
+@pytest.fixture
+def both():
+    torch.manual_seed(0)
+    model = Net().eval()
+    fused = ModelConverter(select="all").convert_model(model, input_shape=(2, 3, 8, 8))
+    return model, fused
+
+
+def gradients(model, between=lambda model: None, loss=lambda outputs: outputs[0].square().sum()):
+    torch.manual_seed(1)
+    outputs = model(torch.randn(2, 3, 8, 8))
+    between(model)
+    loss(outputs).backward()
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def assert_alike(both, **options):
+    expected, actual = (gradients(model, **options) for model in both)
+    assert [g is None for g in actual] == [g is None for g in expected]
+    for one, other in zip(actual, expected):
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_train_mode_in_between(both):
+    assert_alike(both, between=nn.Module.train)
+    assert both[1].training and both[1].norm.num_batches_tracked == both[0].norm.num_batches_tracked
+
+
+def test_outputs_that_the_loss_does_not_use(both):
+    assert_alike(both)
+    assert both[1].kfconvert_info()["guard"]["hits"] == 1
+
+
+def test_complex_outputs_have_gradients(both):
+    assert_alike(both, loss=lambda outputs: outputs[2].abs().sum() + outputs[0].sum())
+
+
+def test_detached_outputs_stay_detached(both):
+    x = torch.randn(2, 3, 8, 8)
+    assert [o.requires_grad for o in both[1](x)] == [o.requires_grad for o in both[0](x)] == [True, True, True, False]
+
+
+def test_backward_within_autocast(both):
+    for model in both:
+        torch.manual_seed(1)
+        outputs = model(torch.randn(2, 3, 8, 8))
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs[0].square().sum().backward()
+    for one, other in zip(both[1].parameters(), both[0].parameters()):
+        if other.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+CHANGES = {
+    "attribute": lambda m: setattr(m, "scale", 5.0),
+    "submodule": lambda m: setattr(m, "head", nn.Linear(8, 4)),
+    "parameter": lambda m: setattr(m.head, "weight", nn.Parameter(torch.randn(4, 8))),
+    "hook": lambda m: m.conv.register_forward_hook(lambda module, inputs, output: output * 2),
+    "hook of a parameter": lambda m: m.head.weight.register_hook(lambda gradient: 2 * gradient),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_in_between_are_an_error_and_never_other_gradients(both, name):
+    with pytest.raises(RuntimeError, match="between forward and backward"):
+        gradients(both[1], between=CHANGES[name])
+
+
+def test_a_buffer_that_wants_a_gradient(both):
+    for model in both:
+        model.shift.requires_grad_()
+    assert_alike(both)
+    torch.testing.assert_close(both[1].shift.grad, both[0].shift.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_is_gone_before_backward(both):
+    _, fused = both
+    expected = gradients(copy.deepcopy(both[0]))
+    torch.manual_seed(1)
+    outputs, parameters = fused(torch.randn(2, 3, 8, 8)), list(fused.parameters())
+    del fused, both
+    outputs[0].square().sum().backward()
+    for parameter, gradient in zip(parameters, expected):
+        if gradient is not None:
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,203 @@
+"""What a forward asks of torch, of its arguments and of what it holds, beyond plain attributes: never fixed silently."""
+
+import collections
+import copy
+import random
+from dataclasses import dataclass, field
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from kfconvert import ModelConverter
+
+pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
+X = torch.randn(3, 16)
+
+
+def convert(model, **options):
+    options.setdefault("example_inputs", X)
+    return ModelConverter(select="all").convert_model(model.eval(), **options)
+
+
+def assert_alike(model, fused, change, *inputs):
+    """Before the change, after it, and once more."""
+    inputs = inputs or (X,)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(*inputs), model(*inputs))
+        for each in (model, fused):
+            change(each)
+        for _ in range(2):
+            torch.testing.assert_close(fused(*inputs), model(*inputs))
+
+
+class Reading(nn.Module):
+    """``read(self)`` is a factor."""
+
+    def __init__(self, held=None):
+        super().__init__()
+        self.linear, self.held = nn.Linear(16, 16), held
+
+    def read(self):
+        return 1.0
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * self.read()
+
+
+@dataclass(slots=True)
+class Slots:
+    scale: float = 2.0
+
+
+@dataclass
+class Partial:
+    scale: float = field(default=2.0, compare=False)
+
+
+HOLDERS = {
+    "equal list": ([2.0], lambda h: h[0], lambda m: setattr(m, "held", [2.0]), lambda m: m.held.__setitem__(0, 3.0)),
+    "deque": (collections.deque([2.0]), lambda h: h[0], None, lambda m: m.held.__setitem__(0, 3.0)),
+    "array": (numpy.array([2.0]), lambda h: float(h[0]), None, lambda m: m.held.__setitem__(0, 3.0)),
+    "UserDict": (collections.UserDict(a=2.0), lambda h: h["a"], None, lambda m: m.held.__setitem__("a", 3.0)),
+    "slots": (Slots(), lambda h: h.scale, None, lambda m: setattr(m.held, "scale", 3.0)),
+    "equal object": (Partial(), lambda h: h.scale, lambda m: setattr(m, "held", Partial(3.0)), lambda m: None),
+    "order of a dict": ({"a": 2.0, "b": 5.0}, lambda h: next(iter(h.values())), None, lambda m: m.held.update(a=m.held.pop("a"))),
+}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_what_a_container_holds(name):
+    held, read, before, change = HOLDERS[name]
+
+    class Holding(Reading):
+        def read(self):
+            return read(self.held)
+
+    model = Holding(copy.deepcopy(held)).eval()
+    fused = convert(model)
+    if before is not None:
+        assert_alike(model, fused, before)
+    assert_alike(model, fused, change)
+
+
+def test_a_dropout_with_a_forward_of_its_own():
+    class Scaling(nn.Dropout):
+        def forward(self, x):
+            return x * self.p
+
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), Scaling(0.5)).eval()
+    assert_alike(model, convert(model), lambda m: setattr(m[2], "p", 1.0))
+
+
+def test_a_closure_and_a_function_in_a_list():
+    config = {"scale": 2.0}
+
+    class Closing(Reading):
+        def read(self):
+            return config["scale"] * self.held[0]()
+
+    model = Closing([lambda: FACTOR]).eval()
+    fused = convert(model)
+    assert_alike(model, fused, lambda m: config.update(scale=3.0))
+    config.update(scale=2.0)
+    assert_alike(model, fused, lambda m: globals().update(FACTOR=5.0))
+    globals().update(FACTOR=1.0)
+
+
+FACTOR = 1.0
+
+
+def test_a_module_that_only_a_list_holds():
+    model = Reading([nn.LayerNorm(16)])
+    model.read = lambda: 1.0
+
+    class Hidden(Reading):
+        def forward(self, x):
+            return self.held[0](torch.relu(self.linear(x)))
+
+    for change in (
+        lambda m: setattr(m.held[0], "eps", 1.0),
+        lambda m: m.held[0].register_forward_hook(lambda module, inputs, output: output * 2),
+    ):
+        model = Hidden([nn.LayerNorm(16)]).eval()
+        assert_alike(model, convert(model), change)
+
+
+@pytest.mark.parametrize("draw", [random.random, numpy.random.rand], ids=["python", "numpy"])
+def test_random_numbers_that_no_graph_draws(draw):
+    class Drawing(Reading):
+        def read(self):
+            return draw()
+
+    fused = convert(Drawing())
+    with torch.no_grad():
+        assert not torch.equal(fused(X), fused(X))
+
+
+@pytest.mark.parametrize("asked", ["grad", "requires_grad", "inference", "deterministic"])
+def test_modes_that_the_forward_asks_for(asked):
+    answers = {
+        "grad": lambda x: torch.is_grad_enabled(),
+        "requires_grad": lambda x: x.requires_grad,
+        "inference": lambda x: torch.is_inference_mode_enabled(),
+        "deterministic": lambda x: torch.are_deterministic_algorithms_enabled(),
+    }
+
+    class Asking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x):
+            y = torch.relu(self.linear(x))
+            if asked == "grad":
+                return y * 2 if torch.is_grad_enabled() else y
+            if asked == "requires_grad":
+                return y * 2 if x.requires_grad else y
+            if asked == "inference":
+                return y * 2 if torch.is_inference_mode_enabled() else y
+            return y * 2 if torch.are_deterministic_algorithms_enabled() else y
+
+    assert answers[asked](X) is False or asked == "grad"
+    model = Asking().eval()
+    fused = convert(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X), model(X))
+    with torch.inference_mode():
+        torch.testing.assert_close(fused(X), model(X))
+    torch.testing.assert_close(fused(X.clone().requires_grad_()), model(X.clone().requires_grad_()))
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.no_grad():
+            torch.testing.assert_close(fused(X), model(X))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_images_that_are_laid_out_otherwise_than_the_example():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    x = torch.randn(2, 3, 8, 8)
+    fused = convert(model, example_inputs=x.to(memory_format=torch.channels_last))
+    with torch.no_grad():
+        for image in (x, x.to(memory_format=torch.channels_last)):
+            assert fused(image).stride() == model(image).stride()
+
+
+def test_copies_that_share_all_attributes_are_models_of_their_own():
+    class Scaled(Reading):
+        def read(self):
+            return self.held
+
+    model = Scaled(2.0).eval()
+    fused = convert(model)
+    for duplicate in (copy.copy, lambda m: m._replicate_for_data_parallel()):
+        twin, other = duplicate(fused), duplicate(model)
+        for each in (twin, other):
+            each.__dict__["held"] = 5.0
+        if not twin._parameters and not twin._modules.get("linear"):
+            continue
+        with torch.no_grad():
+            torch.testing.assert_close(twin(X), other(X))
+            torch.testing.assert_close(fused(X), model(X))
