@@ -23,7 +23,7 @@ _HOMES = {
     "save": "artifact",
     "validate_optimization": "validator",
 }
-_PACKAGES = ("auto_convert", "jit", "kernels", "modules", "ops", "profiling")
+_PACKAGES = ("auto_convert", "explain", "jit", "kernels", "modules", "ops", "profiling")
 
 __all__ = sorted([*_HOMES, *_PACKAGES, "__version__"])
 

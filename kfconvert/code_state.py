@@ -23,6 +23,8 @@ from .watch import INSIDE, MISSING, inside
 # In every class of a module these are asked for by nn.Module itself.
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
 _CONTAINERS = (list, dict, set)
+# What Python itself asks of an object that stands in the globals.
+_OF_HELPERS = {"__call__", "__getitem__", "__contains__", "__iter__", "__len__", "__getattr__"}
 
 
 def code_walk(classes: Iterable[type], functions: Iterable[Any], reads: Iterable[Read]) -> CodeWalk:
@@ -102,12 +104,15 @@ class CodeWalk:
             self._function(value, depth)
         elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
             self.follow(value.__func__, name, depth + 1)
+            if is_plain_object(getattr(value, "__self__", None)):
+                self.follow(value.__self__, name, depth + 1)
         elif isinstance(value, property):
             self.follow(value.fget, name, depth + 1)
         elif isinstance(value, functools.cached_property):
             self.follow(value.func, name, depth + 1)
         elif isinstance(value, (functools.partial, functools.partialmethod)):
             self.follow(value.func, name, depth + 1)
+            self._hold(name, value.keywords)
         elif hasattr(type(value), "__wrapped__") or inspect.isbuiltin(value):
             return
         elif isinstance(value, type):
@@ -120,11 +125,14 @@ class CodeWalk:
                 self._note(vars(value), key, f"{name}.{key}")
                 if isinstance(item, _CONTAINERS):
                     self._hold(f"{name}.{key}", item)
-            self.follow(type(value), name, depth + 1)
+            if type(value) not in self._wanted:
+                self.add_class(type(value), _OF_HELPERS)
 
     def _hold(self, name: str, container: Any) -> None:
-        # What is added to a global dict is no change: many keep what they have computed, by its arguments.
-        for path, entry in self.contents.of(name, container, sized=False):
+        # What is added to a global dict is no change: many keep what they have computed, by its arguments. Not so those of
+        # functions to choose from.
+        registry = isinstance(container, dict) and all(map(callable, container.values()))
+        for path, entry in self.contents.of(name, container, sized=registry):
             self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
         for item in items(container):
             if callable(item):
@@ -144,8 +152,9 @@ class CodeWalk:
                 continue
             self.follow(held, function.__qualname__, depth + 1)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            if isinstance(default, types.FunctionType):
-                self.follow(default, function.__qualname__, depth + 1)
+            self.follow(default, function.__qualname__, depth + 1)
+        for key in vars(function).keys() - {"__wrapped__"}:
+            self._note(vars(function), key, f"{function.__qualname__}.{key}")
         looked_up, attributes = _names(function.__code__)
         self._names |= attributes
         if is_of_author(function.__module__):
@@ -185,7 +194,7 @@ def _is_followed(module: str | None) -> bool:
     """Whether functions of the Python module of this name are looked into: a model's, and the forwards of torch's own
     modules, which look up what they call by name as well."""
     return is_of_author(module) or (
-        (module or "").startswith("torch.nn.modules.") and module != nn.Module.__module__
+        (module or "").startswith(("torch.nn.modules.", "torch.nn.functional")) and module != nn.Module.__module__
     )
 
 

@@ -71,6 +71,8 @@ def _copied(value: Any) -> Any:
     """What a container holds that a Watch cannot look into, in a form to be compared with; None for other values."""
     if isinstance(value, set):
         return frozenset(value)
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.detach().flatten().tolist()
     if isinstance(value, collections.deque):
         return tuple(value)
     if isinstance(value, numpy.ndarray) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
@@ -99,6 +101,11 @@ class Contents:
     def __init__(self):
         self._seen: dict[int, Any] = {}
         self.compared: list[tuple[str, Any, Any]] = []
+
+    def numbers_of(self, name: str, tensor: Tensor) -> None:
+        """A tensor whose numbers Python code has read."""
+        if tensor.numel() * tensor.element_size() <= _MOST_BYTES:
+            self.compared.append((name, tensor, _copied(tensor)))
 
     def of(self, name: str, value: Any, sized: bool = True, depth: int = 0) -> Iterator[Found]:
         """Entries for what ``value``, which goes by ``name``, holds, if it is a container of a kind that may change.

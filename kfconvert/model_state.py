@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -57,7 +57,8 @@ class ModelState:
     do: its weights may have been written in ways that leave no trace in them.
     """
 
-    def __init__(self, model: nn.Module, reads: Iterable[Read]):
+    def __init__(self, model: nn.Module, reads: Iterable[Read], slots: Container[tuple[str, str]] = ()):
+        """``slots``: path and name of each tensor that the programs read anew in every call."""
         self._root = WeakModule(model)
         self._class = type(model)
         reads = frozenset(reads)
@@ -69,7 +70,7 @@ class ModelState:
         stores = [module._parameters for module in model.modules()]
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
         self.parameters = [store[key] for store, key in self.parameter_places]
-        self._reads = reads
+        self._reads, self._slots = reads, slots
         self._watch_attributes()
         self.code = Code(model, reads)
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
@@ -156,7 +157,7 @@ class ModelState:
 
     def _watch_attributes(self) -> None:
         model, contents = self._root(), Contents()
-        found = (*_attributes(model, self._reads, contents), *_settings(model, self._reads, contents))
+        found = (*_attributes(model, self._reads, self._slots, contents), *_settings(model, self._reads, contents))
         self.attributes, self.attribute_reasons = _watched(*found)
         self.compared = contents.compared
 
@@ -273,7 +274,9 @@ def _modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, str]]:
             yield (_held(module, model), "training", False), f"{name} is in train mode"
 
 
-def _attributes(model: nn.Module, reads: frozenset[Read], contents: Contents) -> Iterator[tuple[Entry, str]]:
+def _attributes(
+    model: nn.Module, reads: frozenset[Read], slots: Container[tuple[str, str]], contents: Contents
+) -> Iterator[tuple[Entry, str]]:
     # Tensors among the attributes are read anew in every call, those that several modules have at one place only.
     holders = Counter(id(tensor) for module in model.modules() for tensor in _tensors(module))
     by_class: dict[type, set[str]] = {}
@@ -289,7 +292,9 @@ def _attributes(model: nn.Module, reads: frozenset[Read], contents: Contents) ->
         for key in sorted(key for key in names - (children - own.keys()) if not key.startswith("__")):
             value = own.get(key, MISSING)
             name = f"{path}.{key}" if path else key
-            if not (isinstance(value, Tensor) and holders[id(value)] == 1):
+            if isinstance(value, Tensor) and (path, key) not in slots:
+                contents.numbers_of(name, value)  # its numbers stand in the graph
+            if not (isinstance(value, Tensor) and holders[id(value)] == 1 and (path, key) in slots):
                 yield (_held(module, model), key, value), f"the attribute {name} {_CHANGED}"
             if value is MISSING and not hasattr(type(module), key):  # asked for by hasattr() or getattr()
                 for store in (module._parameters, module._buffers, module._modules):

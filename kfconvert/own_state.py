@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .alike import OF_EVERY_MODULE
 from .contents import plain_objects
+from .watch import is_equal
 
 _NOT_OWN = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
 
@@ -58,7 +59,7 @@ class OwnState:
             _, after = self._after.holders.get(key, (holder, before))
             if isinstance(holder, dict):
                 for name, value in before.items():
-                    if holder.get(name) is not after.get(name):
+                    if not is_equal(holder.get(name), after.get(name)):
                         holder[name] = value
             elif isinstance(holder, list) and not _same(holder, after):
                 holder[:] = before

@@ -87,6 +87,10 @@ class Ledger:
         self.stats, self.warning = stats, warning
         self.guarded: dict[str, GuardedForward] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A part that was taken out of the model is in no copy of it.
+        return {**self.__dict__, "guarded": {path: g for path, g in self.guarded.items() if g.is_alive()}}
+
     def info(self) -> dict[str, Any]:
         """The conversion statistics and, under "guard", hits and misses by reason; under "parts" those of each
         submodule that was captured on its own."""
@@ -149,7 +153,8 @@ class GuardedForward:
         self._by_spelling: dict[tuple, list[Variant]] = {}
         # While it is being unpickled, the model is still empty; without variants its state does not matter.
         reads = {read for variant in variants for read in variant.region.settings}
-        self.state = ModelState(model, reads) if variants else None
+        slots = {slot for variant in variants for slot in variant.region.slots.values()}
+        self.state = ModelState(model, reads, slots) if variants else None
         self.stale = False
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
@@ -158,6 +163,10 @@ class GuardedForward:
     def model(self) -> nn.Module:
         """The model or part whose forward this is. Raises ReferenceError where it is gone."""
         return self._model()
+
+    def is_alive(self) -> bool:
+        """Whether its module still exists."""
+        return not self._model.refers_to(None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         caller = _called_module(sys._getframe(1))

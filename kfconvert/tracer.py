@@ -35,6 +35,7 @@ from .quiet import quiet_thread
 from .repetition import Repetition
 from .shield import Shield
 from .turns import one_at_a_time
+from .watch import is_equal
 
 
 CACHE_IN_OUTPUT = (
@@ -150,7 +151,7 @@ def trace(
         arguments = pytree.tree_unflatten(widened, structure)
         # The mode sees every call of an operator: none where there is no end to watch for.
         limit = nullcontext() if seconds == math.inf else Deadline(seconds)
-        with limit, _stating_sizes(model, form, places):
+        with limit, _same_containers(model), _stating_sizes(model, form, places):
             program = _export(model, arguments, shapes, repetition)
     return _region(model, program, form, places, described(form.keywords(leaves)), frozenset(settings))
 
@@ -271,6 +272,21 @@ def _export(
         if isinstance(module, fx.GraphModule):
             restore_batch_norms(module.graph)
     return program
+
+
+@contextmanager
+def _same_containers(model: nn.Module):
+    """The exporter leaves copies in the place of lists and dicts among the attributes: the very objects, which others may
+    hold as well, come back."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in before:
+            for name, value in attributes.items():
+                found = vars(module).get(name)
+                if found is not value and is_equal(found, value):
+                    vars(module)[name] = value
 
 
 def _python_draws() -> tuple[Any, ...]:

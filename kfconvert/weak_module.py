@@ -29,8 +29,8 @@ class WeakModule:
             raise ReferenceError("the converted model is gone: keep the model, not only its forward")
         return module
 
-    def refers_to(self, module: nn.Module) -> bool:
-        """Whether this is the reference of ``module``, and of no other."""
+    def refers_to(self, module: nn.Module | None) -> bool:
+        """Whether this is the reference of ``module``, and of no other; of None once its module is gone."""
         return self._reference() is module
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeakModule:

@@ -201,3 +201,82 @@ def test_copies_that_share_all_attributes_are_models_of_their_own():
         with torch.no_grad():
             torch.testing.assert_close(twin(X), other(X))
             torch.testing.assert_close(fused(X), model(X))
+
+
+@pytest.mark.parametrize("change", [lambda m: setattr(m, "held", torch.tensor(3)), lambda m: m.held.fill_(3)])
+def test_a_tensor_that_is_read_as_a_number(change):
+    class Cutting(Reading):
+        def forward(self, x):
+            return torch.relu(self.linear(x))[:, : int(self.held)]
+
+    model = Cutting(torch.tensor(2)).eval()
+    assert_alike(model, convert(model), change)
+
+
+def test_a_default_argument_and_an_attribute_of_a_function():
+    def helper(x, scales=[2.0]):  # noqa: B006 - that is what is tried
+        return x * scales[0] * helper.factor
+
+    helper.factor = 1.0
+
+    class Helped(Reading):
+        def forward(self, x):
+            return helper(torch.relu(self.linear(x)))
+
+    model = Helped().eval()
+    fused = convert(model)
+    assert_alike(model, fused, lambda m: helper.__defaults__[0].__setitem__(0, 3.0))
+    helper.__defaults__[0][0] = 2.0
+    assert_alike(model, fused, lambda m: setattr(helper, "factor", 4.0))
+
+
+def test_attention_functions_that_transformers_looks_up(monkeypatch):
+    import transformers
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    config = transformers.BertConfig(
+        num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=50
+    )
+    model = transformers.BertModel(config).eval()
+    ids = torch.randint(2, 50, (2, 8))
+    fused = convert(model, example_inputs=ids)
+    own = torch.nn.functional.scaled_dot_product_attention
+
+    def other(*args, **kwargs):
+        return own(*args, **kwargs) * 2
+
+    with torch.no_grad():
+        before = fused(ids).last_hidden_state
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", other)
+        torch.testing.assert_close(fused(ids).last_hidden_state, model(ids).last_hidden_state)
+        monkeypatch.undo()
+        torch.testing.assert_close(fused(ids).last_hidden_state, before)
+        sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *a, **k: (sdpa(*a, **k)[0] * 3, None)
+        try:
+            torch.testing.assert_close(fused(ids).last_hidden_state, model(ids).last_hidden_state)
+        finally:
+            del ALL_ATTENTION_FUNCTIONS["sdpa"]
+        torch.testing.assert_close(fused(ids).last_hidden_state, before)
+    assert fused.kfconvert_info()["guard"]["hits"] == 3
+
+
+def test_a_part_that_was_taken_out_is_in_no_copy():
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+                if x.sum() > 1e30:
+                    break
+            return x
+
+    model = Parts().eval()
+    fused = convert(model)
+    assert_alike(model, fused, lambda m: setattr(m, "layers", m.layers[1:]))
+    twin = copy.deepcopy(fused)
+    with torch.no_grad():
+        torch.testing.assert_close(twin(X), model(X))
