@@ -85,6 +85,8 @@ def capture(
     if has_hooks(module):
         # They would become part of the program, which takes the place of forward: __call__ would run them again.
         raise CaptureError(f"{path or 'the model'} has hooks of its own, which would be called twice")
+    if any("__call__" in vars(base) for base in type(module).__mro__[: type(module).__mro__.index(nn.Module)]):
+        raise CaptureError(f"{path or 'the model'} has a __call__ of its own, which would run twice")
     reason = None
     distinct = [places for index, places in enumerate(choices) if places not in choices[:index]]
     for places in distinct:

@@ -49,8 +49,9 @@ def prepare(
     """
     if not isinstance(model, nn.Module):
         raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ConversionError("TorchScript is compiled already: convert the module that it was made from")
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ConversionError(f"{path or 'the model'} is TorchScript: convert the model with the module it was made from")
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ConversionError("the model has tensors without data, on the device meta: load its weights first")
     try:

@@ -13,6 +13,7 @@ from changes import Subject, Undo, anywhere, assigned_items, change, inner, laye
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as modules
+from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

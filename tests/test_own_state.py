@@ -83,7 +83,7 @@ def test_what_cannot_be_converted_is_one_line():
     scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     with torch.device("meta"):
         empty = nn.Linear(4, 4)
-    for model in (scripted, empty):
+    for model in (scripted, nn.Sequential(scripted, nn.ReLU()), empty):
         with pytest.raises(ConversionError) as raised:
             ModelConverter().convert_model(model, input_shape=(2, 4))
         assert "\n" not in str(raised.value)

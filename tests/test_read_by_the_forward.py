@@ -280,3 +280,23 @@ def test_a_part_that_was_taken_out_is_in_no_copy():
     twin = copy.deepcopy(fused)
     with torch.no_grad():
         torch.testing.assert_close(twin(X), model(X))
+
+
+def test_a_call_of_its_own_runs_once():
+    class Calling(Reading):
+        def __call__(self, x):
+            return super().__call__(x) * 2
+
+    model = Calling().eval()
+    fused = convert(model)
+    assert_alike(model, fused, lambda m: None)
+
+
+def test_a_forward_without_gradients_has_none():
+    class Frozen(Reading):
+        @torch.no_grad()
+        def forward(self, x):
+            return torch.relu(self.linear(x))
+
+    fused = convert(Frozen())
+    assert not fused(X).requires_grad
