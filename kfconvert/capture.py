@@ -14,7 +14,7 @@ from .canonical import canonicalise
 from .guard import Places
 from .inputs import ExampleCall
 from .matcher import Findings, find, mark_weights
-from .model_state import has_hooks, inner_hook
+from .model_state import global_hook, has_hooks, inner_hook
 from .patterns import REGISTRY
 from .probing import admit_sizes_of_one, ignore_use_cache, is_faithful
 from .repetition import Repetition
@@ -79,7 +79,7 @@ def capture(
     Raises:
         CaptureError: none works; the reason is that of the first.
     """
-    hook = inner_hook(module)
+    hook = inner_hook(module) or global_hook()
     if hook is not None:
         raise CaptureError(hook)
     if has_hooks(module):

@@ -127,8 +127,9 @@ class ModelState:
             return "autocast is on"
         if torch.get_default_dtype() is not self.default_dtype:
             return f"the default dtype is {torch.get_default_dtype()}, and was {self.default_dtype}"
-        if any(_GLOBAL_HOOKS):
-            return "hooks of all modules are registered, which a fused program would not call"
+        reason = global_hook()
+        if reason is not None:
+            return reason
         if self.hooks.first_change() is not None or self.hooks.written:
             self._watch_hooks()
         return self.hooked
@@ -338,6 +339,11 @@ def inner_hook(model: nn.Module) -> str | None:
         if module is not model and has_hooks(module):
             return f"{name} has hooks, which a fused program would not call"
     return None
+
+
+def global_hook() -> str | None:
+    """Why a program would leave out hooks of all modules of the process; None where there are none."""
+    return "hooks of all modules are registered, which a fused program would not call" if any(_GLOBAL_HOOKS) else None
 
 
 def has_hooks(module: nn.Module) -> bool:

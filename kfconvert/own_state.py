@@ -68,7 +68,7 @@ class OwnState:
                 holder |= before
         for key, (tensor, before) in self._before.tensors.items():
             _, after = self._after.tensors.get(key, (tensor, before))
-            if not _equal(tensor, after) and tensor.shape == before.shape:
+            if not is_same_tensor(tensor, after) and tensor.shape == before.shape:
                 tensor.copy_(before)
 
 
@@ -80,7 +80,7 @@ def _same(one: list[Any], other: list[Any]) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other))
 
 
-def _equal(tensor: Tensor, known: Tensor) -> bool:
+def is_same_tensor(tensor: Tensor, known: Tensor) -> bool:
     """The same values, NaN where NaN was."""
     if tensor.shape != known.shape or tensor.dtype is not known.dtype or tensor.device != known.device:
         return False

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .inputs import ExampleCall, InputError, example_call
-from .own_state import OwnState
+from .own_state import OwnState, is_same_tensor
 from .recording import around
 from .references import model_outputs
 from .runtime import uninstall
@@ -74,7 +74,7 @@ def prepare(
         calls = [example_call(model, input_shape, example_inputs, device, each) for each in dtypes]
     except InputError as error:
         raise ConversionError(str(error)) from None
-    before = _numbers(model)
+    before = _kept(model)
     own_state = OwnState(model)
     try:
         call, outputs = _accepted(model, calls)
@@ -122,29 +122,36 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
 
 
-def _numbers(model: nn.Module) -> dict[tuple[str, str], int | float]:
-    """The plain numbers among the attributes of all modules, by path and name."""
+def _kept(model: nn.Module) -> dict[tuple[str, str], Any]:
+    """The plain numbers and tensors among the attributes of all modules, by path and name."""
     return {
-        (path, name): value
+        (path, name): value.detach().clone() if isinstance(value, torch.Tensor) else value
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-        if type(value) in (int, float, bool)
+        if type(value) in (int, float, bool, torch.Tensor)
     }
 
 
 def _counting(
-    model: nn.Module, call: ExampleCall, before: dict[tuple[str, str], int | float]
+    model: nn.Module, call: ExampleCall, before: dict[tuple[str, str], Any]
 ) -> dict[nn.Module, str]:
-    """The modules of which a number, or one within them, changes in every call: a captured graph would freeze it.
+    """The modules of which a number or a tensor, or one within them, changes in every call of the same inputs: a captured
+    graph would freeze it.
 
     What changes in the first call only is a size or a flag that the model has yet to learn.
     """
-    after = _numbers(model)
+    after = _kept(model)
     if not _changed(before, after):
         return {}
     model_outputs(model, call.args, call.kwargs)
-    return around(model, _changed(after, _numbers(model)))
+    return around(model, _changed(after, _kept(model)))
 
 
 def _changed(before: dict, after: dict) -> list[tuple[str, str]]:
-    return [place for place, value in before.items() if place in after and after[place] != value]
+    return [place for place, value in before.items() if place in after and _differ(value, after[place])]
+
+
+def _differ(value: Any, other: Any) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        return not is_same_tensor(value, other)
+    return type(value) is not type(other) or value != other

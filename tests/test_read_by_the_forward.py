@@ -300,3 +300,36 @@ def test_a_forward_without_gradients_has_none():
 
     fused = convert(Frozen())
     assert not fused(X).requires_grad
+
+
+class Recurrent(nn.Module):
+    """Keeps a state from call to call in a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.cell, self.state = nn.Linear(16, 16), nn.Linear(16, 16), torch.zeros(3, 16)
+
+    def forward(self, x):
+        self.state = torch.tanh(self.cell(torch.relu(self.first(x))) + self.state)
+        return self.state
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_state_that_is_kept_from_call_to_call(inner):
+    model = nn.Sequential(Recurrent(), nn.Linear(16, 4), nn.ReLU()) if inner else Recurrent()
+    model.eval()
+    fused = convert(copy.deepcopy(model))
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(fused(X), model(X))
+
+
+def test_hooks_of_all_modules_during_a_conversion_are_not_kept():
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 2)
+    try:
+        model = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval()
+        fused = convert(copy.deepcopy(model))
+    finally:
+        handle.remove()
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X), model(X))
