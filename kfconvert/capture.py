@@ -7,7 +7,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from .block_regions import region_of_block
 from .canonical import canonicalise
@@ -15,6 +17,7 @@ from .guard import Places
 from .inputs import ExampleCall
 from .matcher import Findings, find, mark_weights
 from .model_state import global_hook, has_hooks, inner_hook
+from .own_state import is_same_tensor
 from .patterns import REGISTRY
 from .probing import admit_sizes_of_one, ignore_use_cache, is_faithful
 from .repetition import Repetition
@@ -85,7 +88,7 @@ def capture(
     if has_hooks(module):
         # They would become part of the program, which takes the place of forward: __call__ would run them again.
         raise CaptureError(f"{path or 'the model'} has hooks of its own, which would be called twice")
-    if any("__call__" in vars(base) for base in type(module).__mro__[: type(module).__mro__.index(nn.Module)]):
+    if not _calls_forward_alone(module, call):
         raise CaptureError(f"{path or 'the model'} has a __call__ of its own, which would run twice")
     reason = None
     distinct = [places for index, places in enumerate(choices) if places not in choices[:index]]
@@ -103,6 +106,26 @@ def capture(
             return captured
         reason = reason or CaptureError(refusal)
     raise reason
+
+
+@torch.no_grad()
+def _calls_forward_alone(module: nn.Module, call: ExampleCall) -> bool:
+    """Whether a call of ``module`` returns what its forward does, which a program is to take the place of; a class may
+    have a ``__call__`` of its own, and those of transformers have one for training."""
+    own = type(module).__mro__[: type(module).__mro__.index(nn.Module)]
+    if not any("__call__" in vars(base) for base in own):
+        return True
+    given = call.copied(), call.copied()
+    try:
+        outputs, direct = module(*given[0].args, **given[0].kwargs), module.forward(*given[1].args, **given[1].kwargs)
+    except Exception:  # a forward that is never called by itself may raise anything
+        return False
+    (ours, spec), (theirs, other) = pytree.tree_flatten(outputs), pytree.tree_flatten(direct)
+    return spec == other and all(map(_is_same, ours, theirs))
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return is_same_tensor(value, other) if isinstance(value, Tensor) and isinstance(other, Tensor) else value == other
 
 
 def _capture(
