@@ -17,6 +17,7 @@ from .guard import Places
 from .inputs import ExampleCall
 from .matcher import Findings, find, mark_weights
 from .model_state import global_hook, has_hooks, inner_hook
+from .modules.base import CHANNELS_LAST
 from .own_state import is_same_tensor
 from .patterns import REGISTRY
 from .probing import admit_sizes_of_one, ignore_use_cache, is_faithful
@@ -53,7 +54,8 @@ class Capture:
         known, variant = self._last
         if variant is None or known != key:
             program = rewrite(self.region, sites, self.live, self.channels_last)
-            variant = Variant(self.region, program, program.layout(self.leaves))
+            channels_last = any(map(_is_channels_last, self.leaves))
+            variant = Variant(self.region, program, program.layout(self.leaves) if channels_last else ())
             self._last = key, variant
         return variant
 
@@ -106,6 +108,12 @@ def capture(
             return captured
         reason = reason or CaptureError(refusal)
     raise reason
+
+
+def _is_channels_last(leaf: Any) -> bool:
+    if not isinstance(leaf, Tensor) or leaf.dim() not in CHANNELS_LAST or leaf.is_contiguous():
+        return False
+    return leaf.is_contiguous(memory_format=CHANNELS_LAST[leaf.dim()])
 
 
 @torch.no_grad()

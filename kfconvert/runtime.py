@@ -39,7 +39,8 @@ class Variant:
 
     region: Region
     program: Program
-    # Of each image among the flat inputs, whether the example's was contiguous: results of others are laid out otherwise.
+    # Of each image among the flat inputs, whether the example's was contiguous, where one was channels-last: results of
+    # other images are laid out otherwise then.
     layout: tuple[bool, ...] = ()
 
     def refusal(self, leaves: list[Any] | None) -> str | None:
@@ -47,7 +48,7 @@ class Variant:
             return "other arguments"
         refusal = self.region.guard.refusal(leaves)
         if refusal is None and not all(self.layout) and self.program.layout(leaves) != self.layout:
-            return "an image has another memory format than that of the example, which was not contiguous"
+            return "an image has another memory format than that of the example, which was channels-last"
         return refusal
 
     def structured(self, outputs: tuple[Any, ...]) -> Any:
@@ -169,13 +170,13 @@ class GuardedForward:
         return not self._model.refers_to(None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if traced_here():
+            self.warning.compilers.give()
+            return self.original(*args, **kwargs)
         caller = _called_module(sys._getframe(1))
         if caller is not None and not self._model.refers_to(caller):
             # copy.copy() and DataParallel give another module the very same attributes.
             return type(caller).forward(caller, *args, **kwargs)
-        if traced_here():
-            self.warning.compilers.give()
-            return self.original(*args, **kwargs)
         if transformed() or _originals.wanted:
             return self.original(*args, **kwargs)
         reason = _onlooker() or self._state_refusal()
@@ -260,7 +261,9 @@ class GuardedForward:
 
     def _differentiable(self, variant: Variant, leaves: list[Any]) -> tuple[bool, ...]:
         """Which of the flat outputs of the original have a gradient; looked up in one run of it."""
-        with originals(), torch.enable_grad():
+        # Those who keep what a forward saves for backward (checkpoints, offloading) are to keep nothing of this one.
+        unkept = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)
+        with originals(), torch.enable_grad(), unkept:
             outputs = pytree.tree_leaves(self.original(**variant.region.call.keywords(leaves)))
         return tuple(isinstance(output, torch.Tensor) and output.requires_grad for output in outputs)
 

@@ -37,7 +37,7 @@ def small_heap():
 
 
 @settings(
-    max_examples=COUNT or 200,
+    max_examples=COUNT or 100,
     derandomize=not COUNT,
     deadline=None,
     database=None,
