@@ -129,8 +129,8 @@ class CodeWalk:
                 self.add_class(type(value), _OF_HELPERS)
 
     def _hold(self, name: str, container: Any) -> None:
-        # What is added to a global dict is no change: many keep what they have computed, by its arguments. Not so those of
-        # functions to choose from.
+        # What is added to a global dict is no change: many keep what they have computed, by its arguments. Not so those
+        # of functions to choose from.
         registry = isinstance(container, dict) and all(map(callable, container.values()))
         for path, entry in self.contents.of(name, container, sized=registry):
             self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))

@@ -1,4 +1,4 @@
-"""What lists, dicts and plain objects hold, as entries of a Watch: a forward that reads one depends on what is in it."""
+"""What lists, dicts and plain objects hold, as entries of a Watch: a forward that reads one depends on its contents."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def _copied(value: Any) -> Any:
         return tuple(value)
     if isinstance(value, numpy.ndarray) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
         return value.shape, value.dtype, value.tobytes()
-    slots = [name for kind in type(value).__mro__ for name in _slots(kind)] if is_of_author(type(value).__module__) else []
+    if not is_of_author(type(value).__module__):
+        return None
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
     return tuple(getattr(value, name, MISSING) for name in slots) if slots else None
 
 

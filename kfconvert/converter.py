@@ -27,9 +27,9 @@ class ModelConverter:
             1.5 times the original's own.
         select: "measured" applies a site only where it is faster on this device, and returns the model unconverted
             where the whole is slower; "all" applies every accurate site without timing.
-        check_weights: after so many calls the weights behind folded and packed ones are compared with what they were, to
-            find writes that leave no trace in a tensor (through ``.data``, NumPy, DLPack or a storage); 0 for never. Each
-            time all of them are read. By default 100 on the CPU and 0 on CUDA.
+        check_weights: after so many calls the weights behind folded and packed ones are compared with what they were,
+            to find writes that leave no trace in a tensor (through ``.data``, NumPy, DLPack or a storage); 0 for never.
+            Each time all of them are read. By default 100 on the CPU and 0 on CUDA.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def newest(path: Path, name: str) -> Path:
-    """Where the file ``name`` of the folder ``path`` lies, whether or not it exists. Raises OSError, see ``_has_complete``."""
+    """Where the file ``name`` of the folder ``path`` lies, whether or not it exists. Raises as ``_has_complete``."""
     complete = path / _COMPLETE / name
     return complete if _has_complete(path) and os.path.lexists(complete) else path / name
 

@@ -98,7 +98,7 @@ class ModelState:
         if changed is not None:
             return self.owner_reasons[changed]
         if self.children.first_change(root) is not None or self.children.written:
-            # Something was written where the submodules are held: their order counts as well, and the very dict does not.
+            # Something was written where the submodules are held: their order counts as well, the very dict does not.
             if not _is_same(_layout(model), self._layout):
                 self.children = Watch(self.children.entries)  # which looks again at the next call
                 return _REPLACED
@@ -259,7 +259,8 @@ def _structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
             # One that was None, or not there, is none that the program would read.
             for key, tensor in store.items():
                 if tensor is None:
-                    yield (store, key, None), f"the parameter or buffer {key} was None at the conversion; convert it again"
+                    reason = f"the parameter or buffer {key} was None at the conversion; convert it again"
+                    yield (store, key, None), reason
         for kind in ("_parameters", "_buffers", *_HOOK_KINDS):
             yield (_held(module, model), kind, vars(module)[kind]), _REPLACED
         if module is not model:

@@ -51,7 +51,8 @@ def prepare(
         raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            raise ConversionError(f"{path or 'the model'} is TorchScript: convert the model with the module it was made from")
+            name = path or "the model"
+            raise ConversionError(f"{name} is TorchScript: convert the model with the module that it was made from")
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ConversionError("the model has tensors without data, on the device meta: load its weights first")
     try:
@@ -135,8 +136,8 @@ def _kept(model: nn.Module) -> dict[tuple[str, str], Any]:
 def _counting(
     model: nn.Module, call: ExampleCall, before: dict[tuple[str, str], Any]
 ) -> dict[nn.Module, str]:
-    """The modules of which a number or a tensor, or one within them, changes in every call of the same inputs: a captured
-    graph would freeze it.
+    """The modules of which a number or a tensor, or one within them, changes in every call of the same inputs: a
+    captured graph would freeze it.
 
     What changes in the first call only is a size or a flag that the model has yet to learn.
     """

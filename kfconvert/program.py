@@ -131,7 +131,8 @@ class Program:
             return gather(read, root)
         except KeyError as error:
             raise UnfitTensors(
-                f"a parameter was removed after the conversion ({error}, as by weight_norm or pruning); convert it again"
+                f"a parameter was removed after the conversion ({error}, as by weight_norm or pruning); "
+                "convert it again"
             ) from None
 
     def _places(self) -> tuple[tuple[Any, ...], ...]:
@@ -152,7 +153,8 @@ class Program:
                 continue
             self._derived.clear()  # so that the next run looks again
             if kind is None or known is None:
-                raise UnfitTensors(f"the tensor {name} was {'removed' if kind is None else 'added'} after the conversion")
+                change = "removed" if kind is None else "added"
+                raise UnfitTensors(f"the tensor {name} was {change} after the conversion")
             if kind[:2] != known[:2]:
                 raise UnfitTensors(f"the model was moved to {kind[0]} on {kind[1]}; convert it again")
             if kind[2] != known[2]:

@@ -109,8 +109,8 @@ class Ledger:
             guarded.refresh()
 
     def begin(self, check_weights: int) -> None:
-        """Hand the model over: nothing counts that the conversion itself has done. The weights behind plans are compared
-        with what they are now each time after ``check_weights`` calls; 0 for never."""
+        """Hand the model over: nothing counts that the conversion itself has done. The weights behind plans are
+        compared with what they are now each time after ``check_weights`` calls; 0 for never."""
         self.reset_counters()
         for guarded in self.guarded.values():
             guarded.begin(check_weights)

@@ -276,8 +276,8 @@ def _export(
 
 @contextmanager
 def _same_containers(model: nn.Module):
-    """The exporter leaves copies in the place of lists and dicts among the attributes: the very objects, which others may
-    hold as well, come back."""
+    """The exporter leaves copies in the place of lists and dicts among the attributes: the very objects, which others
+    may hold as well, come back."""
     before = [(module, dict(vars(module))) for module in model.modules()]
     try:
         yield

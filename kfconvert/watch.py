@@ -29,7 +29,7 @@ class Mark(Enum):
 
     MISSING = "in place of the object: the dict must not have the key"
     SIZE = "in place of the key: the dict must have so many items"
-    ITEMS = "in place of the key: the list must hold the very objects of the tuple, or the dict have these keys in order"
+    ITEMS = "in place of the key: the list must hold the very objects of the tuple, the dict have these keys in order"
     TYPE = "in place of the key: the object must be of this very class"
     INSIDE = "in place of the key: the function must have this code, these defaults, and these values in its closure"
     ROOT = "in place of the dict: the __dict__ that is given to the check"
@@ -53,8 +53,8 @@ class Watch:
 
     An entry is (dict, key, object): the dict holds that very object under the key; (dict, key, MISSING): it does not
     have the key; (dict, SIZE, number): it has so many items; (list, ITEMS, tuple): it holds those very objects;
-    (dict, ITEMS, tuple): its keys are these, in this order; (object, TYPE, class): it is of that very class; (function, INSIDE, tuple): see ``inside``. Instead of a dict an object may be given, for its ``__dict__``; use
-    that for the attributes of a module, because a deep copy of a module has another ``__dict__`` than the deep copy of
+    (dict, ITEMS, tuple): its keys are these, in this order; (object, TYPE, class): it is of that very class;
+    (function, INSIDE, tuple): see ``inside``. Instead of a dict an object may be given, for its ``__dict__``; use that for the attributes of a module, because a deep copy of a module has another ``__dict__`` than the deep copy of
     ``module.__dict__``. ROOT stands for a ``__dict__`` that is given to each check, and which is not kept alive.
 
     A deep copy, made together with what the entries speak of, watches the copies.
@@ -104,8 +104,8 @@ class Watch:
 
 
 def renewed(watch: Watch, changed: int, root: dict[str, Any] | None = None) -> tuple[Watch, int | None]:
-    """``watch``, in which the entry at the index ``changed`` does not hold, with all values that equal the expected ones
-    expected from now on; and the index of an entry for which that is not so, None where all hold then."""
+    """``watch``, in which the entry at the index ``changed`` does not hold, with all values that equal the expected
+    ones expected from now on; and the index of an entry for which that is not so, None where all hold then."""
     while changed is not None:
         holder, key, expected = watch.entries[changed]
         holder = root if holder is ROOT else holder

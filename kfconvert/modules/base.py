@@ -95,7 +95,7 @@ class FusedModule(nn.Module):
         return [(store, key) for store in stores for key in store]
 
     def train(self, mode: bool = True) -> "FusedModule":
-        """A change of the mode announces that weights may have been written in ways that :class:`Derived` cannot see."""
+        """A change of the mode announces that weights may have been written, also where :class:`Derived` sees none."""
         if mode != self.training:
             self.clear_derived()
         return super().train(mode)
