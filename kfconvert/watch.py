@@ -54,7 +54,8 @@ class Watch:
     An entry is (dict, key, object): the dict holds that very object under the key; (dict, key, MISSING): it does not
     have the key; (dict, SIZE, number): it has so many items; (list, ITEMS, tuple): it holds those very objects;
     (dict, ITEMS, tuple): its keys are these, in this order; (object, TYPE, class): it is of that very class;
-    (function, INSIDE, tuple): see ``inside``. Instead of a dict an object may be given, for its ``__dict__``; use that for the attributes of a module, because a deep copy of a module has another ``__dict__`` than the deep copy of
+    (function, INSIDE, tuple): see ``inside``. Instead of a dict an object may be given, for its ``__dict__``; use
+    that for the attributes of a module, because a deep copy of a module has another ``__dict__`` than the deep copy of
     ``module.__dict__``. ROOT stands for a ``__dict__`` that is given to each check, and which is not kept alive.
 
     A deep copy, made together with what the entries speak of, watches the copies.
