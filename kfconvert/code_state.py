@@ -11,12 +11,12 @@ import functools
 import gc
 import inspect
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-from .config_reads import Read
+from .config_reads import Read, names_by_class
 from .contents import Contents, Found, is_of_author, is_plain_object, items
 from .watch import INSIDE, MISSING, inside
 
@@ -27,17 +27,14 @@ _CONTAINERS = (list, dict, set)
 _OF_HELPERS = {"__call__", "__getitem__", "__contains__", "__iter__", "__len__", "__getattr__"}
 
 
-def code_walk(classes: Iterable[type], functions: Iterable[Any], reads: Iterable[Read]) -> CodeWalk:
+def code_walk(classes: Iterable[type], functions: Iterable[Any], reads: Collection[Read]) -> CodeWalk:
     """The code that instances of ``classes`` run, found from ``forward`` on, and that of ``functions``.
 
     Args:
         reads: what a trace has read of instances; methods among it are followed.
     """
     walk = CodeWalk()
-    of_class: dict[type, set[str]] = {}
-    for read in reads:
-        if isinstance(read, tuple):
-            of_class.setdefault(read[0], set()).add(read[1])
+    of_class = names_by_class(reads)
     for each in dict.fromkeys(classes):
         walk.add_class(each, of_class.get(each, set()) | _ALWAYS)
     for function in functions:

@@ -32,6 +32,15 @@ def _is_read(name: str, value: Any) -> bool:
     return name != "generation_config" and not name.startswith("kfconvert_") and name != "forward"
 
 
+def names_by_class(reads: Collection[Read]) -> dict[type, set[str]]:
+    """The names of attributes that were read of modules, by the class of the module."""
+    found: dict[type, set[str]] = {}
+    for read in reads:
+        if isinstance(read, tuple):
+            found.setdefault(read[0], set()).add(read[1])
+    return found
+
+
 @contextmanager
 def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
     """Within the block, what is read of the modules of ``model`` and of the objects that they hold is collected."""

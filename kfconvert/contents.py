@@ -125,7 +125,6 @@ class Contents:
             value = value.data
         known = None if isinstance(value, (list, tuple, dict)) else _copied(value)
         if known is not None:
-            self._seen[id(value)] = value
             self.compared.append((name, value, known))
         elif not isinstance(value, (list, tuple, dict)):
             return

@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from .alike import OF_EVERY_MODULE
 from .code_state import code_walk
-from .config_reads import Read, configurations
+from .config_reads import Read, configurations, names_by_class
 from .contents import Contents, Found, first_different, items
 from .program import Place
 from .shield import is_of_trace, switched_off
@@ -281,10 +281,7 @@ def _attributes(
 ) -> Iterator[tuple[Entry, str]]:
     # Tensors among the attributes are read anew in every call, those that several modules have at one place only.
     holders = Counter(id(tensor) for module in model.modules() for tensor in _tensors(module))
-    by_class: dict[type, set[str]] = {}
-    for read in reads:
-        if isinstance(read, tuple):
-            by_class.setdefault(read[0], set()).add(read[1])
+    by_class = names_by_class(reads)
     for path, module in model.named_modules():
         names, own = by_class.get(type(module), set()), vars(module)
         names = (names | own.keys() if "__dict__" in names else names) - _UNWATCHED
