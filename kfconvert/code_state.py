@@ -6,10 +6,13 @@ Libraries patch both in a process that holds a converted model: a class's ``forw
 
 from __future__ import annotations
 
+import contextvars
 import dis
 import functools
 import gc
 import inspect
+import os
+import threading
 import types
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -110,12 +113,14 @@ class CodeWalk:
         elif isinstance(value, (functools.partial, functools.partialmethod)):
             self.follow(value.func, name, depth + 1)
             self._hold(name, value.keywords)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self.follow(value.__wrapped__, name, depth + 1)
         elif hasattr(type(value), "__wrapped__") or inspect.isbuiltin(value):
             return
         elif isinstance(value, type):
             if is_of_author(value.__module__) and value not in self._wanted and not issubclass(value, nn.Module):
                 self.add_class(value, set())
-        elif isinstance(value, _CONTAINERS):
+        elif isinstance(value, (*_CONTAINERS, contextvars.ContextVar, threading.local)):
             self._hold(name, value)
         elif is_plain_object(value):
             for key, item in list(vars(value).items()):
@@ -152,12 +157,19 @@ class CodeWalk:
             self.follow(default, function.__qualname__, depth + 1)
         for key in vars(function).keys() - {"__wrapped__"}:
             self._note(vars(function), key, f"{function.__qualname__}.{key}")
-        looked_up, attributes = _names(function.__code__)
+        looked_up, attributes, constants = _names(function.__code__)
         self._names |= attributes
         if is_of_author(function.__module__):
             self.asked_for |= attributes
         for name in looked_up & function.__globals__.keys():
+            value = function.__globals__[name]
             self._global(function.__globals__, name, attributes, function.__module__)
+            if isinstance(value, dict):  # keys that may be asked for, and are not there
+                for key in constants - value.keys():
+                    self._note(value, key, f"{function.__module__}.{name}")
+        if {"environ", "getenv"} & (looked_up | attributes):
+            for key in constants:
+                self._note(os.environ._data, os.environ.encodekey(key), f"{key} in the environment")
 
     def _global(self, store: dict[str, Any], name: str, names: frozenset[str], module: str) -> None:
         value = store[name]
@@ -196,9 +208,9 @@ def _is_followed(module: str | None) -> bool:
 
 
 @functools.lru_cache(4096)
-def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The names that ``code``, and functions within it, look up: those of globals, and those of attributes."""
-    looked_up, attributes = set(), set()
+def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """What ``code``, and functions within it, look up: names of globals and of attributes, and all its strings."""
+    looked_up, attributes, constants = set(), set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             looked_up.add(instruction.argval)
@@ -206,7 +218,8 @@ def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
             attributes.add(instruction.argval)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            within = _names(constant)
-            looked_up |= within[0]
-            attributes |= within[1]
-    return frozenset(looked_up), frozenset(attributes)
+            for names, within in zip((looked_up, attributes, constants), _names(constant)):
+                names |= within
+        elif isinstance(constant, str):
+            constants.add(constant)
+    return frozenset(looked_up), frozenset(attributes), frozenset(constants)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextvars
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from enum import Enum
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from .watch import ITEMS, MISSING, SIZE, TYPE, Entry, is_equal
 
@@ -27,8 +30,9 @@ _OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", *sys.stdlib_module_nam
 
 
 def is_plain_object(value: Any) -> bool:
-    """Whether ``value`` is an instance of a Python class of a model's author, with attributes of its own."""
-    if isinstance(value, _NAMESPACES):
+    """Whether ``value`` is an instance of a Python class of a model's author, with attributes of its own; or of one of
+    torch's own that carry numbers in the same way."""
+    if isinstance(value, (*_NAMESPACES, Distribution)):
         return True
     if isinstance(value, (type, nn.Module, Tensor, Enum, types.ModuleType, dict, list, tuple, set, frozenset)):
         return False
@@ -75,6 +79,10 @@ def _copied(value: Any) -> Any:
         return tuple(value.shape), value.detach().flatten().tolist()
     if isinstance(value, collections.deque):
         return tuple(value)
+    if isinstance(value, contextvars.ContextVar):
+        return (value.get(MISSING),)
+    if isinstance(value, threading.local):  # what this thread has there
+        return tuple(vars(value).items())
     if isinstance(value, numpy.ndarray) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
         return value.shape, value.dtype, value.tobytes()
     if not is_of_author(type(value).__module__):

@@ -43,11 +43,13 @@ class OwnState:
     """The state that ``model`` keeps for itself, besides its parameters, as it was when this was made.
 
     Some models learn a size, or make a part of themselves, in their first call; ``settled`` is told after that. What
-    changes again, in later calls, is counted, averaged or cached from call to call: only that is put back.
+    changes again, in later calls, is counted, averaged or cached from call to call: only that is put back. ``written``
+    has the names of the attributes among it.
     """
 
     def __init__(self, model: nn.Module):
         self._before = self._after = _Snapshot(model)
+        self.written: set[str] = set()
 
     def settled(self, model: nn.Module) -> None:
         self._after = _Snapshot(model)
@@ -61,6 +63,7 @@ class OwnState:
                 for name, value in before.items():
                     if not is_equal(holder.get(name), after.get(name)):
                         holder[name] = value
+                        self.written.add(str(name))
             elif isinstance(holder, list) and not _same(holder, after):
                 holder[:] = before
             elif isinstance(holder, set) and holder != after:

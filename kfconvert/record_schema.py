@@ -92,6 +92,7 @@ class _Statistics(_Part):
     speedup_achieved: float | None = None
     seconds: dict[str, float] = {}
     check_weights: int | None = Field(None, ge=0)
+    not_written: list[str] | None = None
     environment: dict[str, Any] = {}
     model: str = ""
     inputs: str = ""

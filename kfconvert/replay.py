@@ -22,7 +22,7 @@ from .selector import Decision
 from .turns import one_at_a_time
 
 # What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
-_MEASURED = ("accuracy", "timings", "speedup_achieved", "inputs", "example", "parts_left_out")
+_MEASURED = ("accuracy", "timings", "speedup_achieved", "inputs", "example", "parts_left_out", "not_written")
 
 
 class Replay(Conversion):

@@ -107,6 +107,9 @@ def render(
         facts.add_row("not captured", Text(line))
     if stats.get("parts_left_out"):
         facts.add_row("left out", f"{stats['parts_left_out']} modules, for which the search for parts had no time left")
+    if stats.get("not_written"):
+        names = ", ".join(stats["not_written"])
+        facts.add_row("not written", Text(f"{names}: the forward sets these for others to read, fused calls do not"))
     if stats.get("seconds"):
         facts.add_row("took", f"{sum(stats['seconds'].values()):.1f} s")
     if saved:

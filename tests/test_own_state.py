@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import kfconvert
-from kfconvert import ConversionError, ModelConverter
+from kfconvert import ConversionError, ModelConverter, load, save
 
 
 class Keeping(nn.Module):
@@ -107,3 +107,22 @@ def test_a_global_with_the_name_of_an_attribute_is_none_of_the_models(monkeypatc
     with torch.no_grad():
         fused(torch.randn(2, 8))
     assert fused.kfconvert_info()["guard"] == {"hits": 1, "misses": {}}
+
+
+def test_what_fused_calls_do_not_write_is_named(tmp_path):
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.size, self.calls, self.seen = nn.Linear(16, 16), None, 0, None
+
+        def forward(self, x):
+            self.size = tuple(x.shape)
+            self.calls += 1
+            self.seen = torch.relu(self.linear(x))
+            return self.seen * 2
+
+    converter = ModelConverter(select="all")
+    fused = converter.convert_model(Counting().eval(), (3, 16))
+    assert converter.conversion_stats["not_written"] == ["calls", "seen"] and fused.calls == 0
+    save(fused, tmp_path / "saved")
+    assert load(tmp_path / "saved", model=Counting()).kfconvert_info()["not_written"] == ["calls", "seen"]

@@ -1,8 +1,12 @@
 """What a forward asks of torch, of its arguments and of what it holds, beyond plain attributes: never fixed silently."""
 
 import collections
+import contextvars
 import copy
+import functools
+import os
 import random
+import threading
 from dataclasses import dataclass, field
 
 import numpy
@@ -107,6 +111,47 @@ def test_a_closure_and_a_function_in_a_list():
 
 
 FACTOR = 1.0
+SCALES = {"other": 2.0}
+CONTEXT = contextvars.ContextVar("CONTEXT", default=2.0)
+LOCAL = threading.local()
+LOCAL.scale = 2.0
+
+
+@functools.lru_cache
+def cached():
+    return SCALES["other"]
+
+
+OUTSIDE = {
+    "a context variable": (lambda m: CONTEXT.get(), lambda m: CONTEXT.set(3.0)),
+    "a value of the thread": (lambda m: LOCAL.scale, lambda m: setattr(LOCAL, "scale", 3.0)),
+    "the environment": (
+        lambda m: float(os.environ.get("KFCONVERT_TEST_SCALE", 2.0)),
+        lambda m: os.environ.update(KFCONVERT_TEST_SCALE="3"),
+    ),
+    "the environment by a function": (
+        lambda m: float(os.getenv("KFCONVERT_TEST_OTHER", "2")),
+        lambda m: os.environ.update(KFCONVERT_TEST_OTHER="3"),
+    ),
+    "a key that was not there": (lambda m: SCALES.get("scale", 2.0), lambda m: SCALES.update(scale=3.0)),
+    "a function with a cache": (lambda m: cached(), lambda m: (SCALES.update(other=3.0), cached.cache_clear())),
+    "a distribution": (lambda m: float(m.held.loc), lambda m: setattr(m.held, "loc", torch.tensor(3.0))),
+    "a distribution's tensor": (lambda m: float(m.held.loc), lambda m: m.held.loc.fill_(3.0)),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_state_that_is_not_the_models(name, monkeypatch):
+    read, change = OUTSIDE[name]
+
+    class Reaching(Reading):
+        def read(self):
+            return read(self)
+
+    monkeypatch.setattr(os, "environ", os.environ)  # so that what is set in it goes again
+    monkeypatch.delenv("KFCONVERT_TEST_SCALE", raising=False)
+    model = Reaching(torch.distributions.Normal(2.0, 1.0)).eval()
+    assert_alike(model, convert(model), change)
 
 
 def test_a_module_that_only_a_list_holds():

@@ -221,3 +221,8 @@ def test_modules_that_there_was_no_time_for_are_counted(stats):
     assert "left out 12 modules, for which the search for parts had no time left" in shown(
         "net", stats | {"parts_left_out": 12}
     )
+
+
+def test_what_fused_calls_do_not_write_is_named(stats):
+    assert "not written" not in shown("net", stats)
+    assert "not written last_map, seen: the forward sets these" in shown("net", stats | {"not_written": ["last_map", "seen"]})
