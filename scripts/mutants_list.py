@@ -63,7 +63,7 @@ FAULTS = (
     Fault(
         "a replaced tensor is not copied over",
         "                store[attribute] = tensor",
-        "store.setdefault(attribute, (root if source is ROOT else source)[key])",
+        "                store.setdefault(attribute, tensor)",
     ),
     Fault(
         "layer norms have the usual eps",
