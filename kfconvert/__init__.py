@@ -7,7 +7,7 @@ The front door: ``auto_convert_model`` for one call, ``ModelConverter`` for its 
 
 import importlib
 
-from .version import __version__
+from .version import __version__ as __version__
 
 # Where each public name lives. They are imported at first use: `kfconvert --help` must not wait for torch.
 _HOMES = {

@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from .contents import OF_EVERY_MODULE
+
 _PLAIN = (bool, float, str, bytes, type(None), torch.dtype, torch.device)
-# What every module has in its instance dict.
-OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
 
 _OWN = OF_EVERY_MODULE - {"training"}
 

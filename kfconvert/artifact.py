@@ -29,11 +29,12 @@ from .json_values import json_ready
 from .preparation import first_line, resolve_device
 from .record_file import RecordError
 from .record_schema import FORMAT, RECORD_FILE, WEIGHTS_FILE
+from .region import Region
 from .replay import Replay
 from .runtime import guarded_forward
-from .tracer import Region
 from .turns import one_at_a_time
 from .version import __version__
+
 
 class ArtifactError(ValueError):
     """An artifact that cannot be written, read or rebuilt. One clear line."""

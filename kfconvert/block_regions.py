@@ -17,7 +17,8 @@ from .dataflow import aten
 from .guard import Guard, Places, guard_from_placeholders
 from .inputs import ExampleCall
 from .recordings import Recording
-from .tracer import Region, described
+from .region import Region
+from .tracer import described
 
 
 def region_of_block(

@@ -12,10 +12,10 @@ from .constants import spell_numbers
 from .contiguity import drop_kept_contiguous, lies_in_output
 from .dataflow import Number, Op, Var, arguments, aten, unify
 from .idle_masks import drop_true_masks, drop_zero_masks
-from .matcher import is_weight
+from .nodes import is_weight
 from .products import spell_products
+from .region import CaptureError
 from .spellings import rewrite_spellings
-from .tracer import CaptureError
 
 
 def canonicalise(graph: fx.Graph) -> None:

@@ -15,16 +15,21 @@ from .block_regions import region_of_block
 from .canonical import canonicalise
 from .guard import Places
 from .inputs import ExampleCall
-from .matcher import Findings, find, mark_weights
+from .live_tensors import LiveTensors
+from .matcher import find
 from .model_state import global_hook, has_hooks, inner_hook
 from .modules.base import CHANNELS_LAST
-from .own_state import is_same_tensor
+from .nodes import mark_weights
+from .outputs import is_same_tensor
+from .pattern import Findings
 from .patterns import REGISTRY
 from .probing import admit_sizes_of_one, ignore_use_cache, is_faithful
+from .region import CaptureError, Region
 from .repetition import Repetition
-from .rewriter import LiveTensors, Site, rewrite
+from .rewriter import rewrite
 from .runtime import Variant
-from .tracer import CaptureError, Region, is_final, trace
+from .site import Site
+from .tracer import is_final, trace
 
 
 @dataclass

@@ -212,9 +212,9 @@ def explain(model: str, input_shape: tuple[int, ...] | None, device: str, dtype:
 def doctor() -> None:
     """Tell which kernels are there, which are not, and what to do about it."""
     with contextlib.redirect_stdout(sys.stderr):
-        from . import extension
+        from .doctor import doctor as examine
 
-        checks = list(extension.doctor())
+        checks = list(examine())
     for check in checks:
         click.echo(f"{'ok  ' if check.ok else 'no  '}{check.name}: {check.detail}")
         if not check.ok:

@@ -25,6 +25,8 @@ Found = tuple[str, Entry]
 _DEPTH, _MOST = 6, 50_000
 # Larger arrays would take too long to compare at each call.
 _MOST_BYTES = 1 << 16
+# What every module has in its instance dict.
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", *sys.stdlib_module_names))
 

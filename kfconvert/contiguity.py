@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from .aliases import Aliases, aliased_arguments
 from .dataflow import aten
-from .matcher import is_weight
+from .nodes import is_weight
 
 # Results that are contiguous whatever their arguments are.
 _ALWAYS_CONTIGUOUS = {

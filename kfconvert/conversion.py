@@ -14,26 +14,27 @@ import torch
 from torch import nn
 
 from .capture import Capture
+from .comparison import ValidationResult
 from .forms import capture_forms, refused_in_every_form
 from .inputs import ExampleCall, is_token_model, token_calls
 from .judging import Judge, drop_inaccurate
-from .matcher import Match, Replacement
+from .live_tensors import LiveTensors
 from .own_state import OwnState
 from .parts import Part, Parts, parents
+from .pattern import Match, Replacement
 from .preparation import prepare
 from .probing import with_few
 from .profiling import Comparison, compare_timings
 from .program import Program
 from .references import model_outputs
+from .region import CaptureError
 from .repetition import Repetition
-from .rewriter import LiveTensors, Site
 from .runtime import Variant, install, originals, uninstall
 from .selector import Decision, Selector
 from .settings import max_rewrites
+from .site import Site
 from .sources import blame, definition
 from .stats import conversion_stats
-from .tracer import CaptureError
-from .validator import ValidationResult
 
 Progress = Callable[[str, int, int], None]
 

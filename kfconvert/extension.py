@@ -8,29 +8,15 @@ import repeats it when a library was there and could not be loaded, and ``doctor
 """
 
 import ctypes
-import importlib
-import platform
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-
-from .version import __version__
 
 _FOLDER = Path(__file__).parent
 
 load_errors: dict[str, str] = {}
 """device type -> why its kernels are not in use; an absent key means that they are."""
-
-
-class Check(NamedTuple):
-    """One finding of :func:`doctor`: what was looked at, whether it is well, the fact, what to do if not."""
-
-    name: str
-    ok: bool
-    detail: str
-    advice: str
 
 
 def _load(device_type: str) -> bool:
@@ -60,24 +46,6 @@ CUDA_KERNELS_LOADED: bool = _load("cuda")
 CUDA_AVAILABLE: bool = CUDA_KERNELS_LOADED and torch.cuda.is_available()
 
 
-def compiled_operators(device_type: str) -> list[str]:
-    """The names under ``torch.ops.kfconvert`` that have a compiled kernel for ``"cpu"`` or ``"cuda"``."""
-    if device_type in load_errors:
-        return []
-    importlib.import_module("kfconvert.ops")
-    names = {
-        name.partition(".")[0]
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("kfconvert::")
-    }
-    key = device_type.upper()
-    return sorted(
-        name.removeprefix("kfconvert::")
-        for name in names
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-    )
-
-
 def cpu_capability() -> str | None:
     """The instruction set of the CPU kernels: "generic", "avx2" or "avx512"; None without the library."""
     if not EXTENSION_LOADED:
@@ -85,106 +53,3 @@ def cpu_capability() -> str | None:
     function = ctypes.CDLL(str(_FOLDER / "_ops_cpu.so")).kfconvert_cpu_capability
     function.restype = ctypes.c_char_p
     return function().decode()
-
-
-def build_info() -> dict:
-    """Facts about this installation: versions, how the libraries were built, what they hold, and the GPUs.
-
-    The keys of ``"build"`` come from kfconvert._C and are absent where that module was not built for this
-    Python.
-    """
-    try:
-        build = importlib.import_module("kfconvert._C").build_info()
-    except ImportError as error:
-        build = {"missing": f"kfconvert._C: {error}"}
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-    return {
-        "kfconvert": __version__,
-        "torch": torch.__version__,
-        "torch_cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "extension_loaded": EXTENSION_LOADED,
-        "cuda_available": CUDA_AVAILABLE,
-        "load_errors": dict(load_errors),
-        "build": build,
-        "cpu_capability": cpu_capability(),
-        "operators": {device: compiled_operators(device) for device in ("cpu", "cuda")},
-        "devices": [
-            {
-                "name": torch.cuda.get_device_name(i),
-                "compute_capability": ".".join(map(str, torch.cuda.get_device_capability(i))),
-                "memory_gib": round(torch.cuda.get_device_properties(i).total_memory / 2**30, 1),
-            }
-            for i in gpus
-        ],
-    }
-
-
-def doctor() -> list[Check]:
-    """What works here, what does not, and what to do about it; in the order in which a user would mend it."""
-    info = build_info()
-    rebuild = "install a C++ compiler and run: pip install --no-build-isolation ."
-    rebuild_cuda = "install the CUDA toolkit (nvcc) and run: pip install --no-build-isolation ."
-    checks = [
-        Check(
-            "CPU kernels",
-            EXTENSION_LOADED,
-            f"loaded ({info['cpu_capability']})" if EXTENSION_LOADED else load_errors["cpu"],
-            rebuild,
-        )
-    ]
-    gpu = torch.cuda.is_available()
-    if gpu:
-        gpu_detail = ", ".join(
-            f"{device['name']} (compute capability {device['compute_capability']})"
-            for device in info["devices"]
-        )
-    else:
-        gpu_detail = (
-            "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA GPU"
-        )
-    checks.append(
-        Check(
-            "CUDA GPU",
-            gpu,
-            gpu_detail,
-            "fine on a machine without a GPU; else check the driver and install a CUDA build of torch",
-        )
-    )
-    checks.append(
-        Check(
-            "CUDA kernels",
-            CUDA_KERNELS_LOADED,
-            "loaded" if CUDA_KERNELS_LOADED else load_errors["cuda"],
-            "fine on a machine without a GPU; else " + rebuild_cuda,
-        )
-    )
-    archs = info["build"].get("cuda_archs", "").split()
-    for device in info["devices"]:
-        capability = device["compute_capability"].replace(".", "")
-        fits = not archs or any(_runs_on(arch, capability, arch == archs[-1]) for arch in archs)
-        checks.append(
-            Check(
-                "kernels fit the GPU",
-                fits,
-                f"built for {', '.join(archs) or 'unknown'}; {device['name']} is {capability}",
-                f'rebuild with KFCONVERT_CUDA_ARCHS="{device["compute_capability"]}"',
-            )
-        )
-    missing = info["build"].get("missing")
-    checks.append(
-        Check(
-            "compiled guard",
-            missing is None,
-            missing or f"built by {info['build']['compiler']}",
-            "results do not depend on it, but each call of a converted model is checked in Python, which takes "
-            "longer; install pybind11 and reinstall",
-        )
-    )
-    return checks
-
-
-def _runs_on(arch: str, capability: str, has_ptx: bool) -> bool:
-    """Whether code for sm_<arch> runs at a compute capability: the same major, or any later from PTX."""
-    built, wanted = int(arch.rstrip("af")), int(capability)
-    return built <= wanted and (built // 10 == wanted // 10 or has_ptx)

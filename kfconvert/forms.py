@@ -10,9 +10,10 @@ from torch import nn
 from .capture import Capture, capture
 from .inputs import ExampleCall
 from .recording import opaque_kind
+from .region import CaptureError
 from .repetition import Repetition
 from .shorter_calls import shorter
-from .tracer import CACHE_IN_OUTPUT, CaptureError, free_places
+from .tracer import CACHE_IN_OUTPUT, free_places
 
 
 def capture_forms(

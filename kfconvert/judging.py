@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from .comparison import ValidationResult, compare_all
 from .inputs import ExampleCall
 from .references import Reference, model_outputs, reference_outputs
-from .rewriter import Site
 from .runtime import originals
-from .validator import ValidationResult, compare_all
+from .site import Site
 
 # So many times the site at which the outputs become inaccurate is found by bisection and dropped. What fails after
 # that are many sites together, each of which is accurate enough.

@@ -2,109 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx
 
 from .aliases import Aliases
 from .dataflow import Either, Op, Tree, roots, unify
+from .nodes import module_path
+from .pattern import Findings, Match, NearMiss, Pattern
 from .sources import location
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """What takes the place of a match: ``module(*inputs)``.
-
-    ``bindings`` names the attributes of the module that hold a live tensor of the model: (holder, attribute,
-    placeholder of the graph). ``original`` nodes are the values that the module returns, in its order.
-    """
-
-    module: nn.Module
-    inputs: tuple[fx.Node, ...]
-    bindings: tuple[tuple[nn.Module, str, fx.Node], ...]
-    outputs: tuple[fx.Node, ...]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A small module for which a pattern is tested: it must match ``count`` times, or not at all for ``reason``."""
-
-    module: Callable[[], nn.Module]
-    inputs: Callable[[], tuple[Tensor, ...]]
-    count: int = 1
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """One fusion.
-
-    Attributes:
-        name: key in ``conversion_stats`` (``<name>_found``, ``<name>_replaced``).
-        tree: the dataflow to find: a call, or one of several.
-        anchor: capture name of the call that identifies a site (its module is the site's module).
-        numerics: "exact", "reassociated" (same formula, other rounding) or "approximate" (opt-in).
-        refusal: None where the match may be fused, else the reason why not.
-        build: makes the fused module; ``tensor`` gives the live tensor behind a placeholder.
-        kept: capture names of inner values that may have other users, because the fused module returns them too.
-        siblings: name of a capture, or None. Where it is given a match is not one occurrence of the tree but all
-            those, two or more, that capture the same value under this name; each is in ``Match.members``. Only
-            occurrences that no other match of several calls covers take part.
-        cases: modules that must match and near misses that must not.
-    """
-
-    name: str
-    tree: Op | Either
-    anchor: str
-    numerics: str
-    refusal: Callable[[Match], str | None]
-    build: Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]
-    kept: frozenset[str] = frozenset()
-    siblings: str | None = None
-    cases: tuple[Case, ...] = ()
-
-
-@dataclass(frozen=True)
-class Match:
-    """A place where a pattern applies. ``nodes`` are the calls it covers, root first.
-
-    A match of siblings has the captures of the first of its ``members``, which stand in graph order.
-    """
-
-    pattern: Pattern
-    nodes: tuple[fx.Node, ...]
-    captures: dict[str, Any]
-    members: tuple[Match, ...] = ()
-
-    @property
-    def root(self) -> fx.Node:
-        return self.nodes[0]
-
-    @property
-    def site(self) -> str:
-        """Dotted path of the module that holds the anchor."""
-        return module_path(self.captures[self.pattern.anchor])
-
-    def is_kept(self, name: str) -> bool:
-        """Whether the inner value ``name`` has users outside of the match."""
-        return any(user not in self.nodes for user in self.captures[name].users)
-
-
-@dataclass(frozen=True)
-class NearMiss:
-    """A site where a pattern almost applied, and what stood in the way.
-
-    ``location`` is ``file:line`` of the call that stood in the way, or of the anchor where there is no such call;
-    None where the graph does not know it.
-    """
-
-    pattern: str
-    site: str
-    reason: str
-    location: str | None = None
 
 
 class _Judged(NamedTuple):
@@ -113,33 +21,6 @@ class _Judged(NamedTuple):
     match: Match
     reason: str | None
     blocker: fx.Node | None
-
-
-@dataclass
-class Findings:
-    """Matches that do not overlap, in graph order, and where nothing, or nothing so large, could be fused."""
-
-    matches: list[Match] = field(default_factory=list)
-    near_misses: list[NearMiss] = field(default_factory=list)
-
-
-def module_path(node: fx.Node) -> str:
-    """Dotted path of the module whose forward made ``node``; "" is the root."""
-    stack = node.meta.get("nn_module_stack") or {}
-    return list(stack.values())[-1][0] if stack else ""
-
-
-def is_weight(node: Any) -> bool:
-    """Whether a value is a parameter, buffer or constant of the model (see ``mark_weights``)."""
-    return isinstance(node, fx.Node) and node.meta.get("kfconvert_weight", False)
-
-
-def mark_weights(graph: fx.Graph, names: Iterable[str]) -> None:
-    """Mark the placeholders ``names`` as parameters, buffers or constants of the model."""
-    wanted = set(names)
-    for node in graph.nodes:
-        if node.op == "placeholder" and node.name in wanted:
-            node.meta["kfconvert_weight"] = True
 
 
 def find(graph: fx.Graph, patterns: Iterable[Pattern]) -> Findings:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .alike import OF_EVERY_MODULE
-from .contents import plain_objects
+from .contents import OF_EVERY_MODULE, plain_objects
+from .outputs import is_same_tensor
 from .watch import is_equal
 
 _NOT_OWN = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
@@ -81,11 +81,3 @@ def _own(attributes: dict[str, Any]) -> dict[str, Any]:
 
 def _same(one: list[Any], other: list[Any]) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other))
-
-
-def is_same_tensor(tensor: Tensor, known: Tensor) -> bool:
-    """The same values, NaN where NaN was."""
-    if tensor.shape != known.shape or tensor.dtype is not known.dtype or tensor.device != known.device:
-        return False
-    same = tensor == known
-    return bool((same | ((tensor != tensor) & (known != known))).all())

@@ -21,8 +21,8 @@ from .guard import Places
 from .inputs import ExampleCall, variations, widened
 from .probing import is_faithful
 from .recording import opaque_kind, record, sizes, unsettled
+from .region import CaptureError
 from .repetition import Repetition
-from .tracer import CaptureError
 
 # Seconds of this thread on the processor, not of a clock: on a busy machine fewer parts would be found.
 LEAST_SECONDS_WITHIN = 3.0

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from .inputs import ExampleCall, InputError, example_call
-from .own_state import OwnState, is_same_tensor
+from .outputs import is_same_tensor
+from .own_state import OwnState
 from .recording import around
 from .references import model_outputs
 from .runtime import uninstall

@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from .live_tensors import Place
 from .modules.derived import Derived
 from .shield import libraries, switched_off
 from .watch import ROOT, flat_places, gather
 from .weak_module import WeakModule
-
-# (dict that holds a tensor of the model, or module for its __dict__; key in it)
-Place = tuple[dict[str, Any] | nn.Module, str]
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .alike import OF_EVERY_MODULE, inside
+from .alike import inside
+from .contents import OF_EVERY_MODULE
 from .inputs import ExampleCall
 from .references import model_outputs
 

@@ -4,76 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, fx, nn
 
 from .aliases import Aliases, written_arguments
 from .dataflow import arguments, aten
+from .live_tensors import LiveTensors, Place
 from .lowering import lower
-from .matcher import Match, Replacement, is_weight
-from .program import Place, Program
-from .tracer import Region
-
-
-@dataclass
-class Site:
-    """A match, the fused module made for it, and what was decided about it."""
-
-    match: Match
-    replacement: Replacement
-    # Text that is the same for sites whose modules compute the same function of inputs and those weights they have.
-    kind: str
-    status: str = "found"  # "applied" or "rejected" once decided
-    reason: str | None = None
-    strategy: str | None = None
-    # Dotted path of the captured module that the site lies in; "" is the model itself.
-    region: str = ""
-    original_us: float | None = None
-    fused_us: float | None = None
-    # Root-mean-square error of the chosen strategy over that of the original subgraph, on the site's own inputs.
-    error_ratio: float | None = None
-
-    def reject(self, reason: str) -> None:
-        self.status, self.reason, self.strategy = "rejected", reason, None
-
-    @property
-    def module_path(self) -> str:
-        """Dotted path, in the model, of the module that the site belongs to."""
-        return ".".join(filter(None, (self.region, self.match.site)))
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "pattern": self.match.pattern.name,
-            "module": self.module_path,
-            "region": self.region,
-            "status": self.status,
-            "reason": self.reason,
-            "strategy": self.strategy,
-            "original_us": self.original_us,
-            "fused_us": self.fused_us,
-            "numerics": self.match.pattern.numerics,
-        }
-
-
-class LiveTensors:
-    """The parameters, buffers and constants of a model behind the placeholders of its region's graph."""
-
-    def __init__(self, model: nn.Module, region: Region):
-        self.model, self._region = model, region
-
-    def store(self, node: fx.Node) -> Place:
-        """The holder (dict of parameters or buffers, or the module of a plain attribute) and key of the tensor."""
-        if node.name in self._region.constants:
-            return self._region.constants, node.name
-        path, name = self._region.slots[node.name]
-        owner = self.model.get_submodule(path)
-        return next((store for store in (owner._parameters, owner._buffers) if name in store), owner), name
-
-    def tensor(self, node: fx.Node) -> Tensor:
-        holder, name = self.store(node)
-        return vars(holder)[name] if isinstance(holder, nn.Module) else holder[name]
+from .nodes import is_weight
+from .pattern import Replacement
+from .program import Program
+from .region import Region
+from .site import Site
 
 
 def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_last: bool = False) -> Program:

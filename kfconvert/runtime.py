@@ -22,10 +22,10 @@ from torch.utils._device import DeviceContext
 from .calls import MAX_SPELLINGS
 from .compilers import Notice, refuse_scripting, traced_here
 from .model_state import ModelState
-from .ops.registration import transformed
 from .program import Program, UnfitTensors
 from .recompute import needs_gradient, run_recorded
-from .tracer import Region
+from .region import Region
+from .torch_state import transformed
 from .weak_module import WeakModule
 
 # So many different reasons of misses are told apart: sizes of arguments, which stand in them, are without end.

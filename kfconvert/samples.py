@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
+from .live_tensors import LiveTensors
 from .lowering import lower
-from .matcher import is_weight
 from .modules.base import CHANNELS_LAST
+from .nodes import is_weight
 from .references import in_float64
-from .rewriter import LiveTensors, Site
-from .tracer import Region
+from .region import Region
+from .site import Site
 
 
 @dataclass(frozen=True)

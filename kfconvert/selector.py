@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from .dataflow import aten
+from .live_tensors import LiveTensors
 from .profiling import Comparison, compare_timings
 from .program import Program
-from .rewriter import LiveTensors, Site
+from .region import Region
 from .samples import Sample, sample_inputs
-from .tracer import Region
+from .site import Site
 
 # Root-mean-square error that a candidate may have, as a multiple of the original's own. The user's threshold and one
 # unit of rounding are always allowed: the original may be exact by luck.

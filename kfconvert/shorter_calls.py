@@ -15,11 +15,12 @@ from .guard import Guard
 from .id_reads import only_looked_up
 from .idle_masks import drop_true_masks
 from .inputs import ExampleCall
+from .live_tensors import LiveTensors
 from .matcher import find
 from .patterns import REGISTRY
 from .probing import is_faithful, with_few
-from .rewriter import LiveTensors
-from .tracer import Region, described
+from .region import Region
+from .tracer import described
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 _STANDING_IN = {MASK: aten.ones_like.default, TYPES: aten.zeros_like.default}

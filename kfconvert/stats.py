@@ -10,7 +10,7 @@ import torch
 
 from .extension import EXTENSION_LOADED
 from .input_spec import InputSpecError, describe
-from .matcher import NearMiss
+from .pattern import NearMiss
 from .patterns import REGISTRY
 from .sources import at
 from .version import __version__

@@ -8,8 +8,6 @@ import math
 import random
 from collections.abc import Collection, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy
@@ -27,25 +25,21 @@ from .calls import CallForm
 from .config_reads import Read, recorded_reads
 from .contiguity import KeptContiguous
 from .deadline import Deadline
-from .guard import Guard, Places, guard_from_placeholders
+from .guard import Places, guard_from_placeholders
 from .input_spec import InputSpecError, describe
 from .inputs import ExampleCall, numbered
 from .quick_batch_norms import QuickBatchNorms, restore_batch_norms
 from .quiet import quiet_thread
+from .region import CaptureError, Region
 from .repetition import Repetition
 from .shield import Shield
 from .turns import one_at_a_time
 from .watch import is_equal
 
-
 CACHE_IN_OUTPUT = (
     "torch.export: the output holds a key-value cache; set model.config.use_cache = False, or pass use_cache=False in "
     "example_inputs and in later calls"
 )
-
-
-class CaptureError(RuntimeError):
-    """The module cannot be captured; the message says why in one line."""
 
 
 class _Raised(Exception):
@@ -54,61 +48,6 @@ class _Raised(Exception):
     def __init__(self, error: RuntimeError):
         super().__init__(str(error))
         self.error = error
-
-
-@dataclass
-class Region:
-    """A module captured as one graph.
-
-    ``graph`` has a placeholder for every parameter, buffer, constant and user input, calls ATen operators, and
-    returns a flat tuple; ``root`` holds the subgraphs that it calls. ``slots`` tells where the tensor of a
-    placeholder lives in the model: (module path, attribute name). ``inputs`` names the placeholders of the user
-    inputs in the order of ``call``'s leaves. ``example`` describes the keyword arguments that it was traced with (see
-    ``input_spec.describe``), None where that cannot be; ``settings`` has what it read of modules and of the objects
-    that they hold (see ``config_reads``).
-    """
-
-    graph: fx.Graph
-    root: nn.Module
-    call: CallForm
-    guard: Guard
-    inputs: list[str]
-    slots: dict[str, tuple[str, str]]
-    constants: dict[str, Tensor]
-    out_spec: pytree.TreeSpec
-    example: Any = None
-    settings: frozenset[Read] = frozenset()
-    # Which of the flat outputs have a gradient; not known before the first call that wants one.
-    differentiable: tuple[bool, ...] | None = None
-
-    @cached_property
-    def returns_inputs(self) -> bool:
-        """Whether an output of the graph is one of its inputs, or a weight, itself."""
-        returned = next(node for node in self.graph.nodes if node.op == "output").args[0]
-        return any(isinstance(value, fx.Node) and value.op == "placeholder" for value in returned)
-
-    @cached_property
-    def is_random(self) -> bool:
-        """Whether a call of the graph draws random numbers; attention counts where it has a dropout."""
-        return any(_draws(node) for node in self.graph.nodes if node.op == "call_function")
-
-    def release_graph(self) -> None:
-        """Forget the graph, once no program is made of it any more: its traced values refer to all weights, and its
-        nodes to each other, so that both would live until Python's cyclic collector comes by."""
-        self.is_random, self.returns_inputs  # noqa: B018 - they are read from the graph, and kept
-        self.graph, self.root = fx.Graph(), nn.Module()
-
-    def dynamic(self) -> list[str]:
-        """The free sizes in words, such as ``input_ids.shape[1]``."""
-        firsts = (places[0] for places in self.guard.free.values())
-        return [f"{self.inputs[index]}.shape[{dimension}]" for index, dimension in firsts]
-
-
-def _draws(node: fx.Node) -> bool:
-    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
-        dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-        return dropout != 0.0
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def trace(

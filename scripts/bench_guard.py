@@ -25,9 +25,9 @@ import transformers
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.ops.registration import transformed
 from kfconvert.recompute import needs_gradient
 from kfconvert.runtime import GuardedForward, Variant, guarded_forward
+from kfconvert.torch_state import transformed
 
 RUNS = 500
 CALLS_A_RUN = 20

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kfconvert import validator
+from kfconvert import comparison
 from kfconvert.profiling import compare_timings
 from kfconvert.references import reference_outputs
 
@@ -141,7 +141,7 @@ def bench(name: str, batch: int, device: torch.device, options: argparse.Namespa
                 out = tensors_only(out)
             if eager_out is None:
                 eager_out = out
-            checked = validator.compare(reference, eager_out, out)
+            checked = comparison.compare(reference, eager_out, out)
             if checked.optimized_error is None:
                 raise RuntimeError(f"wrong outputs: {checked.reason}")
             row.error = checked.optimized_error.max_rel

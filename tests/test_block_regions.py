@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from kfconvert import ModelConverter
 from kfconvert.block_regions import region_of_block
 from kfconvert.inputs import ExampleCall
+from kfconvert.region import Region
 from kfconvert.repetition import Repetition
-from kfconvert.tracer import Region, free_places, trace
+from kfconvert.tracer import free_places, trace
 
 
 def bert() -> nn.Module:

@@ -11,9 +11,11 @@ from transformers.pytorch_utils import Conv1D
 from kfconvert.canonical import canonicalise
 from kfconvert.dataflow import aten
 from kfconvert.inputs import ExampleCall
-from kfconvert.matcher import mark_weights
-from kfconvert.rewriter import LiveTensors, rewrite
-from kfconvert.tracer import CaptureError, trace
+from kfconvert.live_tensors import LiveTensors
+from kfconvert.nodes import mark_weights
+from kfconvert.region import CaptureError
+from kfconvert.rewriter import rewrite
+from kfconvert.tracer import trace
 
 
 class Function(nn.Module):

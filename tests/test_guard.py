@@ -7,7 +7,8 @@ from torch import nn
 from kfconvert import ModelConverter, guard, watch
 from kfconvert.calls import CallForm
 from kfconvert.inputs import ExampleCall, InputError, example_call
-from kfconvert.tracer import CaptureError, trace
+from kfconvert.region import CaptureError
+from kfconvert.tracer import trace
 
 
 def forward(ids, mask=None, scale=1.0, *, flag=True):

@@ -7,8 +7,21 @@ import pickle
 import pytest
 import torch
 import transformers
-from small_models import Gate, assert_as_accurate, bert, cnn, convert, converted, guard, inputs_of, llama
-from small_models import change_weights, fused, make, original  # noqa: F401 - fixtures
+from small_models import (  # noqa: F401 - fixtures
+    Gate,
+    assert_as_accurate,
+    bert,
+    change_weights,
+    cnn,
+    convert,
+    converted,
+    fused,
+    guard,
+    inputs_of,
+    llama,
+    make,
+    original,
+)
 from torch import nn
 from torch.nn.utils import prune
 

@@ -8,7 +8,9 @@ from torch import nn
 from kfconvert.canonical import canonicalise
 from kfconvert.dataflow import Either, Number, Op, Var, aten, unify
 from kfconvert.inputs import ExampleCall
-from kfconvert.matcher import Match, Pattern, find, mark_weights
+from kfconvert.matcher import find
+from kfconvert.nodes import mark_weights
+from kfconvert.pattern import Match, Pattern
 from kfconvert.patterns import REGISTRY
 from kfconvert.tracer import trace
 

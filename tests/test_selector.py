@@ -9,11 +9,13 @@ from torch import nn
 from kfconvert.canonical import canonicalise
 from kfconvert.capture import capture
 from kfconvert.inputs import ExampleCall
-from kfconvert.matcher import find, mark_weights
+from kfconvert.live_tensors import LiveTensors
+from kfconvert.matcher import find
+from kfconvert.nodes import mark_weights
 from kfconvert.patterns import REGISTRY
-from kfconvert.rewriter import LiveTensors, Site
 from kfconvert.samples import sample_inputs
 from kfconvert.selector import Selector, _error, _is_clear
+from kfconvert.site import Site
 from kfconvert.tracer import trace
 
 

@@ -9,10 +9,12 @@ from torch import nn
 
 from kfconvert.converter import ModelConverter
 from kfconvert.inputs import ExampleCall
-from kfconvert.matcher import find, mark_weights
+from kfconvert.matcher import find
+from kfconvert.nodes import mark_weights
 from kfconvert.patterns import REGISTRY
+from kfconvert.region import CaptureError
 from kfconvert.sources import at, blame, location
-from kfconvert.tracer import CaptureError, trace
+from kfconvert.tracer import trace
 
 
 def line_of(function, text):

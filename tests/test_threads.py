@@ -21,8 +21,9 @@ from kfconvert import ModelConverter, conversion, load, save, validate_optimizat
 from kfconvert.config_reads import recorded_reads, without_cache
 from kfconvert.garbage import only_new_garbage
 from kfconvert.inputs import ExampleCall
+from kfconvert.region import CaptureError
 from kfconvert.runtime import guarded_forward
-from kfconvert.tracer import CaptureError, trace
+from kfconvert.tracer import trace
 
 DEADLINE = 20.0
 

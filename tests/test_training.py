@@ -4,13 +4,25 @@ import copy
 
 import pytest
 import torch
-from small_models import Gate, assert_as_accurate, bert, cnn, convert, converted, guard, inputs_of, llama
-from small_models import fused, make, original  # noqa: F401 - fixtures
+from small_models import (  # noqa: F401 - fixtures
+    Gate,
+    assert_as_accurate,
+    bert,
+    cnn,
+    convert,
+    converted,
+    fused,
+    guard,
+    inputs_of,
+    llama,
+    make,
+    original,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from kfconvert.validator import ERROR_RATIO
+from kfconvert.comparison import ERROR_RATIO
 
 
 @pytest.fixture

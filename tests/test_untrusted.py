@@ -11,8 +11,8 @@ import transformers
 from safetensors.torch import save_file
 
 from kfconvert import artifact, zoo
-from kfconvert.zoo.architectures import ARCHITECTURES
 from kfconvert.zoo import untrusted
+from kfconvert.zoo.architectures import ARCHITECTURES
 from kfconvert.zoo.untrusted import config_of
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kfconvert import validator
+from kfconvert import comparison
+from kfconvert.comparison import compare, split_inputs
 from kfconvert.references import Reference, model_outputs, reference_outputs
-from kfconvert.validator import compare, split_inputs, validate_optimization
+from kfconvert.validator import validate_optimization
 
 
 class Block(nn.Module):
@@ -125,7 +126,7 @@ def test_errors_are_those_of_the_formula(block, x):
 
 
 def test_percentile_of_a_large_output_is_taken_over_a_sample(monkeypatch):
-    monkeypatch.setattr(validator, "PERCENTILE_SAMPLE", 20_000)
+    monkeypatch.setattr(comparison, "PERCENTILE_SAMPLE", 20_000)
     truth = torch.ones(200_000, dtype=torch.float64)
     out = truth + torch.linspace(0, 1, len(truth), dtype=torch.float64)
     stats = compare(Reference(truth, "exact values"), truth, out).optimized_error

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kfconvert import watch
-from kfconvert.watch import INSIDE, ITEMS, MISSING, ROOT, SIZE, TYPE, Watch, flat_places, gather
+from kfconvert.watch import INSIDE, ITEMS, MISSING, SIZE, TYPE, Watch, flat_places, gather
 
 
 @pytest.fixture(params=["compiled", "python"])

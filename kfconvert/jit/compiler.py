@@ -17,12 +17,11 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,70 +29,12 @@ import torch
 
 from . import loading, toolchain
 from .errors import CompileError, failed_build
+from .job import Job, read
 from .registrations import Registrations
 
 # Of the 255 that a file name may have; a key and the longest suffix need 30.
 _LONGEST_NAME = 200
 _SHIPPED = Path(__file__).parent
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One library to be compiled: ``path`` is the user's file, or None where ``text`` is all there is."""
-
-    name: str
-    text: str
-    path: Path | None
-    functions: tuple[str, ...]
-    cuda_flags: tuple[str, ...]
-    link_flags: tuple[str, ...]
-    include_paths: tuple[Path, ...]
-
-    def headers(self) -> dict[Path, str]:
-        """The text of each header that the source includes from folders of the user's, directly or not."""
-        found: dict[Path, str] = {}
-        pending = [(self.text, self.path)]
-        while pending:
-            text, source = pending.pop()
-            folders = (source.parent, *self.include_paths) if source else self.include_paths
-            for include in _INCLUDE.findall(text):
-                candidates = ((folder / include).resolve() for folder in folders)
-                header = next((path for path in candidates if path.is_file()), None)
-                if header and header not in found:
-                    found[header] = _read(header)
-                    pending.append((found[header], header))
-        return found
-
-    def key(self, headers: dict[Path, str]) -> str:
-        facts = [
-            self.text,
-            sorted((path.name, text) for path, text in headers.items()),
-            [self.functions, self.cuda_flags, self.link_flags, [str(path) for path in self.include_paths]],
-            [torch.__version__, torch.version.cuda, sys.implementation.cache_tag],
-            [os.environ.get(variable) for variable in ("CC", "CXX", "PYTORCH_NVCC")],
-        ]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-
-    def write_source(self, folder: Path) -> Path:
-        """The file to be compiled: the user's own where it can be, so that errors name it."""
-        source = self.path
-        if source is None:
-            source = folder / f"{self.name}.cu"
-            source.write_text(self.text, encoding="utf-8")
-        if not self.functions:
-            return source
-        # Includes the source instead of continuing it, so that line numbers stay right.
-        lines = [
-            "#include <torch/extension.h>",
-            f'#include "{source}"',
-            "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {",
-            *(f'  m.def("{name}", torch::wrap_pybind_function({name}));' for name in self.functions),
-            "}\n",
-        ]
-        bindings = folder / "bindings.cu"
-        bindings.write_text("\n".join(lines), encoding="utf-8")
-        return bindings
 
 
 class CudaCompiler:
@@ -152,7 +93,7 @@ class CudaCompiler:
         if set(path.name) & {" ", ","}:
             raise ValueError(f"kfconvert: ninja and nvcc can take no blank or comma in a file's name: {path.name!r}")
         flags = (extra_cuda_cflags, extra_ldflags, extra_include_paths)
-        return self._compile(name, _read(path), path, functions, *flags)
+        return self._compile(name, read(path), path, functions, *flags)
 
     def compile_from_source(
         self,
@@ -204,10 +145,6 @@ def _source(path: Path) -> Path:
     """``path`` as it is meant from the working directory, or the source of this package that has the name."""
     shipped = _SHIPPED / path
     return shipped if path.name == str(path) and not path.exists() and shipped.is_file() else path.absolute()
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _strings(option: str, values: Sequence[str | os.PathLike]) -> tuple[str, ...]:

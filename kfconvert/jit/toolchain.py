@@ -17,16 +17,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch.utils import cpp_extension
 
 from .. import settings
 from .errors import CompileError
-
-if TYPE_CHECKING:
-    from .compiler import Job
+from .job import Job
 
 _SETS_ARCH = re.compile("--?(arch|gencode|generate-code|gpu-)")
 _NOT_IN_PATHS = re.compile(r'[$:"`\\\n]')

@@ -16,23 +16,10 @@ from .conv import (
 from .derived import Derived
 from .gated import FusedGatedLinear
 from .group_norm import FusedGroupNorm
-from .linear import (
-    FusedLinear,
-    FusedLinearGELU,
-    FusedLinearReLU,
-    FusedLinearSigmoid,
-    FusedLinearSiLU,
-    FusedLinearTanh,
-)
-from .merged import FusedMergedLinear
+from .linear import FusedLinear, FusedLinearGELU, FusedLinearReLU, FusedLinearSigmoid, FusedLinearSiLU, FusedLinearTanh
 from .linear_scale import FusedLinearScale
-from .norm import (
-    FusedAddLayerNorm,
-    FusedLayerNorm,
-    FusedLayerNormGELU,
-    FusedLayerNormReLU,
-    FusedLayerNormSiLU,
-)
+from .merged import FusedMergedLinear
+from .norm import FusedAddLayerNorm, FusedLayerNorm, FusedLayerNormGELU, FusedLayerNormReLU, FusedLayerNormSiLU
 from .rms_norm import FusedAddRMSNorm, FusedRMSNorm
 from .rotary import FusedRotary
 from .squeeze_excite import FusedSqueezeExcite

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from .base import FusedModule, Plan
 
-
 # With fewer keys than a vector has elements, and no mask, the CPU kernel of torch 2.11 to 2.14 returns zeros
 # for a row of NaN scores; with a mask it does not.
 _FEWEST_KEYS = 16

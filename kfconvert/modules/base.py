@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from kfconvert.ops.activations import ACTIVATIONS
-from kfconvert.ops.kinds import checked
-from kfconvert.ops.registration import has_kernels, transformed
-
+from ..ops.activations import ACTIVATIONS
+from ..ops.kinds import checked
+from ..ops.registration import has_kernels
+from ..torch_state import transformed
 from .derived import Derived
 
 Plan = Callable[..., torch.Tensor]

@@ -7,11 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from kfconvert.ops.activations import apply_activation
-from kfconvert.ops.registration import has_kernels
-from kfconvert.ops.scale_shift_act import batch_norm_scale_and_shift
-from kfconvert.ops.scale_shift_act import scale_shift_act
-
+from ..ops.activations import apply_activation
+from ..ops.registration import has_kernels
+from ..ops.scale_shift_act import batch_norm_scale_and_shift, scale_shift_act
 from .base import CHANNELS_LAST, FusedModule, Plan, require_plain, takes_plain_path
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -1,7 +1,6 @@
 """Convolution, batch normalisation, residual addition and activation in one module."""
 
-from collections.abc import Sequence
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,12 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from kfconvert.ops.activations import apply_activation
-from kfconvert.ops.bias_act import bias_act
-from kfconvert.ops.conv_act import conv_act
-from kfconvert.ops.linear_act import linear_act
-from kfconvert.ops.registration import has_kernels
-
+from ..ops.activations import apply_activation
+from ..ops.bias_act import bias_act
+from ..ops.conv_act import conv_act
+from ..ops.linear_act import linear_act
+from ..ops.registration import has_kernels
 from .base import CHANNELS_LAST, FusedModule, Plan, held, require_plain, takes_plain_path
 from .onednn import in_place, pointwise, runs_onednn
 

@@ -12,8 +12,8 @@ from .fingerprint import fingerprints
 
 try:
     # Compiled (csrc/watch.h), at a quarter of the time of the functions below; a state is then a bytes object.
-    from kfconvert._C import has_state as _has_state
-    from kfconvert._C import tensor_state as _tensor_state
+    from .._C import has_state as _has_state
+    from .._C import tensor_state as _tensor_state
 except ImportError:  # kfconvert doctor tells why
     _has_state = _tensor_state = None
 

@@ -3,10 +3,9 @@
 import torch
 from torch import nn
 
-from kfconvert.ops.act_mul import act_mul
-from kfconvert.ops.activations import apply_activation
-from kfconvert.ops.registration import has_kernels
-
+from ..ops.act_mul import act_mul
+from ..ops.activations import apply_activation
+from ..ops.registration import has_kernels
 from .base import FusedModule, Plan, held, takes_plain_path
 from .merged import FusedMergedLinear, plain_linear
 

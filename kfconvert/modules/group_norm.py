@@ -4,9 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kfconvert.ops.activations import apply_activation
-from kfconvert.ops.group_norm_act import group_norm_act
-
+from ..ops.activations import apply_activation
+from ..ops.group_norm_act import group_norm_act
 from .base import FusedModule, Plan, held, require_plain, takes_plain_path
 
 

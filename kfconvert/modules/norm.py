@@ -4,9 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kfconvert.ops.activations import apply_activation
-from kfconvert.ops.layer_norm_act import layer_norm_act
-
+from ..ops.activations import apply_activation
+from ..ops.layer_norm_act import layer_norm_act
 from .base import gelu_name, held, require_plain
 from .norm_base import AddsResidual, FusedNorm
 

@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from kfconvert.ops.norms import as_shape
-
+from ..ops.norms import as_shape
 from .base import FusedModule, Plan, require_float_tensor
 
 

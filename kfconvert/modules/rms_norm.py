@@ -3,9 +3,7 @@
 import torch
 from torch import nn
 
-from kfconvert.ops.rms_norm_act import reference
-from kfconvert.ops.rms_norm_act import rms_norm_act
-
+from ..ops.rms_norm_act import reference, rms_norm_act
 from .base import held
 from .norm_base import AddsResidual, FusedNorm
 

@@ -2,8 +2,7 @@
 
 import torch
 
-from kfconvert.ops.rotary import reference, rope, rope_inference
-
+from ..ops.rotary import reference, rope, rope_inference
 from .base import FusedModule, Plan
 
 

@@ -4,9 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kfconvert.ops.activations import ACTIVATIONS, apply_activation
-from kfconvert.ops.linear_act import linear_act
-
+from ..ops.activations import ACTIVATIONS, apply_activation
+from ..ops.linear_act import linear_act
 from .base import FusedModule, Plan, held, require_plain, takes_plain_path
 
 

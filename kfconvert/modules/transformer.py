@@ -4,9 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kfconvert.ops import bias_dropout_add, ffn_block, layer_norm_act
-from kfconvert.ops.kinds import checked
-
+from ..ops import bias_dropout_add, ffn_block, layer_norm_act
+from ..ops.kinds import checked
 from .base import is_of
 
 _NAMES = {F.relu: "relu", F.gelu: "gelu"}

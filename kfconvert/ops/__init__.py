@@ -16,13 +16,7 @@ from .attention import (
 from .batch_norm_act import batch_norm_act
 from .bias_act import bias_act
 from .block_sparse import block_sparse_attention
-from .blocks import (
-    conv2d_bn_act,
-    conv2d_gelu_dropout,
-    depthwise_pointwise,
-    ffn_block,
-    fused_linear_activation,
-)
+from .blocks import conv2d_bn_act, conv2d_gelu_dropout, depthwise_pointwise, ffn_block, fused_linear_activation
 from .contraction import contract
 from .conv_act import conv_act
 from .cross_entropy import cross_entropy

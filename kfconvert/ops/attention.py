@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from ..torch_state import recorded, transformed
 from .arguments import require_share, within
-from .registration import recorded, require, require_float, require_same_options, transformed
+from .registration import require, require_float, require_same_options
 from .rotary import rope
 
 

@@ -9,9 +9,10 @@ import math
 import torch
 import torch.nn.functional as F
 
+from ..torch_state import transformed
 from .arguments import within
 from .attention import check_attention, with_four_dimensions
-from .registration import cast_to_lower, require, require_same_device, transformed
+from .registration import cast_to_lower, require, require_same_device
 
 # The edge of the blocks that the kernels of flex_attention skip, and the narrowest heads that they take.
 _TILE = 128

@@ -15,13 +15,7 @@ from .batch_norm_act import batch_norm_act
 from .conv_act import conv_act
 from .linear_act import linear_act
 from .norms import accumulator
-from .registration import (
-    has_kernels,
-    require,
-    require_same_device,
-    require_same_options,
-    wants_gradient,
-)
+from .registration import has_kernels, require, require_same_device, require_same_options, wants_gradient
 
 Pair = int | tuple[int, int]
 

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..torch_state import recorded, transformed
 from .arguments import as_integer, require_share
 from .double_backward import differentiable_gradients, is_differentiated
 from .norms import accumulator
@@ -14,11 +15,9 @@ from .registration import (
     define_with_twin,
     differentiate,
     has_kernels,
-    recorded,
     require,
     require_float,
     require_same_device,
-    transformed,
     wants_gradient,
 )
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..torch_state import recorded
 from .activations import BY_CODE, CODES
 from .arguments import require_share
 from .bias_act import check_terms, spread, sum_by_channel
@@ -25,7 +26,6 @@ from .registration import (
     define_with_twin,
     differentiate,
     has_kernels,
-    recorded,
     require,
     wants_gradient,
 )

@@ -8,18 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..torch_state import recorded, transformed
 from .arguments import as_number, require_tensors
 from .layer_norm_act import layer_norm_act
-from .registration import (
-    define,
-    has_kernels,
-    recorded,
-    require,
-    require_float,
-    require_same_device,
-    transformed,
-    wants_gradient,
-)
+from .registration import define, has_kernels, require, require_float, require_same_device, wants_gradient
 
 
 def embedding_layer_norm(

@@ -12,15 +12,7 @@ import torch.nn.functional as F
 from .activations import BY_CODE, CODES, apply_activation
 from .arguments import as_number
 from .double_backward import differentiable_gradients, is_differentiated
-from .norms import (
-    accumulator,
-    as_shape,
-    autocast_norm,
-    check_norm,
-    grad_of_residual,
-    row_count,
-    sum_requires_grad,
-)
+from .norms import accumulator, as_shape, autocast_norm, check_norm, grad_of_residual, row_count, sum_requires_grad
 from .registration import (
     autocast,
     define,

@@ -9,11 +9,9 @@ kernel of a small model, even under no_grad.
 from collections.abc import Callable
 
 import torch
-from torch._C import _are_functorch_transforms_active
-from torch.autograd import forward_ad
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .. import extension
+from ..torch_state import recorded, transformed
 from .arguments import named, require_tensors
 
 LIBRARY = torch.library.Library("kfconvert", "DEF")
@@ -151,22 +149,6 @@ def wants_gradient(x, other=None, bias=None, residual=None) -> bool:
         )
     except AttributeError as error:
         raise named(error) from None
-
-
-def transformed() -> bool:
-    """Whether torch.func transforms or forward-mode derivatives are at work, which the operators do not know.
-
-    torch.compile, which follows them, takes the answer as a constant.
-    """
-    return _are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
-def recorded() -> bool:
-    """Whether calls are recorded, maybe with tensors without data: what Python reads from one would be fixed.
-
-    That is so in torch.compile, torch.export, torch.jit.trace and dispatch modes: make_fx, FakeTensorMode.
-    """
-    return torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch.jit.is_tracing()
 
 
 def require(condition: bool, operator: str, message: str | Callable[[], str]) -> None:

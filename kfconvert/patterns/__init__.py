@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from ..matcher import Pattern
+from ..pattern import Pattern
 
 
 def _collect() -> tuple[Pattern, ...]:

@@ -11,8 +11,8 @@ from torch import Tensor, fx
 
 from ..constants import constant_value
 from ..dataflow import AnyNumber, Either, Op, Tree, Var, aten
-from ..matcher import Match, Pattern, Replacement
 from ..modules import FusedAttention, MaskTerm
+from ..pattern import Match, Pattern, Replacement
 from .attention_cases import CASES
 from .checks import dtype_refusal, sizes, traced
 from .masks import least, saturation, sum_bound

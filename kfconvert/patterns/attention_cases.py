@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..matcher import Case
+from ..pattern import Case
 
 _LOWEST = torch.finfo(torch.float32).min
 

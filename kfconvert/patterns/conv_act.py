@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..dataflow import Op, Var, aten
-from ..matcher import Case, Pattern
+from ..pattern import Case, Pattern
 from .conv import CONV, conv_pattern
 
 _ADD = Op(aten.add.Tensor, CONV, Var("residual"))

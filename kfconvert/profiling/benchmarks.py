@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..comparison import split_inputs
 from ..inputs import ExampleCall
-from ..validator import split_inputs
 from .bandwidth import bytes_of_call, tensors_in, tensors_of
 from .comparison import Comparison
 from .device_cost import count_launches, peak_memory

@@ -8,7 +8,6 @@ from typing import Any
 from .bandwidth import copy_bandwidth
 from .comparison import median_interval
 
-
 _FIELDS = {"mean_time": "mean_ms", "median_time": "median_ms", "std_time": "std_ms", "min_time": "min_ms"}
 
 

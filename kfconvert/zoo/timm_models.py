@@ -9,15 +9,7 @@ from typing import Any
 from torch import nn
 
 from . import hub
-from .common import (
-    Request,
-    WeightsUnavailable,
-    ZooError,
-    ZooModel,
-    first_line,
-    socket_timeout,
-    with_weights,
-)
+from .common import Request, WeightsUnavailable, ZooError, ZooModel, first_line, socket_timeout, with_weights
 
 
 def installed() -> bool:

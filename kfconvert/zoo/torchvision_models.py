@@ -15,16 +15,7 @@ from torch import nn
 from torchvision import models
 
 from ..json_values import first_fault
-from .common import (
-    Request,
-    WeightsUnavailable,
-    ZooError,
-    ZooModel,
-    first_line,
-    generator,
-    socket_timeout,
-    with_weights,
-)
+from .common import Request, WeightsUnavailable, ZooError, ZooModel, first_line, generator, socket_timeout, with_weights
 
 CLIP_FRAMES = 16
 SEGMENTATION_SIZE = 520

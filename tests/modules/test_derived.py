@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from kfconvert.modules import Derived, derived as implementation
+from kfconvert.modules import Derived
+from kfconvert.modules import derived as implementation
 from kfconvert.watch import COMPILED
 
 

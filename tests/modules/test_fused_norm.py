@@ -3,7 +3,7 @@ import pickle
 
 import pytest
 import torch
-from accuracy import check_strategies, exact, assert_as_accurate
+from accuracy import assert_as_accurate, check_strategies, exact
 from torch import nn
 
 from kfconvert.modules import (

@@ -5,14 +5,7 @@ import torch
 from accuracy import exact
 from torch import nn
 
-from kfconvert.modules import (
-    FusedAddLayerNorm,
-    FusedAddRMSNorm,
-    FusedConvBN,
-    FusedLayerNorm,
-    FusedLinear,
-    FusedRMSNorm,
-)
+from kfconvert.modules import FusedAddLayerNorm, FusedAddRMSNorm, FusedConvBN, FusedLayerNorm, FusedLinear, FusedRMSNorm
 from kfconvert.ops import ACTIVATIONS
 
 SPECIAL = [float("nan"), float("inf"), -float("inf")]

@@ -3,7 +3,6 @@
 import os
 
 import pytest
-import torch
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 

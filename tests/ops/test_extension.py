@@ -4,13 +4,12 @@ from pathlib import Path
 
 import torch
 
-import kfconvert.extension as extension
-from kfconvert import ops
+from kfconvert import doctor, extension, ops
 from kfconvert.version import __version__
 
 
 def test_flags_and_facts_agree():
-    info = extension.build_info()
+    info = doctor.build_info()
     assert info["kfconvert"] == __version__ and info["torch"] == torch.__version__
     assert info["extension_loaded"] == extension.EXTENSION_LOADED == ("cpu" not in extension.load_errors)
     assert extension.CUDA_AVAILABLE == (extension.CUDA_KERNELS_LOADED and torch.cuda.is_available())
@@ -21,27 +20,27 @@ def test_flags_and_facts_agree():
 def test_compiled_operators_are_complete():
     for device in ("cpu", "cuda"):
         if device in extension.load_errors:
-            assert extension.compiled_operators(device) == []
+            assert doctor.compiled_operators(device) == []
             continue
         names = set(dir(torch.ops.kfconvert)) & {
             op.partition("::")[2] for op in torch._C._dispatch_get_all_op_names()
         }
-        assert names <= set(extension.compiled_operators(device))
+        assert names <= set(doctor.compiled_operators(device))
         assert {"bias_act", "linear_act", "conv_act", "layer_norm_act"} <= set(
-            extension.compiled_operators(device)
+            doctor.compiled_operators(device)
         )
 
 
 def test_doctor_says_what_to_do():
-    checks = extension.doctor()
+    checks = doctor.doctor()
     assert {"CPU kernels", "CUDA GPU", "CUDA kernels", "compiled guard"} <= {check.name for check in checks}
     for name, ok, detail, advice in checks:
         assert name and detail and advice and isinstance(ok, bool)
 
 
 def test_which_gpus_a_build_runs_on():
-    assert extension._runs_on("80", "86", has_ptx=False) and not extension._runs_on("80", "90", has_ptx=False)
-    assert extension._runs_on("90", "120", has_ptx=True) and not extension._runs_on("90", "80", has_ptx=True)
+    assert doctor._runs_on("80", "86", has_ptx=False) and not doctor._runs_on("80", "90", has_ptx=False)
+    assert doctor._runs_on("90", "120", has_ptx=True) and not doctor._runs_on("90", "80", has_ptx=True)
 
 
 def test_without_any_library(tmp_path):

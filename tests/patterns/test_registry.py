@@ -9,7 +9,8 @@ import torch
 from kfconvert import ModelConverter
 from kfconvert.canonical import canonicalise
 from kfconvert.inputs import ExampleCall
-from kfconvert.matcher import find, mark_weights
+from kfconvert.matcher import find
+from kfconvert.nodes import mark_weights
 from kfconvert.patterns import REGISTRY
 from kfconvert.tracer import trace
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from kfconvert.profiling import Measurement, benchmark_kernel, quick_benchmark
-from kfconvert.profiling import benchmarks, device_cost, sampling
+from kfconvert.profiling import Measurement, benchmark_kernel, benchmarks, device_cost, quick_benchmark, sampling
 from kfconvert.profiling import measurement as measuring
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kfconvert.ops.activations import apply_activation
+from ...ops.activations import apply_activation
 
 
 def fused_linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from kfconvert.ops.softmax import reference as softmax
+from ...ops.softmax import reference as softmax
 
 __all__ = ["cross_entropy", "softmax"]
 

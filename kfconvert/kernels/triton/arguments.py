@@ -4,8 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kfconvert.ops.registration import require
-
+from ...ops.registration import require
 from .launch import WIDEST, tile
 
 _INTERPRETED = not isinstance(tile, triton.JITFunction)

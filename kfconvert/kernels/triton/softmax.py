@@ -5,9 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kfconvert.ops.norms import row_count
-from kfconvert.ops.softmax import check_mask
-
+from ...ops.norms import row_count
+from ...ops.softmax import check_mask
 from .arguments import repeated_rows, require_forward, require_width
 from .launch import WIDEST, launch, tile
 

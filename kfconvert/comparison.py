@@ -1,0 +1,284 @@
+"""Accuracy of an optimised model against a float64 run of the original.
+
+Two correct float32 (or float16) implementations of one formula differ, so the optimised model is not compared
+with the original alone: both are compared with the same computation in float64, and the optimised model has
+to be about as close to it as the original is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .outputs import Outputs
+from .references import Reference
+
+# The optimised model may be this much further from float64 than the original. Another order of summation
+# moves the largest error of a big output by some tens of percent, a wrong formula by orders of magnitude.
+ERROR_RATIO = 1.5
+# Allowed on top of the threshold, in units of rounding, where the original has no error to compare with.
+ULPS_WITHOUT_ERROR = 4
+# Percentiles of larger outputs are taken over a random sample of this size (torch.quantile takes up to 16 M).
+PERCENTILE_SAMPLE = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorStats:
+    """Distance of one floating-point output from its reference.
+
+    The absolute errors are |output - reference| in the output's unit; the relative ones are the same numbers
+    divided by `scale` = max|reference| of that output (0/0 = 0). `leaf` is the output's path, such as
+    ".last_hidden_state".
+    """
+
+    leaf: str
+    scale: float
+    max_abs: float
+    mean_abs: float
+    p999_abs: float
+    max_rel: float
+    mean_rel: float
+    p999_rel: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, ready for JSON; a number that is not finite becomes None."""
+        return {key: _json_number(value) for key, value in dataclasses.asdict(self).items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationResult:
+    """Outcome of comparing an optimised model with its original.
+
+    `passed` is None where nothing could be compared: no value of the original's floating-point outputs is finite,
+    or there are no outputs. `original_error` and `optimized_error` belong to the output with the largest relative
+    error; they are None where there was nothing to measure (other structure, no floating-point output). `ratio` is
+    the optimised error over the original's, None where the original has none. `reason` is one line, None when
+    `passed`. `differing` counts the integers and booleans that passed though they differ from the original's.
+    """
+
+    passed: bool | None
+    reason: str | None
+    reference: str
+    original_error: ErrorStats | None
+    optimized_error: ErrorStats | None
+    ratio: float | None
+    accuracy_threshold: float
+    differing: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, ready for JSON; a number that is not finite becomes None."""
+        return {
+            "passed": self.passed,
+            "reason": self.reason,
+            "reference": self.reference,
+            "original_error": self.original_error and self.original_error.as_dict(),
+            "optimized_error": self.optimized_error and self.optimized_error.as_dict(),
+            "ratio": _json_number(self.ratio),
+            "accuracy_threshold": self.accuracy_threshold,
+            "differing": self.differing,
+        }
+
+    def summary(self) -> str:
+        """One line for people."""
+        if not self.passed:
+            return self.reason if self.passed is None else f"not accurate: {self.reason}"
+        if self.optimized_error is None or self.original_error is None:
+            return "accurate: all outputs are equal" if not self.differing else f"accurate: {self.reference}"
+        ratio = "" if self.ratio is None else f", ratio {self.ratio:.2f}"
+        return (
+            f"accurate: error {self.optimized_error.max_rel:.1e} of the output's scale "
+            f"(original {self.original_error.max_rel:.1e}{ratio}) against the {self.reference}"
+        )
+
+
+def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of a tensor, a tuple or list of arguments, a mapping of keywords, or (args, kwargs)."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        if len(inputs) == 2 and isinstance(inputs[0], (tuple, list)) and isinstance(inputs[1], Mapping):
+            return tuple(inputs[0]), dict(inputs[1])
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def compare(
+    reference: Reference, original_out: Any, optimized_out: Any, accuracy_threshold: float = 1e-6
+) -> ValidationResult:
+    """Judge `optimized_out` by the rules of `validate_optimization`; one reference serves many candidates."""
+    return compare_all([(reference, original_out, optimized_out)], accuracy_threshold)
+
+
+def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: float = 1e-6) -> ValidationResult:
+    """Judge the outputs for several inputs together.
+
+    runs: for each input the reference, the original's and the optimised model's outputs. For each output the largest
+    error over all inputs is judged by the rules of `validate_optimization`: of one input with few outputs it is a
+    matter of chance.
+    """
+    truths = [Outputs(reference.outputs) for reference, _, _ in runs]
+    originals, optimized = ([Outputs(outputs) for outputs in side] for side in list(zip(*runs))[1:])
+    description = runs[0][0].description
+    reason = next(filter(None, map(Outputs.difference, originals, optimized)), None)
+    names = list(originals[0].leaves) if reason is None else []
+    if reason is None and any(outputs.leaves.keys() != set(names) for outputs in originals):
+        reason = "the original's outputs have another structure for each input"
+    notes, errors, differing, unmeasured = [description], [], 0, []
+    for name in names:
+        triples = [tuple(o.leaves.get(name) for o in outputs) for outputs in zip(truths, originals, optimized)]
+        problem = next(filter(None, (_unequal(ours, theirs) for _, ours, theirs in triples)), None)
+        ours = triples[0][1]
+        if problem is None and isinstance(ours, Tensor) and not _inexact(ours):
+            problem, remark, count = _judge_exact(triples)
+            notes += [f"output{name} {remark}"] if remark else []
+            differing += count
+        elif problem is None and isinstance(ours, Tensor):
+            measured = [_measure(name, *triple) for triple in triples]
+            own, new = (_worst([m[side] for m in measured]) for side in (0, 1))
+            errors.append((own, new))
+            if all(values.numel() > 0 and not values.isfinite().any() for _, values, _ in triples):
+                unmeasured.append(name)
+                notes.append(f"output{name} is NaN or infinite throughout: nothing of it was compared")
+            notes += dict.fromkeys(f"output{name} {note}" for *_, note in measured if note)
+            allowed = _allowed_error(own, ours.dtype, accuracy_threshold)
+            if not new.max_rel <= allowed:
+                problem = (
+                    f"has error {new.max_rel:.1e} of its scale against the {description}; "
+                    f"the original has {own.max_rel:.1e}, allowed is {allowed:.1e}"
+                )
+        if problem is not None and reason is None:
+            reason = f"output{name} {problem}"
+
+    passed: bool | None = reason is None
+    if passed and not names:
+        passed, reason = None, "the outputs hold nothing that can be compared"
+    elif passed and unmeasured and len(unmeasured) == len(errors):
+        passed, reason = None, "nothing could be compared: all values of the outputs are NaN or infinite"
+    elif errors and all(stats.scale == 0 for stats, _ in errors):
+        notes.append("all outputs are 0: this proves nothing about the layers before them")
+    own, new = (max(stats, key=lambda one: one.max_rel) for stats in zip(*errors)) if errors else (None, None)
+    return ValidationResult(
+        passed=passed,
+        reason=reason,
+        reference="; ".join(notes),
+        original_error=own,
+        optimized_error=new,
+        ratio=new.max_rel / own.max_rel if own and own.max_rel > 0 else None,
+        accuracy_threshold=accuracy_threshold,
+        differing=differing,
+    )
+
+
+def _unequal(ours: Any, theirs: Any) -> str | None:
+    """What differs beyond rounding: kind, shape, dtype, device, exact values, places of NaN and infinity."""
+    if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
+        same = type(ours) is type(theirs) and ours == theirs
+        return None if same else f"is {theirs!r:.40}, the original's is {ours!r:.40}"
+    if ours.shape != theirs.shape:
+        return f"has shape {tuple(theirs.shape)}, the original's is {tuple(ours.shape)}"
+    if ours.dtype != theirs.dtype:
+        return f"has dtype {theirs.dtype}, the original's is {ours.dtype}"
+    if ours.device != theirs.device:
+        return f"is on {theirs.device}, the original's is on {ours.device}"
+    if not _inexact(ours):
+        return None  # see _judge_exact
+    ours, theirs = _float64(ours), _float64(theirs)
+    finite = ours.isfinite()
+    wrong = int((finite != theirs.isfinite()).sum())
+    if wrong == 0 and not finite.all():
+        # NaN must meet NaN, and an infinity the infinity of its sign
+        wrong = int((ours[~finite].nan_to_num(nan=0.0) != theirs[~finite].nan_to_num(nan=0.0)).sum())
+    return f"is NaN or infinite otherwise than the original's in {wrong} values" if wrong else None
+
+
+def _judge_exact(triples: Sequence[tuple[Any, Tensor, Tensor]]) -> tuple[str | None, str | None, int]:
+    """(Why integers or booleans do not pass, a remark where they pass with differences, how many then differ.)
+
+    triples: their values in the float64 run, from the original and from the optimised model, for each input. What
+    rounding decides (the order of nearly equal scores, the class of a tie) may differ from the float64 run as often
+    as ERROR_RATIO times the original's.
+    """
+    differing = sum(int((ours != theirs).sum()) for _, ours, theirs in triples)
+    if differing == 0:
+        return None, None, 0
+    total = sum(ours.numel() for _, ours, _ in triples)
+    text = f"differs from the original's in {differing} of {total} exact values"
+    if not all(isinstance(truth, Tensor) and truth.shape == ours.shape for truth, ours, _ in triples):
+        return text, None, 0
+    own = sum(int((ours != truth).sum()) for truth, ours, _ in triples)
+    new = sum(int((theirs != truth).sum()) for truth, _, theirs in triples)
+    text += f", from the float64 run's in {new} where the original differs in {own}"
+    return (None, text, differing) if new <= ERROR_RATIO * own else (text, None, 0)
+
+
+def _worst(stats: Sequence[ErrorStats]) -> ErrorStats:
+    """The largest of each error over several inputs."""
+    names = [field.name for field in dataclasses.fields(ErrorStats)]
+    return ErrorStats(*(max(getattr(one, name) for one in stats) for name in names))
+
+
+def _measure(
+    name: str, truth: Any, ours: Tensor, theirs: Tensor
+) -> tuple[ErrorStats, ErrorStats, str | None]:
+    """Errors of the original's and of the optimised output, over the values where the original is finite.
+
+    Where `truth` cannot serve (data-dependent shape, overflow of a constant) the original stands in; the
+    third result says so.
+    """
+    note = None
+    if not isinstance(truth, Tensor) or truth.shape != ours.shape:
+        truth, note = ours, "has another shape there: the original stands in"
+    truth, ours, theirs = _float64(truth), _float64(ours), _float64(theirs)
+    finite = ours.isfinite()
+    if not finite.all():
+        truth, ours, theirs = truth[finite], ours[finite], theirs[finite]
+    unknown = ~truth.isfinite()
+    if unknown.any():
+        truth = torch.where(unknown, ours, truth)
+        note = f"has {int(unknown.sum())} values that are not finite there: the original's stand in"
+    return _error_stats(name, truth, ours), _error_stats(name, truth, theirs), note
+
+
+def _error_stats(name: str, truth: Tensor, value: Tensor) -> ErrorStats:
+    """`ErrorStats` of one output; `truth` and `value` are finite float64 tensors of one shape."""
+    if truth.numel() == 0:
+        return ErrorStats(name, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    scale = truth.abs().max().item()
+    error = (value - truth).abs_().flatten()
+    sample = error
+    if error.numel() > PERCENTILE_SAMPLE:
+        # random places: a fixed stride would meet the same few channels over and over
+        generator = torch.Generator(error.device).manual_seed(0)
+        size = (PERCENTILE_SAMPLE,)
+        sample = error[torch.randint(error.numel(), size, generator=generator, device=error.device)]
+    absolute = (error.max().item(), error.mean().item(), torch.quantile(sample, 0.999).item())
+    relative = (0.0 if err == 0 else err / scale if scale > 0 else math.inf for err in absolute)
+    return ErrorStats(name, scale, *absolute, *relative)
+
+
+def _allowed_error(own: ErrorStats, dtype: torch.dtype, threshold: float) -> float:
+    """Largest relative error that passes, given the original's error `own` in `dtype`."""
+    ulp = torch.finfo(dtype).eps
+    if own.max_rel == 0:
+        return threshold + ULPS_WITHOUT_ERROR * ulp
+    # the exact result rounded to dtype may be off by half a unit: no implementation can promise less
+    return max(threshold, ERROR_RATIO * own.max_rel, ulp / 2)
+
+
+def _inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _float64(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.detach().double()
+
+
+def _json_number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,27 @@
+"""What is known of a single node of a graph: the module that it comes from, and whether it is a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import fx
+
+
+def module_path(node: fx.Node) -> str:
+    """Dotted path of the module whose forward made ``node``; "" is the root."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return list(stack.values())[-1][0] if stack else ""
+
+
+def is_weight(node: Any) -> bool:
+    """Whether a value is a parameter, buffer or constant of the model (see ``mark_weights``)."""
+    return isinstance(node, fx.Node) and node.meta.get("kfconvert_weight", False)
+
+
+def mark_weights(graph: fx.Graph, names: Iterable[str]) -> None:
+    """Mark the placeholders ``names`` as parameters, buffers or constants of the model."""
+    wanted = set(names)
+    for node in graph.nodes:
+        if node.op == "placeholder" and node.name in wanted:
+            node.meta["kfconvert_weight"] = True

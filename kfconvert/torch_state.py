@@ -1,0 +1,24 @@
+"""Whether torch is transforming or recording the calls that are being made."""
+
+from __future__ import annotations
+
+import torch
+from torch._C import _are_functorch_transforms_active
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+
+def transformed() -> bool:
+    """Whether torch.func transforms or forward-mode derivatives are at work, which the operators do not know.
+
+    torch.compile, which follows them, takes the answer as a constant.
+    """
+    return _are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def recorded() -> bool:
+    """Whether calls are recorded, maybe with tensors without data: what Python reads from one would be fixed.
+
+    That is so in torch.compile, torch.export, torch.jit.trace and dispatch modes: make_fx, FakeTensorMode.
+    """
+    return torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch.jit.is_tracing()
