@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from .watch import is_equal
+
 # Values of these very types are leaves for pytree, without asking it.
 _LEAVES = frozenset(
     (bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device)
@@ -94,4 +96,4 @@ class CallForm:
 
 
 def _equals(value: Any, default: Any) -> bool:
-    return value is default or (isinstance(value, (bool, int, float, str)) and value == default)
+    return value is default or (isinstance(value, (bool, int, float, str)) and is_equal(value, default))

@@ -23,7 +23,7 @@ from .nodes import mark_weights
 from .outputs import is_same_tensor
 from .pattern import Findings
 from .patterns import REGISTRY
-from .probing import admit_sizes_of_one, ignore_use_cache, is_faithful
+from .probing import admit_same_tensors, admit_sizes_of_one, ignore_use_cache, is_faithful, writes_arguments
 from .region import CaptureError, Region
 from .repetition import Repetition
 from .rewriter import rewrite
@@ -61,6 +61,7 @@ class Capture:
             program = rewrite(self.region, sites, self.live, self.channels_last)
             channels_last = any(map(_is_channels_last, self.leaves))
             variant = Variant(self.region, program, program.layout(self.leaves) if channels_last else ())
+            variant.facts = variant.facts_of(self.leaves)
             self._last = key, variant
         return variant
 
@@ -165,6 +166,9 @@ def _capture(
     run = captured.variant(()).run
     if suspect and not is_faithful(module, region, run, given):
         return _capture(module, path, call, places, example, None, seconds)
+    if writes_arguments(module, region, given):
+        raise CaptureError("its forward writes to a list or dict among its arguments")
+    admit_same_tensors(module, region, run, leaves)
     admit_sizes_of_one(module, region, run, given)
     ignore_use_cache(module, region, run, given)
     return captured

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import array
 import collections
 import contextvars
 import sys
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
 from .watch import ITEMS, MISSING, SIZE, TYPE, Entry, is_equal
 
@@ -22,23 +22,26 @@ from .watch import ITEMS, MISSING, SIZE, TYPE, Entry, is_equal
 Found = tuple[str, Entry]
 
 # Objects within objects, and items in all of them, that are looked at; what lies deeper is taken as settled.
-_DEPTH, _MOST = 6, 50_000
+_DEPTH, _MOST = 20, 50_000
 # Larger arrays would take too long to compare at each call.
 _MOST_BYTES = 1 << 16
 # What every module has in its instance dict.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", *sys.stdlib_module_names))
+# Among these, classes that hold what others put there.
+_HOLDERS = ("collections", "configparser", "fractions", "string", "torch.distributions.", "torch.optim.")
 
 
 def is_plain_object(value: Any) -> bool:
     """Whether ``value`` is an instance of a Python class of a model's author, with attributes of its own; or of one of
-    torch's own that carry numbers in the same way."""
-    if isinstance(value, (*_NAMESPACES, Distribution)):
+    Python's or torch's that holds what others put there."""
+    if isinstance(value, _NAMESPACES):
         return True
     if isinstance(value, (type, nn.Module, Tensor, Enum, types.ModuleType, dict, list, tuple, set, frozenset)):
         return False
-    return is_of_author(type(value).__module__) and isinstance(getattr(value, "__dict__", None), dict)
+    module = type(value).__module__
+    return (is_of_author(module) or module.startswith(_HOLDERS)) and isinstance(getattr(value, "__dict__", None), dict)
 
 
 def is_of_author(module: str | None) -> bool:
@@ -79,7 +82,7 @@ def _copied(value: Any) -> Any:
         return frozenset(value)
     if isinstance(value, Tensor):
         return tuple(value.shape), value.detach().flatten().tolist()
-    if isinstance(value, collections.deque):
+    if isinstance(value, (collections.deque, bytearray, array.array)):
         return tuple(value)
     if isinstance(value, contextvars.ContextVar):
         return (value.get(MISSING),)

@@ -35,6 +35,7 @@ from .settings import max_rewrites
 from .site import Site
 from .sources import blame, definition
 from .stats import conversion_stats
+from .tensor_facts import unsteady
 
 Progress = Callable[[str, int, int], None]
 
@@ -75,6 +76,7 @@ class Conversion:
         self.decided: dict[int, Site] = {}
         self.reverted: str | None = None
         self.own_state: OwnState | None = None
+        self.asked: frozenset[str] = frozenset()
 
     def prepare(
         self,
@@ -88,7 +90,7 @@ class Conversion:
         """Own copy of the model on the device, in eval mode and unconverted, and an example call that it accepts."""
         prepared = prepare(model, input_shape, example_inputs, device, dtype, inplace)
         self.model, self.call, self.counting, self.device = prepared.model, prepared.call, prepared.counting, device
-        self.outputs, self.own_state = prepared.outputs, prepared.own_state
+        self.outputs, self.own_state, self.asked = prepared.outputs, prepared.own_state, prepared.asked
         self.repetition = Repetition(self.model)
 
     def trace(self) -> None:
@@ -98,11 +100,11 @@ class Conversion:
             calls += token_calls(self.model, self.call)
         with self._stage("trace", len(calls) + 1) as advance:
             start = time.thread_time()
-            refusal = refused_in_every_form(self.model, self.counting, self.outputs)
+            refusal = refused_in_every_form(self.model, self.counting, self.outputs, self.asked)
             self._take_forms(calls, capture_forms(self.model, calls, self.repetition, advance, refusal))
             whole = time.thread_time() - start if self.captures else None
             parts = Parts(self.model, self.call, self.counting, self.repetition, self._cheap_call(), whole)
-            self._take_parts(parts.found)
+            self._take_parts([] if unsteady(self.asked) else parts.found)
             self.parts_left_out = parts.left_out
             if not self.captures:
                 for refused in parts.refused:
@@ -120,6 +122,7 @@ class Conversion:
         for call, form in zip(calls, found):
             error = form if isinstance(form, CaptureError) else None
             if error is None:
+                form.region.asked = self.asked
                 self.captures.append(form)
             self._region(call.summary(), "", error)
 
@@ -127,6 +130,7 @@ class Conversion:
         self.parts = parts
         for part in parts:
             for captured in part.captures:
+                captured.region.asked = self.asked
                 self._region(captured.path, captured.path)
 
     def _region(self, name: str, module: str, error: CaptureError | None = None) -> None:

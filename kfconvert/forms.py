@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import nn
@@ -13,6 +13,7 @@ from .recording import opaque_kind
 from .region import CaptureError
 from .repetition import Repetition
 from .shorter_calls import shorter
+from .tensor_facts import unsteady
 from .tracer import CACHE_IN_OUTPUT, free_places
 
 
@@ -35,13 +36,19 @@ def capture_forms(
     return [found[index] for index in range(len(calls))]
 
 
-def refused_in_every_form(model: nn.Module, counting: dict[nn.Module, str], outputs: Any) -> CaptureError | None:
+def refused_in_every_form(
+    model: nn.Module, counting: dict[nn.Module, str], outputs: Any, asked: Collection[str]
+) -> CaptureError | None:
     """Why no form of ``model`` can be captured, as far as that is known before a trace.
 
     Args:
         counting: modules that change an attribute in every call, and the name of that.
         outputs: what the model returned for its example call.
+        asked: what its code asks of tensors, see ``tensor_facts``.
     """
+    name = unsteady(asked)
+    if name is not None:
+        return CaptureError(f"its code asks for {name} of a tensor, which differs from call to call")
     if model in counting:
         return CaptureError(f"its forward changes {counting[model]} in every call")
     kind = opaque_kind(outputs)

@@ -9,6 +9,8 @@ import sympy
 import torch
 from torch import Tensor
 
+from .watch import is_equal
+
 try:
     from ._C import tensor_key as _tensor_key  # compiled (csrc/watch.h)
 except ImportError:  # kfconvert doctor tells why
@@ -60,6 +62,8 @@ class Guard:
     # Tracing assumes that a free size is at least 2; sizes of 1 are admitted for the symbols in here, once
     # a run of the region with that size has been compared with the original.
     one_is_safe: set[sympy.Symbol] = field(default_factory=set)
+    # Tracing assumes that no tensor is given twice. Which arguments may be one tensor: see ``given_as``.
+    may_be_one: set[tuple[int, ...]] = field(default_factory=set)
     _verdicts: dict[bytes | tuple[Any, ...], str | None] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -73,10 +77,11 @@ class Guard:
             for index, value in zip(self._indices, tensors):
                 if type(value) not in _TENSOR_TYPES:
                     return f"argument {index} is {type(value).__name__}, not a plain tensor"
-            key = tuple((value.dtype, value.device, value.layout, value.shape) for value in tensors)
+            kinds = [(value.dtype, value.device, value.layout, value.shape) for value in tensors]
+            key = (*kinds, given_as(tensors))
         for index, expected in self.constants:
             value = leaves[index]
-            if type(value) is not type(expected) or value != expected:
+            if not _is_same(value, expected):
                 return f"argument {index} is {value!r}, was traced as {expected!r}"
         try:
             return self._verdicts[key]
@@ -93,6 +98,11 @@ class Guard:
         self.one_is_safe.update(size for size in sizes if isinstance(size, sympy.Symbol))
         self._verdicts.clear()
 
+    def admit_one_for_several(self, leaves: list[Any]) -> None:
+        """Let those arguments be one tensor that are in ``leaves``."""
+        self.may_be_one.add(given_as([leaves[index] for index in self._indices]))
+        self._verdicts.clear()
+
     def _size(self, place: tuple[int, int]) -> int | sympy.Expr:
         index, dimension = place
         return next(guard.sizes[dimension] for guard in self.tensors if guard.index == index)
@@ -102,6 +112,9 @@ class Guard:
             reason = guard.refusal(tensor)
             if reason is not None:
                 return reason
+        same = given_as(tensors)
+        if len(set(same)) < len(same) and same not in self.may_be_one:
+            return "several of its arguments are one tensor, which the forward may ask for"
         return self._judge_sizes([tensor.shape for tensor in tensors])
 
     def _judge_sizes(self, shapes: list[torch.Size]) -> str | None:
@@ -135,6 +148,18 @@ class Guard:
             if constraint.subs(values) != sympy.true:
                 return f"the traced condition {constraint} does not hold for these sizes"
         return None
+
+
+def given_as(tensors: list[Tensor]) -> tuple[int, ...]:
+    """For each tensor the index of the first that is the very same."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(tensor), index) for index, tensor in enumerate(tensors))
+
+
+def _is_same(value: Any, expected: Any) -> bool:
+    if value is expected or is_equal(value, expected):
+        return True
+    return type(value) is type(expected) and type(value) not in (float, complex) and value == expected
 
 
 def guard_from_placeholders(values: list[Any], free: dict[str, Places]) -> Guard:

@@ -19,28 +19,33 @@ class InputSpecError(ValueError):
 
 
 def describe(inputs: Any) -> Any:
-    """A JSON value for ``inputs``: tensors by shape, dtype and, if integer or bool, range.
+    """A JSON value for ``inputs``: tensors by shape, dtype and, if integer or bool, range; one that is given again by
+    the number of the tensor that it is, in their order.
 
     Raises:
         InputSpecError: a leaf that is no tensor, number, string, bool or None, or more than LARGEST bytes.
     """
-    spec = _describe(inputs)
+    spec = _describe(inputs, [])
     _check_size(spec)
     return spec
 
 
-def _describe(inputs: Any) -> Any:
+def _describe(inputs: Any, tensors: list[Tensor]) -> Any:
     if isinstance(inputs, Tensor):
         spec = {"shape": list(inputs.shape), "dtype": str(inputs.dtype).removeprefix("torch.")}
-        if not _inexact(inputs.dtype) and inputs.numel():
+        same = next((index for index, tensor in enumerate(tensors) if tensor is inputs), None)
+        tensors.append(inputs)
+        if same is not None:
+            spec["same"] = same
+        elif not _inexact(inputs.dtype) and inputs.numel():
             spec |= {"low": int(inputs.min()), "high": int(inputs.max())}
         return {"tensor": spec}
     if isinstance(inputs, _PLAIN):
         return {"value": inputs}
     if isinstance(inputs, (tuple, list)):
-        return {type(inputs).__name__: [_describe(item) for item in inputs]}
+        return {type(inputs).__name__: [_describe(item, tensors) for item in inputs]}
     if isinstance(inputs, dict):
-        return {"dict": {key: _describe(value) for key, value in inputs.items()}}
+        return {"dict": {key: _describe(value, tensors) for key, value in inputs.items()}}
     raise InputSpecError(f"an example input of type {type(inputs).__name__} cannot be described")
 
 
@@ -51,19 +56,28 @@ def build(spec: Any, device: torch.device | str = "cpu") -> Any:
         InputSpecError: it is none, or asks for more than LARGEST bytes.
     """
     _check_size(spec)
-    return _build(spec, torch.device(device), torch.Generator().manual_seed(0))
+    return _build(spec, torch.device(device), torch.Generator().manual_seed(0), [])
 
 
-def _build(spec: Any, device: torch.device, generator: torch.Generator) -> Any:
+def _build(spec: Any, device: torch.device, generator: torch.Generator, tensors: list[Tensor]) -> Any:
     kind, value = _item(spec)
     if kind == "value":
         return value
     if kind == "tensor":
-        return _tensor(value, generator).to(device)
+        same = value.get("same")
+        tensors.append(_tensor(value, generator).to(device) if same is None else _given_before(value, tensors))
+        return tensors[-1]
     if kind == "dict":
-        return {key: _build(item, device, generator) for key, item in value.items()}
-    items = [_build(item, device, generator) for item in value]
+        return {key: _build(item, device, generator, tensors) for key, item in value.items()}
+    items = [_build(item, device, generator, tensors) for item in value]
     return tuple(items) if kind == "tuple" else items
+
+
+def _given_before(spec: dict[str, Any], tensors: list[Tensor]) -> Tensor:
+    same = spec["same"]
+    if not (_is_size(same) and same < len(tensors) and list(tensors[same].shape) == spec["shape"]):
+        raise _unreadable("a tensor is the same as one that does not come before it")
+    return tensors[same]
 
 
 def _check_size(spec: Any) -> None:

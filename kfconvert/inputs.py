@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,9 @@ class ExampleCall:
     def __call__(self, model: nn.Module) -> Any:
         return model(*self.args, **self.kwargs)
 
-    def map_tensors(self, fn) -> ExampleCall:
-        """The same call with ``fn`` applied to every tensor, at whatever depth it lies."""
-        args, kwargs = pytree.tree_map_only(Tensor, fn, (self.args, self.kwargs))
+    def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> ExampleCall:
+        """The same call with ``fn`` applied to every tensor, at whatever depth it lies; see ``to_each``."""
+        args, kwargs = pytree.tree_map_only(Tensor, to_each(fn), (self.args, self.kwargs))
         return ExampleCall(args, kwargs)
 
     def copied(self) -> ExampleCall:
@@ -45,6 +45,18 @@ class ExampleCall:
             return type(value).__name__ if isinstance(value, (Mapping, Sequence)) else repr(value)
 
         return ", ".join([show(a) for a in self.args] + [f"{k}={show(v)}" for k, v in self.kwargs.items()])
+
+
+def to_each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``function``, for each distinct object once: a tensor that is given twice is still one that is given twice."""
+    known: dict[int, tuple[Any, Any]] = {}
+
+    def mapped(value: Any) -> Any:
+        if id(value) not in known:
+            known[id(value)] = value, function(value)
+        return known[id(value)][1]
+
+    return mapped
 
 
 def example_call(

@@ -56,11 +56,12 @@ class OwnState:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put back what has changed since the first call; what was added is left."""
-        for key, (holder, before) in self._before.holders.items():
-            _, after = self._after.holders.get(key, (holder, before))
+        """Put back what has changed since the first call, to what it was before; what came with that call, and may be
+        read by a graph, to what it was then. What was added later is left: caches are filled so."""
+        for key, (holder, after) in self._after.holders.items():
+            _, before = self._before.holders.get(key, (holder, after))
             if isinstance(holder, dict):
-                for name, value in before.items():
+                for name, value in (after | before).items():
                     if not is_equal(holder.get(name), after.get(name)):
                         holder[name] = value
                         self.written.add(str(name))
@@ -69,10 +70,11 @@ class OwnState:
             elif isinstance(holder, set) and holder != after:
                 holder.clear()
                 holder |= before
-        for key, (tensor, before) in self._before.tensors.items():
-            _, after = self._after.tensors.get(key, (tensor, before))
+        for key, (tensor, after) in self._after.tensors.items():
+            _, before = self._before.tensors.get(key, (tensor, after))
             if not is_same_tensor(tensor, after) and tensor.shape == before.shape:
                 tensor.copy_(before)
+
 
 
 def _own(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from .alike import by_integers, groups, integers, is_operator, unread
 from .calls import CallForm
 from .capture import Capture, capture
-from .guard import Places
+from .guard import Places, given_as
 from .inputs import ExampleCall, variations, widened
 from .probing import is_faithful
 from .recording import opaque_kind, record, sizes, unsettled
@@ -238,7 +238,7 @@ def _choices(module: nn.Module, call: ExampleCall, varied: dict[str, ExampleCall
 
 
 def _kinds(call: ExampleCall) -> Hashable:
-    """The structure of the arguments, the ranks and dtypes of tensors, the values of flags."""
+    """The structure of the arguments, the ranks and dtypes of tensors, which of those are one, the values of flags."""
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     kinds = []
     for leaf in leaves:
@@ -246,7 +246,7 @@ def _kinds(call: ExampleCall) -> Hashable:
             kinds.append((leaf.dim(), leaf.dtype))
         else:
             kinds.append(leaf if isinstance(leaf, (bool, str, type(None))) else type(leaf))
-    return repr(spec), tuple(kinds)
+    return repr(spec), tuple(kinds), given_as([leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
 
 def _size_at(shape: tuple[int, ...] | None, dimension: int) -> int | None:

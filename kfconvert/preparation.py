@@ -17,6 +17,7 @@ from .recording import around
 from .references import model_outputs
 from .runtime import uninstall
 from .settings import SettingError, max_rewrites
+from .tensor_facts import Asked
 
 
 class ConversionError(ValueError):
@@ -26,13 +27,15 @@ class ConversionError(ValueError):
 @dataclass
 class Prepared:
     """``outputs``: what ``model`` returned for ``call``; ``counting``: the modules that keep count of their calls, each
-    with the dotted name of the counter. ``own_state`` puts back what the calls of a conversion change in it."""
+    with the dotted name of the counter. ``own_state`` puts back what the calls of a conversion change in it;
+    ``asked`` has what its code asks of tensors (see ``tensor_facts``)."""
 
     model: nn.Module
     call: ExampleCall
     outputs: Any
     counting: dict[nn.Module, str]
     own_state: OwnState
+    asked: frozenset[str]
 
 
 def prepare(
@@ -79,9 +82,11 @@ def prepare(
     before = _kept(model)
     own_state = OwnState(model)
     try:
-        call, outputs = _accepted(model, calls)
+        with Asked() as asked:
+            call, outputs = _accepted(model, calls)
         own_state.settled(model)
-        return Prepared(model, call, outputs, _counting(model, call, before), own_state)
+        counting = _counting(model, call, before)
+        return Prepared(model, call, outputs, counting, own_state, frozenset(asked.names))
     except BaseException:
         own_state.restore()
         raise

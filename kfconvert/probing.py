@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -39,6 +40,31 @@ def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any
     if len(safe) < 2 or agrees(safe):
         for name in safe:
             region.guard.admit_one(name)
+
+
+def admit_same_tensors(
+    model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]
+) -> None:
+    """Let those of the arguments be one tensor that are one among ``leaves``, where ``run``, traced as if they were
+    several, agrees with ``model``, which may ask for it."""
+    tensors = [id(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+    if len(set(tensors)) < len(tensors) and is_faithful(model, region, run, leaves):
+        region.guard.admit_one_for_several(leaves)
+
+
+@torch.no_grad()
+def writes_arguments(model: nn.Module, region: Region, leaves: list[Any]) -> bool:
+    """Whether ``model`` puts other objects into lists or dicts among its arguments, which no graph shows."""
+    given = region.call.keywords(leaves)
+    if not any(isinstance(value, (list, dict, tuple)) for value in given.values()):
+        return False
+    before = pytree.tree_flatten(given)
+    try:
+        model(**given)
+    except Exception:  # then it may write anything before it raises
+        return True
+    after = pytree.tree_flatten(given)
+    return before[1] != after[1] or not all(map(operator.is_, before[0], after[0]))
 
 
 @torch.no_grad()

@@ -93,6 +93,7 @@ class _Statistics(_Part):
     seconds: dict[str, float] = {}
     check_weights: int | None = Field(None, ge=0)
     not_written: list[str] | None = None
+    asked: list[str] = []
     environment: dict[str, Any] = {}
     model: str = ""
     inputs: str = ""

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from .inputs import to_each
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -30,7 +32,8 @@ def model_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     The training flags of all submodules and the random state are restored.
     """
     with evaluation(model):
-        return model(*tree_map(_fresh, args), **tree_map(_fresh, kwargs))
+        args, kwargs = tree_map(to_each(_fresh), (args, kwargs))
+        return model(*args, **kwargs)
 
 
 def reference_outputs(original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference:
@@ -94,7 +97,7 @@ def _outputs_in(
     replica = _replica(original, dtype)
     remains = weakref.ref(replica)
     try:
-        return model_outputs(replica, tree_map(cast, args), tree_map(cast, kwargs))
+        return model_outputs(replica, *tree_map(to_each(cast), (args, kwargs)))
     finally:
         # twice the model's size: give it back before candidates are run
         del replica

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -41,8 +41,10 @@ class Region:
     out_spec: pytree.TreeSpec
     example: Any = None
     settings: frozenset[Read] = frozenset()
-    # Which of the flat outputs have a gradient; not known before the first call that wants one.
-    differentiable: tuple[bool, ...] | None = None
+    # What the code behind it asks of tensors, see ``tensor_facts``.
+    asked: frozenset[str] = frozenset()
+    # Which of the flat outputs have a gradient, by which parameters and arguments want one (see GuardedForward).
+    differentiable: dict[bytes, tuple[bool, ...]] = field(default_factory=dict)
 
     @cached_property
     def returns_inputs(self) -> bool:

@@ -36,6 +36,7 @@ class Replay(Conversion):
     def __init__(self, calls: list[Any], parts: list[dict[str, Any]], statistics: dict[str, Any]):
         super().__init__(False, 0.0, "all", lambda stage, done, total: None, statistics.get("check_weights"))
         self.calls, self.recorded_parts, self.statistics = calls, parts, statistics
+        self.asked = frozenset(statistics.get("asked", ()))
 
     def convert(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Converts ``model`` in place and returns it."""

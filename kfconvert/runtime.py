@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from .model_state import ModelState
 from .program import Program, UnfitTensors
 from .recompute import needs_gradient, run_recorded
 from .region import Region
+from .tensor_facts import facts
 from .torch_state import transformed
 from .weak_module import WeakModule
 
@@ -42,6 +43,13 @@ class Variant:
     # Of each image among the flat inputs, whether the example's was contiguous, where one was channels-last: results of
     # other images are laid out otherwise then.
     layout: tuple[bool, ...] = ()
+    # What its code asks of tensors, for the example and the weights.
+    facts: list[Any] = field(default_factory=list)
+
+    def facts_of(self, leaves: list[Any]) -> list[Any]:
+        """What the code behind the program would be told. Raises UnfitTensors where a tensor was removed."""
+        asked = self.region.asked
+        return facts(asked, (*leaves, *self.program.tensors())) if asked else []
 
     def refusal(self, leaves: list[Any] | None) -> str | None:
         if leaves is None:
@@ -49,6 +57,8 @@ class Variant:
         refusal = self.region.guard.refusal(leaves)
         if refusal is None and not all(self.layout) and self.program.layout(leaves) != self.layout:
             return "an image has another memory format than that of the example, which was channels-last"
+        if refusal is None and self.region.asked and self.facts_of(leaves) != self.facts:
+            return f"its code asks for {', '.join(sorted(self.region.asked))} of tensors, and these are others"
         return refusal
 
     def structured(self, outputs: tuple[Any, ...]) -> Any:
@@ -186,12 +196,12 @@ class GuardedForward:
             self.refresh()
         for variant in self._candidates((len(args), *kwargs)):
             leaves = variant.region.call.leaves(args, kwargs)
-            refusal = variant.refusal(leaves)
-            if refusal is None:
-                try:
+            try:
+                refusal = variant.refusal(leaves)
+                if refusal is None:
                     return self._run(variant, leaves, args, kwargs)
-                except UnfitTensors as error:
-                    refusal = str(error)
+            except UnfitTensors as error:
+                refusal = str(error)
             # The refusal of a variant that takes these arguments says more than that another takes others.
             reason = refusal if leaves is not None else reason
         return self._missed(reason or self._other_form(), args, kwargs)
@@ -222,7 +232,7 @@ class GuardedForward:
     def _run(self, variant: Variant, leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled():
             return self._counted(variant.run(leaves))
-        places, known = self.state.parameter_places, self.state.parameters
+        places = self.state.parameter_places
         parameters = [tensor for store, key in places if (tensor := store.get(key)) is not None]
         if not needs_gradient(parameters, leaves):
             return self._counted(variant.run(leaves))
@@ -235,7 +245,8 @@ class GuardedForward:
             with originals(), self._as_in_forward(model, parameters):
                 return self._original_of(model, **variant.region.call.keywords(flat))
 
-        recorded = run_recorded(variant.program.run, original, parameters, leaves, variant.region.differentiable)
+        differentiable = self._differentiable(variant, parameters, leaves)
+        recorded = run_recorded(variant.program.run, original, parameters, leaves, differentiable)
         return self._counted(variant.structured(recorded))
 
     def _no_gradients(self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]) -> str | None:
@@ -255,12 +266,23 @@ class GuardedForward:
         ours = {id(parameter) for parameter in parameters}
         if any(tensor.requires_grad and id(tensor) not in ours for tensor in variant.program.tensors()):
             return "a buffer or an attribute wants a gradient"
-        if region.differentiable is None:
-            region.differentiable = self._differentiable(variant, leaves)
         return None
 
-    def _differentiable(self, variant: Variant, leaves: list[Any]) -> tuple[bool, ...]:
-        """Which of the flat outputs of the original have a gradient; looked up in one run of it."""
+    def _differentiable(
+        self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]
+    ) -> tuple[bool, ...]:
+        """Which of the flat outputs of the original have a gradient, where these of its parameters and arguments want
+        one; looked up in one run of it."""
+        tensors = (*parameters, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
+        wanted = bytes(tensor.requires_grad for tensor in tensors)
+        known = variant.region.differentiable
+        if wanted not in known:
+            if len(known) >= MAX_SPELLINGS:
+                known.clear()
+            known[wanted] = self._look_up_differentiable(variant, leaves)
+        return known[wanted]
+
+    def _look_up_differentiable(self, variant: Variant, leaves: list[Any]) -> tuple[bool, ...]:
         # Those who keep what a forward saves for backward (checkpoints, offloading) are to keep nothing of this one.
         unkept = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)
         with originals(), torch.enable_grad(), unkept:

@@ -29,7 +29,8 @@ def conversion_stats(job: Conversion) -> dict[str, Any]:
     ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed or the
     original is given back), ``sites``, ``near_misses``, ``regions``, ``parts_left_out`` (how many submodules there was
     no time to look at), ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``seconds`` a stage, ``check_weights``
-    (calls, 0 for never), ``not_written`` (attributes that the forward sets for others to read, which fused calls leave
+    (calls, 0 for never), ``asked`` (what the model's code asks of
+    tensors, see ``tensor_facts``), ``not_written`` (attributes that the forward sets for others to read, which fused calls leave
     as they are), ``environment``, ``model``, ``inputs``, ``layout``, ``reverted`` and ``nothing_fused`` (None
     or why).
     """
@@ -61,6 +62,7 @@ def conversion_stats(job: Conversion) -> dict[str, Any]:
         "model": type(job.model).__name__,
         "inputs": job.call.summary(),
         "example": _example(job),
+        "asked": sorted(job.asked),
         "check_weights": job.calls_between_checks(),
         "not_written": sorted(job.own_state.written) if applied.total() else [],
         "layout": "channels_last" if any(captured.channels_last for captured in main) else "contiguous",

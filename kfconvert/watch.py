@@ -140,7 +140,8 @@ def is_equal(value: Any, other: Any) -> bool:
     if type(value) is not type(other):
         return False
     if type(value) in _VALUES:
-        return value == other
+        # 0.0 == -0.0, but their inverses differ; and NaN != NaN.
+        return repr(value) == repr(other) if type(value) in (float, complex) else value == other
     if type(value) in (list, tuple):
         return len(value) == len(other) and all(map(is_equal, value, other))
     if type(value) is dict:

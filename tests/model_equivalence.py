@@ -212,7 +212,9 @@ class Pair:
 
 def exact_twin(original: nn.Module) -> nn.Module:
     """A copy of a random model, and of all that was done to it, with the same weights and in float64 throughout."""
-    twin = copy.deepcopy(original)
+    # A weight that older weight norms have computed is no leaf of autograd, which a copy refuses.
+    held = [value for module in original.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    twin = copy.deepcopy(original, {id(tensor): tensor.detach().clone() for tensor in held if not tensor.is_leaf})
     for module in twin.modules():
         if isinstance(module, Chain):
             module.exact = True

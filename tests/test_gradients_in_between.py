@@ -109,3 +109,31 @@ def test_a_model_that_is_gone_before_backward(both):
     for parameter, gradient in zip(parameters, expected):
         if gradient is not None:
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("first", ["frozen", "trained"])
+def test_parts_that_are_frozen_and_trained_again(first):
+    class Two(nn.Module):
+        """Features and scores."""
+
+        def __init__(self):
+            super().__init__()
+            self.backbone, self.head = nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x):
+            features = nn.functional.gelu(self.backbone(x))
+            return features, self.head(features)
+
+    model, x = Two().eval(), torch.randn(4, 8)
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
+    for frozen in (first == "frozen", first != "frozen"):
+        found = []
+        for each in (model, fused):
+            each.zero_grad()
+            each.backbone.requires_grad_(not frozen)
+            features, scores = each(x)
+            assert features.requires_grad is not frozen
+            (features.sum() * features.requires_grad + scores.sum()).backward()
+            found.append([p.grad for p in each.parameters()])
+        torch.testing.assert_close(*found)
+    assert fused.kfconvert_info()["guard"]["hits"] == 2

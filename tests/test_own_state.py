@@ -126,3 +126,16 @@ def test_what_fused_calls_do_not_write_is_named(tmp_path):
     assert converter.conversion_stats["not_written"] == ["calls", "seen"] and fused.calls == 0
     save(fused, tmp_path / "saved")
     assert load(tmp_path / "saved", model=Counting()).kfconvert_info()["not_written"] == ["calls", "seen"]
+
+
+def test_what_the_first_call_makes_is_as_it_was_then():
+    class Lazy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x):
+            self.calls = getattr(self, "calls", 0) + 1
+            return torch.relu(self.linear(x))
+
+    assert ModelConverter(select="all").convert_model(Lazy().eval(), (3, 16)).calls == 1

@@ -1,6 +1,7 @@
 """What a forward asks of torch, of its arguments and of what it holds, beyond plain attributes: never fixed silently."""
 
 import collections
+import configparser
 import contextvars
 import copy
 import functools
@@ -60,11 +61,38 @@ class Partial:
     scale: float = field(default=2.0, compare=False)
 
 
+class Deep:
+    """Objects within each other."""
+
+    def __init__(self, depth):
+        self.inner = Deep(depth - 1) if depth else 2.0
+
+    def innermost(self):
+        return self.inner.innermost() if isinstance(self.inner, Deep) else self
+
+
+def ini():
+    parser = configparser.ConfigParser()
+    parser.read_dict({"a": {"b": "2.0"}})
+    return parser
+
+
 HOLDERS = {
     "equal list": ([2.0], lambda h: h[0], lambda m: setattr(m, "held", [2.0]), lambda m: m.held.__setitem__(0, 3.0)),
     "deque": (collections.deque([2.0]), lambda h: h[0], None, lambda m: m.held.__setitem__(0, 3.0)),
     "array": (numpy.array([2.0]), lambda h: float(h[0]), None, lambda m: m.held.__setitem__(0, 3.0)),
     "UserDict": (collections.UserDict(a=2.0), lambda h: h["a"], None, lambda m: m.held.__setitem__("a", 3.0)),
+    "ChainMap": (collections.ChainMap({}, {"a": 2.0}), lambda h: h["a"], None, lambda m: m.held.__setitem__("a", 3.0)),
+    "ini file": (ini(), lambda h: h["a"].getfloat("b"), None, lambda m: m.held.set("a", "b", "3.0")),
+    "optimizer": (
+        torch.optim.SGD([torch.zeros(1)], lr=2.0),
+        lambda h: h.param_groups[0]["lr"],
+        None,
+        lambda m: m.held.param_groups[0].update(lr=3.0),
+    ),
+    "UserString": (collections.UserString("2"), lambda h: float(h.data), None, lambda m: setattr(m.held, "data", "3")),
+    "bytes": (bytearray([2]), lambda h: h[0], None, lambda m: m.held.__setitem__(0, 3)),
+    "deep": (Deep(9), lambda h: h.innermost().inner, None, lambda m: setattr(m.held.innermost(), "inner", 3.0)),
     "slots": (Slots(), lambda h: h.scale, None, lambda m: setattr(m.held, "scale", 3.0)),
     "equal object": (Partial(), lambda h: h.scale, lambda m: setattr(m, "held", Partial(3.0)), lambda m: None),
     "order of a dict": ({"a": 2.0, "b": 5.0}, lambda h: next(iter(h.values())), None, lambda m: m.held.update(a=m.held.pop("a"))),

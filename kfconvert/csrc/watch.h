@@ -435,8 +435,19 @@ inline PyObject* has_state(PyObject*, PyObject* const* arguments, Py_ssize_t giv
   Py_RETURN_TRUE;
 }
 
-// tensor_key(list, tuple of indices) -> bytes that tell dtype, device and shape of the tensors at the indices; None
-// where one is no plain strided tensor, or where torch has no exchange.
+// The first place among `indices`, up to `place`, at which `values` has the object that it has there.
+inline std::uint64_t first_same(PyObject* values, PyObject* indices, Py_ssize_t place) {
+  const auto value_at = [&](Py_ssize_t i) {
+    const Py_ssize_t index = PyLong_AsSsize_t(PyTuple_GET_ITEM(indices, i));
+    return index < PyList_GET_SIZE(values) ? PyList_GET_ITEM(values, index) : nullptr;
+  };
+  Py_ssize_t first = 0;
+  while (value_at(first) != value_at(place)) ++first;
+  return static_cast<std::uint64_t>(first);
+}
+
+// tensor_key(list, tuple of indices) -> bytes that tell dtype, device and shape of the tensors at the indices, and which
+// of them are the very same; None where one is no plain strided tensor, or where torch has no exchange.
 inline PyObject* tensor_key(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
   if (!takes("tensor_key", given, 2) || !is_flat(arguments[1], 1)) return nullptr;
   if (!PyList_Check(arguments[0])) {
@@ -467,7 +478,8 @@ inline PyObject* tensor_key(PyObject*, PyObject* const* arguments, Py_ssize_t gi
     if (dtype.get() == nullptr) return nullptr;
     const std::uint64_t kind = address(dtype.get());
     const std::uint64_t facts[] = {kind, static_cast<std::uint64_t>(view.device_type),
-                                   static_cast<std::uint64_t>(view.device_id), static_cast<std::uint64_t>(view.ndim)};
+                                   static_cast<std::uint64_t>(view.device_id), static_cast<std::uint64_t>(view.ndim),
+                                   first_same(arguments[0], arguments[1], i)};
     const std::size_t shape = static_cast<std::size_t>(view.ndim) * sizeof(std::int64_t);
     if (used + sizeof(facts) + shape > sizeof(key)) Py_RETURN_NONE;
     std::memcpy(key + used, facts, sizeof(facts));

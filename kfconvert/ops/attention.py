@@ -15,15 +15,16 @@ from torch.nn.attention import SDPBackend
 
 from ..torch_state import recorded, transformed
 from .arguments import require_share, within
-from .registration import require, require_float, require_same_options
+from .registration import require, require_float, require_same_options, wants_gradient
 from .rotary import rope
 
 
 def attention_score(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
     """``q k^T scale``, the scores before the softmax, of shape (..., N, M); ``torch.baddbmm``.
 
-    The product is scaled while it is computed, not in a pass of its own. q: (..., N, D), k: (..., M, D),
-    leading dimensions that broadcast. scale: 1 / sqrt(D) by default.
+    The product is scaled while it is computed, not in a pass of its own; where half types want gradients it is, as
+    the gradient that is scaled last would overflow. q: (..., N, D), k: (..., M, D), leading dimensions that broadcast.
+    scale: 1 / sqrt(D) by default.
     """
     operator = "attention_score"
     _check_keys(operator, q, k)
@@ -34,7 +35,11 @@ def attention_score(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
     batch = math.prod(leading)
     q, k = (t.expand(*leading, *t.shape[-2:]).reshape(batch, *t.shape[-2:]) for t in (q, k))
     scale = _default_scale(q) if scale is None else scale
-    scores = torch.baddbmm(q.new_empty(1, 1, 1), q, k.mT, beta=0, alpha=scale)
+    # A factor of 0 leaves some results of baddbmm as the memory was.
+    if scale == 0 or (q.element_size() == 2 and wants_gradient(q, k)):
+        scores = q @ k.mT * scale
+    else:
+        scores = torch.baddbmm(q.new_empty(1, 1, 1), q, k.mT, beta=0, alpha=scale)
     return scores.reshape(*leading, *scores.shape[-2:])
 
 
@@ -67,6 +72,9 @@ def flash_attention(
         RuntimeError: shapes, dtypes or devices that do not fit.
     """
     check_attention("flash_attention", q, k, v)
+    if is_causal and scale is not None and scale <= 0:
+        # PyTorch's kernels scale after they have put -inf in the place of what is hidden.
+        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
     y = F.scaled_dot_product_attention(*with_four_dimensions(q, k, v), scale=scale, is_causal=is_causal)
     return y.reshape(*q.shape[:-2], *y.shape[-2:])
 

@@ -407,3 +407,27 @@ def test_two_devices():
 
 def test_other_names():
     assert ops.fused_attention_score is ops.attention_score
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_scores_with_a_scale_of_zero_are_zero(dtype):
+    for _ in range(5):
+        q, k = torch.randn(33, 33).to(dtype).t(), torch.randn(5, 33).to(dtype)
+        junk = [torch.full((33, 5), 7.0, dtype=dtype) for _ in range(4)]  # what the allocator hands out next
+        del junk
+        assert not ops.attention_score(q, k, 0.0).any()
+
+
+def test_gradients_of_scores_do_not_overflow():
+    q, k = (torch.full((3, rows, 16), 100.0, dtype=torch.float16, requires_grad=True) for rows in (2, 33))
+    gradients = torch.full((3, 2, 33), 200.0, dtype=torch.float16)
+    for found in torch.autograd.grad(ops.attention_score(q, k, 0.05), (q, k), gradients):
+        assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_causal_attention_with_a_scale_that_is_not_positive(scale):
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    torch.testing.assert_close(
+        ops.flash_attention(q, k, v, scale, True), reference.flash_attention(q, k, v, scale, True)
+    )

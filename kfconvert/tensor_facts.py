@@ -1,0 +1,62 @@
+"""What Python code asks of tensors besides shape, dtype and device, such as ``is_contiguous()``: no graph shows it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .contents import is_of_author
+
+
+def _layout(tensor: Tensor) -> Any:
+    if tensor.is_contiguous():
+        return True
+    channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return "channels_last" if channels_last else tensor.stride()
+
+
+# Name -> what decides the answer, for tensors of the same shape, dtype and device.
+_DECIDING: dict[str, Callable[[Tensor], Any]] = {
+    "is_contiguous": _layout,
+    "stride": _layout,
+    "storage_offset": Tensor.storage_offset,
+    "is_inference": Tensor.is_inference,
+    "requires_grad": lambda tensor: tensor.requires_grad,
+    "is_leaf": lambda tensor: tensor.is_leaf,
+    "grad": lambda tensor: tensor.is_leaf and tensor.grad is None,
+    "grad_fn": lambda tensor: tensor.grad_fn is None,
+}
+# Where the answer is another one each time.
+_UNSTEADY = frozenset(("data_ptr", "untyped_storage", "storage", "_version", "is_shared", "is_pinned", "backward_hooks"))
+
+
+class Asked(TorchFunctionMode):
+    """Within the block, ``names`` collects what the code of a model's author asks of tensors in this thread."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        if name in ("__get__", "__set__"):
+            name = getattr(getattr(function, "__self__", None), "__name__", "")
+        if (name in _DECIDING or name in _UNSTEADY) and is_of_author(sys._getframe(1).f_globals.get("__name__")):
+            self.names.add(name)
+        return function(*args, **(kwargs or {}))
+
+
+def unsteady(names: Iterable[str]) -> str | None:
+    """The first of ``names`` whose answer differs from call to call, None where there is none."""
+    return next(iter(sorted(_UNSTEADY.intersection(names))), None)
+
+
+def facts(names: Iterable[str], values: Iterable[Any]) -> list[Any]:
+    """What decides the answers to ``names`` for each tensor among ``values``."""
+    asked = [_DECIDING[name] for name in sorted(names) if name in _DECIDING]
+    return [[ask(value) for ask in asked] for value in values if isinstance(value, Tensor)]

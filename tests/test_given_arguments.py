@@ -1,0 +1,212 @@
+"""What a forward may ask of its arguments beyond their shapes and dtypes: other answers never run the fused program."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from kfconvert import ModelConverter, load, save
+
+pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
+X = torch.randn(4, 8)
+
+
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8)
+
+    def body(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+def converted(kind, *args, **kwargs):
+    """(the original, the converted model)"""
+    model = kind().eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=kwargs or args)
+    return model, fused
+
+
+def assert_alike(model, fused, *args, **kwargs):
+    with torch.no_grad():
+        expected, actual = model(*args, **kwargs), fused(*args, **kwargs)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+
+
+class Scaled(Body):
+    def forward(self, x, lengths, scale=1):
+        return self.body(x), lengths * scale
+
+
+class Reduced(Body):
+    def forward(self, x, dim=False):
+        return self.body(x) if dim is False else self.body(x).sum(int(dim))
+
+
+class Floored(Body):
+    def forward(self, x, floor=0.0):
+        return self.body(x), torch.atan2(torch.full_like(x, floor), -x.abs())
+
+
+@pytest.mark.parametrize(
+    "kind, example, other",
+    [
+        (Scaled, (X, torch.arange(4)), {"scale": 1.0}),
+        (Scaled, (X, torch.arange(4)), {"scale": True}),
+        (Reduced, (X,), {"dim": 0}),
+        (Floored, (X,), {"floor": -0.0}),
+    ],
+)
+def test_values_that_are_equal_to_a_default_and_not_the_same(kind, example, other):
+    model, fused = converted(kind, *example)
+    assert_alike(model, fused, *example)
+    assert_alike(model, fused, *example, **other)
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+def test_a_negative_zero_that_was_traced_as_zero():
+    class Dividing(Body):
+        def forward(self, x, scale=1.0):
+            return self.body(x), 1 / (torch.ones(()) * scale)
+
+    model, fused = converted(Dividing, x=X, scale=0.0)
+    assert_alike(model, fused, X, scale=0.0)
+    assert_alike(model, fused, X, scale=-0.0)
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+def test_an_attribute_that_becomes_a_negative_zero():
+    class Dividing(Body):
+        zero = 0.0
+
+        def forward(self, x):
+            return self.body(x) / (torch.ones(()) * self.zero)
+
+    model, fused = converted(Dividing, X)
+    for each in (model, fused):
+        each.zero = -0.0
+    assert_alike(model, fused, X)
+
+
+class Collecting(Body):
+    def forward(self, x, features):
+        features.append(F.gelu(self.up(x)))
+        return self.down(features[-1])
+
+
+class Stepping(Body):
+    def forward(self, x, state):
+        hidden = F.gelu(self.up(x + state["h"]))
+        state["h"] = hidden.mean(1, keepdim=True)
+        return self.down(hidden)
+
+
+@pytest.mark.parametrize("kind, given", [(Collecting, []), (Stepping, {"h": torch.zeros(4, 1)})])
+def test_lists_and_dicts_that_the_forward_writes_to(kind, given):
+    model, fused = converted(kind, X, given)
+    ours, theirs = copy.deepcopy(given), copy.deepcopy(given)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fused(X, theirs), model(X, ours))
+    torch.testing.assert_close(theirs, ours)
+
+
+def test_a_list_that_is_only_read():
+    class Adding(Body):
+        def forward(self, x, features):
+            return self.body(x + features[0])
+
+    model, fused = converted(Adding, X, [X])
+    assert_alike(model, fused, X, [X + 1])
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+class Comparing(Body):
+    """Self-attention, of which the norm is left out, is told from attention to something else by ``is``."""
+
+    def forward(self, x, context):
+        return self.body(x + (context if context is x else self.norm(context)))
+
+
+@pytest.mark.parametrize("example", [(X, X + 1), (X, X)], ids=["two tensors", "one tensor"])
+def test_one_tensor_that_is_given_twice(example):
+    model, fused = converted(Comparing, *example)
+    assert_alike(model, fused, X, X + 1)
+    assert_alike(model, fused, X, X)
+
+
+def test_attention_to_itself_is_fused(tmp_path):
+    model = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    x, y = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    example = {"query": x, "key": x, "value": x, "need_weights": False}
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=example)
+    save(fused, tmp_path / "saved")
+    for each in (fused, load(tmp_path / "saved", model=copy.deepcopy(model))):
+        assert_alike(model, each, x, x, x, need_weights=False)
+        assert each.kfconvert_info()["guard"]["hits"] == 1
+        assert_alike(model, each, x, y, y, need_weights=False)
+
+
+def with_grad(x):
+    x = x.clone()
+    x.grad = torch.ones_like(x)
+    return x
+
+
+def inferred(x):
+    with torch.inference_mode():
+        return x.clone()
+
+
+ASKED = {
+    "is_contiguous": (lambda m, x: 2.0 if x.is_contiguous() else 3.0, lambda x: x.t().contiguous().t()),
+    "stride": (lambda m, x: 1.0 + x.stride(0), lambda x: torch.cat([x, x], 1)[:, :8]),
+    "storage_offset": (lambda m, x: 1.0 + x.storage_offset(), lambda x: torch.cat([x, x])[4:]),
+    "is_inference": (lambda m, x: 1.0 + x.is_inference(), inferred),
+    "requires_grad": (lambda m, x: 1.0 + x.requires_grad, lambda x: x.clone().requires_grad_()),
+    "grad": (lambda m, x: 1.0 + (x.grad is None), with_grad),
+}
+
+
+def asking(question):
+    class Asking(Body):
+        def forward(self, x):
+            return self.body(x) * question(self, x)
+
+    return Asking
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_the_forward_asks_of_an_argument(name, tmp_path):
+    question, other = ASKED[name]
+    model, fused = converted(asking(question), X)
+    save(fused, tmp_path / "saved")
+    again = load(tmp_path / "saved", model=copy.deepcopy(model))
+    for each in (fused, again):
+        assert_alike(model, each, X)
+        assert_alike(model, each, other(X))
+        assert each.kfconvert_info()["guard"]["hits"] == 1
+
+
+@pytest.mark.parametrize("change", ["frozen", "transposed"])
+def test_what_the_forward_asks_of_a_weight(change):
+    questions = {
+        "frozen": lambda m, x: 1.0 + m.up.weight.requires_grad,
+        "transposed": lambda m, x: 1.0 + m.up.weight.is_contiguous(),
+    }
+    model, fused = converted(asking(questions[change]), X)
+    assert_alike(model, fused, X)
+    for each in (model, fused):
+        if change == "frozen":
+            each.requires_grad_(False)
+        else:
+            each.up.weight = nn.Parameter(each.up.weight.detach().t().contiguous().t())
+    assert_alike(model, fused, X)
+
+
+def test_what_differs_from_call_to_call_is_not_captured():
+    model, fused = converted(asking(lambda m, x: float(x.data_ptr() % 7)), X)
+    assert "data_ptr" in fused.kfconvert_info()["nothing_fused"]
+    assert_alike(model, fused, X)
