@@ -27,7 +27,7 @@ class CallForm:
     """The named arguments of one traced call.
 
     A call matches when, after positional arguments are given their names and arguments that equal their default
-    are dropped, the same names remain with the same nesting. So ``model(ids)``, ``model(input_ids=ids)`` and
+    are dropped, the same names remain with the same nesting, those in ``**kwargs`` in the same order. So ``model(ids)``, ``model(input_ids=ids)`` and
     ``model(ids, attention_mask=None)`` are one form.
     """
 
@@ -49,6 +49,7 @@ class CallForm:
             if name not in self.defaults or not _equals(value, self.defaults[name])
         }
         self.names = tuple(arguments)
+        self.parameters = frozenset(p.name for p in parameters if p.kind is not kinds.VAR_KEYWORD)
         leaves, self.spec = pytree.tree_flatten(list(arguments.values()))
         self.flat = len(leaves) == len(self.names)
         self._orders: dict[tuple, Order | None] = {}
@@ -90,6 +91,10 @@ class CallForm:
         given = self.positional[:count] + keywords
         places = {name: index for index, name in enumerate(given)}
         others = [name for name in given if name not in self.names]
+        # What goes into **kwargs may be used in the order in which it is given.
+        free = [name for name in given if name not in self.parameters]
+        if free != [name for name in self.names if name not in self.parameters]:
+            return None
         if len(places) < len(given) or not places.keys() >= set(self.names) or not self.defaults.keys() >= set(others):
             return None
         return [places[name] for name in self.names], [(places[name], self.defaults[name]) for name in others]

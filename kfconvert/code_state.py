@@ -62,6 +62,7 @@ class CodeWalk:
         self.asked_for: set[str] = set()
         self._names: set[str] = set(_ALWAYS)  # of attributes, in all code that was reached
         self._wanted: dict[type, set[str]] = {}  # the names that are asked for in a class and those behind it
+        self._objects: dict[int, tuple[str, Any]] = {}  # plain objects among the globals, with their names
         self._codes: dict[int, types.CodeType] = {}
         self._found: dict[tuple[int, str], Found] = {}
 
@@ -72,22 +73,36 @@ class CodeWalk:
                 continue
             self._wanted.setdefault(base, set()).update(names)
 
-    def entries(self) -> Iterator[Found]:
-        """All entries, once no new function is reached any more."""
+    def reach(self) -> None:
+        """Follow all names, until no new function is found any more."""
         known = -1
         while known != len(self._codes):
             known = len(self._codes)
             for owner, names in list(self._wanted.items()):
                 self._methods(owner, names)
+
+    def entries(self) -> Iterator[Found]:
+        """All entries, once no new function is reached any more."""
+        self.reach()
         for owner, names in self._wanted.items():
             held = class_dict(owner)
             for name in names | (self._names & held.keys()):
                 self._note(held, name, f"{owner.__qualname__}.{name}")
+        for name, value in self._objects.values():
+            self._nearer(name, value)
         methods = class_dict(Tensor)
         for name in self._names:  # a method that is put there later comes before that of the base
             if hasattr(Tensor, name):
                 self._note(methods, name, f"Tensor.{name}")
         yield from self._found.values()
+
+    def _nearer(self, name: str, value: Any) -> None:
+        """Where something may be put later that comes before what the classes of an object have by a name."""
+        stores = [vars(value), *map(class_dict, type(value).__mro__[:-1])]
+        for asked in self._names:
+            found = next((index for index, store in enumerate(stores) if asked in store), 0)
+            for store in stores[:found]:
+                self._note(store, asked, f"{name}.{asked}")
 
     def _methods(self, owner: type, names: set[str]) -> None:
         if not _is_followed(owner.__module__):
@@ -123,6 +138,7 @@ class CodeWalk:
         elif isinstance(value, (*_CONTAINERS, contextvars.ContextVar, threading.local)):
             self._hold(name, value)
         elif is_plain_object(value):
+            self._objects[id(value)] = name, value
             for key, item in list(vars(value).items()):
                 self._note(vars(value), key, f"{name}.{key}")
                 if isinstance(item, _CONTAINERS):

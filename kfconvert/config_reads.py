@@ -10,11 +10,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from .contents import plain_objects
 from .turns import ThisThread
 
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
+
+# What gives all parameters or buffers, those added later included.
+WHOLE = frozenset(("parameters", "named_parameters", "buffers", "named_buffers", "_parameters", "_buffers", "state_dict"))
 
 # The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
 # "__dict__" stands for all names.
@@ -122,11 +126,13 @@ def _recorded(holder: Any, reads: set[Read], recorders: dict[type, type]) -> Ite
 def _recorder(own: type, reads: set[Read]) -> type:
     """A subclass of ``own`` that adds to ``reads`` what this thread reads of its instances."""
     of_module, here = issubclass(own, nn.Module), ThisThread()
+    # In eval mode, torch's own dropouts do nothing with what they read of themselves.
+    idle = _DropoutNd.__module__ if issubclass(own, _DropoutNd) else None
     if issubclass(own, torch.jit.ScriptModule):
         raise TypeError("its attributes are read by compiled code")
 
     def read(self: Any, name: str) -> Any:
-        if here and (_is_read_of_module(name) if of_module else True):
+        if here and (_is_read_of_module(name, idle) if of_module else True):
             reads.add((own, name) if of_module else name)
         return own.__getattribute__(self, name)
 
@@ -145,9 +151,11 @@ def _derived(own: type, read: Callable[[Any, str], Any]) -> type:
     return derived
 
 
-def _is_read_of_module(name: str) -> bool:
+def _is_read_of_module(name: str, idle: str | None) -> bool:
     """Whether reading the attribute ``name`` of a module, two frames up from here, makes its forward depend on it. What
     every module has is read by torch; it and this package look into the dicts of modules on their own account."""
-    if name == "__dict__":
+    if name == "__dict__" or name in WHOLE:
         return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("torch", "kfconvert")
+    if idle is not None and sys._getframe(2).f_globals.get("__name__") == idle:
+        return False
     return name not in _OF_EVERY_MODULE

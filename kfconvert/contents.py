@@ -109,12 +109,13 @@ def first_different(compared: list[tuple[str, Any, Any]]) -> str | None:
 class Contents:
     """Collects the entries for what containers hold, each container once.
 
-    ``compared`` has those that a Watch cannot look into (sets, deques, arrays, objects with slots), each with what it
-    held.
+    ``containers`` has the outermost by their names, ``compared`` those that a Watch cannot look into (sets, deques,
+    arrays, objects with slots), each with what it held.
     """
 
     def __init__(self):
         self._seen: dict[int, Any] = {}
+        self.containers: dict[str, Any] = {}
         self.compared: list[tuple[str, Any, Any]] = []
 
     def numbers_of(self, name: str, tensor: Tensor) -> None:
@@ -142,6 +143,7 @@ class Contents:
         elif not isinstance(value, (list, tuple, dict)):
             return
         self._seen[id(value)] = value
+        self.containers.setdefault(name, value)
         if isinstance(value, list):
             yield name, (value, ITEMS, tuple(value))
         elif isinstance(value, dict):

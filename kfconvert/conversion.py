@@ -26,7 +26,7 @@ from .preparation import prepare
 from .probing import with_few
 from .profiling import Comparison, compare_timings
 from .program import Program
-from .references import model_outputs
+from .references import evaluation, model_outputs
 from .region import CaptureError
 from .repetition import Repetition
 from .runtime import Variant, install, originals, uninstall
@@ -291,7 +291,7 @@ class Conversion:
 
             def run(call: ExampleCall) -> Any:
                 given = call.copied()  # as the original gets them
-                with torch.no_grad():
+                with evaluation(self.model):
                     return variant.run(capture.region.call.leaves(given.args, given.kwargs))
 
             return judge(run)

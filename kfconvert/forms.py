@@ -9,7 +9,7 @@ from torch import nn
 
 from .capture import Capture, capture
 from .inputs import ExampleCall
-from .recording import opaque_kind
+from .recording import attribute_of, opaque_kind
 from .region import CaptureError
 from .repetition import Repetition
 from .shorter_calls import shorter
@@ -51,6 +51,9 @@ def refused_in_every_form(
         return CaptureError(f"its code asks for {name} of a tensor, which differs from call to call")
     if model in counting:
         return CaptureError(f"its forward changes {counting[model]} in every call")
+    attribute = attribute_of(outputs)
+    if attribute is not None:
+        return CaptureError(f"what it returns has the attribute {attribute}")
     kind = opaque_kind(outputs)
     if kind is not None and "Cache" in kind.__name__:
         return CaptureError(CACHE_IN_OUTPUT)

@@ -75,8 +75,9 @@ class Guard:
         if key is None:
             tensors = [leaves[index] for index in self._indices]
             for index, value in zip(self._indices, tensors):
-                if type(value) not in _TENSOR_TYPES:
-                    return f"argument {index} is {type(value).__name__}, not a plain tensor"
+                if type(value) not in _TENSOR_TYPES or value.is_nested:
+                    kind = "nested" if isinstance(value, Tensor) and value.is_nested else type(value).__name__
+                    return f"argument {index} is {kind}, not a plain tensor"
             kinds = [(value.dtype, value.device, value.layout, value.shape) for value in tensors]
             key = (*kinds, given_as(tensors))
         for index, expected in self.constants:

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
-from torch.nn.modules.dropout import _DropoutNd
 
 from .code_state import code_walk
-from .config_reads import Read, configurations, names_by_class
+from .config_reads import WHOLE, Read, configurations, names_by_class
 from .contents import OF_EVERY_MODULE, Contents, Found, first_different, items
 from .live_tensors import Place
 from .shield import is_of_trace, switched_off
@@ -64,7 +63,10 @@ class ModelState:
         self.owners, self.owner_reasons = _watched(*_modes(model, owners=True))
         self._layout = _layout(model)
         self._watch_children()
-        self.fixed, self.fixed_reasons = _watched(*_structure(model), *_modes(model, owners=False))
+        fixed = *_structure(model), *_modes(model, owners=False)
+        if any(isinstance(read, tuple) and read[1] in WHOLE for read in reads):
+            fixed = *fixed, *_sizes(model)
+        self.fixed, self.fixed_reasons = _watched(*fixed)
         self.tied = _tied_places(model)
         stores = [module._parameters for module in model.modules()]
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
@@ -267,6 +269,12 @@ def _structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
             yield (module, TYPE, type(module)), _REPLACED
 
 
+def _sizes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            yield (store, SIZE, len(store)), "it had other parameters or buffers at the conversion; convert it again"
+
+
 def _modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, str]]:
     """Of the modules that hold tensors themselves, or of the others."""
     for module in model.modules():
@@ -284,8 +292,6 @@ def _attributes(
     for path, module in model.named_modules():
         names, own = by_class.get(type(module), set()), vars(module)
         names = (names | own.keys() if "__dict__" in names else names) - _UNWATCHED
-        if isinstance(module, _DropoutNd) and type(module).__module__ == _DropoutNd.__module__:
-            names = names - own.keys()
         children = module._modules.keys() | module._parameters.keys() | module._buffers.keys()
         for key in sorted(key for key in names - (children - own.keys()) if not key.startswith("__")):
             value = own.get(key, MISSING)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
-from .contents import OF_EVERY_MODULE, plain_objects
+from .code_state import code_walk
+from .config_reads import configurations
+from .contents import OF_EVERY_MODULE, is_plain_object, plain_objects
 from .outputs import is_same_tensor
-from .watch import is_equal
+from .watch import MISSING, is_equal
 
 _NOT_OWN = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
 
@@ -35,8 +40,79 @@ class _Snapshot:
         for value in items.values() if isinstance(items, dict) else items:
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not value.is_meta:
                 self.tensors[id(value)] = value, value.detach().clone()
-            elif isinstance(value, (list, dict, set)):
+            elif isinstance(value, (list, dict, set, collections.deque)):
                 self._keep(value)
+
+
+class Kept:
+    """What a model keeps: the attributes of its modules, and the lists, dicts and the like that its code finds in the
+    globals, with all that they hold. Tensors are not copied: one that was written to since is a change."""
+
+    def __init__(self, model: nn.Module):
+        self._values = {
+            (path, name): _Frozen(value)
+            for path, module in model.named_modules()
+            for name, value in _own(vars(module)).items()
+        }
+        self._values |= {("", name): _Frozen(value) for name, value in _outside(model).items()}
+
+    def changed(self, later: Kept) -> list[tuple[str, str]]:
+        """Module path and name of what ``later`` has otherwise; a global has the path of the model itself."""
+        places = self._values.keys() | later._values.keys()
+        missing = _Frozen(MISSING)
+        return [p for p in sorted(places) if not self._values.get(p, missing).is_same(later._values.get(p, missing))]
+
+
+def _outside(model: nn.Module) -> dict[str, Any]:
+    """The lists, dicts and the like that the code of ``model`` finds in the globals, by name."""
+    walk = code_walk([type(each) for each in (*model.modules(), *configurations(model))], (), ())
+    walk.reach()
+    return walk.contents.containers
+
+
+class _Frozen:
+    """A value as it is now, with what it holds."""
+
+    def __init__(self, value: Any, around: frozenset[int] = frozenset()):
+        self.kind, self.value, self.version = type(value), None, None
+        self.inner: list[_Frozen] = []
+        if isinstance(value, Tensor):
+            self.value = value
+            self.version = None if value.is_inference() else value._version
+        elif isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+            self.value = value
+        elif isinstance(value, (set, frozenset)):
+            self.value = frozenset(value)
+        elif isinstance(value, numpy.ndarray):
+            self.value = value.shape, value.tobytes() if not value.dtype.hasobject else None
+        elif id(value) not in around and len(around) < _DEPTH:
+            held = _held(value)
+            self.value = None if held is None else len(held)
+            self.inner = [_Frozen(each, around | {id(value)}) for each in held or ()]
+
+    def is_same(self, later: _Frozen) -> bool:
+        """Whether it holds the same; what is looked at no closer counts as the same where it is of one class."""
+        if self.kind is not later.kind or len(self.inner) != len(later.inner):
+            return False
+        if isinstance(self.value, Tensor):
+            written = self.version is not None and self.value._version != self.version
+            return not written and is_same_tensor(self.value, later.value)
+        same = is_equal(self.value, later.value)
+        return same and all(one.is_same(other) for one, other in zip(self.inner, later.inner))
+
+
+_DEPTH = 20
+
+
+def _held(value: Any) -> list[Any] | None:
+    """What a container or a plain object holds, keys included; None for others."""
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, (list, tuple, collections.deque)):
+        return list(value)
+    if not is_plain_object(value):
+        return None
+    return [*vars(value), *vars(value).values()]
 
 
 class OwnState:
@@ -50,23 +126,43 @@ class OwnState:
     def __init__(self, model: nn.Module):
         self._before = self._after = _Snapshot(model)
         self.written: set[str] = set()
+        self._attributes = {id(vars(module)): vars(module) for module in model.modules()}
+        lists = [held for held in _outside(model).values() if isinstance(held, (list, collections.deque))]
+        self._outside = [(held, list(held)) for held in lists]
+
+    def _restore_outside(self) -> None:
+        """Tensors that a call has added to a list in the globals go again; who else may add there has no others."""
+        for held, before in self._outside:
+            known = set(map(id, before))
+            added = [item for item in held if isinstance(item, Tensor) and id(item) not in known]
+            if added:
+                gone = set(map(id, added))
+                remaining = [item for item in held if id(item) not in gone]
+                held.clear()
+                held.extend(remaining)
 
     def settled(self, model: nn.Module) -> None:
         self._after = _Snapshot(model)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put back what has changed since the first call, to what it was before; what came with that call, and may be
-        read by a graph, to what it was then. What was added later is left: caches are filled so."""
+        """Put back what has changed since the first call, to what it was before; of what came with that call, attributes
+        go again, and items of lists and dicts are what they were then. What was added later is left, as in caches."""
+        self._restore_outside()
         for key, (holder, after) in self._after.holders.items():
             _, before = self._before.holders.get(key, (holder, after))
             if isinstance(holder, dict):
                 for name, value in (after | before).items():
-                    if not is_equal(holder.get(name), after.get(name)):
+                    if is_equal(holder.get(name), after.get(name)):
+                        continue
+                    self.written.add(str(name))
+                    if name in before or holder is not self._attributes.get(key):
                         holder[name] = value
-                        self.written.add(str(name))
-            elif isinstance(holder, list) and not _same(holder, after):
-                holder[:] = before
+                    else:
+                        holder.pop(name, None)
+            elif isinstance(holder, (list, collections.deque)) and not _same(holder, after):
+                holder.clear()
+                holder.extend(before)
             elif isinstance(holder, set) and holder != after:
                 holder.clear()
                 holder |= before
@@ -81,5 +177,5 @@ def _own(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if name not in _NOT_OWN}
 
 
-def _same(one: list[Any], other: list[Any]) -> bool:
+def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(a is b for a, b in zip(one, other))

@@ -20,7 +20,7 @@ from .capture import Capture, capture
 from .guard import Places, given_as
 from .inputs import ExampleCall, variations, widened
 from .probing import is_faithful
-from .recording import opaque_kind, record, sizes, unsettled
+from .recording import carrying, opaque_kind, record, sizes, unsettled
 from .region import CaptureError
 from .repetition import Repetition
 
@@ -76,7 +76,7 @@ class Parts:
         alike = groups(outlines, lambda module: _kinds(outlines[module]))
         self._groups = {module: group for group in alike for module in group}
         self._counting, self._repetition = counting, repetition
-        self._unsettled = unsettled(model, base)
+        self._unsettled, self._carrying = unsettled(model, base), carrying(model, base)
         blocks = [group for group in alike if whole is None or _is_block(group, model)]
         wanted = [group[0] for group in blocks if self._is_plain(group, outlines[group[0]])]
         self._calls = record(model, base, wanted, values=True)
@@ -94,6 +94,8 @@ class Parts:
                 reason = f"its forward changes {self._counting[module]} in every call"
             elif module in self._unsettled:
                 reason = f"it may read {self._unsettled[module]}, which changes while the model runs"
+            elif module in self._carrying:
+                reason = f"what it returns has the attribute {self._carrying[module]}"
         if reason is not None:
             self.refused.append(Refused(self._paths[group[0]], CaptureError(reason)))
         return reason is None

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from .inputs import ExampleCall, InputError, example_call
-from .outputs import is_same_tensor
-from .own_state import OwnState
+from .own_state import Kept, OwnState
 from .recording import around
 from .references import model_outputs
 from .runtime import uninstall
@@ -26,8 +25,9 @@ class ConversionError(ValueError):
 
 @dataclass
 class Prepared:
-    """``outputs``: what ``model`` returned for ``call``; ``counting``: the modules that keep count of their calls, each
-    with the dotted name of the counter. ``own_state`` puts back what the calls of a conversion change in it;
+    """``outputs``: what ``model`` returned for ``call``; ``counting``: the modules of which an attribute, or one within
+    them, changes in every call of the same inputs, which a captured graph would freeze, each with its dotted name; where
+    a global changes, that is the model. ``own_state`` puts back what the calls of a conversion change in it;
     ``asked`` has what its code asks of tensors (see ``tensor_facts``)."""
 
     model: nn.Module
@@ -79,13 +79,17 @@ def prepare(
         calls = [example_call(model, input_shape, example_inputs, device, each) for each in dtypes]
     except InputError as error:
         raise ConversionError(str(error)) from None
-    before = _kept(model)
+    before = Kept(model)
     own_state = OwnState(model)
     try:
-        with Asked() as asked:
-            call, outputs = _accepted(model, calls)
+        call, outputs = _accepted(model, calls)
         own_state.settled(model)
-        counting = _counting(model, call, before)
+        after = Kept(model)
+        # A run of its own: PyTorch's attention takes another way while a mode looks on.
+        with Asked() as asked:
+            model_outputs(model, call.args, call.kwargs)
+        # What changes in the first call only is a size or a flag that the model has yet to learn.
+        counting = around(model, after.changed(Kept(model))) if before.changed(after) else {}
         return Prepared(model, call, outputs, counting, own_state, frozenset(asked.names))
     except BaseException:
         own_state.restore()
@@ -127,38 +131,3 @@ def resolve_device(device: torch.device | str | None, model: nn.Module) -> torch
 def first_line(error: BaseException) -> str:
     """The first line of an error's message that says something, at most 300 characters of it."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
-
-
-def _kept(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """The plain numbers and tensors among the attributes of all modules, by path and name."""
-    return {
-        (path, name): value.detach().clone() if isinstance(value, torch.Tensor) else value
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if type(value) in (int, float, bool, torch.Tensor)
-    }
-
-
-def _counting(
-    model: nn.Module, call: ExampleCall, before: dict[tuple[str, str], Any]
-) -> dict[nn.Module, str]:
-    """The modules of which a number or a tensor, or one within them, changes in every call of the same inputs: a
-    captured graph would freeze it.
-
-    What changes in the first call only is a size or a flag that the model has yet to learn.
-    """
-    after = _kept(model)
-    if not _changed(before, after):
-        return {}
-    model_outputs(model, call.args, call.kwargs)
-    return around(model, _changed(after, _kept(model)))
-
-
-def _changed(before: dict, after: dict) -> list[tuple[str, str]]:
-    return [place for place, value in before.items() if place in after and _differ(value, after[place])]
-
-
-def _differ(value: Any, other: Any) -> bool:
-    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
-        return not is_same_tensor(value, other)
-    return type(value) is not type(other) or value != other

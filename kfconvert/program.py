@@ -109,7 +109,11 @@ class Program:
         return derived
 
     def _values(self, tensors: list[Tensor | None]) -> dict[Any, SimpleNamespace]:
-        return self._derived.values(tensors, versioned=self._sources, fingerprinted=self._check_weights > 0)
+        try:
+            return self._derived.values(tensors, versioned=self._sources, fingerprinted=self._check_weights > 0)
+        except RuntimeError:  # a tensor without an address, such as a sparse one
+            self._require_kinds(tensors)
+            raise
 
     def _written_unseen(self) -> bool:
         self._unchecked += 1

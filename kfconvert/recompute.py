@@ -7,6 +7,7 @@ activation checkpointing, Chen et al., arXiv:1604.06174).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,7 @@ class _Recomputed(torch.autograd.Function):
         ctx.original, ctx.places, ctx.count = original, places, count
         ctx.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         ctx.save_for_backward(*tensors)
-        outputs = fused(leaves)
+        outputs = _without_bases(fused(leaves), tensors)
         # An output that nobody uses has no gradient, and what only leads to it none of zeros.
         ctx.set_materialize_grads(False)
         without = (o for o, wanted in zip(outputs, differentiable) if isinstance(o, Tensor) and not wanted)
@@ -86,6 +87,22 @@ class _Recomputed(torch.autograd.Function):
         )
         barrier.closed = False
         return (None,) * 6 + tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
+
+
+def _without_bases(outputs: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """``outputs`` with views as tensors of their own, over the same memory, into which callers may write: autograd
+    forbids it for views that were made in here. Not where that memory is another's as well."""
+    memory = Counter(_memory(value) for value in (*outputs, *inputs) if isinstance(value, Tensor))
+    return tuple(
+        value.new_empty(0).set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+        if isinstance(value, Tensor) and value._is_view() and memory[_memory(value)] == 1
+        else value
+        for value in outputs
+    )
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 @dataclass

@@ -107,7 +107,7 @@ def _keeper(calls: dict[nn.Module, ExampleCall], values: bool) -> Callable[..., 
 
 
 def _outline(tensor: Tensor) -> Tensor:
-    if type(tensor) not in (Tensor, nn.Parameter):
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_nested:
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
@@ -118,6 +118,47 @@ def sizes(leaves: list[Any]) -> list[tuple[int, ...] | None]:
 
 
 def opaque_kind(values: Any) -> type | None:
-    """The class of the first value that is no tensor, number, string or the like, in tuples, lists and dicts."""
+    """The class of the first value that is no tensor with a shape, number, string or the like, in tuples, lists and
+    dicts."""
     kinds = (Tensor, bool, int, float, str, type(None), torch.dtype, torch.device)
-    return next((type(leaf) for leaf in pytree.tree_leaves(values) if not isinstance(leaf, kinds)), None)
+    leaves = pytree.tree_leaves(values)
+    return next((type(leaf) for leaf in leaves if not isinstance(leaf, kinds) or _is_nested(leaf)), None)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_nested
+
+
+def carrying(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
+    """The modules that return something with attributes of its own, which no graph makes, with the name of one.
+
+    Raises:
+        Exception: whatever the model raises for this call.
+    """
+    found: dict[nn.Module, str] = {}
+
+    def hook(module: nn.Module, _: Any, outputs: Any) -> None:
+        name = attribute_of(outputs)
+        if name is not None:
+            found.setdefault(module, name)
+
+    handles = [module.register_forward_hook(hook) for module in model.modules()]
+    try:
+        model_outputs(model, call.args, call.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def attribute_of(outputs: Any) -> str | None:
+    """The name of an attribute that ``outputs``, or what is in them, has and the same made anew has not."""
+    if isinstance(outputs, Tensor):
+        named = [*vars(outputs)] if type(outputs) in (Tensor, nn.Parameter) else []
+        return named[0] if named else "requires_grad" if outputs.requires_grad and outputs.is_leaf else None
+    values, spec = pytree.tree_flatten(outputs, is_leaf=lambda value: value is not outputs)
+    if len(values) == 1 and values[0] is outputs:
+        return None
+    anew = vars(pytree.tree_unflatten(values, spec)) if hasattr(outputs, "__dict__") else {}
+    own = [name for name in getattr(outputs, "__dict__", {}) if name not in anew]
+    return own[0] if own else next(filter(None, map(attribute_of, values)), None)

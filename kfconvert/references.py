@@ -126,12 +126,16 @@ def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients; training flags and random state are put back."""
+    """Evaluation mode, no gradients, and random numbers that are the same each time; training flags and random state
+    are put back."""
     flags = [(module, module.training) for module in model.modules()]
     devices = {tensor.device.index for tensor in _tensors_of(model) if tensor.is_cuda}
     with torch.random.fork_rng(devices=sorted(devices)), torch.no_grad():
         if any(training for _, training in flags):
             model.eval()
+        torch.default_generator.manual_seed(0)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(0)
         try:
             yield
         finally:

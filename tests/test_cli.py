@@ -411,3 +411,8 @@ def test_explain(capsys, workplace):
     assert cli.main(["explain", "cli_models:net", "--device", "cpu", "--input-shape", "4,3,9,9"]) == 0
     assert "float32[4, 3, 9, 9]  2 of 2 sites fused" in capsys.readouterr().out
     assert leftovers(workplace) == []
+
+
+def test_the_package_is_the_command():
+    result = subprocess.run([sys.executable, "-m", "kfconvert", "--version"], capture_output=True, text=True)
+    assert result.returncode == 0 and result.stdout.startswith("kfconvert ")

@@ -1,5 +1,6 @@
 """What a forward may ask of its arguments beyond their shapes and dtypes: other answers never run the fused program."""
 
+import collections
 import copy
 
 import pytest
@@ -210,3 +211,86 @@ def test_what_differs_from_call_to_call_is_not_captured():
     model, fused = converted(asking(lambda m, x: float(x.data_ptr() % 7)), X)
     assert "data_ptr" in fused.kfconvert_info()["nothing_fused"]
     assert_alike(model, fused, X)
+
+
+def test_conditions_in_another_order():
+    class Conditioned(Body):
+        """Conditions are applied in the order in which they are given."""
+
+        def forward(self, x, **conditions):
+            y = self.body(x)
+            for name, value in conditions.items():
+                y = y * value if name == "scale" else y + value
+            return y
+
+    model, fused = converted(Conditioned, x=X, scale=X + 2, shift=X + 1)
+    assert_alike(model, fused, X, scale=X + 2, shift=X + 3)
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
+    assert_alike(model, fused, X, shift=X + 3, scale=X + 2)
+
+
+def test_nested_tensors():
+    model, fused = converted(lambda: nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU()), torch.randn(2, 5, 8))
+    x = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)])
+    with torch.no_grad():
+        for ours, theirs in zip(fused(x).unbind(), model(x).unbind()):
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_encoder_that_nests_what_is_masked(masked):
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    x, mask = torch.randn(3, 6, 16), torch.zeros(3, 6, dtype=torch.bool)
+    mask[0, 4:] = True
+    masks = {"src_key_padding_mask": mask}
+    model, fused = converted(lambda: nn.TransformerEncoder(layer, 2), src=x, **(masks if masked else {}))
+    assert_alike(model, fused, x, **masks)
+    assert_alike(model, fused, x)
+
+
+class Tagged(Body):
+    def forward(self, x):
+        y = self.body(x)
+        y.mask = x > 0
+        return y
+
+
+class Described(Body):
+    def forward(self, x):
+        outputs = collections.OrderedDict(scores=self.body(x))
+        outputs.mask = x > 0
+        return outputs
+
+
+class Leaf(Body):
+    def forward(self, x):
+        return self.body(x).detach().requires_grad_()
+
+
+class Within(nn.Module):
+    """What a module within has set on a tensor is read outside of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.tagged, self.linear = Tagged(), nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.tagged(x)
+        return torch.relu(self.linear(y)) * getattr(y, "mask", 2.0)
+
+
+@pytest.mark.parametrize("kind", [Tagged, Described, Leaf])
+def test_attributes_of_what_is_returned(kind):
+    model, fused = converted(kind, X)
+    with torch.no_grad():
+        expected, actual = model(X), fused(X)
+    assert vars(actual).keys() == vars(expected).keys()
+    assert getattr(actual, "requires_grad", None) == getattr(expected, "requires_grad", None)
+
+
+def test_attributes_of_what_a_part_returns():
+    model = Within().eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=X)
+    assert_alike(model, fused, X)
+    with torch.no_grad():
+        assert vars(fused.tagged(X)).keys() == {"mask"}

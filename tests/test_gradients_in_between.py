@@ -137,3 +137,64 @@ def test_parts_that_are_frozen_and_trained_again(first):
             found.append([p.grad for p in each.parameters()])
         torch.testing.assert_close(*found)
     assert fused.kfconvert_info()["guard"]["hits"] == 2
+
+
+class Varying(nn.Module):
+    """A residual block that also returns how much its input varies, for a regulariser."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x)))), x.square().mean(-1)
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Varying() for _ in range(3))
+
+    def forward(self, x):
+        total = 0
+        for block in self.blocks:
+            x, variation = block(x)
+            total = total + variation.sum()
+        if x.sum().item() > 1e9:  # which leaves the blocks to be captured
+            x = x * 0
+        return x, total
+
+
+def test_blocks_of_one_structure_whose_inputs_want_gradients_or_not():
+    model, x = Stack().eval(), torch.randn(4, 5, 8)
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
+    found = []
+    for each in (model, fused):
+        y, total = each(x)
+        (total + y.square().sum()).backward()
+        found.append([p.grad for p in each.parameters()])
+    torch.testing.assert_close(*found)
+    assert all(part["hits"] == 1 for part in fused.kfconvert_info()["parts"].values())
+
+
+@pytest.mark.parametrize(
+    "view", [lambda y: y.transpose(0, 1), lambda y: y[:, -1], lambda y: (y, y.view(-1))], ids=["one", "slice", "two"]
+)
+def test_outputs_that_are_views_are_written_to(view):
+    class Viewing(Varying):
+        def forward(self, x):
+            return view(super().forward(x)[0])
+
+    model, x = Viewing().eval(), torch.randn(4, 8)
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
+    found = []
+    for each in (model, fused):
+        outputs = each(x)
+        if isinstance(outputs, tuple):
+            outputs = outputs[1]
+        else:
+            outputs[outputs < 0] = -7.0
+        outputs.sum().backward()
+        found.append([outputs.detach(), *(p.grad for p in each.parameters())])
+    torch.testing.assert_close(*found)
+    assert fused.kfconvert_info()["guard"]["hits"] == 1

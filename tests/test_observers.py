@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from kfconvert import ModelConverter
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 NAMES = ("attention", "blocks", "cnn")
 
@@ -121,3 +123,20 @@ def test_hooks_that_come_with_a_copy():
     copies = [Subject(copy.deepcopy(subject.model), subject.arguments) for subject in both.both]
     torch.testing.assert_close(*(subject.call() for subject in copies))
     assert isinstance(copies[1].model, nn.Module)
+
+
+def test_a_hook_in_the_place_of_an_idle_one():
+    def idle(module, inputs, output):
+        return None
+
+    idle.__module__ = "transformers.utils.output_capturing"  # whose hooks do nothing unless they are asked to
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval()
+    handle = model[0].register_forward_hook(idle)
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=torch.randn(3, 16))
+    x = torch.randn(3, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+        fused[0]._forward_hooks.pop(handle.id)
+        fused[0].register_forward_hook(lambda module, inputs, output: output * 2)
+        torch.testing.assert_close(fused(x), torch.relu(model[0](x) * 2))
+    assert fused.kfconvert_info()["guard"]["hits"] == 1

@@ -128,7 +128,7 @@ def test_what_fused_calls_do_not_write_is_named(tmp_path):
     assert load(tmp_path / "saved", model=Counting()).kfconvert_info()["not_written"] == ["calls", "seen"]
 
 
-def test_what_the_first_call_makes_is_as_it_was_then():
+def test_what_the_first_call_makes_goes_again_where_later_calls_change_it():
     class Lazy(nn.Module):
         def __init__(self):
             super().__init__()
@@ -138,4 +138,7 @@ def test_what_the_first_call_makes_is_as_it_was_then():
             self.calls = getattr(self, "calls", 0) + 1
             return torch.relu(self.linear(x))
 
-    assert ModelConverter(select="all").convert_model(Lazy().eval(), (3, 16)).calls == 1
+    fused = ModelConverter(select="all").convert_model(Lazy().eval(), (3, 16))
+    assert not hasattr(fused, "calls")
+    fused(torch.randn(3, 16))
+    assert fused.calls == 1

@@ -406,3 +406,158 @@ def test_hooks_of_all_modules_during_a_conversion_are_not_kept():
         handle.remove()
     with torch.no_grad():
         torch.testing.assert_close(fused(X), model(X))
+
+
+SEEN = []
+
+
+class Remembering(Reading):
+    """Adds what the last call has returned."""
+
+    def forward(self, x):
+        y = torch.relu(self.linear(x)) + (0 if self.held is None else self.held)
+        self.held = y
+        return y
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x):
+        self.last = torch.relu(self.linear(x)) + getattr(self, "last", 0)
+        return self.last
+
+
+class Window(Reading):
+    def forward(self, x):
+        y = torch.relu(self.linear(x)) + sum(self.held)
+        self.held.append(y)
+        return y
+
+
+class Outside(Reading):
+    def forward(self, x):
+        SEEN.append(torch.relu(self.linear(x)))
+        return SEEN[-1] + sum(seen.mean() for seen in SEEN)
+
+
+STATES = {
+    "none at first": lambda: Remembering(),
+    "not there at first": Lazy,
+    "deque": lambda: Window(collections.deque(maxlen=2)),
+    "list": lambda: Window([]),
+    "dict of lists": lambda: Window(collections.defaultdict(list)["a"]),
+    "a global": lambda: Outside(),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_in_whatever_holds_it(name):
+    model = STATES[name]().eval()
+    fused = convert(copy.deepcopy(model))
+    expected, actual = [], []
+    with torch.no_grad():
+        for each, outputs in ((model, expected), (fused, actual)):
+            SEEN.clear()
+            outputs += [each(X) for _ in range(4)]
+    torch.testing.assert_close(actual, expected)
+    SEEN.clear()
+
+
+def test_what_a_conversion_puts_into_globals_goes_again():
+    convert(Outside().eval())
+    assert SEEN == []
+
+
+def test_what_a_conversion_puts_into_a_dict_is_no_traced_tensor():
+    class Naming(Reading):
+        def forward(self, x):
+            self.held["hidden"] = torch.relu(self.linear(x))
+            return self.held["hidden"] * 2
+
+    model = Naming({}).eval()
+    fused = convert(copy.deepcopy(model))
+    assert all(type(value) is torch.Tensor for value in fused.held.values())
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X), model(X))
+
+
+class Helper:
+    factor = 2.0
+
+    def scaled(self, y):
+        return y * self.factor
+
+
+class Derived(Helper):
+    pass
+
+
+HELPER = Derived()
+NEARER = {
+    "a class attribute of a nearer class": (lambda x: HELPER.scaled(x), Derived, "factor", 3.0),
+    "a method of a nearer class": (lambda x: HELPER.scaled(x), Derived, "scaled", lambda self, y: y * 3.0),
+    "a method of the object": (lambda x: HELPER.scaled(x), HELPER, "scaled", lambda y: y * 3.0),
+    "an attribute of the object": (lambda x: x * HELPER.factor, HELPER, "factor", 3.0),
+}
+
+
+@pytest.mark.parametrize("name", NEARER)
+def test_what_comes_before_what_a_helper_inherits(name, monkeypatch):
+    use, owner, attribute, value = NEARER[name]
+
+    class Using(Reading):
+        def forward(self, x):
+            return use(torch.relu(self.linear(x)))
+
+    model = Using().eval()
+    fused = convert(copy.deepcopy(model))
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X), model(X))
+        monkeypatch.setattr(owner, attribute, value, raising=False)
+        torch.testing.assert_close(fused(X), model(X))
+        assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+def test_the_rate_of_a_dropout_that_the_forward_reads():
+    class Noisy(Reading):
+        def forward(self, x):
+            return torch.relu(self.linear(x)) * (1 - self.held.p)
+
+    assert_alike(model := Noisy(nn.Dropout(0.1)).eval(), convert(copy.deepcopy(model)), lambda m: setattr(m.held, "p", 0.5))
+
+
+def test_a_rate_that_only_a_dropout_reads_may_change():
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Dropout(0.1)).eval()
+    fused = convert(copy.deepcopy(model))
+    assert_alike(model, fused, lambda m: setattr(m[2], "p", 0.5))
+    assert fused.kfconvert_info()["guard"]["misses"] == {}
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer"])
+def test_parameters_and_buffers_that_come_later(kind):
+    class Counting(Reading):
+        def forward(self, x):
+            held = self.parameters() if kind == "parameter" else dict(self.named_buffers()).values()
+            return torch.relu(self.linear(x)) + sum(tensor.sum() for tensor in held)
+
+    def add(model):
+        tensor = torch.ones(4)
+        if kind == "parameter":
+            model.register_parameter("extra", nn.Parameter(tensor))
+        else:
+            model.register_buffer("extra", tensor)
+
+    model = Counting().eval()
+    assert_alike(model, convert(copy.deepcopy(model)), add)
+
+
+def test_a_weight_that_becomes_sparse():
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval()
+
+    def prune(each):
+        each[0].weight = nn.Parameter(each[0].weight.detach().to_sparse_csr())
+
+    assert_alike(model, convert(copy.deepcopy(model)), prune)

@@ -23,6 +23,7 @@ from kfconvert.garbage import only_new_garbage
 from kfconvert.inputs import ExampleCall
 from kfconvert.region import CaptureError
 from kfconvert.runtime import guarded_forward
+from kfconvert.shield import is_of_trace
 from kfconvert.tracer import trace
 
 DEADLINE = 20.0
@@ -324,3 +325,14 @@ def test_eight_threads_convert_while_eight_call(tmp_path, monkeypatch):
     assert {key for key in before if before[key] != after[key]} == set() and torch.equal(torch.get_rng_state(), random)
     for fused in alone:
         assert fused.kfconvert_info()["guard"]["misses"] == {}
+
+
+def test_only_what_a_trace_has_put_there_is_of_a_trace():
+    from torch.fx import _symbolic_trace
+
+    def patched():
+        return 0
+
+    assert is_of_trace(len, len) and not is_of_trace(patched, len)
+    assert not is_of_trace(_symbolic_trace._create_wrapped_func(patched), len)
+    assert is_of_trace(_symbolic_trace._create_wrapped_func(len), len)
