@@ -15,10 +15,10 @@ from .calls import CallForm
 from .config_reads import implied
 from .dataflow import aten
 from .guard import Guard, Places, guard_from_placeholders
+from .input_spec import described
 from .inputs import ExampleCall
 from .recordings import Recording
 from .region import Region
-from .tracer import described
 
 
 def region_of_block(

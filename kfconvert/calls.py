@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from .watch import is_equal
+from .equality import is_equal
 
 # Values of these very types are leaves for pytree, without asking it.
 _LEAVES = frozenset(

@@ -13,17 +13,13 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .contents import plain_objects
+from .region import Read
 from .turns import ThisThread
 
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
 
 # What gives all parameters or buffers, those added later included.
 WHOLE = frozenset(("parameters", "named_parameters", "buffers", "named_buffers", "_parameters", "_buffers", "state_dict"))
-
-# The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
-# "__dict__" stands for all names.
-Read = str | tuple[type, str]
-
 
 def configurations(model: nn.Module) -> list[Any]:
     """The distinct plain objects that ``model`` and its submodules hold, such as a ``config``, in containers too."""

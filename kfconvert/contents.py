@@ -16,7 +16,8 @@ from typing import Any
 import numpy
 from torch import Tensor, nn
 
-from .watch import ITEMS, MISSING, SIZE, TYPE, Entry, is_equal
+from .equality import is_equal
+from .watch import ITEMS, MISSING, SIZE, TYPE, Entry
 
 # (path of the container in words, entry)
 Found = tuple[str, Entry]

@@ -30,6 +30,14 @@ def describe(inputs: Any) -> Any:
     return spec
 
 
+def described(arguments: Any) -> Any:
+    """``describe(arguments)``, None where they hold what it cannot describe."""
+    try:
+        return describe(arguments)
+    except InputSpecError:
+        return None
+
+
 def _describe(inputs: Any, tensors: list[Tensor]) -> Any:
     if isinstance(inputs, Tensor):
         spec = {"shape": list(inputs.shape), "dtype": str(inputs.dtype).removeprefix("torch.")}

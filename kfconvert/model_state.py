@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from .code_state import code_walk
-from .config_reads import WHOLE, Read, configurations, names_by_class
+from .config_reads import WHOLE, configurations, names_by_class
 from .contents import OF_EVERY_MODULE, Contents, Found, first_different, items
 from .live_tensors import Place
+from .region import Read
 from .shield import is_of_trace, switched_off
 from .watch import MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
 from .weak_module import WeakModule

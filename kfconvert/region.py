@@ -11,8 +11,11 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from .calls import CallForm
-from .config_reads import Read
 from .guard import Guard
+
+# The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
+# "__dict__" stands for all names.
+Read = str | tuple[type, str]
 
 
 class CaptureError(RuntimeError):

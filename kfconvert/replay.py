@@ -85,14 +85,14 @@ class Replay(Conversion):
         listed = [site for site in self.statistics.get("sites", []) if not site.get("region")]
         for decided in (*listed, *self.statistics.get("part_sites", [])):
             decisions[decided.get("region", ""), decided["pattern"], decided["module"]].append(decided)
-        for capture in self.every_capture():
-            capture.channels_last = self.statistics.get("layout") == "channels_last"
-            for site in capture.sites:
+        for captured in self.every_capture():
+            captured.channels_last = self.statistics.get("layout") == "channels_last"
+            for site in captured.sites:
                 # Several sites may lie in one module: they come in the order of the graph, then and now.
                 recorded = decisions[site.region, site.match.pattern.name, site.module_path]
                 _decision(recorded.pop(0) if recorded else None).apply_to(site)
                 if hasattr(site.replacement.module, "channels_last"):
-                    site.replacement.module.channels_last = capture.channels_last
+                    site.replacement.module.channels_last = captured.channels_last
 
 
 def _decision(recorded: dict[str, Any] | None) -> Decision:

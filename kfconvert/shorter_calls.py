@@ -14,13 +14,13 @@ from .dataflow import aten
 from .guard import Guard
 from .id_reads import only_looked_up
 from .idle_masks import drop_true_masks
+from .input_spec import described
 from .inputs import ExampleCall
 from .live_tensors import LiveTensors
 from .matcher import find
 from .patterns import REGISTRY
 from .probing import is_faithful, with_few
 from .region import Region
-from .tracer import described
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 _STANDING_IN = {MASK: aten.ones_like.default, TYPES: aten.zeros_like.default}

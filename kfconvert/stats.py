@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .extension import EXTENSION_LOADED
-from .input_spec import InputSpecError, describe
+from .input_spec import described
 from .pattern import NearMiss
 from .patterns import REGISTRY
 from .sources import at
@@ -61,7 +61,7 @@ def conversion_stats(job: Conversion) -> dict[str, Any]:
         "environment": _environment(job),
         "model": type(job.model).__name__,
         "inputs": job.call.summary(),
-        "example": _example(job),
+        "example": described(job.call.kwargs or job.call.args),
         "asked": sorted(job.asked),
         "check_weights": job.calls_between_checks(),
         "not_written": sorted(job.own_state.written) if applied.total() else [],
@@ -74,14 +74,6 @@ def conversion_stats(job: Conversion) -> dict[str, Any]:
 def _near_miss(miss: NearMiss, region: str) -> dict[str, str | None]:
     module = ".".join(filter(None, (region, miss.site)))
     return {"pattern": miss.pattern, "module": module, "reason": miss.reason, "location": miss.location}
-
-
-def _example(job: Conversion) -> Any:
-    """The example inputs as ``input_spec`` describes them, None where they hold what it cannot describe."""
-    try:
-        return describe(job.call.kwargs or job.call.args)
-    except InputSpecError:
-        return None
 
 
 def _environment(job: Conversion) -> dict[str, Any]:

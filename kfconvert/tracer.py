@@ -22,19 +22,19 @@ from torch.nn.modules import module as torch_module
 from torch.utils import _pytree as pytree
 
 from .calls import CallForm
-from .config_reads import Read, recorded_reads
+from .config_reads import recorded_reads
 from .contiguity import KeptContiguous
 from .deadline import Deadline
+from .equality import is_equal
 from .guard import Places, guard_from_placeholders
-from .input_spec import InputSpecError, describe
+from .input_spec import described
 from .inputs import ExampleCall, numbered
 from .quick_batch_norms import QuickBatchNorms, restore_batch_norms
 from .quiet import quiet_thread
-from .region import CaptureError, Region
+from .region import CaptureError, Read, Region
 from .repetition import Repetition
 from .shield import Shield
 from .turns import one_at_a_time
-from .watch import is_equal
 
 CACHE_IN_OUTPUT = (
     "torch.export: the output holds a key-value cache; set model.config.use_cache = False, or pass use_cache=False in "
@@ -168,14 +168,6 @@ def _call_form(model: nn.Module, call: ExampleCall) -> CallForm:
         return CallForm(model.forward, call.args, call.kwargs)
     except ValueError as error:
         raise CaptureError(str(error)) from None
-
-
-def described(arguments: dict[str, Any]) -> Any:
-    """The arguments as ``Region.example`` keeps them."""
-    try:
-        return describe(arguments)
-    except InputSpecError:
-        return None
 
 
 def _is_attribute(model: nn.Module, path: str, name: str) -> bool:

@@ -14,6 +14,8 @@ from enum import Enum
 from types import CellType, FunctionType
 from typing import Any
 
+from .equality import is_equal
+
 try:
     from ._C import first_change as _first_change
     from ._C import gather as _gather
@@ -127,26 +129,6 @@ def _equal_to(holder: Any, key: Any, expected: Any, default: Any = _ABSENT) -> A
     else:
         held = (holder if isinstance(holder, dict) else vars(holder)).get(key, MISSING)
     return held if held is expected or is_equal(held, expected) else default
-
-
-# Whose == compares all that there is to them. Others, which models define, may compare less.
-_VALUES = (bool, int, float, complex, str, bytes, type(None))
-
-
-def is_equal(value: Any, other: Any) -> bool:
-    """Whether two values, or containers of such, are the same in every way; other objects must be the very same."""
-    if value is other:
-        return True
-    if type(value) is not type(other):
-        return False
-    if type(value) in _VALUES:
-        # 0.0 == -0.0, but their inverses differ; and NaN != NaN.
-        return repr(value) == repr(other) if type(value) in (float, complex) else value == other
-    if type(value) in (list, tuple):
-        return len(value) == len(other) and all(map(is_equal, value, other))
-    if type(value) is dict:
-        return is_equal(list(value), list(other)) and all(is_equal(value[key], other[key]) for key in value)
-    return type(value) in (set, frozenset) and value == other and all(type(item) in _VALUES for item in value)
 
 
 def flat_places(places: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:
