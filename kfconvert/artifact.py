@@ -24,15 +24,14 @@ from torch import Tensor, nn
 
 from . import folders, input_spec, record_file
 from .converter import ConversionError, ModelConverter
-from .garbage import only_new_garbage
 from .json_values import json_ready
 from .preparation import first_line, resolve_device
+from .process import one_at_a_time, only_new_garbage
 from .record_file import RecordError
 from .record_schema import FORMAT, RECORD_FILE, WEIGHTS_FILE
 from .region import Region
 from .replay import Replay
 from .runtime import guarded_forward
-from .turns import one_at_a_time
 from .version import __version__
 
 

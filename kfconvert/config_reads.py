@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .contents import plain_objects
+from .process import ThisThread
 from .region import Read
-from .turns import ThisThread
 
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
 

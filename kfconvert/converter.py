@@ -10,9 +10,8 @@ from torch import nn
 
 from .conversion import Conversion, Progress
 from .explain import Explanation, module_classes
-from .garbage import only_new_garbage
 from .preparation import ConversionError, resolve_device
-from .turns import one_at_a_time
+from .process import one_at_a_time, only_new_garbage
 
 __all__ = ["ConversionError", "ModelConverter", "auto_convert_model"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from .live_tensors import Place
 from .modules.derived import Derived
-from .shield import libraries, switched_off
+from .process import libraries, switched_off
 from .watch import ROOT, flat_places, gather
 from .weak_module import WeakModule
 

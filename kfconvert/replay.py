@@ -16,10 +16,10 @@ from .input_spec import build
 from .inputs import ExampleCall
 from .own_state import OwnState
 from .parts import Part
+from .process import one_at_a_time
 from .repetition import Repetition
 from .runtime import uninstall
 from .selector import Decision
-from .turns import one_at_a_time
 
 # What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
 _MEASURED = ("accuracy", "timings", "speedup_achieved", "inputs", "example", "parts_left_out", "not_written")

@@ -29,12 +29,10 @@ from .equality import is_equal
 from .guard import Places, guard_from_placeholders
 from .input_spec import described
 from .inputs import ExampleCall, numbered
+from .process import Shield, one_at_a_time, quiet_thread
 from .quick_batch_norms import QuickBatchNorms, restore_batch_norms
-from .quiet import quiet_thread
 from .region import CaptureError, Read, Region
 from .repetition import Repetition
-from .shield import Shield
-from .turns import one_at_a_time
 
 CACHE_IN_OUTPUT = (
     "torch.export: the output holds a key-value cache; set model.config.use_cache = False, or pass use_cache=False in "

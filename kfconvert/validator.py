@@ -11,9 +11,9 @@ from torch import nn
 
 from .comparison import ValidationResult, compare, split_inputs
 from .inputs import ExampleCall
+from .process import one_at_a_time
 from .profiling import compare_timings
 from .references import evaluation, model_outputs, one_line, reference_outputs
-from .turns import one_at_a_time
 
 # For the speed-up of `validate_optimization`, both models together.
 SPEEDUP_BUDGET_S = 1.0

@@ -19,11 +19,11 @@ from torch.utils import _python_dispatch
 
 from kfconvert import ModelConverter, conversion, load, save, validate_optimization
 from kfconvert.config_reads import recorded_reads, without_cache
-from kfconvert.garbage import only_new_garbage
 from kfconvert.inputs import ExampleCall
+from kfconvert.process.garbage import only_new_garbage
+from kfconvert.process.shield import is_of_trace
 from kfconvert.region import CaptureError
 from kfconvert.runtime import guarded_forward
-from kfconvert.shield import is_of_trace
 from kfconvert.tracer import trace
 
 DEADLINE = 20.0
