@@ -22,8 +22,9 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
-from . import folders, input_spec, record_file
+from . import folders, record_file
 from .converter import ConversionError, ModelConverter
+from .inputs import spec as input_spec
 from .json_values import json_ready
 from .preparation import first_line, resolve_device
 from .process import one_at_a_time, only_new_garbage

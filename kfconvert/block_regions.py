@@ -11,12 +11,10 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from .aliases import Aliases
-from .calls import CallForm
 from .config_reads import implied
 from .dataflow import aten
 from .guard import Guard, Places, guard_from_placeholders
-from .input_spec import described
-from .inputs import ExampleCall
+from .inputs import CallForm, ExampleCall, described
 from .recordings import Recording
 from .region import Region
 

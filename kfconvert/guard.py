@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch import Tensor
 
-from .equality import is_equal
+from .inputs import is_equal
 
 try:
     from ._C import tensor_key as _tensor_key  # compiled (csrc/watch.h)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .code_state import code_walk
 from .config_reads import configurations
 from .contents import OF_EVERY_MODULE, is_plain_object, plain_objects
-from .equality import is_equal
+from .inputs import is_equal
 from .outputs import is_same_tensor
 from .watch import MISSING
 

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .alike import by_integers, groups, integers, is_operator, unread
-from .calls import CallForm
 from .capture import Capture, capture
 from .guard import Places, given_as
-from .inputs import ExampleCall, variations, widened
+from .inputs import CallForm, ExampleCall, variations, widened
 from .probing import is_faithful
 from .recording import carrying, opaque_kind, record, sizes, unsettled
 from .region import CaptureError

@@ -12,8 +12,7 @@ from .alike import groups
 from .capture import capture
 from .conversion import Conversion
 from .forms import capture_forms
-from .input_spec import build
-from .inputs import ExampleCall
+from .inputs import ExampleCall, build
 from .own_state import OwnState
 from .parts import Part
 from .process import one_at_a_time

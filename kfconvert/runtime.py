@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
-from .calls import MAX_SPELLINGS
 from .compilers import Notice, refuse_scripting, traced_here
+from .inputs import MAX_SPELLINGS
 from .model_state import ModelState
 from .program import Program, UnfitTensors
 from .recompute import needs_gradient, run_recorded

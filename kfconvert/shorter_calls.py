@@ -8,14 +8,12 @@ from dataclasses import replace
 
 from torch import Tensor, fx, nn
 
-from .calls import CallForm
 from .capture import Capture
 from .dataflow import aten
 from .guard import Guard
 from .id_reads import only_looked_up
 from .idle_masks import drop_true_masks
-from .input_spec import described
-from .inputs import ExampleCall
+from .inputs import CallForm, ExampleCall, described
 from .live_tensors import LiveTensors
 from .matcher import find
 from .patterns import REGISTRY

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .extension import EXTENSION_LOADED
-from .input_spec import described
+from .inputs import described
 from .pattern import NearMiss
 from .patterns import REGISTRY
 from .sources import at

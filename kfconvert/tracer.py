@@ -21,14 +21,11 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules import module as torch_module
 from torch.utils import _pytree as pytree
 
-from .calls import CallForm
 from .config_reads import recorded_reads
 from .contiguity import KeptContiguous
 from .deadline import Deadline
-from .equality import is_equal
 from .guard import Places, guard_from_placeholders
-from .input_spec import described
-from .inputs import ExampleCall, numbered
+from .inputs import CallForm, ExampleCall, described, is_equal, numbered
 from .process import Shield, one_at_a_time, quiet_thread
 from .quick_batch_norms import QuickBatchNorms, restore_batch_norms
 from .region import CaptureError, Read, Region

@@ -14,7 +14,7 @@ from enum import Enum
 from types import CellType, FunctionType
 from typing import Any
 
-from .equality import is_equal
+from .inputs import is_equal
 
 try:
     from ._C import first_change as _first_change

@@ -13,9 +13,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from kfconvert import artifact, conversion, folders, input_spec, record_file, zoo
+from kfconvert import artifact, conversion, folders, record_file, zoo
 from kfconvert.artifact import ArtifactError
 from kfconvert.converter import ModelConverter
+from kfconvert.inputs import spec as input_spec
 from kfconvert.profiling import compare_timings
 from kfconvert.zoo.architectures import ARCHITECTURES
 

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from kfconvert.canonical import canonicalise
 from kfconvert.dataflow import aten
-from kfconvert.inputs import ExampleCall
+from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.live_tensors import LiveTensors
 from kfconvert.nodes import mark_weights
 from kfconvert.region import CaptureError

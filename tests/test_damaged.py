@@ -13,10 +13,11 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from kfconvert import artifact, input_spec, record_file
+from kfconvert import artifact, record_file
 from kfconvert.artifact import ArtifactError
 from kfconvert.converter import ModelConverter
 from kfconvert.explain import Explanation
+from kfconvert.inputs import spec as input_spec
 from kfconvert.report import render
 
 BATCH = (2, 3, 6, 6)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter, guard, watch
-from kfconvert.calls import CallForm
-from kfconvert.inputs import ExampleCall, InputError, example_call
+from kfconvert.inputs.call_form import CallForm
+from kfconvert.inputs.example_call import ExampleCall, InputError, example_call
 from kfconvert.region import CaptureError
 from kfconvert.tracer import trace
 

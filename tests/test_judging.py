@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from kfconvert.inputs import ExampleCall
+from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.judging import MOST_BLAMED, Judge, drop_inaccurate
 
 

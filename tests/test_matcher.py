@@ -7,7 +7,7 @@ from torch import nn
 
 from kfconvert.canonical import canonicalise
 from kfconvert.dataflow import Either, Number, Op, Var, aten, unify
-from kfconvert.inputs import ExampleCall
+from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matcher import find
 from kfconvert.nodes import mark_weights
 from kfconvert.pattern import Match, Pattern

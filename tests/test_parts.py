@@ -13,7 +13,7 @@ from torch import nn
 
 from kfconvert import ModelConverter, capture, conversion, load, parts, save
 from kfconvert.alike import groups
-from kfconvert.inputs import ExampleCall, variations, widened
+from kfconvert.inputs.example_call import ExampleCall, variations, widened
 from kfconvert.runtime import guarded_forward, originals
 from kfconvert.selector import Decision
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from kfconvert import ModelConverter, input_spec
+from kfconvert import ModelConverter
+from kfconvert.inputs import spec as input_spec
 from kfconvert.replay import Replay
 
 INPUTS = torch.randn(3, 8)

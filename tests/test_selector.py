@@ -8,7 +8,7 @@ from torch import nn
 
 from kfconvert.canonical import canonicalise
 from kfconvert.capture import capture
-from kfconvert.inputs import ExampleCall
+from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.live_tensors import LiveTensors
 from kfconvert.matcher import find
 from kfconvert.nodes import mark_weights

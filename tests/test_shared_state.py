@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kfconvert import ModelConverter
-from kfconvert.inputs import ExampleCall
+from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.recording import unsettled
 
 SIZES = ((2, 12), (3, 5), (2, 100))

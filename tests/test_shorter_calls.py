@@ -7,7 +7,7 @@ from torch.utils import _pytree as pytree
 
 from kfconvert import ModelConverter
 from kfconvert.capture import capture
-from kfconvert.inputs import ExampleCall
+from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.shorter_calls import shorter
 from kfconvert.tracer import free_places
 

@@ -8,7 +8,7 @@ import torchvision
 from torch import nn
 
 from kfconvert.converter import ModelConverter
-from kfconvert.inputs import ExampleCall
+from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matcher import find
 from kfconvert.nodes import mark_weights
 from kfconvert.patterns import REGISTRY

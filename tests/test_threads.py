@@ -19,7 +19,7 @@ from torch.utils import _python_dispatch
 
 from kfconvert import ModelConverter, conversion, load, save, validate_optimization
 from kfconvert.config_reads import recorded_reads, without_cache
-from kfconvert.inputs import ExampleCall
+from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.process.garbage import only_new_garbage
 from kfconvert.process.shield import is_of_trace
 from kfconvert.region import CaptureError

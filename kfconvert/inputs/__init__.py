@@ -1,0 +1,33 @@
+"""Example inputs: as a user gives them, as a call, as JSON."""
+
+from .call_form import MAX_SPELLINGS, CallForm
+from .equality import is_equal
+from .example_call import (
+    ExampleCall,
+    InputError,
+    example_call,
+    is_token_model,
+    numbered,
+    to_each,
+    token_calls,
+    variations,
+    widened,
+)
+from .spec import build, described
+
+__all__ = [
+    "CallForm",
+    "ExampleCall",
+    "InputError",
+    "MAX_SPELLINGS",
+    "build",
+    "described",
+    "example_call",
+    "is_equal",
+    "is_token_model",
+    "numbered",
+    "to_each",
+    "token_calls",
+    "variations",
+    "widened",
+]
