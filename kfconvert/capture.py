@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .accuracy import is_same_tensor
 from .block_regions import region_of_block
 from .canonical import canonicalise
 from .guard import Places
@@ -20,7 +21,6 @@ from .matcher import find
 from .model_state import global_hook, has_hooks, inner_hook
 from .modules.base import CHANNELS_LAST
 from .nodes import mark_weights
-from .outputs import is_same_tensor
 from .pattern import Findings
 from .patterns import REGISTRY
 from .probing import admit_same_tensors, admit_sizes_of_one, ignore_use_cache, is_faithful, writes_arguments

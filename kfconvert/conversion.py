@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .accuracy import ValidationResult, evaluation, model_outputs
 from .capture import Capture
-from .comparison import ValidationResult
 from .forms import capture_forms, refused_in_every_form
 from .inputs import ExampleCall, is_token_model, token_calls
 from .judging import Judge, drop_inaccurate
@@ -26,7 +26,6 @@ from .preparation import prepare
 from .probing import with_few
 from .profiling import Comparison, compare_timings
 from .program import Program
-from .references import evaluation, model_outputs
 from .region import CaptureError
 from .repetition import Repetition
 from .runtime import Variant, install, originals, uninstall

@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .comparison import ValidationResult, compare_all
+from .accuracy import Reference, ValidationResult, compare_all, model_outputs, reference_outputs
 from .inputs import ExampleCall
-from .references import Reference, model_outputs, reference_outputs
 from .runtime import originals
 from .site import Site
 

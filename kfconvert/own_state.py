@@ -10,11 +10,11 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from .accuracy import is_same_tensor
 from .code_state import code_walk
 from .config_reads import configurations
 from .contents import OF_EVERY_MODULE, is_plain_object, plain_objects
 from .inputs import is_equal
-from .outputs import is_same_tensor
 from .watch import MISSING
 
 _NOT_OWN = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from .accuracy import model_outputs
 from .inputs import ExampleCall, InputError, example_call
 from .own_state import Kept, OwnState
 from .recording import around
-from .references import model_outputs
 from .runtime import uninstall
 from .settings import SettingError, max_rewrites
 from .tensor_facts import Asked

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .accuracy import model_outputs
 from .alike import inside
 from .contents import OF_EVERY_MODULE
 from .inputs import ExampleCall
-from .references import model_outputs
 
 
 def record(

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
+from .accuracy import in_float64
 from .live_tensors import LiveTensors
 from .lowering import lower
 from .modules.base import CHANNELS_LAST
 from .nodes import is_weight
-from .references import in_float64
 from .region import Region
 from .site import Site
 

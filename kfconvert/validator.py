@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .comparison import ValidationResult, compare, split_inputs
+from .accuracy import ValidationResult, compare, evaluation, model_outputs, one_line, reference_outputs, split_inputs
 from .inputs import ExampleCall
 from .process import one_at_a_time
 from .profiling import compare_timings
-from .references import evaluation, model_outputs, one_line, reference_outputs
 
 # For the speed-up of `validate_optimization`, both models together.
 SPEEDUP_BUDGET_S = 1.0

@@ -34,9 +34,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kfconvert import comparison
+from kfconvert.accuracy import comparison
+from kfconvert.accuracy.float64_run import reference_outputs
 from kfconvert.profiling import compare_timings
-from kfconvert.references import reference_outputs
 
 EAGER = "eager"
 COMPILED = "torch.compile"

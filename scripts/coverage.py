@@ -167,8 +167,8 @@ def on_other_inputs(model: Any, converted: Any, inputs: Any) -> str | None:
     from torch import Tensor, cat
     from torch.utils._pytree import tree_map_only
 
-    from kfconvert.comparison import compare_all, split_inputs
-    from kfconvert.references import model_outputs, reference_outputs
+    from kfconvert.accuracy.comparison import compare_all, split_inputs
+    from kfconvert.accuracy.float64_run import model_outputs, reference_outputs
 
     def result(change: Any) -> Any:
         args, kwargs = split_inputs(tree_map_only(Tensor, change, inputs))

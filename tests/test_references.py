@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kfconvert.references import model_outputs, reference_outputs
+from kfconvert.accuracy.float64_run import model_outputs, reference_outputs
 from kfconvert.validator import validate_optimization
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from kfconvert.comparison import ERROR_RATIO
+from kfconvert.accuracy.comparison import ERROR_RATIO
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kfconvert import validate_optimization, validator
-from kfconvert.comparison import ValidationResult
+from kfconvert.accuracy.comparison import ValidationResult
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kfconvert import comparison
-from kfconvert.comparison import compare, split_inputs
-from kfconvert.references import Reference, model_outputs, reference_outputs
+from kfconvert.accuracy import comparison
+from kfconvert.accuracy.comparison import compare, split_inputs
+from kfconvert.accuracy.float64_run import Reference, model_outputs, reference_outputs
 from kfconvert.validator import validate_optimization
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comparison import split_inputs
+from ..accuracy import split_inputs
 from ..inputs import ExampleCall
 from .bandwidth import bytes_of_call, tensors_in, tensors_of
 from .comparison import Comparison

@@ -14,10 +14,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..comparison import compare
+from ..accuracy import Reference, compare, one_line
 from ..inputs import ExampleCall
 from ..json_values import json_ready
-from ..references import Reference, one_line
 from .bandwidth import tensors_of
 from .benchmarks import call_of, check, measure
 from .comparison import Speedup

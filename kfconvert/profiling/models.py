@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from ..references import evaluation
+from ..accuracy import evaluation
 from .benchmarks import benchmark_kernel
 from .measurement import Measurement
 

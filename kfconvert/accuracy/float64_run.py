@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from .inputs import to_each
+from ..inputs import to_each
 
 
 @dataclass(frozen=True)

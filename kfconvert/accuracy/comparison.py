@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .float64_run import Reference
 from .outputs import Outputs
-from .references import Reference
 
 # The optimised model may be this much further from float64 than the original. Another order of summation
 # moves the largest error of a big output by some tens of percent, a wrong formula by orders of magnitude.

@@ -1,0 +1,19 @@
+"""How far outputs are from those of the original in float64."""
+
+from .comparison import ValidationResult, compare, compare_all, split_inputs
+from .float64_run import Reference, evaluation, in_float64, model_outputs, one_line, reference_outputs
+from .outputs import is_same_tensor
+
+__all__ = [
+    "Reference",
+    "ValidationResult",
+    "compare",
+    "compare_all",
+    "evaluation",
+    "in_float64",
+    "is_same_tensor",
+    "model_outputs",
+    "one_line",
+    "reference_outputs",
+    "split_inputs",
+]
