@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from .aliases import Aliases
 from .config_reads import implied
-from .dataflow import aten
+from .graph import Aliases, aten
 from .guard import Guard, Places, guard_from_placeholders
 from .inputs import CallForm, ExampleCall, described
 from .recordings import Recording

@@ -7,12 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx
 
-from .aliases import Aliases, written_arguments
-from .constants import spell_numbers
 from .contiguity import drop_kept_contiguous, lies_in_output
-from .dataflow import Number, Op, Var, arguments, aten, unify
+from .graph import Aliases, Number, Op, Var, arguments, aten, is_weight, spell_numbers, unify, written_arguments
 from .idle_masks import drop_true_masks, drop_zero_masks
-from .nodes import is_weight
 from .products import spell_products
 from .region import CaptureError
 from .spellings import rewrite_spellings

@@ -16,6 +16,7 @@ from torch import nn
 from .accuracy import ValidationResult, evaluation, model_outputs
 from .capture import Capture
 from .forms import capture_forms, refused_in_every_form
+from .graph import blame, definition
 from .inputs import ExampleCall, is_token_model, token_calls
 from .judging import Judge, drop_inaccurate
 from .live_tensors import LiveTensors
@@ -32,7 +33,6 @@ from .runtime import Variant, install, originals, uninstall
 from .selector import Decision, Selector
 from .settings import max_rewrites
 from .site import Site
-from .sources import blame, definition
 from .stats import conversion_stats
 from .tensor_facts import unsteady
 

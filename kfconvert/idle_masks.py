@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from .aliases import Aliases
-from .constants import constant_value, same_kind
-from .dataflow import arguments, aten
+from .graph import Aliases, arguments, aten, constant_value, same_kind
 
 
 def drop_true_masks(graph: fx.Graph) -> None:

@@ -8,11 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from .aliases import Aliases
-from .dataflow import Either, Op, Tree, roots, unify
-from .nodes import module_path
+from .graph import Aliases, Either, Op, Tree, location, module_path, roots, unify
 from .pattern import Findings, Match, NearMiss, Pattern
-from .sources import location
 
 
 class _Judged(NamedTuple):

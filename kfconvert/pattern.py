@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from .dataflow import Either, Op
-from .nodes import module_path
+from .graph import Either, Op, module_path
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,8 @@ from collections.abc import Iterable
 
 from torch import Tensor, fx, nn
 
-from .aliases import Aliases, written_arguments
-from .dataflow import arguments, aten
+from .graph import Aliases, arguments, aten, is_weight, lower, written_arguments
 from .live_tensors import LiveTensors, Place
-from .lowering import lower
-from .nodes import is_weight
 from .pattern import Replacement
 from .program import Program
 from .region import Region

@@ -12,10 +12,9 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
 from .accuracy import in_float64
+from .graph import is_weight, lower
 from .live_tensors import LiveTensors
-from .lowering import lower
 from .modules.base import CHANNELS_LAST
-from .nodes import is_weight
 from .region import Region
 from .site import Site
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dataflow import aten
+from .graph import aten
 from .live_tensors import LiveTensors
 from .profiling import Comparison, compare_timings
 from .program import Program

@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import Tensor, fx, nn
 
 from .capture import Capture
-from .dataflow import aten
+from .graph import aten
 from .guard import Guard
 from .id_reads import only_looked_up
 from .idle_masks import drop_true_masks

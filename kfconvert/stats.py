@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .extension import EXTENSION_LOADED
+from .graph import at
 from .inputs import described
 from .pattern import NearMiss
 from .patterns import REGISTRY
-from .sources import at
 from .version import __version__
 
 if TYPE_CHECKING:

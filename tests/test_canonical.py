@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from kfconvert.canonical import canonicalise
-from kfconvert.dataflow import aten
+from kfconvert.graph.nodes import mark_weights
+from kfconvert.graph.trees import aten
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.live_tensors import LiveTensors
-from kfconvert.nodes import mark_weights
 from kfconvert.region import CaptureError
 from kfconvert.rewriter import rewrite
 from kfconvert.tracer import trace

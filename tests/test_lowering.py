@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kfconvert.dataflow import aten
-from kfconvert.lowering import _BINDINGS
+from kfconvert.graph.bindings import _BINDINGS
+from kfconvert.graph.trees import aten
 
 X = torch.randn(2, 3, 4, 4)
 ROWS = torch.randn(5, 4)

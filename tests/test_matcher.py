@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from kfconvert.canonical import canonicalise
-from kfconvert.dataflow import Either, Number, Op, Var, aten, unify
+from kfconvert.graph.nodes import mark_weights
+from kfconvert.graph.trees import Either, Number, Op, Var, aten, unify
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matcher import find
-from kfconvert.nodes import mark_weights
 from kfconvert.pattern import Match, Pattern
 from kfconvert.patterns import REGISTRY
 from kfconvert.tracer import trace

@@ -7,7 +7,7 @@ from torch import nn
 
 from kfconvert import ModelConverter
 from kfconvert.block_regions import region_of_block
-from kfconvert.dataflow import aten
+from kfconvert.graph.trees import aten
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.repetition import Repetition
 from kfconvert.tracer import trace

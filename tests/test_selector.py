@@ -8,10 +8,10 @@ from torch import nn
 
 from kfconvert.canonical import canonicalise
 from kfconvert.capture import capture
+from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.live_tensors import LiveTensors
 from kfconvert.matcher import find
-from kfconvert.nodes import mark_weights
 from kfconvert.patterns import REGISTRY
 from kfconvert.samples import sample_inputs
 from kfconvert.selector import Selector, _error, _is_clear

@@ -8,12 +8,12 @@ import torchvision
 from torch import nn
 
 from kfconvert.converter import ModelConverter
+from kfconvert.graph.nodes import mark_weights
+from kfconvert.graph.sources import at, blame, location
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matcher import find
-from kfconvert.nodes import mark_weights
 from kfconvert.patterns import REGISTRY
 from kfconvert.region import CaptureError
-from kfconvert.sources import at, blame, location
 from kfconvert.tracer import trace
 
 

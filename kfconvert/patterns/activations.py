@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..dataflow import Either, Number, Op, Tree, Var, aten
+from ..graph import Either, Number, Op, Tree, Var, aten
 
 # Activation name of kfconvert.ops -> the call that applies it to a value.
 ACTIVATION_TREES: dict[str, Callable[[Tree], Op]] = {

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..constants import constant_value
-from ..dataflow import AnyNumber, Either, Op, Tree, Var, aten
+from ..graph import AnyNumber, Either, Op, Tree, Var, aten, constant_value
 from ..modules import FusedAttention, MaskTerm
 from ..pattern import Match, Pattern, Replacement
 from .attention_cases import CASES

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..nodes import is_weight
+from ..graph import is_weight
 
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor, fx, nn
 
-from ..dataflow import Either, Op, Tree, Var, aten
+from ..graph import Either, Op, Tree, Var, aten
 from ..modules import FusedConvBN
 from ..pattern import Case, Match, Pattern, Replacement
 from .activations import negative_slope, with_activation

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..dataflow import Op, Var, aten
+from ..graph import Op, Var, aten
 from ..pattern import Case, Pattern
 from .conv import CONV, conv_pattern
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
-from ..dataflow import Either, Op, Tree, Var, aten
+from ..graph import Either, Op, Tree, Var, aten
 from ..modules import FusedGatedLinear, FusedLinear
 from ..pattern import Case, Match, Pattern, Replacement
 from .activations import with_activation

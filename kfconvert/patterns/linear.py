@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
-from ..dataflow import Either, Op, Var, aten
+from ..graph import Either, Op, Var, aten
 from ..modules import FusedLinear
 from ..pattern import Case, Match, Pattern, Replacement
 from .activations import negative_slope, with_activation

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
-from ..dataflow import Either, Op, Var, aten
+from ..graph import Either, Op, Var, aten
 from ..modules import FusedLinearScale
 from ..pattern import Case, Match, Pattern, Replacement
 from .checks import dtype_refusal, linear_refusal, traced, weights_refusal

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..aliases import is_written
-from ..constants import constant_value
-from ..dataflow import arguments, aten
+from ..graph import arguments, aten, constant_value, is_written
 from .checks import traced
 
 # Operators whose results hold elements of their first argument only.

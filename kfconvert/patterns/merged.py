@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
-from ..dataflow import Op, Var, aten
+from ..graph import Op, Var, aten
 from ..modules import FusedLinear, FusedMergedLinear
 from ..pattern import Case, Match, Pattern, Replacement
 from .checks import linear_refusal

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..dataflow import Either, Number, Op, Tree, Var, aten
+from ..graph import Either, Number, Op, Tree, Var, aten
 from ..modules import FusedAddRMSNorm, FusedRMSNorm
 from ..pattern import Case, Match, Pattern, Replacement
 from .checks import dtype_refusal, residual_refusal, traced, weights_refusal

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
-from ..dataflow import Either, Op, Var, aten
+from ..graph import Either, Op, Var, aten
 from ..modules import FusedSqueezeExcite
 from ..pattern import Case, Match, Pattern, Replacement
 from .checks import dtype_refusal, same_shape, traced, weights_refusal

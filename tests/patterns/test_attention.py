@@ -9,9 +9,9 @@ from torch import nn
 
 from kfconvert import ModelConverter
 from kfconvert.canonical import canonicalise
+from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matcher import find
-from kfconvert.nodes import mark_weights
 from kfconvert.patterns import REGISTRY
 from kfconvert.tracer import trace
 

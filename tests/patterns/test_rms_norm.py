@@ -9,10 +9,10 @@ from torch import nn
 
 from kfconvert import ModelConverter
 from kfconvert.canonical import canonicalise
+from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matcher import find
 from kfconvert.modules import FusedRMSNorm
-from kfconvert.nodes import mark_weights
 from kfconvert.patterns import REGISTRY
 from kfconvert.tracer import trace
 

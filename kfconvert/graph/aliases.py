@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 from torch import fx
 
-from .dataflow import Binding
+from .trees import Binding
 
 
 def _schema(node: fx.Node) -> torch.FunctionSchema | None:

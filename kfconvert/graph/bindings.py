@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .dataflow import aten
+from .trees import aten
 
 _nn = torch._C._nn
 

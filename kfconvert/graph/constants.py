@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from .aliases import is_written
-from .dataflow import aten
+from .trees import aten
 
 _COPIES = {aten.alias.default, aten.clone.default, aten.detach.default, aten.to.dtype, aten.to.dtype_layout}
 

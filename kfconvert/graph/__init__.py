@@ -1,0 +1,36 @@
+"""Graphs of ATen calls: how they are described, what in them shares memory, where they come from."""
+
+from .aliases import Aliases, aliased_arguments, is_written, written_arguments
+from .bindings import lower
+from .constants import constant_value, same_kind, spell_numbers
+from .nodes import is_weight, mark_weights, module_path
+from .sources import at, blame, definition, location
+from .trees import AnyNumber, Either, Number, Op, Tree, Var, arguments, aten, roots, unify
+
+__all__ = [
+    "Aliases",
+    "AnyNumber",
+    "Either",
+    "Number",
+    "Op",
+    "Tree",
+    "Var",
+    "aliased_arguments",
+    "arguments",
+    "at",
+    "aten",
+    "blame",
+    "constant_value",
+    "definition",
+    "is_weight",
+    "is_written",
+    "location",
+    "lower",
+    "mark_weights",
+    "module_path",
+    "roots",
+    "same_kind",
+    "spell_numbers",
+    "unify",
+    "written_arguments",
+]
