@@ -12,10 +12,9 @@ from torch.utils import _pytree as pytree
 
 from .config_reads import implied
 from .graph import Aliases, aten
-from .guard import Guard, Places, guard_from_placeholders
 from .inputs import CallForm, ExampleCall, described
 from .recordings import Recording
-from .region import Region
+from .region import Guard, Places, Region, guard_from_placeholders
 
 
 def region_of_block(

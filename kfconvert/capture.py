@@ -15,16 +15,14 @@ from .accuracy import is_same_tensor
 from .block_regions import region_of_block
 from .canonical import canonicalise
 from .graph import mark_weights
-from .guard import Places
 from .inputs import ExampleCall
-from .live_tensors import LiveTensors
 from .matcher import find
 from .model_state import global_hook, has_hooks, inner_hook
 from .modules.base import CHANNELS_LAST
 from .pattern import Findings
 from .patterns import REGISTRY
 from .probing import admit_same_tensors, admit_sizes_of_one, ignore_use_cache, is_faithful, writes_arguments
-from .region import CaptureError, Region
+from .region import CaptureError, LiveTensors, Places, Region
 from .repetition import Repetition
 from .rewriter import rewrite
 from .runtime import Variant

@@ -19,7 +19,6 @@ from .forms import capture_forms, refused_in_every_form
 from .graph import blame, definition
 from .inputs import ExampleCall, is_token_model, token_calls
 from .judging import Judge, drop_inaccurate
-from .live_tensors import LiveTensors
 from .own_state import OwnState
 from .parts import Part, Parts, parents
 from .pattern import Match, Replacement
@@ -27,7 +26,7 @@ from .preparation import prepare
 from .probing import with_few
 from .profiling import Comparison, compare_timings
 from .program import Program
-from .region import CaptureError
+from .region import CaptureError, LiveTensors
 from .repetition import Repetition
 from .runtime import Variant, install, originals, uninstall
 from .selector import Decision, Selector

@@ -16,11 +16,10 @@ from torch.utils import _pytree as pytree
 
 from .alike import by_integers, groups, integers, is_operator, unread
 from .capture import Capture, capture
-from .guard import Places, given_as
 from .inputs import CallForm, ExampleCall, variations, widened
 from .probing import is_faithful
 from .recording import carrying, opaque_kind, record, sizes, unsettled
-from .region import CaptureError
+from .region import CaptureError, Places, given_as
 from .repetition import Repetition
 
 # Seconds of this thread on the processor, not of a clock: on a busy machine fewer parts would be found.

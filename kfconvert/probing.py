@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .config_reads import without_cache
-from .guard import Places
-from .region import Region
+from .region import Places, Region
 
 # The same operators run on both sides; only their choice of algorithm may differ. A wrong branch differs grossly.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}

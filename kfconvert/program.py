@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from .live_tensors import Place
 from .modules.derived import Derived
 from .process import libraries, switched_off
+from .region import Place
 from .watch import ROOT, flat_places, gather
 from .weak_module import WeakModule
 

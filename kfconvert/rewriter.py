@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from torch import Tensor, fx, nn
 
 from .graph import Aliases, arguments, aten, is_weight, lower, written_arguments
-from .live_tensors import LiveTensors, Place
 from .pattern import Replacement
 from .program import Program
-from .region import Region
+from .region import LiveTensors, Place, Region
 from .site import Site
 
 

@@ -13,9 +13,8 @@ from torch.fx.node import map_aggregate
 
 from .accuracy import in_float64
 from .graph import is_weight, lower
-from .live_tensors import LiveTensors
 from .modules.base import CHANNELS_LAST
-from .region import Region
+from .region import LiveTensors, Region
 from .site import Site
 
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from .graph import aten
-from .live_tensors import LiveTensors
 from .profiling import Comparison, compare_timings
 from .program import Program
-from .region import Region
+from .region import LiveTensors, Region
 from .samples import Sample, sample_inputs
 from .site import Site
 

@@ -10,15 +10,13 @@ from torch import Tensor, fx, nn
 
 from .capture import Capture
 from .graph import aten
-from .guard import Guard
 from .id_reads import only_looked_up
 from .idle_masks import drop_true_masks
 from .inputs import CallForm, ExampleCall, described
-from .live_tensors import LiveTensors
 from .matcher import find
 from .patterns import REGISTRY
 from .probing import is_faithful, with_few
-from .region import Region
+from .region import Guard, LiveTensors, Region
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 _STANDING_IN = {MASK: aten.ones_like.default, TYPES: aten.zeros_like.default}

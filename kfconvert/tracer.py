@@ -24,11 +24,10 @@ from torch.utils import _pytree as pytree
 from .config_reads import recorded_reads
 from .contiguity import KeptContiguous
 from .deadline import Deadline
-from .guard import Places, guard_from_placeholders
 from .inputs import CallForm, ExampleCall, described, is_equal, numbered
 from .process import Shield, one_at_a_time, quiet_thread
 from .quick_batch_norms import QuickBatchNorms, restore_batch_norms
-from .region import CaptureError, Read, Region
+from .region import CaptureError, Places, Read, Region, guard_from_placeholders
 from .repetition import Repetition
 
 CACHE_IN_OUTPUT = (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kfconvert import ModelConverter
 from kfconvert.block_regions import region_of_block
 from kfconvert.inputs.example_call import ExampleCall
-from kfconvert.region import Region
+from kfconvert.region.region import Region
 from kfconvert.repetition import Repetition
 from kfconvert.tracer import free_places, trace
 

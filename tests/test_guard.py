@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from kfconvert import ModelConverter, guard, watch
+from kfconvert import ModelConverter, watch
 from kfconvert.inputs.call_form import CallForm
 from kfconvert.inputs.example_call import ExampleCall, InputError, example_call
-from kfconvert.region import CaptureError
+from kfconvert.region import guard
+from kfconvert.region.region import CaptureError
 from kfconvert.tracer import trace
 
 

@@ -10,9 +10,9 @@ from kfconvert.canonical import canonicalise
 from kfconvert.capture import capture
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example_call import ExampleCall
-from kfconvert.live_tensors import LiveTensors
 from kfconvert.matcher import find
 from kfconvert.patterns import REGISTRY
+from kfconvert.region.live_tensors import LiveTensors
 from kfconvert.samples import sample_inputs
 from kfconvert.selector import Selector, _error, _is_clear
 from kfconvert.site import Site

@@ -13,7 +13,7 @@ from kfconvert.graph.sources import at, blame, location
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matcher import find
 from kfconvert.patterns import REGISTRY
-from kfconvert.region import CaptureError
+from kfconvert.region.region import CaptureError
 from kfconvert.tracer import trace
 
 

@@ -22,7 +22,7 @@ from kfconvert.config_reads import recorded_reads, without_cache
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.process.garbage import only_new_garbage
 from kfconvert.process.shield import is_of_trace
-from kfconvert.region import CaptureError
+from kfconvert.region.region import CaptureError
 from kfconvert.runtime import guarded_forward
 from kfconvert.tracer import trace
 

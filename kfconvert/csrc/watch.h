@@ -502,7 +502,7 @@ inline int add_to(PyObject* module) {
       {"has_state", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(has_state)), METH_FASTCALL,
        "has_state(tensors, state): see kfconvert.modules.derived"},
       {"tensor_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(tensor_key)), METH_FASTCALL,
-       "tensor_key(leaves, indices): see kfconvert.guard"},
+       "tensor_key(leaves, indices): see kfconvert.region.guard"},
       {nullptr, nullptr, 0, nullptr}};
   return PyModule_AddFunctions(module, functions);
 }

@@ -9,10 +9,10 @@ import sympy
 import torch
 from torch import Tensor
 
-from .inputs import is_equal
+from ..inputs import is_equal
 
 try:
-    from ._C import tensor_key as _tensor_key  # compiled (csrc/watch.h)
+    from .._C import tensor_key as _tensor_key  # compiled (csrc/watch.h)
 except ImportError:  # kfconvert doctor tells why
 
     def _tensor_key(leaves: list[Any], indices: tuple[int, ...]) -> bytes | None:

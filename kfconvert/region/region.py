@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from ..inputs import CallForm
 from .guard import Guard
-from .inputs import CallForm
 
 # The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
 # "__dict__" stands for all names.

@@ -1,0 +1,17 @@
+"""A captured graph: the calls that it is valid for, and the tensors that it reads."""
+
+from .guard import Guard, Places, given_as, guard_from_placeholders
+from .live_tensors import LiveTensors, Place
+from .region import CaptureError, Read, Region
+
+__all__ = [
+    "CaptureError",
+    "Guard",
+    "LiveTensors",
+    "Place",
+    "Places",
+    "Read",
+    "Region",
+    "given_as",
+    "guard_from_placeholders",
+]
