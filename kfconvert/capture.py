@@ -17,7 +17,6 @@ from .canonical import canonicalise
 from .graph import mark_weights
 from .inputs import ExampleCall
 from .matcher import find
-from .model_state import global_hook, has_hooks, inner_hook
 from .modules.base import CHANNELS_LAST
 from .pattern import Findings
 from .patterns import REGISTRY
@@ -25,7 +24,7 @@ from .probing import admit_same_tensors, admit_sizes_of_one, ignore_use_cache, i
 from .region import CaptureError, LiveTensors, Places, Region
 from .repetition import Repetition
 from .rewriter import rewrite
-from .runtime import Variant
+from .runtime import Variant, global_hook, has_hooks, inner_hook
 from .site import Site
 from .tracer import is_final, trace
 

@@ -25,15 +25,13 @@ from .pattern import Match, Replacement
 from .preparation import prepare
 from .probing import with_few
 from .profiling import Comparison, compare_timings
-from .program import Program
 from .region import CaptureError, LiveTensors
 from .repetition import Repetition
-from .runtime import Variant, install, originals, uninstall
+from .runtime import Program, Variant, install, originals, uninstall, unsteady
 from .selector import Decision, Selector
 from .settings import max_rewrites
 from .site import Site
 from .stats import conversion_stats
-from .tensor_facts import unsteady
 
 Progress = Callable[[str, int, int], None]
 

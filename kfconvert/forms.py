@@ -12,8 +12,8 @@ from .inputs import ExampleCall
 from .recording import attribute_of, opaque_kind
 from .region import CaptureError
 from .repetition import Repetition
+from .runtime import unsteady
 from .shorter_calls import shorter
-from .tensor_facts import unsteady
 from .tracer import CACHE_IN_OUTPUT, free_places
 
 

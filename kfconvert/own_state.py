@@ -11,11 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from .accuracy import is_same_tensor
-from .code_state import code_walk
-from .config_reads import configurations
-from .contents import OF_EVERY_MODULE, is_plain_object, plain_objects
 from .inputs import is_equal
-from .watch import MISSING
+from .runtime import MISSING, OF_EVERY_MODULE, code_walk, configurations, is_plain_object, plain_objects
 
 _NOT_OWN = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
 

@@ -14,9 +14,8 @@ from .accuracy import model_outputs
 from .inputs import ExampleCall, InputError, example_call
 from .own_state import Kept, OwnState
 from .recording import around
-from .runtime import uninstall
+from .runtime import Asked, uninstall
 from .settings import SettingError, max_rewrites
-from .tensor_facts import Asked
 
 
 class ConversionError(ValueError):

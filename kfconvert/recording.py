@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from .accuracy import model_outputs
 from .alike import inside
-from .contents import OF_EVERY_MODULE
 from .inputs import ExampleCall
+from .runtime import OF_EVERY_MODULE
 
 
 def record(

@@ -17,8 +17,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from .alike import by_integers, contents, groups, is_operator, settings, unread
-from .model_state import has_hooks
 from .recordings import Recording
+from .runtime import has_hooks
 
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

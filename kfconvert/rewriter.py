@@ -9,8 +9,8 @@ from torch import Tensor, fx, nn
 
 from .graph import Aliases, arguments, aten, is_weight, lower, written_arguments
 from .pattern import Replacement
-from .program import Program
 from .region import LiveTensors, Place, Region
+from .runtime import Program
 from .site import Site
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .graph import aten
 from .profiling import Comparison, compare_timings
-from .program import Program
 from .region import LiveTensors, Region
+from .runtime import Program
 from .samples import Sample, sample_inputs
 from .site import Site
 

@@ -25,8 +25,8 @@ import transformers
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.recompute import needs_gradient
-from kfconvert.runtime import GuardedForward, Variant, guarded_forward
+from kfconvert.runtime.guarded_forward import GuardedForward, Variant, guarded_forward
+from kfconvert.runtime.recompute import needs_gradient
 from kfconvert.torch_state import transformed
 
 RUNS = 500

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.compilers import ScriptingError
+from kfconvert.runtime.compilers import ScriptingError
 
 WORDS = "see the original forward of {}, without what was fused in it"
 

@@ -11,7 +11,7 @@ import kfconvert
 from kfconvert import ConversionError, ModelConverter, auto_convert_model, report
 from kfconvert.modules import FusedLinear
 from kfconvert.profiling import Comparison
-from kfconvert.runtime import guarded_forward
+from kfconvert.runtime.guarded_forward import guarded_forward
 
 
 def mlp():

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from kfconvert import ModelConverter, watch
+from kfconvert import ModelConverter
 from kfconvert.inputs.call_form import CallForm
 from kfconvert.inputs.example_call import ExampleCall, InputError, example_call
 from kfconvert.region import guard
 from kfconvert.region.region import CaptureError
+from kfconvert.runtime import watch
 from kfconvert.tracer import trace
 
 

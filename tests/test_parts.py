@@ -14,7 +14,7 @@ from torch import nn
 from kfconvert import ModelConverter, capture, conversion, load, parts, save
 from kfconvert.alike import groups
 from kfconvert.inputs.example_call import ExampleCall, variations, widened
-from kfconvert.runtime import guarded_forward, originals
+from kfconvert.runtime.guarded_forward import guarded_forward, originals
 from kfconvert.selector import Decision
 
 

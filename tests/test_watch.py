@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from kfconvert import watch
-from kfconvert.watch import INSIDE, ITEMS, MISSING, SIZE, TYPE, Watch, flat_places, gather
+from kfconvert.runtime import watch
+from kfconvert.runtime.watch import INSIDE, ITEMS, MISSING, SIZE, TYPE, Watch, flat_places, gather
 
 
 @pytest.fixture(params=["compiled", "python"])

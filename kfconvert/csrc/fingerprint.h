@@ -56,7 +56,7 @@ inline PyObject* fingerprint(PyObject*, PyObject* const* arguments, Py_ssize_t g
 inline int add_to(PyObject* module) {
   static PyMethodDef functions[] = {
       {"fingerprint", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(fingerprint)), METH_FASTCALL,
-       "fingerprint(address, bytes): see kfconvert.modules.fingerprint"},
+       "fingerprint(address, bytes): see kfconvert.runtime.fingerprint"},
       {nullptr, nullptr, 0, nullptr}};
   return PyModule_AddFunctions(module, functions);
 }

@@ -1,5 +1,6 @@
 """Fused modules: built from the original modules or tensors, sharing their parameters; see each class."""
 
+from ..runtime import Derived
 from .attention import FusedAttention, MaskTerm
 from .base import FusedModule
 from .batch_norm import FusedBatchNormAct
@@ -13,7 +14,6 @@ from .conv import (
     FusedConv3dBNReLU,
     FusedConvBN,
 )
-from .derived import Derived
 from .gated import FusedGatedLinear
 from .group_norm import FusedGroupNorm
 from .linear import FusedLinear, FusedLinearGELU, FusedLinearReLU, FusedLinearSigmoid, FusedLinearSiLU, FusedLinearTanh

@@ -10,8 +10,8 @@ from torch.nn.utils import parametrize
 from ..ops.activations import ACTIVATIONS
 from ..ops.kinds import checked
 from ..ops.registration import has_kernels
+from ..runtime import Derived
 from ..torch_state import transformed
-from .derived import Derived
 
 Plan = Callable[..., torch.Tensor]
 # The memory format with the channels innermost, by the number of dimensions.

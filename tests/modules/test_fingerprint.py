@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kfconvert.modules import fingerprint
-from kfconvert.modules.fingerprint import fingerprints
+from kfconvert.runtime import fingerprint
+from kfconvert.runtime.fingerprint import fingerprints
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64,
           torch.complex128]

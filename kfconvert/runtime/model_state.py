@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from .code_state import code_walk
-from .config_reads import WHOLE, configurations, names_by_class
+from ..process import is_of_trace, switched_off
+from ..region import Place, Read
+from .code import code_walk
+from .configuration import WHOLE, configurations, names_by_class
 from .contents import OF_EVERY_MODULE, Contents, Found, first_different, items
-from .process import is_of_trace, switched_off
-from .region import Place, Read
 from .watch import MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
 from .weak_module import WeakModule
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .config_reads import names_by_class
+from ..region import Read
+from .configuration import names_by_class
 from .contents import Contents, Found, is_of_author, is_plain_object, items
-from .region import Read
 from .watch import INSIDE, MISSING, inside
 
 # In every class of a module these are asked for by nn.Module itself.

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from ..process import ThisThread
+from ..region import Read
 from .contents import plain_objects
-from .process import ThisThread
-from .region import Read
 
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
 

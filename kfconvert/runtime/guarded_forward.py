@@ -19,14 +19,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
+from ..inputs import MAX_SPELLINGS
+from ..region import Region
+from ..torch_state import transformed
 from .compilers import Notice, refuse_scripting, traced_here
-from .inputs import MAX_SPELLINGS
 from .model_state import ModelState
 from .program import Program, UnfitTensors
 from .recompute import needs_gradient, run_recorded
-from .region import Region
 from .tensor_facts import facts
-from .torch_state import transformed
 from .weak_module import WeakModule
 
 # So many different reasons of misses are told apart: sizes of arguments, which stand in them, are without end.

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from .modules.derived import Derived
-from .process import libraries, switched_off
-from .region import Place
+from ..process import libraries, switched_off
+from ..region import Place
+from .derived import Derived
 from .watch import ROOT, flat_places, gather
 from .weak_module import WeakModule
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 from torch import Tensor, nn
 
-from .inputs import is_equal
+from ..inputs import is_equal
 from .watch import ITEMS, MISSING, SIZE, TYPE, Entry
 
 # (path of the container in words, entry)

@@ -1,0 +1,35 @@
+"""What a converted model runs: a guard over all that its program relies on, then the program."""
+
+from .code import code_walk
+from .configuration import configurations, implied, recorded_reads, without_cache
+from .contents import OF_EVERY_MODULE, is_plain_object, plain_objects
+from .derived import Derived
+from .guarded_forward import Variant, guarded_forward, install, originals, uninstall
+from .model_state import global_hook, has_hooks, inner_hook
+from .program import Program
+from .tensor_facts import Asked, unsteady
+from .watch import MISSING
+
+__all__ = [
+    "Asked",
+    "Derived",
+    "MISSING",
+    "OF_EVERY_MODULE",
+    "Program",
+    "Variant",
+    "code_walk",
+    "configurations",
+    "global_hook",
+    "guarded_forward",
+    "has_hooks",
+    "implied",
+    "inner_hook",
+    "install",
+    "is_plain_object",
+    "originals",
+    "plain_objects",
+    "recorded_reads",
+    "uninstall",
+    "unsteady",
+    "without_cache",
+]
