@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from torch import Tensor, fx, nn
 
+from .canonical import drop_true_masks
 from .capture import Capture
 from .graph import aten
 from .id_reads import only_looked_up
-from .idle_masks import drop_true_masks
 from .inputs import CallForm, ExampleCall, described
 from .matcher import find
 from .patterns import REGISTRY

@@ -21,11 +21,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules import module as torch_module
 from torch.utils import _pytree as pytree
 
-from .contiguity import KeptContiguous
+from .canonical import KeptContiguous, QuickBatchNorms, restore_batch_norms
 from .deadline import Deadline
 from .inputs import CallForm, ExampleCall, described, is_equal, numbered
 from .process import Shield, one_at_a_time, quiet_thread
-from .quick_batch_norms import QuickBatchNorms, restore_batch_norms
 from .region import CaptureError, Places, Read, Region, guard_from_placeholders
 from .repetition import Repetition
 from .runtime import recorded_reads

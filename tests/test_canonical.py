@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from kfconvert.canonical import canonicalise
+from kfconvert.canonical.passes import canonicalise
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.graph.trees import aten
 from kfconvert.inputs.example_call import ExampleCall

@@ -6,7 +6,7 @@ from small_models import guard
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.canonical import canonicalise
+from kfconvert.canonical.passes import canonicalise
 from kfconvert.graph.trees import aten
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.tracer import trace

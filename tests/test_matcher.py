@@ -5,7 +5,7 @@ import operator
 import torch
 from torch import nn
 
-from kfconvert.canonical import canonicalise
+from kfconvert.canonical.passes import canonicalise
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.graph.trees import Either, Number, Op, Var, aten, unify
 from kfconvert.inputs.example_call import ExampleCall

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from kfconvert.canonical import canonicalise
+from kfconvert.canonical.passes import canonicalise
 from kfconvert.capture import capture
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example_call import ExampleCall

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.canonical import canonicalise
+from kfconvert.canonical.passes import canonicalise
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matcher import find

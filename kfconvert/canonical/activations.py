@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from .graph import Aliases, Either, Number, Op, Tree, Var, aten, unify
+from ..graph import Aliases, Either, Number, Op, Tree, Var, aten, unify
 
 _X = Var("x")
 

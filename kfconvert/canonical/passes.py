@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx
 
-from .contiguity import drop_kept_contiguous, lies_in_output
-from .graph import Aliases, Number, Op, Var, arguments, aten, is_weight, spell_numbers, unify, written_arguments
-from .idle_masks import drop_true_masks, drop_zero_masks
+from ..graph import Aliases, Number, Op, Var, arguments, aten, is_weight, spell_numbers, unify, written_arguments
+from ..region import CaptureError
+from .activations import rewrite_spellings
+from .contiguous import drop_kept_contiguous, lies_in_output
+from .masks import drop_true_masks, drop_zero_masks
 from .products import spell_products
-from .region import CaptureError
-from .spellings import rewrite_spellings
 
 
 def canonicalise(graph: fx.Graph) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from .graph import Aliases, aliased_arguments, aten, is_weight
+from ..graph import Aliases, aliased_arguments, aten, is_weight
 
 # Results that are contiguous whatever their arguments are.
 _ALWAYS_CONTIGUOUS = {

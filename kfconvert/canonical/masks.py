@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from .graph import Aliases, arguments, aten, constant_value, same_kind
+from ..graph import Aliases, arguments, aten, constant_value, same_kind
 
 
 def drop_true_masks(graph: fx.Graph) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from .graph import aten
+from ..graph import aten
 
 # No operator for use: it lives from the trace of a model until its graph is done.
 _LIBRARY = torch.library.Library("kfconvert_traced", "DEF")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from .graph import aten
+from ..graph import aten
 
 
 def spell_products(graph: fx.Graph) -> None:
