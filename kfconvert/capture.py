@@ -16,16 +16,13 @@ from .block_regions import region_of_block
 from .canonical import canonicalise
 from .graph import mark_weights
 from .inputs import ExampleCall
-from .matcher import find
+from .matching import Findings, Site, find, rewrite
 from .modules.base import CHANNELS_LAST
-from .pattern import Findings
 from .patterns import REGISTRY
 from .probing import admit_same_tensors, admit_sizes_of_one, ignore_use_cache, is_faithful, writes_arguments
 from .region import CaptureError, LiveTensors, Places, Region
 from .repetition import Repetition
-from .rewriter import rewrite
 from .runtime import Variant, global_hook, has_hooks, inner_hook
-from .site import Site
 from .tracer import is_final, trace
 
 

@@ -19,9 +19,9 @@ from .forms import capture_forms, refused_in_every_form
 from .graph import blame, definition
 from .inputs import ExampleCall, is_token_model, token_calls
 from .judging import Judge, drop_inaccurate
+from .matching import Match, Replacement, Site
 from .own_state import OwnState
 from .parts import Part, Parts, parents
-from .pattern import Match, Replacement
 from .preparation import prepare
 from .probing import with_few
 from .profiling import Comparison, compare_timings
@@ -30,7 +30,6 @@ from .repetition import Repetition
 from .runtime import Program, Variant, install, originals, uninstall, unsteady
 from .selector import Decision, Selector
 from .settings import max_rewrites
-from .site import Site
 from .stats import conversion_stats
 
 Progress = Callable[[str, int, int], None]

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from .accuracy import Reference, ValidationResult, compare_all, model_outputs, reference_outputs
 from .inputs import ExampleCall
+from .matching import Site
 from .runtime import originals
-from .site import Site
 
 # So many times the site at which the outputs become inaccurate is found by bisection and dropped. What fails after
 # that are many sites together, each of which is accurate enough.

@@ -13,9 +13,9 @@ from torch.fx.node import map_aggregate
 
 from .accuracy import in_float64
 from .graph import is_weight, lower
+from .matching import Site
 from .modules.base import CHANNELS_LAST
 from .region import LiveTensors, Region
-from .site import Site
 
 
 @dataclass(frozen=True)

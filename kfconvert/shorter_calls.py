@@ -13,7 +13,7 @@ from .capture import Capture
 from .graph import aten
 from .id_reads import only_looked_up
 from .inputs import CallForm, ExampleCall, described
-from .matcher import find
+from .matching import find
 from .patterns import REGISTRY
 from .probing import is_faithful, with_few
 from .region import Guard, LiveTensors, Region

@@ -11,7 +11,7 @@ import torch
 from .extension import EXTENSION_LOADED
 from .graph import at
 from .inputs import described
-from .pattern import NearMiss
+from .matching import NearMiss
 from .patterns import REGISTRY
 from .version import __version__
 

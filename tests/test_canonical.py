@@ -12,9 +12,9 @@ from kfconvert.canonical.passes import canonicalise
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.graph.trees import aten
 from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.matching.rewriter import rewrite
 from kfconvert.region.live_tensors import LiveTensors
 from kfconvert.region.region import CaptureError
-from kfconvert.rewriter import rewrite
 from kfconvert.tracer import trace
 
 

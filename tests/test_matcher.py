@@ -9,8 +9,8 @@ from kfconvert.canonical.passes import canonicalise
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.graph.trees import Either, Number, Op, Var, aten, unify
 from kfconvert.inputs.example_call import ExampleCall
-from kfconvert.matcher import find
-from kfconvert.pattern import Match, Pattern
+from kfconvert.matching.matcher import find
+from kfconvert.matching.pattern import Match, Pattern
 from kfconvert.patterns import REGISTRY
 from kfconvert.tracer import trace
 

@@ -10,12 +10,12 @@ from kfconvert.canonical.passes import canonicalise
 from kfconvert.capture import capture
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example_call import ExampleCall
-from kfconvert.matcher import find
+from kfconvert.matching.matcher import find
+from kfconvert.matching.site import Site
 from kfconvert.patterns import REGISTRY
 from kfconvert.region.live_tensors import LiveTensors
 from kfconvert.samples import sample_inputs
 from kfconvert.selector import Selector, _error, _is_clear
-from kfconvert.site import Site
 from kfconvert.tracer import trace
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from ..pattern import Pattern
+from ..matching import Pattern
 
 
 def _collect() -> tuple[Pattern, ...]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx
 
 from ..graph import AnyNumber, Either, Op, Tree, Var, aten, constant_value
+from ..matching import Match, Pattern, Replacement
 from ..modules import FusedAttention, MaskTerm
-from ..pattern import Match, Pattern, Replacement
 from .attention_cases import CASES
 from .checks import dtype_refusal, sizes, traced
 from .masks import least, saturation, sum_bound

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..pattern import Case
+from ..matching import Case
 
 _LOWEST = torch.finfo(torch.float32).min
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Either, Op, Tree, Var, aten
+from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedConvBN
-from ..pattern import Case, Match, Pattern, Replacement
 from .activations import negative_slope, with_activation
 from .checks import dtype_refusal, same_shape, traced, weights_refusal
 from .shells import NORM_ARGUMENTS, NORM_TENSORS, conv_shell, norm_shell

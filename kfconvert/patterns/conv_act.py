@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..graph import Op, Var, aten
-from ..pattern import Case, Pattern
+from ..matching import Case, Pattern
 from .conv import CONV, conv_pattern
 
 _ADD = Op(aten.add.Tensor, CONV, Var("residual"))

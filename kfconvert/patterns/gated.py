@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Either, Op, Tree, Var, aten
+from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedGatedLinear, FusedLinear
-from ..pattern import Case, Match, Pattern, Replacement
 from .activations import with_activation
 from .checks import linear_refusal, same_shape, traced
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Op, Var, aten
+from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedGroupNorm
-from ..pattern import Case, Match, Pattern, Replacement
 from .activations import negative_slope, with_activation
 from .checks import dtype_refusal, traced, weights_refusal
 from .shells import hold

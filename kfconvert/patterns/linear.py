@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Either, Op, Var, aten
+from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedLinear
-from ..pattern import Case, Match, Pattern, Replacement
 from .activations import negative_slope, with_activation
 from .checks import linear_refusal
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Either, Op, Var, aten
+from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedLinearScale
-from ..pattern import Case, Match, Pattern, Replacement
 from .checks import dtype_refusal, linear_refusal, traced, weights_refusal
 from .linear import LINEAR, linear_weight
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Op, Var, aten
+from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedLinear, FusedMergedLinear
-from ..pattern import Case, Match, Pattern, Replacement
 from .checks import linear_refusal
 
 _LINEAR = Op(aten.linear.default, Var("x"), Var("weight"), Var("bias"), name="linear")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Op, Var, aten
+from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedAddLayerNorm, FusedLayerNorm
-from ..pattern import Case, Match, Pattern, Replacement
 from .activations import with_activation
 from .checks import dtype_refusal, residual_refusal, weights_refusal
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Either, Number, Op, Tree, Var, aten
+from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedAddRMSNorm, FusedRMSNorm
-from ..pattern import Case, Match, Pattern, Replacement
 from .checks import dtype_refusal, residual_refusal, traced, weights_refusal
 
 _HALF = (torch.float16, torch.bfloat16)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import AnyNumber, Op, Var, aten
+from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedRotary
-from ..pattern import Case, Match, Pattern, Replacement
 from .checks import dtype_refusal, same_shape, traced
 
 _UPPER = Op(aten.slice.Tensor, Var("x"), AnyNumber("upper_dim"), AnyNumber("half"), AnyNumber("end"))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Either, Op, Var, aten
+from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedSqueezeExcite
-from ..pattern import Case, Match, Pattern, Replacement
 from .checks import dtype_refusal, same_shape, traced, weights_refusal
 from .shells import conv_shell
 

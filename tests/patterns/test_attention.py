@@ -11,7 +11,7 @@ from kfconvert import ModelConverter
 from kfconvert.canonical.passes import canonicalise
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example_call import ExampleCall
-from kfconvert.matcher import find
+from kfconvert.matching.matcher import find
 from kfconvert.patterns import REGISTRY
 from kfconvert.tracer import trace
 

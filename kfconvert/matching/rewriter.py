@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from torch import Tensor, fx, nn
 
-from .graph import Aliases, arguments, aten, is_weight, lower, written_arguments
+from ..graph import Aliases, arguments, aten, is_weight, lower, written_arguments
+from ..region import LiveTensors, Place, Region
+from ..runtime import Program
 from .pattern import Replacement
-from .region import LiveTensors, Place, Region
-from .runtime import Program
 from .site import Site
 
 

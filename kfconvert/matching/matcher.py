@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from .graph import Aliases, Either, Op, Tree, location, module_path, roots, unify
+from ..graph import Aliases, Either, Op, Tree, location, module_path, roots, unify
 from .pattern import Findings, Match, NearMiss, Pattern
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from .graph import Either, Op, module_path
+from ..graph import Either, Op, module_path
 
 
 @dataclass(frozen=True)

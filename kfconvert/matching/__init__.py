@@ -1,0 +1,18 @@
+"""Patterns found in a graph, and fused modules put in their places."""
+
+from .matcher import find
+from .pattern import Case, Findings, Match, NearMiss, Pattern, Replacement
+from .rewriter import rewrite
+from .site import Site
+
+__all__ = [
+    "Case",
+    "Findings",
+    "Match",
+    "NearMiss",
+    "Pattern",
+    "Replacement",
+    "Site",
+    "find",
+    "rewrite",
+]
