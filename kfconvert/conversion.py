@@ -14,19 +14,16 @@ import torch
 from torch import nn
 
 from .accuracy import ValidationResult, evaluation, model_outputs
-from .capture import Capture
-from .forms import capture_forms, refused_in_every_form
+from .capture import Capture, Part, Parts, capture_forms, parents, refused_in_every_form, with_few
+from .capture.blocks import Repetition
 from .graph import blame, definition
 from .inputs import ExampleCall, is_token_model, token_calls
 from .judging import Judge, drop_inaccurate
 from .matching import Match, Replacement, Site
 from .own_state import OwnState
-from .parts import Part, Parts, parents
 from .preparation import prepare
-from .probing import with_few
 from .profiling import Comparison, compare_timings
 from .region import CaptureError, LiveTensors
-from .repetition import Repetition
 from .runtime import Program, Variant, install, originals, uninstall, unsteady
 from .selector import Decision, Selector
 from .settings import max_rewrites

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from .accuracy import model_outputs
+from .capture import around
 from .inputs import ExampleCall, InputError, example_call
 from .own_state import Kept, OwnState
-from .recording import around
 from .runtime import Asked, uninstall
 from .settings import SettingError, max_rewrites
 

@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from .alike import groups
-from .capture import capture
+from .capture import Part, capture, capture_forms
+from .capture.blocks import Repetition, groups
 from .conversion import Conversion
-from .forms import capture_forms
 from .inputs import ExampleCall, build
 from .own_state import OwnState
-from .parts import Part
 from .process import one_at_a_time
-from .repetition import Repetition
 from .runtime import uninstall
 from .selector import Decision
 

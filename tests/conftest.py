@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kfconvert import parts
+from kfconvert.capture import parts
 
 
 def pytest_configure(config):

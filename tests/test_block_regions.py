@@ -8,11 +8,11 @@ import transformers
 from torch import Tensor, nn
 
 from kfconvert import ModelConverter
-from kfconvert.block_regions import region_of_block
+from kfconvert.capture.blocks.regions import region_of_block
+from kfconvert.capture.blocks.replay import Repetition
+from kfconvert.capture.tracer import free_places, trace
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.region.region import Region
-from kfconvert.repetition import Repetition
-from kfconvert.tracer import free_places, trace
 
 
 def bert() -> nn.Module:

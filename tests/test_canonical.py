@@ -9,13 +9,13 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from kfconvert.canonical.passes import canonicalise
+from kfconvert.capture.tracer import trace
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.graph.trees import aten
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matching.rewriter import rewrite
 from kfconvert.region.live_tensors import LiveTensors
 from kfconvert.region.region import CaptureError
-from kfconvert.tracer import trace
 
 
 class Function(nn.Module):

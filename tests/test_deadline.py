@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kfconvert.deadline import Deadline
+from kfconvert.capture.deadline import Deadline
 
 
 def test_a_computation_after_the_deadline_fails():

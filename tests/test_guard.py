@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
+from kfconvert.capture.tracer import trace
 from kfconvert.inputs.call_form import CallForm
 from kfconvert.inputs.example_call import ExampleCall, InputError, example_call
 from kfconvert.region import guard
 from kfconvert.region.region import CaptureError
 from kfconvert.runtime import watch
-from kfconvert.tracer import trace
 
 
 def forward(ids, mask=None, scale=1.0, *, flag=True):

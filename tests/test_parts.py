@@ -11,8 +11,10 @@ import torch
 import transformers
 from torch import nn
 
-from kfconvert import ModelConverter, capture, conversion, load, parts, save
-from kfconvert.alike import groups
+from kfconvert import ModelConverter, conversion, load, save
+from kfconvert.capture import captured as capture
+from kfconvert.capture import parts
+from kfconvert.capture.blocks.structure import groups
 from kfconvert.inputs.example_call import ExampleCall, variations, widened
 from kfconvert.runtime.guarded_forward import guarded_forward, originals
 from kfconvert.selector import Decision

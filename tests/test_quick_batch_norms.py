@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.block_regions import region_of_block
+from kfconvert.capture.blocks.regions import region_of_block
+from kfconvert.capture.blocks.replay import Repetition
+from kfconvert.capture.tracer import trace
 from kfconvert.graph.trees import aten
 from kfconvert.inputs.example_call import ExampleCall
-from kfconvert.repetition import Repetition
-from kfconvert.tracer import trace
 
 
 def norms(model, x):

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim
 
-from kfconvert import ModelConverter, repetition
-from kfconvert.repetition import Repetition
+from kfconvert import ModelConverter
+from kfconvert.capture.blocks import replay as repetition
+from kfconvert.capture.blocks.replay import Repetition
 
 
 class Block(nn.Module):

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from kfconvert.canonical.passes import canonicalise
-from kfconvert.capture import capture
+from kfconvert.capture.captured import capture
+from kfconvert.capture.tracer import trace
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matching.matcher import find
@@ -16,7 +17,6 @@ from kfconvert.patterns import REGISTRY
 from kfconvert.region.live_tensors import LiveTensors
 from kfconvert.samples import sample_inputs
 from kfconvert.selector import Selector, _error, _is_clear
-from kfconvert.tracer import trace
 
 
 class CastingNorm(nn.Module):

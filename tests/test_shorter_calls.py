@@ -6,10 +6,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kfconvert import ModelConverter
-from kfconvert.capture import capture
+from kfconvert.capture.captured import capture
+from kfconvert.capture.fewer_arguments import shorter
+from kfconvert.capture.tracer import free_places
 from kfconvert.inputs.example_call import ExampleCall
-from kfconvert.shorter_calls import shorter
-from kfconvert.tracer import free_places
 
 transformers = pytest.importorskip("transformers")
 

@@ -7,6 +7,7 @@ import torch
 import torchvision
 from torch import nn
 
+from kfconvert.capture.tracer import trace
 from kfconvert.converter import ModelConverter
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.graph.sources import at, blame, location
@@ -14,7 +15,6 @@ from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matching.matcher import find
 from kfconvert.patterns import REGISTRY
 from kfconvert.region.region import CaptureError
-from kfconvert.tracer import trace
 
 
 def line_of(function, text):

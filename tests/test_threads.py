@@ -18,13 +18,13 @@ from torch import nn
 from torch.utils import _python_dispatch
 
 from kfconvert import ModelConverter, conversion, load, save, validate_optimization
+from kfconvert.capture.tracer import trace
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.process.garbage import only_new_garbage
 from kfconvert.process.shield import is_of_trace
 from kfconvert.region.region import CaptureError
 from kfconvert.runtime.configuration import recorded_reads, without_cache
 from kfconvert.runtime.guarded_forward import guarded_forward
-from kfconvert.tracer import trace
 
 DEADLINE = 20.0
 

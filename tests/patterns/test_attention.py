@@ -9,11 +9,11 @@ from torch import nn
 
 from kfconvert import ModelConverter
 from kfconvert.canonical.passes import canonicalise
+from kfconvert.capture.tracer import trace
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matching.matcher import find
 from kfconvert.patterns import REGISTRY
-from kfconvert.tracer import trace
 
 PATTERNS = [pattern for pattern in REGISTRY if pattern.name == "attention"]
 # bfloat16 is fused on CUDA only: see FusedAttention.strategies.

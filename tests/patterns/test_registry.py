@@ -8,11 +8,11 @@ import torch
 
 from kfconvert import ModelConverter
 from kfconvert.canonical.passes import canonicalise
+from kfconvert.capture.tracer import trace
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matching.matcher import find
 from kfconvert.patterns import REGISTRY
-from kfconvert.tracer import trace
 
 CASES = [pytest.param(p, c, id=f"{p.name}-{i}") for p in REGISTRY for i, c in enumerate(p.cases)]
 

@@ -9,12 +9,12 @@ from torch import nn
 
 from kfconvert import ModelConverter
 from kfconvert.canonical.passes import canonicalise
+from kfconvert.capture.tracer import trace
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matching.matcher import find
 from kfconvert.modules import FusedRMSNorm
 from kfconvert.patterns import REGISTRY
-from kfconvert.tracer import trace
 
 transformers = pytest.importorskip("transformers")
 layers = pytest.importorskip("timm.layers")

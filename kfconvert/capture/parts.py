@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .alike import by_integers, groups, integers, is_operator, unread
-from .capture import Capture, capture
-from .inputs import CallForm, ExampleCall, variations, widened
-from .probing import is_faithful
-from .recording import carrying, opaque_kind, record, sizes, unsettled
-from .region import CaptureError, Places, given_as
-from .repetition import Repetition
+from ..inputs import CallForm, ExampleCall, variations, widened
+from ..region import CaptureError, Places, given_as
+from .blocks import Repetition, by_integers, groups, integers, is_operator, unread
+from .captured import Capture, capture
+from .submodule_calls import carrying, opaque_kind, record, sizes, unsettled
+from .trial_runs import is_faithful
 
 # Seconds of this thread on the processor, not of a clock: on a busy machine fewer parts would be found.
 LEAST_SECONDS_WITHIN = 3.0

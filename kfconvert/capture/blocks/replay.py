@@ -16,9 +16,9 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from .alike import by_integers, contents, groups, is_operator, settings, unread
-from .recordings import Recording
-from .runtime import has_hooks
+from ...runtime import has_hooks
+from .structure import by_integers, contents, groups, is_operator, settings, unread
+from .traced_call import Recording
 
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

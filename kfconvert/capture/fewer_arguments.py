@@ -8,15 +8,15 @@ from dataclasses import replace
 
 from torch import Tensor, fx, nn
 
-from .canonical import drop_true_masks
-from .capture import Capture
-from .graph import aten
+from ..canonical import drop_true_masks
+from ..graph import aten
+from ..inputs import CallForm, ExampleCall, described
+from ..matching import find
+from ..patterns import REGISTRY
+from ..region import Guard, LiveTensors, Region
+from .captured import Capture
 from .id_reads import only_looked_up
-from .inputs import CallForm, ExampleCall, described
-from .matching import find
-from .patterns import REGISTRY
-from .probing import is_faithful, with_few
-from .region import Guard, LiveTensors, Region
+from .trial_runs import is_faithful, with_few
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 _STANDING_IN = {MASK: aten.ones_like.default, TYPES: aten.zeros_like.default}

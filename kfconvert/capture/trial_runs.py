@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .region import Places, Region
-from .runtime import without_cache
+from ..region import Places, Region
+from ..runtime import without_cache
 
 # The same operators run on both sides; only their choice of algorithm may differ. A wrong branch differs grossly.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}

@@ -21,13 +21,13 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules import module as torch_module
 from torch.utils import _pytree as pytree
 
-from .canonical import KeptContiguous, QuickBatchNorms, restore_batch_norms
+from ..canonical import KeptContiguous, QuickBatchNorms, restore_batch_norms
+from ..inputs import CallForm, ExampleCall, described, is_equal, numbered
+from ..process import Shield, one_at_a_time, quiet_thread
+from ..region import CaptureError, Places, Read, Region, guard_from_placeholders
+from ..runtime import recorded_reads
+from .blocks import Repetition
 from .deadline import Deadline
-from .inputs import CallForm, ExampleCall, described, is_equal, numbered
-from .process import Shield, one_at_a_time, quiet_thread
-from .region import CaptureError, Places, Read, Region, guard_from_placeholders
-from .repetition import Repetition
-from .runtime import recorded_reads
 
 CACHE_IN_OUTPUT = (
     "torch.export: the output holds a key-value cache; set model.config.use_cache = False, or pass use_cache=False in "

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from .runtime import OF_EVERY_MODULE
+from ...runtime import OF_EVERY_MODULE
 
 _PLAIN = (bool, float, str, bytes, type(None), torch.dtype, torch.device)
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from .graph import Aliases, aten
-from .inputs import CallForm, ExampleCall, described
-from .recordings import Recording
-from .region import Guard, Places, Region, guard_from_placeholders
-from .runtime import implied
+from ...graph import Aliases, aten
+from ...inputs import CallForm, ExampleCall, described
+from ...region import Guard, Places, Region, guard_from_placeholders
+from ...runtime import implied
+from .traced_call import Recording
 
 
 def region_of_block(

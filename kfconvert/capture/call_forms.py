@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from .capture import Capture, capture
-from .inputs import ExampleCall
-from .recording import attribute_of, opaque_kind
-from .region import CaptureError
-from .repetition import Repetition
-from .runtime import unsteady
-from .shorter_calls import shorter
+from ..inputs import ExampleCall
+from ..region import CaptureError
+from ..runtime import unsteady
+from .blocks import Repetition
+from .captured import Capture, capture
+from .fewer_arguments import shorter
+from .submodule_calls import attribute_of, opaque_kind
 from .tracer import CACHE_IN_OUTPUT, free_places
 
 

@@ -11,19 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .accuracy import is_same_tensor
-from .block_regions import region_of_block
-from .canonical import canonicalise
-from .graph import mark_weights
-from .inputs import ExampleCall
-from .matching import Findings, Site, find, rewrite
-from .modules.base import CHANNELS_LAST
-from .patterns import REGISTRY
-from .probing import admit_same_tensors, admit_sizes_of_one, ignore_use_cache, is_faithful, writes_arguments
-from .region import CaptureError, LiveTensors, Places, Region
-from .repetition import Repetition
-from .runtime import Variant, global_hook, has_hooks, inner_hook
+from ..accuracy import is_same_tensor
+from ..canonical import canonicalise
+from ..graph import mark_weights
+from ..inputs import ExampleCall
+from ..matching import Findings, Site, find, rewrite
+from ..modules.base import CHANNELS_LAST
+from ..patterns import REGISTRY
+from ..region import CaptureError, LiveTensors, Places, Region
+from ..runtime import Variant, global_hook, has_hooks, inner_hook
+from .blocks import Repetition, region_of_block
 from .tracer import is_final, trace
+from .trial_runs import admit_same_tensors, admit_sizes_of_one, ignore_use_cache, is_faithful, writes_arguments
 
 
 @dataclass

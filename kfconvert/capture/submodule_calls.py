@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .accuracy import model_outputs
-from .alike import inside
-from .inputs import ExampleCall
-from .runtime import OF_EVERY_MODULE
+from ..accuracy import model_outputs
+from ..inputs import ExampleCall
+from ..runtime import OF_EVERY_MODULE
+from .blocks import inside
 
 
 def record(

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from .canonical import is_traced_batch_norm, restore_batch_norms
+from ...canonical import is_traced_batch_norm, restore_batch_norms
 
 
 @dataclass(frozen=True)

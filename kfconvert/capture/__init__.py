@@ -1,0 +1,19 @@
+"""Modules as graphs: the model in each form in which it is called, and its parts."""
+
+from .call_forms import capture_forms, refused_in_every_form
+from .captured import Capture, capture
+from .parts import Part, Parts, parents
+from .submodule_calls import around
+from .trial_runs import with_few
+
+__all__ = [
+    "Capture",
+    "Part",
+    "Parts",
+    "around",
+    "capture",
+    "capture_forms",
+    "parents",
+    "refused_in_every_form",
+    "with_few",
+]
