@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from .conversion import Conversion, Progress
-from .explain import Explanation, module_classes
 from .preparation import ConversionError, resolve_device
 from .process import one_at_a_time, only_new_garbage
+from .report import Explanation, module_classes
 
 __all__ = ["ConversionError", "ModelConverter", "auto_convert_model"]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import RenderableType
 
-    from .explain import Explanation
+    from .report import Explanation
 
 
 _LONGEST_NAME = 200  # bytes; file systems take 255 or fewer
@@ -100,7 +100,7 @@ class Jobs:
             raise click.ClickException(mistake)
         with self._ready(), self._failing_in_one_line(name), terminal.progress_bar(name) as progress:
             from .converter import ModelConverter
-            from .explain import Explanation, module_classes
+            from .report import Explanation, module_classes
 
             progress("load", 0, 1)
             entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)

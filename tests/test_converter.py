@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import kfconvert
-from kfconvert import ConversionError, ModelConverter, auto_convert_model, report
+from kfconvert import ConversionError, ModelConverter, auto_convert_model
 from kfconvert.modules import FusedLinear
 from kfconvert.profiling import Comparison
+from kfconvert.report import table as report
 from kfconvert.runtime.guarded_forward import guarded_forward
 
 

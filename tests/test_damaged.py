@@ -16,9 +16,9 @@ from torch import nn
 from kfconvert import artifact, record_file
 from kfconvert.artifact import ArtifactError
 from kfconvert.converter import ModelConverter
-from kfconvert.explain import Explanation
 from kfconvert.inputs import spec as input_spec
-from kfconvert.report import render
+from kfconvert.report.explain import Explanation
+from kfconvert.report.table import render
 
 BATCH = (2, 3, 6, 6)
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from kfconvert import load, save
 from kfconvert.converter import ConversionError, ModelConverter
-from kfconvert.explain import Explanation, module_classes
 from kfconvert.json_values import json_ready
+from kfconvert.report.explain import Explanation, module_classes
 
 
 def site(module, pattern="linear", reason=None, strategy="kernel"):

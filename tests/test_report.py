@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from torch import nn
 
-from kfconvert import report
 from kfconvert.converter import ModelConverter
 from kfconvert.json_values import json_ready
+from kfconvert.report import table as report
 
 
 def error(max_rel):

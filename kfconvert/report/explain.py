@@ -13,7 +13,7 @@ from rich.text import Text
 from rich.tree import Tree
 from torch import nn
 
-from .graph import at
+from ..graph import at
 
 NAMES_IN_FULL = 4  # of modules that are alike
 _WIDTH = 100_000  # text that is no terminal's: whoever reads it wraps whole lines

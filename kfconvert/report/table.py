@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from .graph import at
+from ..graph import at
 
 MAX_REASONS = 3
 MAX_NEAR_MISSES = 5
