@@ -23,10 +23,10 @@ from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
 from . import folders, record_file
+from .conversion import first_line, resolve_device
 from .converter import ConversionError, ModelConverter
 from .inputs import spec as input_spec
 from .json_values import json_ready
-from .preparation import first_line, resolve_device
 from .process import one_at_a_time, only_new_garbage
 from .record_file import RecordError
 from .record_schema import FORMAT, RECORD_FILE, WEIGHTS_FILE

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .conversion import Conversion, Progress
-from .preparation import ConversionError, resolve_device
+from .conversion import Conversion, ConversionError, Progress, resolve_device
 from .process import one_at_a_time, only_new_garbage
 from .report import Explanation, module_classes
 

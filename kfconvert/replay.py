@@ -10,12 +10,10 @@ from torch import nn
 
 from .capture import Part, capture, capture_forms
 from .capture.blocks import Repetition, groups
-from .conversion import Conversion
+from .conversion import Conversion, Decision, OwnState
 from .inputs import ExampleCall, build
-from .own_state import OwnState
 from .process import one_at_a_time
 from .runtime import uninstall
-from .selector import Decision
 
 # What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
 _MEASURED = ("accuracy", "timings", "speedup_achieved", "inputs", "example", "parts_left_out", "not_written")

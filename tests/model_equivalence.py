@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from kfconvert import ModelConverter
 from kfconvert.accuracy.comparison import ERROR_RATIO, compare
 from kfconvert.accuracy.float64_run import Reference
-from kfconvert.conversion import Conversion
+from kfconvert.conversion.steps import Conversion
 
 # A few numbers carry no reliable largest error: where the original's own error on the very inputs is not enough, its
 # worst over this many other inputs of the same kind, and weights, stands for it.

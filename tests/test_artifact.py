@@ -13,8 +13,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from kfconvert import artifact, conversion, folders, record_file, zoo
+from kfconvert import artifact, folders, record_file, zoo
 from kfconvert.artifact import ArtifactError
+from kfconvert.conversion import steps as conversion
 from kfconvert.converter import ModelConverter
 from kfconvert.inputs import spec as input_spec
 from kfconvert.profiling import compare_timings
@@ -119,7 +120,7 @@ def test_rejected_sites_stay_rejected_and_nothing_is_timed(original, tmp_path, m
         "kfconvert.conversion.compare_timings", lambda *args, **kwargs: pytest.fail("timed something")
     )
     monkeypatch.setattr(
-        "kfconvert.selector.compare_timings", lambda *args, **kwargs: pytest.fail("timed something")
+        "kfconvert.conversion.selector.compare_timings", lambda *args, **kwargs: pytest.fail("timed something")
     )
     info = artifact.load(path, model=SmallNet).kfconvert_info()
     assert info["total_replaced"] == model.kfconvert_info()["total_replaced"] - 1

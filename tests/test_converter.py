@@ -246,7 +246,7 @@ def test_a_model_that_got_slower_is_given_back_unconverted(monkeypatch):
         return Comparison(times)
 
     monkeypatch.setattr("kfconvert.conversion.compare_timings", slower)
-    monkeypatch.setattr("kfconvert.selector.compare_timings", slower)
+    monkeypatch.setattr("kfconvert.conversion.selector.compare_timings", slower)
     converter = ModelConverter()
     with pytest.warns(UserWarning, match="slower as a whole"):
         fused = converter.convert_model(mlp(), input_shape=(4, 16))
@@ -301,7 +301,7 @@ def test_a_site_that_is_not_faster_is_rejected(monkeypatch):
     def original_wins(candidates, device, **options):
         return Comparison({name: [1.0 if name in ("original", "converted") else 2.0] * 20 for name in candidates})
 
-    monkeypatch.setattr("kfconvert.selector.compare_timings", original_wins)
+    monkeypatch.setattr("kfconvert.conversion.selector.compare_timings", original_wins)
     converter = ModelConverter()
     with pytest.warns(UserWarning, match="fused nothing"):
         converter.convert_model(mlp(), input_shape=(4, 16))

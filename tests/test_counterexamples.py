@@ -10,7 +10,7 @@ from random_models import Description, Input, Step
 from torch import Tensor, nn
 
 from kfconvert import ModelConverter
-from kfconvert.conversion import Conversion
+from kfconvert.conversion.steps import Conversion
 
 _CONV = {
     "features": 4, "kernel": 3, "stride": 1, "padding": 1, "dilation": 1, "grouped": False, "bias": False,

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
+from kfconvert.conversion.judge import MOST_BLAMED, Judge, drop_inaccurate
 from kfconvert.inputs.example_call import ExampleCall
-from kfconvert.judging import MOST_BLAMED, Judge, drop_inaccurate
 
 
 def item(name: str, error_ratio: float | None = 1.0) -> list[SimpleNamespace]:

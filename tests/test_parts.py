@@ -11,13 +11,14 @@ import torch
 import transformers
 from torch import nn
 
-from kfconvert import ModelConverter, conversion, load, save
+from kfconvert import ModelConverter, load, save
 from kfconvert.capture import captured as capture
 from kfconvert.capture import parts
 from kfconvert.capture.blocks.structure import groups
+from kfconvert.conversion import steps as conversion
+from kfconvert.conversion.selector import Decision
 from kfconvert.inputs.example_call import ExampleCall, variations, widened
 from kfconvert.runtime.guarded_forward import guarded_forward, originals
-from kfconvert.selector import Decision
 
 
 class MLP(nn.Module):
@@ -352,8 +353,8 @@ def test_a_part_whose_guard_costs_what_it_saves_is_left_alone(monkeypatch):
     def fused_one(selector, operators, candidates):
         return Decision(next(name for name in candidates if name != "original"), None)
 
-    monkeypatch.setattr("kfconvert.selector.Selector._fastest", fused_one)
-    monkeypatch.setattr("kfconvert.selector.Selector.slower", lambda *calls: "it takes 3.0 us, the original 2.0 us")
+    monkeypatch.setattr("kfconvert.conversion.selector.Selector._fastest", fused_one)
+    monkeypatch.setattr("kfconvert.conversion.selector.Selector.slower", lambda *calls: "it takes 3.0 us, the original 2.0 us")
     converter = ModelConverter()
     with pytest.warns(UserWarning, match="fused nothing"):
         fused = converter.convert_model(Branching(), input_shape=(64, 50, 16))

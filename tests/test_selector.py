@@ -9,14 +9,14 @@ from torch import nn
 from kfconvert.canonical.passes import canonicalise
 from kfconvert.capture.captured import capture
 from kfconvert.capture.tracer import trace
+from kfconvert.conversion.samples import sample_inputs
+from kfconvert.conversion.selector import Selector, _error, _is_clear
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.matching.matcher import find
 from kfconvert.matching.site import Site
 from kfconvert.patterns import REGISTRY
 from kfconvert.region.live_tensors import LiveTensors
-from kfconvert.samples import sample_inputs
-from kfconvert.selector import Selector, _error, _is_clear
 
 
 class CastingNorm(nn.Module):

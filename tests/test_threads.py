@@ -17,8 +17,9 @@ import transformers.models.bert.modeling_bert  # which sets filters of its own w
 from torch import nn
 from torch.utils import _python_dispatch
 
-from kfconvert import ModelConverter, conversion, load, save, validate_optimization
+from kfconvert import ModelConverter, load, save, validate_optimization
 from kfconvert.capture.tracer import trace
+from kfconvert.conversion import steps as conversion
 from kfconvert.inputs.example_call import ExampleCall
 from kfconvert.process.garbage import only_new_garbage
 from kfconvert.process.shield import is_of_trace

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .extension import EXTENSION_LOADED
-from .graph import at
-from .inputs import described
-from .matching import NearMiss
-from .patterns import REGISTRY
-from .version import __version__
+from ..extension import EXTENSION_LOADED
+from ..graph import at
+from ..inputs import described
+from ..matching import NearMiss
+from ..patterns import REGISTRY
+from ..version import __version__
 
 if TYPE_CHECKING:
-    from .conversion import Conversion
+    from .steps import Conversion
 
 
 def conversion_stats(job: Conversion) -> dict[str, Any]:

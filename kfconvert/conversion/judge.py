@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .accuracy import Reference, ValidationResult, compare_all, model_outputs, reference_outputs
-from .inputs import ExampleCall
-from .matching import Site
-from .runtime import originals
+from ..accuracy import Reference, ValidationResult, compare_all, model_outputs, reference_outputs
+from ..inputs import ExampleCall
+from ..matching import Site
+from ..runtime import originals
 
 # So many times the site at which the outputs become inaccurate is found by bisection and dropped. What fails after
 # that are many sites together, each of which is accurate enough.

@@ -13,21 +13,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from .accuracy import ValidationResult, evaluation, model_outputs
-from .capture import Capture, Part, Parts, capture_forms, parents, refused_in_every_form, with_few
-from .capture.blocks import Repetition
-from .graph import blame, definition
-from .inputs import ExampleCall, is_token_model, token_calls
-from .judging import Judge, drop_inaccurate
-from .matching import Match, Replacement, Site
+from ..accuracy import ValidationResult, evaluation, model_outputs
+from ..capture import Capture, Part, Parts, capture_forms, parents, refused_in_every_form, with_few
+from ..capture.blocks import Repetition
+from ..graph import blame, definition
+from ..inputs import ExampleCall, is_token_model, token_calls
+from ..matching import Match, Replacement, Site
+from ..profiling import Comparison, compare_timings
+from ..region import CaptureError, LiveTensors
+from ..runtime import Program, Variant, install, originals, uninstall, unsteady
+from ..settings import max_rewrites
+from .judge import Judge, drop_inaccurate
 from .own_state import OwnState
 from .preparation import prepare
-from .profiling import Comparison, compare_timings
-from .region import CaptureError, LiveTensors
-from .runtime import Program, Variant, install, originals, uninstall, unsteady
 from .selector import Decision, Selector
-from .settings import max_rewrites
-from .stats import conversion_stats
+from .statistics import conversion_stats
 
 Progress = Callable[[str, int, int], None]
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from .accuracy import model_outputs
-from .capture import around
-from .inputs import ExampleCall, InputError, example_call
+from ..accuracy import model_outputs
+from ..capture import around
+from ..inputs import ExampleCall, InputError, example_call
+from ..runtime import Asked, uninstall
+from ..settings import SettingError, max_rewrites
 from .own_state import Kept, OwnState
-from .runtime import Asked, uninstall
-from .settings import SettingError, max_rewrites
 
 
 class ConversionError(ValueError):

@@ -10,9 +10,9 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from .accuracy import is_same_tensor
-from .inputs import is_equal
-from .runtime import MISSING, OF_EVERY_MODULE, code_walk, configurations, is_plain_object, plain_objects
+from ..accuracy import is_same_tensor
+from ..inputs import is_equal
+from ..runtime import MISSING, OF_EVERY_MODULE, code_walk, configurations, is_plain_object, plain_objects
 
 _NOT_OWN = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .graph import aten
-from .matching import Site
-from .profiling import Comparison, compare_timings
-from .region import LiveTensors, Region
-from .runtime import Program
+from ..graph import aten
+from ..matching import Site
+from ..profiling import Comparison, compare_timings
+from ..region import LiveTensors, Region
+from ..runtime import Program
 from .samples import Sample, sample_inputs
 
 # Root-mean-square error that a candidate may have, as a multiple of the original's own. The user's threshold and one
