@@ -13,8 +13,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from kfconvert import artifact, folders, record_file, zoo
-from kfconvert.artifact import ArtifactError
+from kfconvert import folders, zoo
+from kfconvert.artifact import files as artifact
+from kfconvert.artifact import record as record_file
+from kfconvert.artifact.files import ArtifactError
 from kfconvert.conversion import steps as conversion
 from kfconvert.converter import ModelConverter
 from kfconvert.inputs import spec as input_spec

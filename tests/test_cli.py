@@ -11,7 +11,8 @@ import time
 import pytest
 import torch
 
-from kfconvert import artifact, cli, jobs, load
+from kfconvert import cli, jobs, load
+from kfconvert.artifact import files as artifact
 from kfconvert.conversion import steps as conversion
 from kfconvert.profiling import compare_timings
 from kfconvert.zoo import hub

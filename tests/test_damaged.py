@@ -13,8 +13,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from kfconvert import artifact, record_file
-from kfconvert.artifact import ArtifactError
+from kfconvert.artifact import files as artifact
+from kfconvert.artifact import record as record_file
+from kfconvert.artifact.files import ArtifactError
 from kfconvert.converter import ModelConverter
 from kfconvert.inputs import spec as input_spec
 from kfconvert.report.explain import Explanation

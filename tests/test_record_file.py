@@ -3,8 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from kfconvert import record_file, record_schema
-from kfconvert.record_file import RecordError
+from kfconvert.artifact import record as record_file
+from kfconvert.artifact import schema as record_schema
+from kfconvert.artifact.record import RecordError
 
 
 def test_the_largest_record_that_is_written(tmp_path, monkeypatch):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
+from kfconvert.artifact.replay import Replay
 from kfconvert.inputs import spec as input_spec
-from kfconvert.replay import Replay
 
 INPUTS = torch.randn(3, 8)
 

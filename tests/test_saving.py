@@ -11,8 +11,8 @@ from test_artifact import BATCH, SmallNet, contents, converted, small_net
 from torch import nn
 
 import kfconvert
-from kfconvert import artifact
-from kfconvert.artifact import ArtifactError
+from kfconvert.artifact import files as artifact
+from kfconvert.artifact.files import ArtifactError
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from kfconvert import artifact, zoo
+from kfconvert import zoo
+from kfconvert.artifact import files as artifact
 from kfconvert.zoo import untrusted
 from kfconvert.zoo.architectures import ARCHITECTURES
 from kfconvert.zoo.untrusted import config_of

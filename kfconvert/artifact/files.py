@@ -22,18 +22,19 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
-from . import folders, record_file
-from .conversion import first_line, resolve_device
-from .converter import ConversionError, ModelConverter
-from .inputs import spec as input_spec
-from .json_values import json_ready
-from .process import one_at_a_time, only_new_garbage
-from .record_file import RecordError
-from .record_schema import FORMAT, RECORD_FILE, WEIGHTS_FILE
-from .region import Region
+from .. import folders
+from ..conversion import first_line, resolve_device
+from ..converter import ConversionError, ModelConverter
+from ..inputs import spec as input_spec
+from ..json_values import json_ready
+from ..process import one_at_a_time, only_new_garbage
+from ..region import Region
+from ..runtime import guarded_forward
+from ..version import __version__
+from . import record as record_file
+from .record import RecordError
 from .replay import Replay
-from .runtime import guarded_forward
-from .version import __version__
+from .schema import FORMAT, RECORD_FILE, WEIGHTS_FILE
 
 
 class ArtifactError(ValueError):
@@ -296,7 +297,7 @@ def _architecture(
             ) from error
     if not record.get("recipe"):
         raise ArtifactError(f"{folder} does not say how to build its {record['model']}: pass model=")
-    from . import zoo
+    from .. import zoo
 
     try:
         return zoo.rebuild(record["recipe"], trust_source, {key: tuple(t.shape) for key, t in tensors.items()})

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from .capture import Part, capture, capture_forms
-from .capture.blocks import Repetition, groups
-from .conversion import Conversion, Decision, OwnState
-from .inputs import ExampleCall, build
-from .process import one_at_a_time
-from .runtime import uninstall
+from ..capture import Part, capture, capture_forms
+from ..capture.blocks import Repetition, groups
+from ..conversion import Conversion, Decision, OwnState
+from ..inputs import ExampleCall, build
+from ..process import one_at_a_time
+from ..runtime import uninstall
 
 # What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
 _MEASURED = ("accuracy", "timings", "speedup_achieved", "inputs", "example", "parts_left_out", "not_written")

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from .json_values import first_fault
-from .record_schema import FORMAT, READABLE_FORMATS, Record
-from .version import __version__
+from ..json_values import first_fault
+from ..version import __version__
+from .schema import FORMAT, READABLE_FORMATS, Record
 
 LARGEST = 2**26  # bytes of a record; the largest known has a hundredth
 
