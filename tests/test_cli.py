@@ -11,8 +11,10 @@ import time
 import pytest
 import torch
 
-from kfconvert import cli, jobs, load
+from kfconvert import load
 from kfconvert.artifact import files as artifact
+from kfconvert.cli import jobs
+from kfconvert.cli import main as cli
 from kfconvert.conversion import steps as conversion
 from kfconvert.profiling import compare_timings
 from kfconvert.zoo import hub

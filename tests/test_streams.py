@@ -10,7 +10,8 @@ import sys
 import pytest
 from test_cli import leftovers, one_error, workplace  # noqa: F401  (a fixture)
 
-from kfconvert import cli, jobs, messages, streams, terminal
+from kfconvert.cli import jobs, messages, streams, terminal
+from kfconvert.cli import main as cli
 
 ESCAPE = "\x1b[31m\x07\u202eevil\x9b\r\n\x7f"
 

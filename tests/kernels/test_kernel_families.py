@@ -9,7 +9,8 @@ import torch
 from operator_arguments import arguments
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kfconvert import doctor, extension, kernels, ops
+from kfconvert import extension, kernels, ops
+from kfconvert.cli import doctor
 from kfconvert.kernels import compiled
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from kfconvert import doctor, extension, ops
+from kfconvert import extension, ops
+from kfconvert.cli import doctor
 from kfconvert.version import __version__
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ..version import __version__
 from . import streams
 from .messages import in_one_line, unexpected
-from .version import __version__
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -247,7 +247,7 @@ def _run(args: list[str] | None) -> int:
 
 def _list_models(as_json: bool) -> None:
     with contextlib.redirect_stdout(sys.stderr):
-        from . import zoo
+        from .. import zoo
 
         listed = zoo.list_models()
     if as_json:
@@ -267,7 +267,7 @@ def _version() -> str:
     with contextlib.redirect_stdout(sys.stderr):
         import torch
 
-        from . import extension
+        from .. import extension
 
     loaded = [
         name

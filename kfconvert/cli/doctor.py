@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from . import ops  # noqa: F401 - which registers the operators
-from .extension import CUDA_AVAILABLE, CUDA_KERNELS_LOADED, EXTENSION_LOADED, cpu_capability, load_errors
-from .version import __version__
+from .. import ops  # noqa: F401 - which registers the operators
+from ..extension import CUDA_AVAILABLE, CUDA_KERNELS_LOADED, EXTENSION_LOADED, cpu_capability, load_errors
+from ..version import __version__
 
 
 class Check(NamedTuple):

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import terminal, zoo
-from .folders import check_writable, expanded, none_left_empty
-from .json_values import json_ready
+from .. import zoo
+from ..folders import check_writable, expanded, none_left_empty
+from ..json_values import json_ready
+from . import terminal
 from .messages import printable, unexpected
 
 if TYPE_CHECKING:
     import torch
     from rich.console import RenderableType
 
-    from .report import Explanation
+    from ..report import Explanation
 
 
 _LONGEST_NAME = 200  # bytes; file systems take 255 or fewer
@@ -74,7 +75,7 @@ class Jobs:
             if self.save_path is not None:  # a second Ctrl-C may have cut short what a save cleans up
                 stack.enter_context(none_left_empty(self.save_path))
             stack.enter_context(self._ready())
-            from .report import render
+            from ..report import render
 
             for name in names:
                 result = self._one(name, targets[name])
@@ -99,8 +100,8 @@ class Jobs:
         if mistake:
             raise click.ClickException(mistake)
         with self._ready(), self._failing_in_one_line(name), terminal.progress_bar(name) as progress:
-            from .converter import ModelConverter
-            from .report import Explanation, module_classes
+            from ..converter import ModelConverter
+            from ..report import Explanation, module_classes
 
             progress("load", 0, 1)
             entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
@@ -133,7 +134,7 @@ class Jobs:
             what = "write to" if os.path.exists(expanded(self.save_path)) else "create the save path"
             why = error.strerror or error
             raise click.ClickException(f"cannot {what} {self.save_path}: {why}") from error
-        from .artifact import files as artifact
+        from ..artifact import files as artifact
 
         try:
             for target in targets.values():
@@ -170,8 +171,8 @@ class Jobs:
         progress: Callable[[str, int, int], None],
         result: dict[str, Any],
     ) -> None:
-        from .artifact import files as artifact
-        from .converter import ModelConverter
+        from ..artifact import files as artifact
+        from ..converter import ModelConverter
 
         progress("load", 0, 1)
         entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..zoo import WeightsWarning
 from .messages import in_one_line
-from .zoo import WeightsWarning
 
 
 def quieten_libraries() -> None:

@@ -1,0 +1,7 @@
+"""The ``kfconvert`` command."""
+
+from .main import main
+
+__all__ = [
+    "main",
+]
