@@ -25,7 +25,7 @@ import transformers
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.runtime.guarded_forward import GuardedForward, Variant, guarded_forward
+from kfconvert.runtime.guarded import GuardedForward, Variant, guarded_forward
 from kfconvert.runtime.recompute import needs_gradient
 from kfconvert.torch_state import transformed
 

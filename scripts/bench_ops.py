@@ -45,7 +45,7 @@ from bench_ops_timing import Task, device_times, one_by_one, task
 from torch import Tensor
 
 from kfconvert import ops
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 from kfconvert.profiling import copy_bandwidth
 from kfconvert.profiling.bandwidth import bytes_of_call, tensors_in
 

@@ -40,8 +40,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "kfconvert"
 # Nothing is drawn from what prints, measures, finds models or builds.
 LEFT_OUT = (
-    "cli.py", "csrc", "explain.py", "extension.py", "jit", "jobs.py", "kernels/triton", "profiling", "report.py",
-    "sources.py", "stats.py", "terminal.py", "version.py", "zoo",
+    "cli/", "conversion/statistics.py", "csrc", "explain.py", "extension.py", "graph/sources.py", "jit",
+    "kernels/triton", "profiling", "report/", "version.py", "zoo",
 )  # fmt: skip
 OPERATORS = re.compile(
     "ReplaceComparisonOperator_(Eq_NotEq|NotEq_Eq|Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Lt_Gt|Gt_Lt|Is_IsNot|IsNot_Is)|"

@@ -119,7 +119,7 @@ def test_rejected_sites_stay_rejected_and_nothing_is_timed(original, tmp_path, m
     first.update(status="rejected", reason="not faster: for the test", strategy=None)
     rewrite_record(path, statistics=record["statistics"])
     monkeypatch.setattr(
-        "kfconvert.conversion.compare_timings", lambda *args, **kwargs: pytest.fail("timed something")
+        "kfconvert.conversion.steps.compare_timings", lambda *args, **kwargs: pytest.fail("timed something")
     )
     monkeypatch.setattr(
         "kfconvert.conversion.selector.compare_timings", lambda *args, **kwargs: pytest.fail("timed something")

@@ -11,7 +11,7 @@ from kfconvert import ModelConverter
 from kfconvert.capture.blocks.regions import region_of_block
 from kfconvert.capture.blocks.replay import Repetition
 from kfconvert.capture.tracer import free_places, trace
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 from kfconvert.region.region import Region
 
 

@@ -12,7 +12,7 @@ from kfconvert.canonical.passes import canonicalise
 from kfconvert.capture.tracer import trace
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.graph.trees import aten
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 from kfconvert.matching.rewriter import rewrite
 from kfconvert.region.live_tensors import LiveTensors
 from kfconvert.region.region import CaptureError

@@ -13,8 +13,8 @@ import torch
 
 from kfconvert import load
 from kfconvert.artifact import files as artifact
+from kfconvert.cli import command as cli
 from kfconvert.cli import jobs
-from kfconvert.cli import main as cli
 from kfconvert.conversion import steps as conversion
 from kfconvert.profiling import compare_timings
 from kfconvert.zoo import hub
@@ -327,7 +327,7 @@ def test_ctrl_c_from_outside(workplace):
         [
             sys.executable,
             "-m",
-            "kfconvert.cli",
+            "kfconvert",
             "--models",
             "cli_models:endless",
             "--save-path",

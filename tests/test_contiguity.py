@@ -9,7 +9,7 @@ from kfconvert import ModelConverter
 from kfconvert.canonical.passes import canonicalise
 from kfconvert.capture.tracer import trace
 from kfconvert.graph.trees import aten
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 
 
 class _Linear(nn.Module):

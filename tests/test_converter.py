@@ -12,7 +12,7 @@ from kfconvert import ConversionError, ModelConverter, auto_convert_model
 from kfconvert.modules import FusedLinear
 from kfconvert.profiling import Comparison
 from kfconvert.report import table as report
-from kfconvert.runtime.guarded_forward import guarded_forward
+from kfconvert.runtime.guarded import guarded_forward
 
 
 def mlp():
@@ -245,7 +245,7 @@ def test_a_model_that_got_slower_is_given_back_unconverted(monkeypatch):
             times["converted"] = [2.0] * 50
         return Comparison(times)
 
-    monkeypatch.setattr("kfconvert.conversion.compare_timings", slower)
+    monkeypatch.setattr("kfconvert.conversion.steps.compare_timings", slower)
     monkeypatch.setattr("kfconvert.conversion.selector.compare_timings", slower)
     converter = ModelConverter()
     with pytest.warns(UserWarning, match="slower as a whole"):

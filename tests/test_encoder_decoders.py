@@ -5,7 +5,7 @@ import torch
 import transformers as hf
 
 from kfconvert import ModelConverter
-from kfconvert.inputs.example_call import example_call
+from kfconvert.inputs.example import example_call
 
 CPU = torch.device("cpu")
 BART = {

@@ -7,7 +7,7 @@ from torch import nn
 from kfconvert import ModelConverter
 from kfconvert.capture.tracer import trace
 from kfconvert.inputs.call_form import CallForm
-from kfconvert.inputs.example_call import ExampleCall, InputError, example_call
+from kfconvert.inputs.example import ExampleCall, InputError, example_call
 from kfconvert.region import guard
 from kfconvert.region.region import CaptureError
 from kfconvert.runtime import watch

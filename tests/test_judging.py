@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kfconvert.conversion.judge import MOST_BLAMED, Judge, drop_inaccurate
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 
 
 def item(name: str, error_ratio: float | None = 1.0) -> list[SimpleNamespace]:

@@ -9,7 +9,7 @@ from kfconvert.canonical.passes import canonicalise
 from kfconvert.capture.tracer import trace
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.graph.trees import Either, Number, Op, Var, aten, unify
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 from kfconvert.matching.matcher import find
 from kfconvert.matching.pattern import Match, Pattern
 from kfconvert.patterns import REGISTRY

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.runtime.guarded_forward import originals
+from kfconvert.runtime.guarded import originals
 
 
 class Scaled(nn.Module):

@@ -17,8 +17,8 @@ from kfconvert.capture import parts
 from kfconvert.capture.blocks.structure import groups
 from kfconvert.conversion import steps as conversion
 from kfconvert.conversion.selector import Decision
-from kfconvert.inputs.example_call import ExampleCall, variations, widened
-from kfconvert.runtime.guarded_forward import guarded_forward, originals
+from kfconvert.inputs.example import ExampleCall, variations, widened
+from kfconvert.runtime.guarded import guarded_forward, originals
 
 
 class MLP(nn.Module):

@@ -10,7 +10,7 @@ from kfconvert.capture.blocks.regions import region_of_block
 from kfconvert.capture.blocks.replay import Repetition
 from kfconvert.capture.tracer import trace
 from kfconvert.graph.trees import aten
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 
 
 def norms(model, x):

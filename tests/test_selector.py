@@ -12,7 +12,7 @@ from kfconvert.capture.tracer import trace
 from kfconvert.conversion.samples import sample_inputs
 from kfconvert.conversion.selector import Selector, _error, _is_clear
 from kfconvert.graph.nodes import mark_weights
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 from kfconvert.matching.matcher import find
 from kfconvert.matching.site import Site
 from kfconvert.patterns import REGISTRY

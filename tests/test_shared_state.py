@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from kfconvert import ModelConverter
 from kfconvert.capture.submodule_calls import unsettled
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 
 SIZES = ((2, 12), (3, 5), (2, 100))
 

@@ -9,7 +9,7 @@ from kfconvert import ModelConverter
 from kfconvert.capture.captured import capture
 from kfconvert.capture.fewer_arguments import shorter
 from kfconvert.capture.tracer import free_places
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,7 +11,7 @@ from kfconvert.capture.tracer import trace
 from kfconvert.converter import ModelConverter
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.graph.sources import at, blame, location
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 from kfconvert.matching.matcher import find
 from kfconvert.patterns import REGISTRY
 from kfconvert.region.region import CaptureError

@@ -10,8 +10,8 @@ import sys
 import pytest
 from test_cli import leftovers, one_error, workplace  # noqa: F401  (a fixture)
 
+from kfconvert.cli import command as cli
 from kfconvert.cli import jobs, messages, streams, terminal
-from kfconvert.cli import main as cli
 
 ESCAPE = "\x1b[31m\x07\u202eevil\x9b\r\n\x7f"
 
@@ -42,7 +42,7 @@ def net():
 def run(*args, **options) -> subprocess.CompletedProcess:
     root = os.path.dirname(os.path.dirname(__file__))
     environment = {**os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "kfconvert.cli", *args]
+    command = [sys.executable, "-m", "kfconvert", *args]
     return subprocess.run(command, text=True, timeout=300, env=environment, stderr=subprocess.PIPE, **options)
 
 
@@ -87,7 +87,7 @@ def test_a_closed_stdout_is_told_before_the_work():
 
 @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
 def test_a_stderr_that_takes_nothing_leaves_the_exit_code(redirect):
-    command = f'"{sys.executable}" -m kfconvert.cli --models "" {redirect}'
+    command = f'"{sys.executable}" -m kfconvert --models "" {redirect}'
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__))}
     finished = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=60)
     assert finished.returncode == 2 and finished.stdout == ""

@@ -20,12 +20,12 @@ from torch.utils import _python_dispatch
 from kfconvert import ModelConverter, load, save, validate_optimization
 from kfconvert.capture.tracer import trace
 from kfconvert.conversion import steps as conversion
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 from kfconvert.process.garbage import only_new_garbage
 from kfconvert.process.shield import is_of_trace
 from kfconvert.region.region import CaptureError
 from kfconvert.runtime.configuration import recorded_reads, without_cache
-from kfconvert.runtime.guarded_forward import guarded_forward
+from kfconvert.runtime.guarded import guarded_forward
 
 DEADLINE = 20.0
 

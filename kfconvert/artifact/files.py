@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from .. import folders
 from ..conversion import first_line, resolve_device
 from ..converter import ConversionError, ModelConverter
-from ..inputs import spec as input_spec
+from ..inputs import InputSpecError, build
 from ..json_values import json_ready
 from ..process import one_at_a_time, only_new_garbage
 from ..region import Region
@@ -340,10 +340,10 @@ def _convert_again(model: nn.Module, record: dict[str, Any], device: torch.devic
             with only_new_garbage():
                 Replay(calls, parts, statistics).convert(model, device)
         else:
-            inputs = input_spec.build(calls[0] if calls else statistics["example"], device)
+            inputs = build(calls[0] if calls else statistics["example"], device)
             ModelConverter().convert_model(model, device=device, example_inputs=inputs, inplace=True)
         return model
-    except (ConversionError, input_spec.InputSpecError) as error:
+    except (ConversionError, InputSpecError) as error:
         raise ArtifactError(f"{folder}: {error}") from error
     except Exception as error:  # of the model's own code, or of a record that is not of this model
         reason = f"{type(error).__name__}: {first_line(error)}"

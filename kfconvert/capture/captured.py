@@ -16,7 +16,7 @@ from ..canonical import canonicalise
 from ..graph import mark_weights
 from ..inputs import ExampleCall
 from ..matching import Findings, Site, find, rewrite
-from ..modules.base import CHANNELS_LAST
+from ..modules import CHANNELS_LAST
 from ..patterns import REGISTRY
 from ..region import CaptureError, LiveTensors, Places, Region
 from ..runtime import Variant, global_hook, has_hooks, inner_hook

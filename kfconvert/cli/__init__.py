@@ -1,6 +1,6 @@
 """The ``kfconvert`` command."""
 
-from .main import main
+from .command import main
 
 __all__ = [
     "main",

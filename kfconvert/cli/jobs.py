@@ -134,7 +134,7 @@ class Jobs:
             what = "write to" if os.path.exists(expanded(self.save_path)) else "create the save path"
             why = error.strerror or error
             raise click.ClickException(f"cannot {what} {self.save_path}: {why}") from error
-        from ..artifact import files as artifact
+        from .. import artifact
 
         try:
             for target in targets.values():
@@ -171,7 +171,7 @@ class Jobs:
         progress: Callable[[str, int, int], None],
         result: dict[str, Any],
     ) -> None:
-        from ..artifact import files as artifact
+        from .. import artifact
         from ..converter import ModelConverter
 
         progress("load", 0, 1)

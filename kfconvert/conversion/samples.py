@@ -14,7 +14,7 @@ from torch.fx.node import map_aggregate
 from ..accuracy import in_float64
 from ..graph import is_weight, lower
 from ..matching import Site
-from ..modules.base import CHANNELS_LAST
+from ..modules import CHANNELS_LAST
 from ..region import LiveTensors, Region
 
 

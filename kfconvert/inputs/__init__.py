@@ -2,7 +2,7 @@
 
 from .call_form import MAX_SPELLINGS, CallForm
 from .equality import is_equal
-from .example_call import (
+from .example import (
     ExampleCall,
     InputError,
     example_call,
@@ -13,12 +13,13 @@ from .example_call import (
     variations,
     widened,
 )
-from .spec import build, described
+from .spec import InputSpecError, build, described
 
 __all__ = [
     "CallForm",
     "ExampleCall",
     "InputError",
+    "InputSpecError",
     "MAX_SPELLINGS",
     "build",
     "described",

@@ -2,6 +2,7 @@
 
 from ..runtime import Derived
 from .attention import FusedAttention, MaskTerm
+from .base import CHANNELS_LAST as CHANNELS_LAST
 from .base import FusedModule
 from .batch_norm import FusedBatchNormAct
 from .conv import (

@@ -11,7 +11,7 @@ from kfconvert import ModelConverter
 from kfconvert.canonical.passes import canonicalise
 from kfconvert.capture.tracer import trace
 from kfconvert.graph.nodes import mark_weights
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 from kfconvert.matching.matcher import find
 from kfconvert.patterns import REGISTRY
 

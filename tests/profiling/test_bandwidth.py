@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from kfconvert.inputs.example_call import ExampleCall
+from kfconvert.inputs.example import ExampleCall
 from kfconvert.profiling import bandwidth, copy_bandwidth
 from kfconvert.profiling.bandwidth import bytes_of_call
 

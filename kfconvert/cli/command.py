@@ -298,7 +298,3 @@ def _show() -> Callable[[RenderableType], None]:
 def _say_error(message: str) -> None:
     with contextlib.suppress(OSError):  # there is nowhere else to say it
         click.echo(f"kfconvert: error: {in_one_line(message)}", err=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

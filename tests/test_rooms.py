@@ -1,0 +1,99 @@
+"""Imports between the rooms of the package run one way, and by their front doors."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "kfconvert"
+# Each room may import those below it; those that stand in one line do not import each other. The ground is for all.
+FLOORS = """
+cli
+artifact
+converter validator zoo
+conversion
+capture
+capture.blocks patterns
+matching modules
+canonical runtime ops profiling report
+region accuracy
+graph inputs
+"""
+GROUND = {"extension", "folders", "json_values", "process", "settings", "torch_state", "version"}
+
+
+def room(path):
+    """The room of a file: its folder, or the file itself where it stands at the top."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:2] if parts[:2] == ("capture", "blocks") else parts[:1])
+
+
+def imports(path):
+    """(line, absolute name of what is imported, name in it) of every import of this package, in functions as well."""
+    package = ["kfconvert", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *filter(None, [node.module])])
+            if module.split(".")[0] == "kfconvert":
+                yield from ((node.lineno, module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name, "") for alias in node.names if alias.name.startswith("kfconvert."))
+
+
+def target(module, name):
+    """(room, whether it is imported by its front door) of what is imported."""
+    parts = module.split(".")[1:]
+    folder = PACKAGE.joinpath(*parts)
+    if (folder / f"{name}.py").exists() or (folder / name / "__init__.py").exists():
+        parts.append(name)
+    found = ".".join(parts[:2] if parts[:2] == ["capture", "blocks"] else parts[:1])
+    return found, len(parts) == found.count(".") + 1
+
+
+def arrows():
+    """(room, room that it imports, by its front door, place) of every import from one room to another."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for line, module, name in imports(path):
+            found, by_the_door = target(module, name)
+            if found not in ("", room(path), "_C"):
+                yield room(path), found, by_the_door, f"{path.relative_to(PACKAGE)}:{line} imports {module}.{name}"
+
+
+def is_allowed(above, below):
+    floors = {name: number for number, line in enumerate(FLOORS.split("\n")) for name in line.split()}
+    if below in GROUND:
+        return above not in GROUND
+    return above in floors and below in floors and floors[above] < floors[below]
+
+
+# Other arrows: faces and tables of names, and rooms apart from the way of a model.
+OTHERS = {
+    ("__main__", "cli"),
+    ("auto_convert", "second_names"),
+    ("explain", "report"),
+    ("kernels", "extension"),
+    ("kernels", "ops"),
+    ("kernels", "second_names"),
+    ("ops", "second_names"),
+    ("jit", "settings"),
+}
+# The public operators check the kinds of their arguments; these call the unchecked ones, and their definitions.
+INSIDE = {("kernels", "ops"), ("modules", "ops")}
+
+
+def test_imports_run_one_way():
+    assert not [place for above, below, _, place in arrows() if not (is_allowed(above, below) or (above, below) in OTHERS)]
+
+
+def test_rooms_are_entered_by_their_doors():
+    assert not [place for above, below, door, place in arrows() if not door and (above, below) not in INSIDE]
+
+
+def test_no_arrow_is_allowed_in_vain():
+    found = {(above, below) for above, below, *_ in arrows()}
+    assert found >= OTHERS
+    assert {below for _, below in found} >= GROUND
+
+
+def test_every_room_says_what_it_is_for():
+    for path in PACKAGE.rglob("__init__.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
