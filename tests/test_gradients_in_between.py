@@ -198,3 +198,45 @@ def test_outputs_that_are_views_are_written_to(view):
         found.append([outputs.detach(), *(p.grad for p in each.parameters())])
     torch.testing.assert_close(*found)
     assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+def replaced(model):
+    model.scale = model.scale * 3
+
+
+CHANGED = {
+    "a buffer is written to": lambda model: model.scale.mul_(3),
+    "a buffer is replaced": replaced,
+    "a frozen weight is written to": lambda model: model.down.weight.mul_(3),
+    "a frozen weight has other data": lambda model: setattr(model.down.weight, "data", model.down.weight.data * 3),
+    "frozen weights are loaded": lambda model: model.load_state_dict({k: v * 3 for k, v in model.state_dict().items()}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_tensors_that_change_before_the_backward_pass_are_an_error(change):
+    class Scaled(Varying):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.full((8,), 2.0))
+
+        def forward(self, x):
+            return super().forward(x)[0] * self.scale
+
+    model, x = Scaled().eval().requires_grad_(False), torch.randn(4, 8, requires_grad=True)
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=x.detach())
+    y = fused(x)
+    with torch.no_grad():
+        change(fused)
+    with pytest.raises(RuntimeError, match="changed between forward and backward"):
+        y.sum().backward()
+
+
+def test_a_sparse_weight_where_gradients_are_wanted():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(4, 8, requires_grad=True)
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x.detach())
+    found = []
+    for each in (model, fused):
+        each[0].weight = nn.Parameter(each[0].weight.detach().to_sparse_csr(), requires_grad=False)
+        found.append(torch.autograd.grad(each(x).sum(), x)[0])
+    torch.testing.assert_close(*found)

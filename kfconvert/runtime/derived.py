@@ -91,6 +91,18 @@ class Derived:
         return Derived, ()
 
 
+class Unchanged:
+    """``holds_for`` tells whether tensors are those that this was made of, and neither moved nor written since, as far
+    as that leaves a trace. It keeps them alive, but not their storage."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]):
+        self._tensors = tuple(tensors)
+        self._state = _tensor_state(self._tensors, len(self._tensors))
+
+    def holds_for(self, tensors: Sequence[torch.Tensor]) -> bool:
+        return _has_state(tensors, self._state)
+
+
 # Those that hold anything, to be told of the steps of optimizers.
 _filled: "weakref.WeakSet[Derived]" = weakref.WeakSet()
 _lock = threading.Lock()

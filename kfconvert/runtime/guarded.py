@@ -32,6 +32,7 @@ from .weak_module import WeakModule
 # So many different reasons of misses are told apart: sizes of arguments, which stand in them, are without end.
 MAX_REASONS = 100
 OTHER_REASONS = "other reasons"
+_CHANGED_IN_BETWEEN = "the model was changed between forward and backward, which computes it again: "
 
 
 @dataclass
@@ -241,7 +242,11 @@ class GuardedForward:
             return self._missed(reason, args, kwargs)
         model = self.model  # backward may come when nobody else holds it any more
 
+        unchanged = variant.program.unchanged()
+
         def original(flat: list[Any]) -> Any:
+            if not unchanged.holds_for(variant.program.tensors()):
+                raise RuntimeError(_CHANGED_IN_BETWEEN + "a weight, buffer or attribute of it holds something else")
             with originals(), self._as_in_forward(model, parameters):
                 return self._original_of(model, **variant.region.call.keywords(flat))
 
@@ -312,9 +317,7 @@ class GuardedForward:
                 if reason is None and any(parameter._backward_hooks for parameter in parameters):
                     reason = "a parameter was given hooks"
                 if reason is not None:
-                    raise RuntimeError(
-                        f"the model was changed between forward and backward, which computes it again: {reason}"
-                    )
+                    raise RuntimeError(_CHANGED_IN_BETWEEN + reason)
                 yield
             finally:
                 for module in training:

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from ..process import libraries, switched_off
 from ..region import Place
-from .derived import Derived
+from .derived import Derived, Unchanged
 from .watch import ROOT, flat_places, gather
 from .weak_module import WeakModule
 
@@ -96,6 +96,15 @@ class Program:
     def tensors(self) -> list[Tensor]:
         """The tensors of the model that the program reads. Raises UnfitTensors where one was removed."""
         return [tensor for tensor in self._tensors() if tensor is not None]
+
+    def unchanged(self) -> Unchanged:
+        """For the tensors as they are now. Raises UnfitTensors where one has no address."""
+        tensors = self._tensors()
+        try:
+            return Unchanged([tensor for tensor in tensors if tensor is not None])
+        except RuntimeError:
+            self._require_kinds(tensors)
+            raise
 
     def _current(self) -> dict[Any, SimpleNamespace]:
         """The plans, by layout, that hold for the tensors as they are."""
