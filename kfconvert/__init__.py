@@ -6,8 +6,17 @@ The front door: ``auto_convert_model`` for one call, ``ModelConverter`` for its 
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
-from .version import __version__ as __version__
+from .version import __version__
+
+if TYPE_CHECKING:  # for editors and type checkers, which do not follow __getattr__
+    from . import auto_convert, explain, jit, kernels, modules, ops, profiling
+    from .artifact import ArtifactError, load, save
+    from .converter import ConversionError, ModelConverter, auto_convert_model
+    from .extension import CUDA_AVAILABLE, EXTENSION_LOADED
+    from .jit import CompileError, get_cuda_compiler
+    from .validator import validate_optimization
 
 # Where each public name lives. They are imported at first use: `kfconvert --help` must not wait for torch.
 _HOMES = {
@@ -25,7 +34,27 @@ _HOMES = {
 }
 _PACKAGES = ("auto_convert", "explain", "jit", "kernels", "modules", "ops", "profiling")
 
-__all__ = sorted([*_HOMES, *_PACKAGES, "__version__"])
+__all__ = [
+    "CUDA_AVAILABLE",
+    "EXTENSION_LOADED",
+    "ArtifactError",
+    "CompileError",
+    "ConversionError",
+    "ModelConverter",
+    "__version__",
+    "auto_convert",
+    "auto_convert_model",
+    "explain",
+    "get_cuda_compiler",
+    "jit",
+    "kernels",
+    "load",
+    "modules",
+    "ops",
+    "profiling",
+    "save",
+    "validate_optimization",
+]
 
 
 def __getattr__(name: str):

@@ -49,11 +49,11 @@ OPERATORS = re.compile(
     "ReplaceUnaryOperator_(USub_UAdd|Delete_Not)|AddNot|ReplaceTrueWithFalse|ReplaceFalseWithTrue|ReplaceAndWithOr|"
     "ReplaceOrWithAnd|NumberReplacer|ZeroIterationForLoop"
 )
-# Folder of the package -> tests that may notice any fault in it, within seconds.
+# Folder of the package, "" for all others -> tests that may notice any fault in it, within seconds.
 FIRST = {
     "ops": ("ops/test_compositions.py",),
     "modules": ("modules/test_module_settings.py",),
-    "": ("test_between_calls.py", "test_rewriter.py"),
+    "": ("runtime/test_between_calls.py", "matching/test_rewriter.py"),
 }
 # The same for those that take longer.
 GENERAL = {
@@ -65,8 +65,9 @@ GENERAL = {
     "patterns": ("patterns/test_registry.py", "patterns"),
     "kernels": ("kernels",),
     "": (
-        "test_canonical.py", "test_probing.py", "test_model_state.py", "test_shared_state.py", "test_runtime.py",
-        "test_training.py", "test_state_changes.py", "test_counterexamples.py", "test_end_to_end.py",
+        "canonical/test_canonical.py", "capture/test_probing.py", "runtime/test_model_state.py",
+        "runtime/test_shared_state.py", "runtime/test_runtime.py", "runtime/test_training.py",
+        "runtime/test_state_changes.py", "test_counterexamples.py", "test_end_to_end.py",
     ),
 }  # fmt: skip
 
@@ -189,9 +190,10 @@ def concerned(path: Path) -> list[str]:
     imports = re.compile(rf"^\s*(from|import) .*\b{stem}\b", re.MULTILINE)
     files = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda file: file.stat().st_size)
     folders = {folder, "modules"} if folder == "ops" else {folder}
-    named = [file for file in files if stem in file.stem and (not folder or file.parent.name in folders)]
+    here = [file for file in files if not folder or file.parent.name in folders]
+    named = [file for file in here if stem in file.stem or (folder and folder not in FIRST)]
     importing = [file for file in files if imports.search(file.read_text())]
-    first, general = ([ROOT / "tests" / name for name in each.get(folder, ())] for each in (FIRST, GENERAL))
+    first, general = ([ROOT / "tests" / name for name in each.get(folder, each[""])] for each in (FIRST, GENERAL))
     return [str(file.relative_to(ROOT)) for file in dict.fromkeys(first + named + general + importing) if file.exists()]
 
 

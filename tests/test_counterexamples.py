@@ -5,8 +5,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from model_equivalence import assert_converts
-from random_models import Description, Input, Step
+from support.model_equivalence import assert_converts
+from support.random_models import Description, Input, Step
 from torch import Tensor, nn
 
 from kfconvert import ModelConverter

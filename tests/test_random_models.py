@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_equivalence import assert_converts, treatments
-from random_models import (
+from support.model_equivalence import assert_converts, treatments
+from support.random_models import (
     Description,
     Input,
     Step,

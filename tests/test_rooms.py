@@ -51,7 +51,7 @@ def target(module, name):
 
 def arrows():
     """(room, room that it imports, by its front door, place) of every import from one room to another."""
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(set(PACKAGE.rglob("*.py")) - {PACKAGE / "__init__.py"}):
         for line, module, name in imports(path):
             found, by_the_door = target(module, name)
             if found not in ("", room(path), "_C"):

@@ -246,7 +246,8 @@ def _measure(
         truth = torch.where(unknown, ours, truth)
         note = f"has {int(unknown.sum())} values that are not finite there: the original's stand in"
     far = (ours - truth).abs() > _FAR.get(dtype, 1e-2) * truth.abs().max() if truth.numel() else unknown
-    if far.any():
+    # Where most are far off, the output is nothing but rounding.
+    if 0 < far.sum() <= far.numel() / 2:
         truth = torch.where(far, ours, truth)
         note = f"has {int(far.sum())} values that no rounding explains: the original's stand in"
     return _error_stats(name, truth, ours), _error_stats(name, truth, theirs), note

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from operator_arguments import arguments
+from support.operator_arguments import arguments
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kfconvert import extension, kernels, ops

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from operator_arguments import arguments
+from support.operator_arguments import arguments
 from torch import Tensor
 
 from kfconvert.kernels import reference

@@ -8,7 +8,7 @@ import typing
 import numpy
 import pytest
 import torch
-from operator_arguments import ARGUMENTS, arguments
+from support.operator_arguments import ARGUMENTS, arguments
 
 from kfconvert import extension, ops
 

@@ -1,0 +1,100 @@
+"""Adapters of peft on a converted model, changed in every order between calls."""
+
+import copy
+import random
+import warnings
+from functools import cache
+
+import peft
+import pytest
+from support import stateful_models
+from support.adapter_changes import ADAPTER_CHANGES, adapted, converted, plain
+from support.state_changes import Alike, Subject
+from torch import nn
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ORDERS = 12
+
+
+@cache
+def _pair(adapted_before: bool) -> tuple[nn.Module, nn.Module]:
+    """An adapted model and its conversion: made before the adapters, or after."""
+    fused = converted(adapted_before)
+    return adapted(plain()), fused if adapted_before else adapted(copy.deepcopy(fused))
+
+
+def pair(adapted_before: bool) -> Alike:
+    models = copy.deepcopy(_pair(adapted_before))
+    return Alike(*(Subject(model, lambda seed: stateful_models.arguments(plain(), seed)) for model in models))
+
+
+def changed(both: Alike, title: str) -> None:
+    """Where the original refuses, the converted model must refuse as well."""
+    refused = []
+
+    def change(model: nn.Module) -> None:
+        try:
+            ADAPTER_CHANGES[title](model)
+        except Exception as error:
+            refused.append(type(error))
+        else:
+            refused.append(None)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        both.each(change)
+    assert refused[0] is refused[1]
+
+
+@pytest.mark.parametrize("adapted_before", [True, False], ids=["adapted, then converted", "converted, then adapted"])
+@pytest.mark.parametrize("title", ADAPTER_CHANGES)
+def test_one_change_of_adapters(title, adapted_before):
+    both = pair(adapted_before)
+    both.call("before")
+    changed(both, title)
+    both.call(f"after: {title}")
+    both.call("another call", seed=1)
+
+
+@pytest.mark.parametrize("adapted_before", [True, False], ids=["adapted, then converted", "converted, then adapted"])
+@pytest.mark.parametrize("order", range(ORDERS))
+def test_changes_of_adapters_in_any_order(order, adapted_before):
+    both = pair(adapted_before)
+    titles = random.Random(order).choices(list(ADAPTER_CHANGES), k=8)
+    both.call("before")
+    for title in titles:
+        changed(both, title)
+        both.call(f"after: {titles[: titles.index(title) + 1]}")
+
+
+@pytest.mark.parametrize("adapted_before", [True, False], ids=["adapted, then converted", "converted, then adapted"])
+def test_adapters_may_be_off_for_a_while(adapted_before):
+    both = pair(adapted_before)
+    both.call("before")
+    with both.original.model.disable_adapter(), both.converted.model.disable_adapter():
+        both.call("without adapters")
+    both.call("with them again")
+    both.call("another call", seed=1)
+
+
+def test_programs_of_adapted_models_are_used():
+    """While nothing changes, and again when a change was taken back."""
+    both = pair(True)
+    assert isinstance(both.converted.model, peft.PeftModel)
+    both.call("before")
+    served = both.hits()
+    assert served
+    for title in ("scale layer", "unscale layer"):
+        changed(both, title)
+        both.call(title)
+    hits = both.hits()
+    both.call("scaled and unscaled")
+    assert both.hits() == hits + served
+
+
+def test_an_unloaded_model_is_the_plain_one():
+    both = pair(True)
+    both.call("before")
+    for subject in both.both:
+        subject.model = subject.model.merge_and_unload()
+    both.call("merged and unloaded") if hasattr(both.converted.model, "kfconvert_info") else None

@@ -1,0 +1,393 @@
+"""Converted models among other tools: copies, files, dtypes, compilers, trainers, adapters, unusual modules."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+import transformers
+from support.small_models import (  # noqa: F401 - fixtures
+    Gate,
+    assert_as_accurate,
+    bert,
+    change_weights,
+    cnn,
+    convert,
+    converted,
+    fused,
+    guard,
+    inputs_of,
+    llama,
+    make,
+    original,
+)
+from torch import nn
+from torch.nn.utils import prune
+
+from kfconvert.converter import ConversionError
+
+
+def logits(model, **inputs):
+    outputs = model(**(inputs or inputs_of(model, batch=3, seed=1)))
+    return outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+
+
+# Copies and files
+
+
+def test_deepcopy_is_converted_and_independent(original, fused):
+    twin = copy.deepcopy(fused)
+    assert_as_accurate(original, twin)
+    assert guard(twin)["hits"] and not guard(twin)["misses"]
+    change_weights(twin)
+    assert_as_accurate(original, fused)
+    change_weights(original)
+    assert_as_accurate(original, twin)
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert.*pickled:RuntimeWarning")
+def test_pickle_keeps_the_model(original, fused):
+    assert_as_accurate(original, pickle.loads(pickle.dumps(fused)))
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert.*pickled:RuntimeWarning")
+def test_torch_save_of_the_whole_model(original, fused, tmp_path):
+    torch.save(fused, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert type(loaded) is type(original)
+    assert_as_accurate(original, loaded)
+
+
+def test_a_pickled_model_can_be_converted_again():
+    assert_as_accurate(cnn(), convert(pickle.loads(pickle.dumps(converted(cnn)))))
+
+
+def test_state_dict_goes_both_ways(make, original, fused):
+    change_weights(fused)
+    original.load_state_dict(fused.state_dict())
+    assert_as_accurate(original, fused)
+    other = make()
+    fused.load_state_dict(other.state_dict())
+    assert_as_accurate(other, fused)
+
+
+def test_save_pretrained_and_from_pretrained(original, fused, tmp_path):
+    if not isinstance(original, transformers.PreTrainedModel):
+        with pytest.raises(AttributeError):
+            fused.save_pretrained(tmp_path)
+        return
+    fused.save_pretrained(tmp_path)
+    again = type(original).from_pretrained(tmp_path).eval()
+    assert list(again.state_dict()) == list(original.state_dict())
+    torch.testing.assert_close(logits(again), logits(original), rtol=0, atol=0)
+
+
+# Dtypes and layouts
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert.*moved to:RuntimeWarning")
+@pytest.mark.parametrize(
+    "move",
+    [
+        pytest.param(lambda model: model.half(), id="half"),
+        pytest.param(lambda model: model.double(), id="double"),
+        pytest.param(lambda model: model.to(torch.bfloat16), id="to_bfloat16"),
+        pytest.param(lambda model: model.double().float(), id="there_and_back"),
+    ],
+)
+def test_another_dtype(original, fused, move):
+    with torch.no_grad():
+        logits(fused)  # what was derived from the weights before must not be used
+    move(original), move(fused)
+    assert next(fused.parameters()).dtype is next(original.parameters()).dtype
+    assert_as_accurate(original, fused)
+
+
+def test_channels_last_weights():
+    original, fused = cnn(), converted(cnn)
+    for model in (original, fused):
+        model.to(memory_format=torch.channels_last)
+    assert_as_accurate(original, fused)
+    images = inputs_of(original)["x"].contiguous(memory_format=torch.channels_last)
+    assert_as_accurate(original, fused, {"x": images})
+
+
+# Compilers and transforms
+
+
+def test_compile_with_the_eager_backend(original, fused):
+    compiled, inputs = torch.compile(fused, backend="eager"), inputs_of(original)
+    with torch.no_grad():
+        torch.testing.assert_close(logits(compiled, **inputs), logits(original, **inputs))
+
+
+def test_compile_with_inductor():
+    original, x = nn.Sequential(nn.Linear(6, 6), nn.GELU()), torch.randn(3, 6)
+    fused = convert(original, example_inputs=x)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(fused)(x), original(x))
+
+
+def test_export(original, fused):
+    inputs = inputs_of(original)
+    with torch.no_grad():
+        exported = torch.export.export(fused, (), inputs, strict=False).module()
+        torch.testing.assert_close(logits(exported, **inputs), logits(original, **inputs))
+
+
+def test_functional_call_with_other_weights(original, fused):
+    other = copy.deepcopy(original)
+    change_weights(other)
+    inputs = inputs_of(original)
+    with torch.no_grad():
+        given = {**dict(other.named_parameters()), **dict(other.named_buffers())}
+        outputs = torch.func.functional_call(fused, given, (), inputs)
+        outputs = outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+        torch.testing.assert_close(outputs, logits(other, **inputs), rtol=1e-4, atol=1e-5)
+    assert_as_accurate(original, fused)
+
+
+# Training tools and adapters
+
+
+def test_the_signature_that_trainers_inspect(original, fused):
+    for function in ("forward", "__init__"):
+        assert inspect.signature(getattr(fused, function)) == inspect.signature(getattr(original, function))
+    assert type(fused) is type(original)
+    assert transformers.utils.generic.can_return_loss(type(fused)) == ("return_loss" in inspect.getsource(type(fused)))
+
+
+def test_trainer_of_transformers(tmp_path):
+    pytest.importorskip("accelerate", reason="transformers.Trainer needs the package accelerate")
+    original, fused = bert(), converted(bert)
+    rows = [{"input_ids": torch.arange(3, 10) + i, "labels": i % 3, "note": "no argument"} for i in range(4)]
+    options = transformers.TrainingArguments(
+        str(tmp_path),
+        max_steps=1,
+        per_device_train_batch_size=4,
+        learning_rate=0.1,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    predictions = []
+    for model in (original, fused):
+        trainer = transformers.Trainer(model=model, args=options, train_dataset=rows)
+        trainer.train()  # drops the column that forward's signature does not name
+        predictions.append(trainer.predict(rows).predictions)
+        assert model.config.use_cache is False
+    assert not any("use_cache" in reason for reason in fused.kfconvert_info()["guard"]["misses"])
+    torch.testing.assert_close(*map(torch.as_tensor, predictions), rtol=1e-3, atol=1e-4)
+    assert_as_accurate(original.eval(), fused.eval())
+
+
+def test_peft_on_top_of_a_converted_model():
+    peft = pytest.importorskip("peft", reason="the package peft is not installed")
+    original, fused = llama(), converted(llama)
+    adapted = []
+    for model in (original, fused):
+        torch.manual_seed(1)
+        config = peft.LoraConfig(target_modules=["q_proj", "up_proj"], r=2, init_lora_weights=False)
+        adapted.append(peft.get_peft_model(model, config).eval())
+    with pytest.warns(RuntimeWarning, match="replaced after the conversion"):
+        assert_as_accurate(*adapted, inputs_of(original))
+    assert_as_accurate(adapted[0].merge_and_unload(), convert(adapted[1].merge_and_unload()), inputs_of(original))
+
+
+class LoRA(nn.Module):
+    """A linear layer with a low-rank update."""
+
+    def __init__(self, base: nn.Linear, rank: int = 2):
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def test_an_adapter_put_in_later_is_noticed():
+    original, fused = bert(), converted(bert)
+    for model in (original, fused):
+        torch.manual_seed(1)
+        block = model.bert.encoder.layer[1].intermediate
+        block.dense = LoRA(block.dense)
+    with pytest.warns(RuntimeWarning, match="replaced after the conversion"):
+        assert_as_accurate(original, fused)
+    assert fused.kfconvert_info()["parts"]["bert.encoder.layer.0"]["hits"]
+
+
+def test_a_model_with_an_adapter_is_converted_again():
+    fused = converted(cnn)
+    fused.head = LoRA(fused.head)
+    again = convert(fused)
+    with pytest.warns(RuntimeWarning, match="replaced after the conversion"):
+        assert_as_accurate(fused, again)
+    assert guard(again)["hits"] and not guard(again)["misses"]
+
+
+# Modules that are more than they seem
+
+
+def test_weight_norm():
+    check_changed(parametrized(nn.utils.parametrizations.weight_norm))
+
+
+def test_spectral_norm():
+    check_changed(parametrized(nn.utils.parametrizations.spectral_norm))
+
+
+def test_orthogonal():
+    check_changed(parametrized(nn.utils.parametrizations.orthogonal))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weight_norm_of_the_old_kind():
+    model = parametrized(nn.utils.weight_norm)
+    with pytest.raises(ConversionError, match="cannot be copied .* pass inplace=True"):
+        convert(model)
+    with torch.no_grad():
+        model(**inputs_of(model))  # its weight is now one that can be copied
+    check_changed(model)  # what has no hooks is fused
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("change", [nn.utils.weight_norm, lambda module: prune.l1_unstructured(module, "weight", 0.5)])
+def test_a_weight_that_is_computed_from_now_on(change):
+    original, x = nn.Linear(6, 6), {"input": torch.randn(3, 6)}
+    fused = convert(original, example_inputs=x)
+    change(original), change(fused)
+    with pytest.warns(RuntimeWarning, match="a parameter was removed"):
+        assert_as_accurate(original, fused, x)
+
+
+def test_own_parametrization():
+    class Symmetric(nn.Module):
+        def forward(self, weight):
+            return weight + weight.transpose(-1, -2)
+
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.GELU())
+    nn.utils.parametrize.register_parametrization(model[0], "weight", Symmetric())
+    check_changed(model, torch.randn(3, 6))
+
+
+def parametrized(register):
+    model = cnn()
+    register(model.conv2), register(model.head)
+    return model
+
+
+def check_changed(model, x=None):
+    """Accurate when converted, and again with other weights."""
+    inputs = inputs_of(model) if x is None else {"input": x}
+    fused = convert(model.eval(), example_inputs=inputs)
+    assert_as_accurate(model, fused, inputs)
+    change_weights(model, fused)
+    assert_as_accurate(model, fused, inputs)
+    return fused
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert.*has hooks:RuntimeWarning", "ignore:kfconvert fused nothing:UserWarning")
+@pytest.mark.parametrize("place", ["", "conv1", "bn1", "head"])
+def test_hooks_are_called_once_and_may_change_values(place):
+    seen = []
+
+    def before(module, args, kwargs):
+        seen.append("before")
+        return tuple(arg * 2 for arg in args), {name: value * 2 for name, value in kwargs.items()}
+
+    def after(module, args, output):
+        seen.append("after")
+        return output + 1
+
+    model = cnn()
+    model.get_submodule(place).register_forward_pre_hook(before, with_kwargs=True)
+    model.get_submodule(place).register_forward_hook(after)
+    fused = check_changed(model)  # what has no hooks is fused
+    seen.clear()
+    with torch.no_grad():
+        fused(**inputs_of(model))
+    assert seen == ["before", "after"]
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 0.5
+
+
+class Padded(nn.Conv2d):
+    """A convolution with padding like TensorFlow's: more at the end than at the start."""
+
+    def forward(self, x):
+        return super().forward(nn.functional.pad(x, (0, 1, 0, 1)))
+
+
+def test_subclasses_with_their_own_forward():
+    model = cnn()
+    model.conv2, model.head = Padded(8, 8, 2), Scaled(8, 5)
+    check_changed(model)
+
+
+def test_tied_weights():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.second.weight = self.first.weight
+
+        def forward(self, input):
+            return torch.relu(self.second(nn.functional.gelu(self.first(input))))
+
+    fused = check_changed(Tied(), torch.randn(3, 6))
+    assert fused.second.weight is fused.first.weight
+    assert len(list(fused.parameters())) == 3
+
+
+def test_tied_embeddings_of_a_language_model():
+    original, fused = llama(), converted(llama)
+    assert fused.lm_head.weight is fused.model.embed_tokens.weight
+    change_weights(original, fused)
+    assert_as_accurate(original, fused)
+
+
+def test_one_tensor_for_two_arguments_of_the_example():
+    original, x, y = Gate(), torch.randn(3, 6), torch.randn(3, 6)
+    fused = convert(original, example_inputs=(x, x))
+    for inputs in ((x, x), (x, y)):
+        assert_as_accurate(original, fused, inputs)
+    assert guard(fused)["hits"] == 2
+
+
+class Twice(nn.Module):
+    """One block called twice, once with a residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+
+    def forward(self, input):
+        x = torch.relu(self.linear(input))
+        return self.norm(input + torch.relu(self.linear(x)))
+
+
+class Loop(nn.Module):
+    """A loop over a ModuleList of branches that all see the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.GELU()) for _ in range(3))
+
+    def forward(self, input):
+        total = input
+        for index, branch in enumerate(self.branches):
+            total = total + branch(input) * (index + 1)
+        return total
+
+
+@pytest.mark.parametrize("block", [Twice, Loop])
+def test_modules_called_in_python_loops_and_more_than_once(block):
+    fused = check_changed(block(), torch.randn(3, 6))
+    assert guard(fused)["hits"] and not guard(fused)["misses"]

@@ -1,0 +1,116 @@
+"""Attributes that a model's own forward writes while it runs unconverted, and that others write in the meantime."""
+
+import copy
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from support import small_models, stateful_models
+from support.state_changes import Alike, Subject
+from torch import nn
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+X = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+
+
+@cache
+def _made(nested: bool) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    model = stateful_models.Writing()
+    model = (stateful_models.Outer(model) if nested else model).eval()
+    return model, small_models.convert(model, example_inputs=(X,), validate_accuracy=False)
+
+
+@pytest.fixture(params=[False, True], ids=["the model", "a module within it"])
+def both(request):
+    return Alike(*(Subject(model, lambda seed: (X,)) for model in copy.deepcopy(_made(request.param))))
+
+
+def writing(model: nn.Module) -> stateful_models.Writing:
+    return next(module for module in model.modules() if isinstance(module, stateful_models.Writing))
+
+
+def with_limit(limit: float):
+    """A call that no program serves."""
+    return lambda model: torch.no_grad()(model)(X, limit)
+
+
+def trained(model: nn.Module) -> None:
+    model.train()
+    model(X)
+    model.eval()
+
+
+def test_a_schedule_that_goes_on_in_training(both):
+    both.call("before")
+    for _ in range(2):
+        both.each(trained)
+        both.call("after a call in train mode")
+        both.call("another call")
+    assert writing(both.converted.model).rate == 0.25
+
+
+def test_a_peak_that_calls_write_which_no_program_serves(both):
+    both.call("before")
+    for limit in (2.0, 1.0, 3.0):
+        both.each(with_limit(limit))
+        both.call(f"after a limit of {limit}")
+        both.call("another call")
+
+
+def test_what_was_written_may_be_written_back(both):
+    both.call("before")
+    both.each(with_limit(2.0))
+    both.call("after the call")
+    both.each(lambda model: setattr(writing(model), "peak", 0.0))
+    hits = both.hits()
+    both.call("with the first value again")
+    assert both.hits() > hits
+
+
+def test_attributes_that_the_graph_does_not_read_may_be_written(both):
+    both.call("before")
+    both.each(with_limit(0.0))  # writes ``unread``, and a peak that is what it was
+    assert writing(both.converted.model).unread == X.shape
+    hits = both.hits()
+    both.call("after the call")
+    assert both.hits() == hits + 1
+
+
+def meanwhile(model: nn.Module, limit: float, function: Callable[[], Any]) -> None:
+    """Call ``function`` while the model runs in another thread, after what that run itself has written."""
+    inside, done = threading.Event(), threading.Event()
+
+    def paused() -> None:
+        inside.set()
+        assert done.wait(20)
+
+    writing(model).paused = paused
+    thread = threading.Thread(target=with_limit(limit), args=(model,))
+    thread.start()
+    assert inside.wait(20)
+    function()
+    done.set()
+    thread.join()
+    writing(model).paused = None
+
+
+@pytest.mark.parametrize("name", ["other", "rate", "peak"])
+def test_another_thread_assigns_during_a_call_that_no_program_serves(both, name):
+    both.call("before")
+
+    both.each(lambda model: meanwhile(model, 0.0, lambda: setattr(writing(model), name, 4.0)))
+    both.call("after it was assigned")
+    both.call("another call")
+
+
+def test_a_call_in_another_thread_while_one_writes(both):
+    """Calls that overlap one which no program serves are right, and see what it has written so far."""
+    both.call("before")
+    outputs = []
+    both.each(lambda model: meanwhile(model, 5.0, lambda: outputs.append(torch.no_grad()(model)(X))))
+    torch.testing.assert_close(*outputs)
+    both.call("afterwards")

@@ -1,0 +1,101 @@
+"""Changes of a model's state between two calls: the converted model does what the original, treated alike, does."""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from support import small_models, stateful_models
+from support.optimizer_changes import OPTIMIZERS, TYPICAL
+from support.state_changes import CHANGES, Alike, Subject, difference
+from torch import nn
+from torch.utils import _pytree as pytree
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@cache
+def original(name: str) -> nn.Module:
+    return stateful_models.MAKERS[name]()
+
+
+@cache
+def converted(name: str) -> nn.Module:
+    model = original(name)
+    example = stateful_models.arguments(model)
+    return small_models.convert(copy.deepcopy(model), example_inputs=example, validate_accuracy=False)
+
+
+def alike(name: str) -> Alike:
+    """A model and its conversion of one's own."""
+
+    def arguments(seed: int) -> tuple:
+        return stateful_models.arguments(original(name), seed)
+
+    return Alike(Subject(copy.deepcopy(original(name)), arguments), Subject(copy.deepcopy(converted(name)), arguments))
+
+
+# How the change is made, each time at another of its places: between two calls, in train mode, where no call is made,
+# or by another thread.
+MODES = ("eval", "train", "thread")
+OWN = ("attention", "stateful", "cnn")  # of the models those that are quick to copy
+
+
+QUICK = (*OWN, "blocks")
+# One optimizer and implementation after the other: the typical ones stand for the others elsewhere.
+STEPS = {f"{name}: steps" for name in OPTIMIZERS if name not in TYPICAL}
+
+
+def _cases() -> list:
+    """Every change with every model that has a place for it."""
+    cases = []
+    for title, change in CHANGES.items():
+        for name in stateful_models.MAKERS:
+            if not change.targets(original(name)):
+                continue
+            modes = MODES[:1] if name not in OWN else MODES if change.threads else MODES[:2]
+            if not change.cheap or title in STEPS:
+                modes = modes[:1] if name in QUICK else ()
+            for mode in modes:
+                cases.append(pytest.param(name, title, mode, id=f"{title}-{name}-{mode}"))
+    return cases
+
+
+@pytest.mark.parametrize("name, title, mode", _cases())
+def test_a_change_between_two_calls(name, title, mode):
+    change, both = CHANGES[title], alike(name)
+    before = both.call("before the change")
+    served = both.hits()  # by the program of the model, or by those of its parts
+    assert served
+    if mode == "train":
+        both.each(nn.Module.train)
+    undo = both.apply(change, seed=MODES.index(mode), thread=mode == "thread")
+    try:
+        if mode == "train":
+            both.each(nn.Module.eval)
+        after = both.call("after the change")
+        if change.visible and mode == "eval":  # not each of its places shows: a key's bias does not
+            assert is_another(after, before), "the change shows in no output: it tests nothing"
+        hits = both.hits()
+        both.call("another call after the change", seed=1)
+        if change.hits:
+            assert both.hits() == hits + served, "the fused program is no longer used"
+        if change.gradients:
+            both.compare_gradients("after the change")
+    finally:
+        if undo is not None:
+            undo()
+            both.each(nn.Module.eval)
+    both.call("after it was undone")
+    hits = both.hits()
+    both.call("another call after it was undone", seed=1)
+    if undo is not None and (change.hits or change.returns):
+        assert both.hits() == hits + served, "the fused program is not used again"
+
+
+def is_another(after, before) -> bool:
+    """Whether the outputs differ by more than rounding makes them."""
+    if isinstance(after, Exception) or isinstance(before, Exception):
+        return type(after) is not type(before)
+    pairs = list(zip(pytree.tree_leaves(after), pytree.tree_leaves(before)))
+    return any(a.shape != b.shape or difference(a, b) > 1e-3 for a, b in pairs if isinstance(a, torch.Tensor))

@@ -1,0 +1,310 @@
+"""Training a converted model: it learns what the original learns, and eval() afterwards sees the new weights."""
+
+import copy
+
+import pytest
+import torch
+from support.small_models import (  # noqa: F401 - fixtures
+    Gate,
+    assert_as_accurate,
+    bert,
+    cnn,
+    convert,
+    converted,
+    fused,
+    guard,
+    inputs_of,
+    llama,
+    make,
+    original,
+)
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from kfconvert.accuracy.comparison import ERROR_RATIO
+
+
+@pytest.fixture
+def dropping(original, fused):
+    """The original and the converted model, with dropout."""
+    for model in (original, fused):
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.5
+    return original, fused
+
+
+def loss(model: nn.Module, inputs: dict | None = None) -> Tensor:
+    """A scalar that depends on every logit."""
+    outputs = model(**(inputs or inputs_of(model, batch=4, seed=1)))
+    logits = (outputs if isinstance(outputs, Tensor) else outputs.logits).float()
+    return F.cross_entropy(logits.flatten(0, -2), torch.arange(logits[..., 0].numel()) % logits.shape[-1])
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int = 3) -> None:
+    torch.manual_seed(seed)
+    optimizer.zero_grad()
+    loss(model).backward()
+    optimizer.step()
+
+
+def gradients(model: nn.Module, seed: int = 3) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    model.zero_grad()
+    loss(model).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_values(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> None:
+    assert list(expected) == list(actual)
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, rtol=0, atol=0, msg=name)
+
+
+def assert_gradients_as_accurate(original: nn.Module, fused: nn.Module) -> None:
+    """Every gradient of ``fused`` is as close to the one in float64 as that of ``original``."""
+    exact = gradients(copy.deepcopy(original).double())
+    own, found = gradients(original), gradients(fused)
+    assert list(found) == list(own) == list(exact)
+    for name, reference in exact.items():
+        scale = reference.abs().max()
+        allowed = max(ERROR_RATIO * (own[name] - reference).abs().max(), 1e-6 * scale)
+        assert (found[name] - reference).abs().max() <= allowed, name
+
+
+# Gradients
+
+
+def test_gradients_in_train_mode(original, fused):
+    assert_gradients_as_accurate(original.train(), fused.train())
+
+
+def test_gradients_in_eval_mode(original, fused):
+    assert_gradients_as_accurate(original, fused)
+    assert guard(fused)["hits"] and not guard(fused)["misses"]
+
+
+def test_gradients_accumulate(original, fused):
+    for model in (original, fused):
+        model.train()
+        model.zero_grad()
+        for _ in range(2):
+            torch.manual_seed(3)
+            (loss(model) / 2).backward()
+    for (name, own), (_, other) in zip(original.named_parameters(), fused.named_parameters()):
+        torch.testing.assert_close(other.grad, own.grad, rtol=0, atol=0, msg=name)
+
+
+def test_gradients_reach_the_input():
+    original, fused = cnn(), converted(cnn)
+    for train in (False, True):
+        found = []
+        for model in (original.train(train), fused.train(train)):
+            images = inputs_of(model)["x"].requires_grad_()
+            loss(model, {"x": images}).backward()
+            found.append(images.grad)
+        torch.testing.assert_close(*found)
+
+
+def test_numerical_derivatives():
+    """Of first and second order, in eval mode, where the fused forward runs."""
+    fused = convert(cnn().double())
+    images = inputs_of(fused)["x"].requires_grad_()
+    assert torch.autograd.gradcheck(fused, images, fast_mode=True)
+    assert torch.autograd.gradgradcheck(fused, images, fast_mode=True)
+    assert guard(fused)["hits"] and not guard(fused)["misses"]
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_inputs_that_depend_on_each_other_and_on_weights(create_graph):
+    original, x = Gate(), torch.randn(3, 6)
+    fused = convert(original, example_inputs=(x, x))
+    found = []
+    for model in (original, fused):
+        weight, leaf = model.linear.weight, x.clone().requires_grad_()
+        for given in ((leaf, leaf), (leaf, leaf.sin()), (leaf, weight[:3])):
+            first = torch.autograd.grad(model(*given).square().sum(), [leaf, weight], create_graph=create_graph)
+            second = torch.autograd.grad(first[0].square().sum(), [leaf, weight]) if create_graph else ()
+            found.append([*first, *second])
+    torch.testing.assert_close(found[:3], found[3:])
+    assert guard(fused)["hits"] == 3
+
+
+def test_frozen_parameters_stay(original, fused):
+    before = {name: value.clone() for name, value in fused.state_dict().items()}
+    for model in (original, fused):
+        for parameter in list(model.parameters())[:-2]:
+            parameter.requires_grad_(False)
+        step(model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5))
+    changed = [name for name, value in fused.named_parameters() if not torch.equal(value, before[name])]
+    assert changed == [name for name, p in fused.named_parameters() if p.requires_grad]
+    assert_as_accurate(original, fused)
+
+
+# Modes
+
+
+@pytest.mark.parametrize("make", [cnn, bert])
+def test_dropout_draws_in_train_mode_only(dropping):
+    original, fused = dropping
+    assert_same_values(gradients(original.train()), gradients(fused.train()))
+    first, second = gradients(fused, seed=4), gradients(fused, seed=5)
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+    fused.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loss(fused), loss(fused), rtol=0, atol=0)
+    original.load_state_dict(fused.state_dict())
+    assert_as_accurate(original.eval(), fused)
+
+
+def test_batch_norm_statistics_move_in_train_mode_only():
+    original, fused = cnn(), converted(cnn)
+    before = {name: value.clone() for name, value in fused.named_buffers()}
+    loss(fused).backward()
+    assert_same_values(before, dict(fused.named_buffers()))
+    for model in (original.train(), fused.train()):
+        loss(model)
+    assert_same_values(dict(original.named_buffers()), dict(fused.named_buffers()))
+    assert not torch.equal(fused.bn1.running_mean, before["bn1.running_mean"])
+    assert fused.bn1.num_batches_tracked == before["bn1.num_batches_tracked"] + 1
+    assert_as_accurate(original.eval(), fused.eval())
+
+
+def test_frozen_batch_norm_in_a_model_in_train_mode():
+    original, fused = cnn(), converted(cnn)
+    for model in (original.train(), fused.train()):
+        model.bn1.eval(), model.bn2.eval()
+    assert_same_values(gradients(original), gradients(fused))
+    assert_same_values(dict(original.named_buffers()), dict(fused.named_buffers()))
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_an_optimizer_made_after_the_conversion(original, fused, optimizer):
+    with torch.no_grad():
+        loss(fused)  # weights are folded and packed now, and must be again after the steps
+    for model in (original.train(), fused.train()):
+        update = optimizer(model.parameters(), lr=0.05)
+        for seed in (1, 2, 3):
+            step(model, update, seed)
+    assert_same_values(dict(original.state_dict()), dict(fused.state_dict()))
+    assert_as_accurate(original.eval(), fused.eval())
+    assert guard(fused)["hits"]
+
+
+def test_an_optimizer_made_before_a_conversion_in_place():
+    original, model = cnn(), cnn()
+    updates = [torch.optim.AdamW(each.parameters(), lr=0.05) for each in (original, model)]
+    fused = convert(model, inplace=True)
+    assert fused is model
+    for each, update in zip((original.train(), fused.train()), updates):
+        step(each, update)
+    assert_same_values(dict(original.state_dict()), dict(fused.state_dict()))
+    assert_as_accurate(original.eval(), fused.eval())
+
+
+def test_epochs_of_training_and_evaluation_in_turns(original, fused):
+    updates = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (original, fused)]
+    for epoch in range(3):
+        for model, update in zip((original.train(), fused.train()), updates):
+            step(model, update, epoch)
+        assert_as_accurate(original.eval(), fused.eval())
+
+
+def test_a_step_in_eval_mode_is_seen(original, fused):
+    for model in (original, fused):
+        step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert_as_accurate(original, fused)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_moving_averages_of_weights_are_seen(original, fused, foreach):
+    """Weights that are averaged or swapped in, as by torch.optim.swa_utils."""
+    targets = [[torch.zeros_like(p) for p in model.parameters()] for model in (original, fused)]
+    for model, target in zip((original, fused), targets):
+        parameters = list(model.parameters())
+        with torch.no_grad():
+            loss(model)
+            if foreach:
+                torch._foreach_lerp_(parameters, target, 0.5)
+            else:
+                for parameter, value in zip(parameters, target):
+                    parameter.lerp_(value, 0.5)
+    assert_as_accurate(original, fused)
+
+
+# Mixed precision and recomputation
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert.*autocast:RuntimeWarning")
+@pytest.mark.parametrize("train", [True, False])
+def test_autocast(original, fused, train):
+    found = []
+    for model in (original.train(train), fused.train(train)):
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(gradients(model))
+    assert_same_values(*found)
+
+
+def test_grad_scaler_in_train_mode(original, fused):
+    check_scaled(original.train(), fused.train(), device="cpu")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_grad_scaler_with_autocast_on_a_gpu(original, dtype):
+    original = original.cuda()
+    inputs = {name: value.cuda() for name, value in inputs_of(original).items()}
+    fused = convert(original, example_inputs=inputs)
+    for model in (original.train(), fused.train()):
+        update, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
+        with torch.autocast("cuda", dtype):
+            outputs = model(**inputs)
+            value = (outputs if isinstance(outputs, Tensor) else outputs.logits).float().square().mean()
+        scaler.scale(value).backward()
+        scaler.step(update)
+        scaler.update()
+    for (name, own), (_, other) in zip(original.named_parameters(), fused.named_parameters()):
+        torch.testing.assert_close(other, own, rtol=1e-3, atol=1e-4, msg=name)
+    assert_as_accurate(original.eval(), fused.eval(), inputs)
+
+
+def check_scaled(original: nn.Module, fused: nn.Module, device: str) -> None:
+    """Two steps: one that the scaler takes, one with an infinite loss that it skips."""
+    for model in (original, fused):
+        update, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler(device, init_scale=64.0)
+        for factor in (1.0, float("inf")):
+            torch.manual_seed(3)
+            update.zero_grad()
+            scaler.scale(loss(model) * factor).backward()
+            scaler.step(update)
+            scaler.update()
+        assert scaler.get_scale() == 32.0
+    assert_same_values(dict(original.state_dict()), dict(fused.state_dict()))
+    assert_as_accurate(original.eval(), fused.eval())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("make", [cnn])
+def test_checkpoint_around_the_model(dropping, train, reentrant):
+    original, fused = dropping
+    found = []
+    for model in (original.train(train), fused.train(train)):
+        images = inputs_of(model)["x"].requires_grad_()
+        torch.manual_seed(3)
+        checkpoint(model, images, use_reentrant=reentrant).square().mean().backward()
+        found.append([images.grad, *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert.*has hooks:RuntimeWarning")
+def test_checkpoint_inside_the_model():
+    original, fused = llama(), converted(llama)
+    for model in (original, fused):
+        model.gradient_checkpointing_enable()
+    assert_same_values(gradients(original.train()), gradients(fused.train()))
+    assert_as_accurate(original.eval(), fused.eval())
