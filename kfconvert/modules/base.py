@@ -1,6 +1,6 @@
 """What the fused modules share: activation, strategy, and checks of the modules that they wrap."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -10,12 +10,14 @@ from torch.nn.utils import parametrize
 from ..ops.activations import ACTIVATIONS
 from ..ops.kinds import checked
 from ..ops.registration import has_kernels
-from ..runtime import Derived
+from ..runtime import Derived, Entry, Watch
 from ..torch_state import transformed
 
 Plan = Callable[..., torch.Tensor]
 # The memory format with the channels innermost, by the number of dimensions.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+# Attributes that no plan holds on to: forwards look at them at each call.
+_UNPREPARED = frozenset(("training", "strategy"))
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -71,10 +73,19 @@ class FusedModule(nn.Module):
 
     def _planned(self, sources: Sequence[torch.Tensor], *inputs) -> Plan:
         """The last :meth:`plan`, while the strategy stays the same and none of ``sources`` changes."""
-        values, strategy = self._derived.values(sources), self.choose(*inputs)
+        values, strategy = self._prepared(sources), self.choose(*inputs)
         if values.get("strategy") != strategy:
             values.update(strategy=strategy, plan=self.plan(*inputs))
         return values["plan"]
+
+    def _prepared(self, sources: Sequence[torch.Tensor | None]) -> dict:
+        """What was prepared for ``sources`` (see :meth:`Derived.values`), and for the settings as they are: those of this
+        module and of what it wraps may be assigned at any time."""
+        settings = self._derived.settings
+        if settings is None or settings.first_change() is not None:
+            self._derived.clear()
+            self._derived.settings = Watch(_settings(self))
+        return self._derived.values(sources)
 
     def clear_derived(self) -> None:
         """Forget folded and packed weights; needed only after writes that :class:`Derived` cannot see."""
@@ -104,6 +115,13 @@ class FusedModule(nn.Module):
         slope = f", negative_slope={self.negative_slope}" if self.activation == "leaky_relu" else ""
         strategy = f", strategy={self.strategy!r}" if self.strategy is not None else ""
         return f"activation={self.activation!r}{slope}{strategy}"
+
+
+def _settings(module: nn.Module) -> Iterator[Entry]:
+    for inner in module.modules():
+        for name, value in vars(inner).items():
+            if name not in _UNPREPARED and isinstance(value, (bool, int, float, str, tuple, type(None))):
+                yield inner, name, value
 
 
 def held(module: nn.Module, name: str) -> torch.Tensor | None:

@@ -77,7 +77,7 @@ class FusedBatchNormAct(FusedModule):
             raise ValueError("a batch norm that uses the statistics of the batch has no plan")
         if self.choose(x) == "composition":
             return self.reference
-        values = self._derived.values(self._sources())
+        values = self._prepared(self._sources())
         if "plan" not in values:
             values["plan"] = self._kernel()
         return values["plan"]

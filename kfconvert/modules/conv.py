@@ -142,7 +142,7 @@ class FusedConvBN(FusedModule):
         sources = [tensor for tensor in _tensors(conv, bn) if tensor is not None]
         if takes_plain_path(x, sources if residual is None else (*sources, residual)):
             return self._differentiable(x, residual)
-        values = self._derived.values(sources)
+        values = self._prepared(sources)
         signature = (x.shape, x.stride(), x.dtype, x.device, self.strategy, self.channels_last,
                      None if residual is None else (residual.shape, residual.dtype))
         planned = values.get("plan")
@@ -159,7 +159,7 @@ class FusedConvBN(FusedModule):
             raise ValueError("a batch norm that uses the statistics of the batch has no plan")
         self._check_residual(x, residual)
         sources = [tensor for tensor in _tensors(self.conv, self.bn) if tensor is not None]
-        values = self._derived.values(sources)
+        values = self._prepared(sources)
         return self._plan(self.choose(x, residual), self._uses_channels_last(x), values, x)
 
     def _formatted(self, x: torch.Tensor) -> torch.Tensor:

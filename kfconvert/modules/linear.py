@@ -132,7 +132,7 @@ class FusedLinear(FusedModule):
         sources = (weight,) if bias is None else (weight, bias)
         if takes_plain_path(x, sources):
             return self._kernel(x)
-        values = self._derived.values(sources)
+        values = self._prepared(sources)
         signature = (x.shape, x.dtype, x.device, self.strategy)
         planned = values.get("plan")
         if planned is None or planned[0] != signature:

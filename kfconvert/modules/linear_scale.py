@@ -59,7 +59,7 @@ class FusedLinearScale(FusedLinear):
         strategy = self.choose(x)
         if strategy == "composition":
             return self.reference
-        plans = self._derived.values(self._sources())
+        plans = self._prepared(self._sources())
         if strategy not in plans:
             plans[strategy] = self._folded_plan(strategy)
         return plans[strategy]

@@ -78,7 +78,7 @@ class FusedMergedLinear(FusedModule):
 
     def _merged(self) -> "_MergedProduct":
         """One for all plans: the concatenated weight lives as long as a plan that reads it."""
-        values = self._derived.values(self.sources())
+        values = self._prepared(self.sources())
         known = values.get("merged")
         product = known and known()
         if product is None:

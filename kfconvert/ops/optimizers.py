@@ -10,7 +10,7 @@ _FUSED_DEVICES = ("cpu", "cuda")
 
 def fused_adam(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch.optim.Adam:
     """``torch.optim.Adam`` (Kingma and Ba, arXiv:1412.6980), chosen and called as :func:`fused_adamw`."""
-    return _made(torch.optim.Adam, params, lr, options)
+    return _made(FusedAdam, torch.optim.Adam, params, lr, options)
 
 
 def fused_adamw(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch.optim.AdamW:
@@ -25,23 +25,63 @@ def fused_adamw(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch
         params: tensors, (name, tensor) pairs or groups (dicts), as any torch optimizer takes them. Sparse
             gradients are not supported.
         lr: the learning rate.
-        options: all others of torch.optim.AdamW but ``fused`` and ``foreach``.
+        options: all others of torch.optim.AdamW but ``fused``, ``foreach`` and ``differentiable``.
     """
-    return _made(torch.optim.AdamW, params, lr, options)
+    return _made(FusedAdamW, torch.optim.AdamW, params, lr, options)
 
 
 def fused_sgd(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch.optim.SGD:
-    """``torch.optim.SGD``, chosen and called as :func:`fused_adamw`."""
-    return _made(torch.optim.SGD, params, lr, options)
+    """``torch.optim.SGD``, chosen and called as :func:`fused_adamw`; with a dampening ``foreach=True``."""
+    return _made(FusedSGD, torch.optim.SGD, params, lr, options)
 
 
-def _made(kind, params, lr, options):
+class _Followed:
+    """An optimizer with a fused step that tells of what it writes, also once it was copied or pickled."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._follow()
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._follow()
+
+    def _follow(self) -> None:
+        self.register_step_post_hook(_count_writes)
+
+
+class FusedAdam(_Followed, torch.optim.Adam):
+    """What :func:`fused_adam` returns."""
+
+
+class FusedAdamW(_Followed, torch.optim.AdamW):
+    """What :func:`fused_adamw` returns."""
+
+
+class FusedSGD(_Followed, torch.optim.SGD):
+    """What :func:`fused_sgd` returns."""
+
+    def _follow(self) -> None:
+        super()._follow()
+        self.register_step_pre_hook(_begin_momentum)
+
+
+def _begin_momentum(optimizer, args, kwargs):
+    """torch's fused step takes a group of which all parameters have a momentum, or none. One that gets its first
+    gradient after others begins with zeros, so that its momentum becomes that gradient."""
+    for group in optimizer.param_groups:
+        members = [member for member in group["params"] if member.grad is not None] if group["momentum"] else []
+        late = [member for member in members if optimizer.state[member].get("momentum_buffer") is None]
+        if len(late) < len(members):
+            for member in late:
+                optimizer.state[member]["momentum_buffer"] = torch.zeros_like(member)
+
+
+def _made(fused_kind, kind, params, lr, options):
     params = _as_list(params)
-    implementation = _implementation(params)
-    optimizer = kind(params, lr, **implementation, **options)
-    if implementation.get("fused"):
-        optimizer.register_step_post_hook(_count_writes)
-    return optimizer
+    if _takes_fused(params, options):
+        return fused_kind(params, lr, fused=True, **options)
+    return kind(params, lr, foreach=True, **options)
 
 
 @torch.compiler.disable  # which would trace it into nothing
@@ -63,11 +103,13 @@ def _members(group):
     return list(members) if isinstance(group, dict) and not isinstance(members, Tensor) else [members]
 
 
-def _implementation(params) -> dict[str, bool]:
+def _takes_fused(params, options) -> bool:
+    # The first momentum is not dampened, which a fused step that began with zeros would do.
+    if any(settings.get("dampening") for settings in (options, *(group for group in params if isinstance(group, dict)))):
+        return False
     members = [member for group in params for member in _members(group)]
     tensors = [member[1] if isinstance(member, tuple) else member for member in members]
     # What is no tensor, torch refuses.
-    fused = all(
+    return all(
         t.is_floating_point() and t.device.type in _FUSED_DEVICES for t in tensors if isinstance(t, Tensor)
     )
-    return {"fused": True} if fused else {"foreach": True}

@@ -8,15 +8,17 @@ from .guarded import Variant, guarded_forward, install, originals, uninstall
 from .model_state import global_hook, has_hooks, inner_hook
 from .program import Program
 from .tensor_facts import Asked, unsteady
-from .watch import MISSING
+from .watch import MISSING, Entry, Watch
 
 __all__ = [
     "Asked",
     "Derived",
+    "Entry",
     "MISSING",
     "OF_EVERY_MODULE",
     "Program",
     "Variant",
+    "Watch",
     "code_walk",
     "configurations",
     "global_hook",

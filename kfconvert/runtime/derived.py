@@ -9,6 +9,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .fingerprint import fingerprints
+from .watch import Watch
 
 try:
     # Compiled (csrc/watch.h), at a quarter of the time of the functions below; a state is then a bytes object.
@@ -35,7 +36,7 @@ class Derived:
     taken by another tensor in the meantime. Pickled and deep-copied empty.
     """
 
-    __slots__ = ("__weakref__", "_entry", "_fingerprints", "_unversioned", "_versioned")
+    __slots__ = ("__weakref__", "_entry", "_fingerprints", "_unversioned", "_versioned", "settings")
 
     def __init__(self):
         self.clear()
@@ -43,6 +44,7 @@ class Derived:
     def clear(self) -> None:
         """Forget everything."""
         self._entry = (None, None, None, None)
+        self.settings: Watch | None = None  # for its owner, of what else the values depend on
         self._fingerprints: list[int] | None = None
         # Whether a source has no version, so that the fingerprints have to be compared at each call.
         self._unversioned = False

@@ -136,3 +136,30 @@ def test_a_linear_layer_starts_as_that_of_torch(features, bias):
         torch.manual_seed(1)
         layers.append(dict(cls(*features, bias).named_parameters()))
     torch.testing.assert_close(*layers, rtol=0, atol=0)
+
+
+SETTINGS = {
+    "eps": lambda: (FusedConvBN(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), "leaky_relu"), "bn", "eps", 1.0),
+    "activation": lambda: (FusedConvBN(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), "relu"), "", "activation", "silu"),
+    "slope": lambda: (FusedConvBN(nn.Conv2d(8, 8, 3), None, "leaky_relu"), "", "negative_slope", 0.5),
+    "stride": lambda: (FusedConvBN(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)), "conv", "stride", (2, 2)),
+    "padding": lambda: (FusedConvBN(nn.Conv2d(8, 8, 3, padding=1)), "conv", "padding_mode", "circular"),
+    "batch norm": lambda: (FusedBatchNormAct(nn.BatchNorm2d(8)), "bn", "eps", 1.0),
+    "linear": lambda: (FusedLinear(9, 9, activation="relu"), "", "activation", "tanh"),
+    "group norm": lambda: (FusedGroupNorm(nn.GroupNorm(2, 8), "relu"), "", "activation", "silu"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_are_assigned_after_a_call(name):
+    module, path, setting, value = SETTINGS[name]()
+    module.eval()
+    for strategy in module.strategies(x):
+        module.strategy = strategy
+        with torch.no_grad():
+            module(x)
+            before = getattr(module.get_submodule(path), setting)
+            setattr(module.get_submodule(path), setting, value)
+            torch.testing.assert_close(module(x), module.reference(x))
+            setattr(module.get_submodule(path), setting, before)
+            torch.testing.assert_close(module(x), module.reference(x))

@@ -1,5 +1,8 @@
 """The optimizers against torch's own loops over single tensors."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -38,7 +41,7 @@ def test_steps_as_torch(device, name, options, dtype):
     mine, theirs = parameters(dtype, device), parameters(dtype, device)
     optimizer = getattr(ops, name)(mine, **options)
     assert all(group["fused"] and not group["foreach"] for group in optimizer.param_groups)
-    assert type(optimizer) is KINDS[name]
+    assert isinstance(optimizer, KINDS[name])
     steps(optimizer, mine)
     steps(getattr(reference, name)(theirs, **options), theirs)
     tolerance = {} if dtype != torch.bfloat16 else {"rtol": 0.04, "atol": 0.02}  # four steps, each rounded
@@ -130,3 +133,28 @@ def test_errors(name):
             make(*arguments)
     with pytest.raises(TypeError, match="fused"):
         make(params, fused=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"nesterov": True}, {"weight_decay": 0.1, "maximize": True}, {"dampening": 0.3}])
+def test_momentum_of_a_parameter_whose_first_gradient_comes_later(device, options):
+    found = []
+    for make in (ops.fused_sgd, torch.optim.SGD):
+        params = parameters(torch.float64, device)
+        optimizer = make(params, lr=0.1, momentum=0.9, **options)
+        steps(optimizer, params)
+        params[1].grad = torch.ones_like(params[1])
+        optimizer.step()
+        steps(optimizer, params)
+        found.append(params)
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+def test_a_copy_tells_of_its_writes(device, name, duplicate):
+    optimizer = duplicate(getattr(ops, name)(parameters(torch.float32, device)))
+    [parameter, *_] = optimizer.param_groups[0]["params"]
+    parameter.grad = torch.ones_like(parameter)
+    before = parameter._version
+    optimizer.step()
+    assert parameter._version > before
