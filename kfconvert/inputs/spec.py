@@ -11,6 +11,7 @@ from torch import Tensor
 LARGEST = 2**33  # bytes of the tensors of one call
 _PLAIN = (bool, int, float, str, type(None))
 _MOST_DIMENSIONS = 64
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _INT64_MAX = 2**63 - 1
 
 
@@ -43,6 +44,8 @@ def _describe(inputs: Any, tensors: list[Tensor]) -> Any:
         spec = {"shape": list(inputs.shape), "dtype": str(inputs.dtype).removeprefix("torch.")}
         same = next((index for index, tensor in enumerate(tensors) if tensor is inputs), None)
         tensors.append(inputs)
+        if inputs.dim() in _CHANNELS_LAST and not inputs.is_contiguous():
+            spec["channels_last"] = inputs.is_contiguous(memory_format=_CHANNELS_LAST[inputs.dim()])
         if same is not None:
             spec["same"] = same
         elif not _inexact(inputs.dtype) and inputs.numel():
@@ -73,7 +76,13 @@ def _build(spec: Any, device: torch.device, generator: torch.Generator, tensors:
         return value
     if kind == "tensor":
         same = value.get("same")
-        tensors.append(_tensor(value, generator).to(device) if same is None else _given_before(value, tensors))
+        if same is not None:
+            tensors.append(_given_before(value, tensors))
+        elif value.get("channels_last"):
+            memory_format = _CHANNELS_LAST[len(value["shape"])]
+            tensors.append(_tensor(value, generator).to(device, memory_format=memory_format))
+        else:
+            tensors.append(_tensor(value, generator).to(device))
         return tensors[-1]
     if kind == "dict":
         return {key: _build(item, device, generator, tensors) for key, item in value.items()}
@@ -122,6 +131,8 @@ def _check_tensor(spec: dict[str, Any]) -> None:
     shape = spec.get("shape")
     if not (isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS and all(map(_is_size, shape))):
         raise _unreadable("a tensor has no shape of sizes")
+    if spec.get("channels_last") and len(shape) not in _CHANNELS_LAST:
+        raise _unreadable("a tensor that is no image has its memory format")
     low, high = spec.get("low", 0), spec.get("high", 0)
     if _dtype(spec) is None or not (_is_int64(low) and _is_int64(high) and low <= high < _INT64_MAX):
         raise _unreadable("a tensor has no such dtype or range")

@@ -17,8 +17,8 @@ from .site import Site
 def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_last: bool = False) -> Program:
     """The program of ``region`` with the module of every site in ``sites`` in place of what it matched.
 
-    ``channels_last``: the sites' modules may return channels-last images; outputs of the region are then brought
-    back to the layout that the original returns. Where the graph writes in place, so is the value of each site: a
+    ``channels_last``: the sites' modules may return channels-last images; outputs of the region, and what they are
+    views of, are then brought back to the layout that the original returns. Where the graph writes in place, so is the value of each site: a
     reshape that is a view of a contiguous image copies a channels-last one, and a write would miss the image.
     """
     writes = any(written_arguments(node) for node in region.graph.nodes)
@@ -36,7 +36,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
         _call_fused(graph, name, site, copies, restored=channels_last and writes)
         synced += _share(site.replacement, live)
     if channels_last:
-        _restore_layout(graph, output, region)
+        _restore_layout(graph, output, region, copies)
         _keep_batch_statistics(graph)
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and node.is_impure())
     weights = _drop_unused_weights(graph, copies, live)
@@ -113,18 +113,22 @@ def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Pla
     return synced
 
 
-def _restore_layout(graph: fx.Graph, output: fx.Node, region: Region) -> None:
+def _restore_layout(
+    graph: fx.Graph, output: fx.Node, region: Region, copies: dict[fx.Node, fx.Node]
+) -> None:
     returned = next(node for node in region.graph.nodes if node.op == "output").args[0]
-    values = list(output.args[0])
     aliases = Aliases(region.graph)
-    for index, original in enumerate(returned):
-        if not isinstance(original, fx.Node) or not _is_contiguous_image(original):
-            continue
+    classes = {aliases.root(value): aliases.members(value) for value in returned if isinstance(value, fx.Node)}
+    for members in classes.values():
         # An input, or a view of one, is returned as it came.
-        if not any(member.op == "placeholder" for member in aliases.members(original)):
-            with graph.inserting_before(output):
-                values[index] = graph.call_function(aten.contiguous.default, (values[index],))
-    output.args = (tuple(values),)
+        if any(member.op == "placeholder" for member in members) or not _is_contiguous(members[0]):
+            continue
+        value, views = copies[members[0]], {copies[member] for member in members[1:]}
+        with graph.inserting_after(value):
+            restored = graph.call_function(aten.contiguous.default, (value,))
+        restored.meta = dict(members[0].meta)
+        # Other users get the image as it is.
+        value.replace_all_uses_with(restored, lambda user, views=views: user is output or user in views)
 
 
 def _keep_batch_statistics(graph: fx.Graph) -> None:
@@ -136,9 +140,13 @@ def _keep_batch_statistics(graph: fx.Graph) -> None:
                 node.replace_input_with(node.args[0], graph.call_function(aten.contiguous.default, node.args[:1]))
 
 
+def _is_contiguous(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_contiguous()
+
+
 def _is_contiguous_image(node: fx.Node) -> bool:
-    value = node.meta["val"]
-    return isinstance(value, Tensor) and value.dim() >= 4 and value.is_contiguous()
+    return _is_contiguous(node) and node.meta["val"].dim() >= 4
 
 
 def _drop_unused_weights(graph: fx.Graph, copies: dict[fx.Node, fx.Node], live: LiveTensors) -> list[Place]:

@@ -1,5 +1,6 @@
 """Saving and loading converted models: complete or not at all, and safe to open."""
 
+import copy
 import errno
 import json
 import os
@@ -13,7 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from kfconvert import folders, zoo
+from kfconvert import folders, load, save, zoo
 from kfconvert.artifact import files as artifact
 from kfconvert.artifact import record as record_file
 from kfconvert.artifact.files import ArtifactError
@@ -414,3 +415,18 @@ def test_input_descriptions(inputs):
 def test_inputs_that_cannot_be_described():
     with pytest.raises(input_spec.InputSpecError, match="type object"):
         input_spec.describe((object(),))
+
+
+def test_the_layout_of_the_example_is_kept(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    x = torch.randn(2, 3, 8, 8)
+    fused = ModelConverter(select="all").convert_model(
+        copy.deepcopy(model), example_inputs=x.to(memory_format=torch.channels_last)
+    )
+    save(fused, tmp_path / "saved")
+    again = load(tmp_path / "saved", model=copy.deepcopy(model))
+    with torch.no_grad():
+        for each in (fused, again):
+            for image in (x, x.to(memory_format=torch.channels_last)):
+                assert each(image).stride() == model(image).stride()
+            assert each.kfconvert_info()["guard"]["hits"] == 1

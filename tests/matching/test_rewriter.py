@@ -1,9 +1,12 @@
 """A fused module reads what the graph reads, and nothing else of the modules that own it."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from kfconvert import ModelConverter
 
@@ -62,3 +65,36 @@ def test_what_the_forward_does_not_read_is_not_used(layer, function, x):
                 parameter.mul_(1.5)
         torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-4)
     assert fused.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
+
+
+VIEWS = {
+    "flat": lambda y: y.flatten(2),
+    "parts": lambda y: y.chunk(2, 1),
+    "some channels": lambda y: y[:, :2],
+    "with its base": lambda y: (y, y.flatten(2)),
+    "computed from a view": lambda y: y.flatten(2) + 1,
+    "permuted": lambda y: y.permute(0, 2, 3, 1),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_outputs_of_channels_last_programs_lie_in_memory_as_the_originals(name):
+    class Viewed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(8, 4, 3, padding=1)
+
+        def forward(self, x):
+            return VIEWS[name](F.gelu(self.conv(x)))
+
+    model, x = Viewed().eval(), torch.randn(2, 8, 6, 6)
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
+    assert fused.kfconvert_info()["layout"] == "channels_last"
+    with torch.no_grad():
+        expected, actual = (pytree.tree_leaves(each(x)) for each in (model, fused))
+        for ours, theirs in zip(actual, expected):
+            assert ours.stride() == theirs.stride()
+        for outputs in (actual, expected):
+            outputs[0].fill_(7.0)
+        torch.testing.assert_close(actual, expected)
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
