@@ -8,7 +8,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from .conversion import Conversion, ConversionError, Progress, resolve_device
+from .conversion import (
+    ConversionError,
+    Layouts,
+    Progress,
+    Result,
+    Selector,
+    Stages,
+    calls_between_checks,
+    hand_over,
+    match,
+    prepare,
+    programs,
+    replace,
+    resolve_device,
+    revert,
+    time,
+    trace,
+    validate,
+)
 from .process import one_at_a_time, only_new_garbage
 from .report import Explanation, module_classes
 
@@ -74,14 +92,14 @@ class ModelConverter:
         Raises:
             ConversionError: the model cannot run with these inputs, dtype or device.
         """
-        progress = progress or (lambda stage, done, total: None)
-        with one_at_a_time(), only_new_garbage():
+        # A copy made under inference_mode could not be trained.
+        with torch.inference_mode(False), one_at_a_time(), only_new_garbage():
             # The job and its graphs are garbage once this returns.
-            return self._convert(progress, model, input_shape, example_inputs, device, dtype, inplace)
+            return self._convert(Stages(progress), model, input_shape, example_inputs, device, dtype, inplace)
 
     def _convert(
         self,
-        progress: Progress,
+        stages: Stages,
         model: nn.Module,
         input_shape: Sequence[int] | None,
         example_inputs: Any,
@@ -89,20 +107,44 @@ class ModelConverter:
         dtype: torch.dtype | None,
         inplace: bool,
     ) -> nn.Module:
-        job = Conversion(self.validate_accuracy, self.accuracy_threshold, self.select, progress, self.check_weights)
+        threshold = self.accuracy_threshold
+        prepared = prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace)
         try:
-            job.prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace)
-            job.trace()
-            job.match()
-            job.select()
-            job.replace()
-            job.validate()
-            job.time()
+            captures = trace(prepared, stages)
+            match(captures, stages)
+            layouts = Layouts(captures, Selector(prepared.device, threshold, timed=self.select == "measured"))
+            layouts.select(stages)
+            variants = programs(captures, stages)
+            verdict = validate(prepared, captures, layouts, threshold if self.validate_accuracy else None, stages)
+            if verdict.reverted:
+                variants = {}
+            elif verdict.dropped:
+                variants = programs(captures, stages)
+            ledger = replace(prepared.model, variants)
+            timings, reverted = time(prepared, captures, stages), verdict.reverted
+            if self.select == "measured" and timings is not None and timings.speedup("converted").high < 1:
+                slower = timings.speedup("converted").summary()
+                reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
         finally:
-            job.restore_own_state()
-        self.conversion_stats = job.report()
-        self._classes = module_classes(job.model)
-        return job.model
+            prepared.own_state.restore()
+        self.conversion_stats = hand_over(
+            Result(
+                prepared.model,
+                prepared.device,
+                prepared.call,
+                captures,
+                ledger,
+                stages.seconds,
+                prepared.asked,
+                frozenset(prepared.own_state.written),
+                calls_between_checks(self.check_weights, prepared.device),
+                verdict.accuracy,
+                timings,
+                reverted,
+            )
+        )
+        self._classes = module_classes(prepared.model)
+        return prepared.model
 
     def explain(self) -> Explanation:
         """The last conversion as a tree of the model's modules: what was fused in each, and for what was not, the

@@ -10,7 +10,7 @@ from support.random_models import Description, Input, Step
 from torch import Tensor, nn
 
 from kfconvert import ModelConverter
-from kfconvert.conversion.steps import Conversion
+from kfconvert.conversion.layouts import Layouts
 
 _CONV = {
     "features": 4, "kernel": 3, "stride": 1, "padding": 1, "dilation": 1, "grouped": False, "bias": False,
@@ -197,7 +197,7 @@ class BatchStatistics(nn.Module):
 
 def test_batch_statistics_are_as_accurate_in_channels_last():
     model, x = BatchStatistics().eval(), torch.randn(2, 8, 32, 32)
-    with patch.object(Conversion, "_select_layout", lambda job, captured: job._lay_out(captured, channels_last=True)):
+    with patch.object(Layouts, "_select_layout", lambda layouts, captured: layouts._lay_out(captured, channels_last=True)):
         converter = ModelConverter(select="all")
         converted = converter.convert_model(model, example_inputs=x)
     assert converter.conversion_stats["layout"] == "channels_last"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from ..inputs import to_each
+from ..inputs import copy_of, to_each
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class _CastsToFloat64(TorchDispatchMode):
 
 def _fresh(leaf: Any) -> Any:
     """A copy: forwards may write into their inputs (in-place activations, caches)."""
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+    return copy_of(leaf) if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
 
 
 def _outputs_in(

@@ -23,6 +23,7 @@ from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
 from .. import folders
+from ..accuracy import is_same_tensor
 from ..conversion import first_line, resolve_device
 from ..converter import ConversionError, ModelConverter
 from ..inputs import InputSpecError, build
@@ -33,7 +34,7 @@ from ..runtime import guarded_forward
 from ..version import __version__
 from . import record as record_file
 from .record import RecordError
-from .replay import Replay
+from .replay import replay
 from .schema import FORMAT, RECORD_FILE, WEIGHTS_FILE
 
 
@@ -318,6 +319,11 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
                 own.data = own.data.to(tensors[key].dtype)
             except RuntimeError as error:  # integers where there must be a gradient
                 raise ArtifactError(f"{folder}: the weights do not fit: {key}: {first_line(error)}") from error
+    first: dict[int, str] = {}
+    for key, own in model.state_dict(keep_vars=True).items():
+        known = first.setdefault(id(own), key)
+        if key in tensors and known in tensors and not is_same_tensor(tensors[key], tensors[known]):
+            raise ArtifactError(f"{folder}: the weights do not fit: {known} and {key} are one, and two in the artifact")
     try:
         model.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
@@ -338,7 +344,7 @@ def _convert_again(model: nn.Module, record: dict[str, Any], device: torch.devic
             model.kfconvert_info = partial(dict, statistics, guard={"hits": 0, "misses": {}}, parts={})
         elif device.type == torch.device(record["device"]).type:
             with only_new_garbage():
-                Replay(calls, parts, statistics).convert(model, device)
+                replay(model, device, calls, parts, statistics)
         else:
             inputs = build(calls[0] if calls else statistics["example"], device)
             ModelConverter().convert_model(model, device=device, example_inputs=inputs, inplace=True)

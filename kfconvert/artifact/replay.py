@@ -10,7 +10,19 @@ from torch import nn
 
 from ..capture import Part, capture, capture_forms
 from ..capture.blocks import Repetition, groups
-from ..conversion import Conversion, Decision, OwnState
+from ..conversion import (
+    Captures,
+    Decision,
+    OwnState,
+    Result,
+    Stages,
+    calls_between_checks,
+    gathered,
+    hand_over,
+    match,
+    programs,
+    replace,
+)
 from ..inputs import ExampleCall, build
 from ..process import one_at_a_time
 from ..runtime import uninstall
@@ -19,74 +31,87 @@ from ..runtime import uninstall
 _MEASURED = ("accuracy", "timings", "speedup_achieved", "inputs", "example", "parts_left_out", "not_written")
 
 
-class Replay(Conversion):
-    """The steps of a conversion with the decisions of ``statistics``, an earlier ``conversion_stats``.
+def replay(
+    model: nn.Module,
+    device: torch.device,
+    calls: list[Any],
+    parts: list[dict[str, Any]],
+    statistics: dict[str, Any],
+) -> nn.Module:
+    """``model``, converted in place with the decisions of ``statistics``, an earlier ``conversion_stats``.
 
     Args:
-        calls: the arguments of each captured call form, the main one first, as ``input_spec.describe`` gives them.
+        calls: the arguments of each captured call form, the main one first, as ``inputs.described`` gives them.
         parts: the submodules captured on their own: {"modules": paths, "call": arguments, "free": places of sizes}.
     """
+    stages, asked = Stages(), frozenset(statistics.get("asked", ()))
+    with one_at_a_time():
+        uninstall(model)
+        model = model.to(device).eval()
+        own_state = OwnState(model)
+        captures = _captures(model, device, calls, parts, asked, stages)
+        match(captures, stages)
+        _decide(captures, statistics)
+        ledger = replace(model, programs(captures, stages))
+        own_state.restore()
+    check_weights = calls_between_checks(statistics.get("check_weights"), device)
+    result = Result(
+        model, device, ExampleCall(), captures, ledger, stages.seconds, asked, frozenset(), check_weights
+    )
+    hand_over(result)
+    ledger.stats |= {key: statistics.get(key) for key in _MEASURED}
+    return model
 
-    def __init__(self, calls: list[Any], parts: list[dict[str, Any]], statistics: dict[str, Any]):
-        super().__init__(False, 0.0, "all", lambda stage, done, total: None, statistics.get("check_weights"))
-        self.calls, self.recorded_parts, self.statistics = calls, parts, statistics
-        self.asked = frozenset(statistics.get("asked", ()))
 
-    def convert(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Converts ``model`` in place and returns it."""
-        with one_at_a_time():
-            uninstall(model)
-            self.model, self.device = model.to(device).eval(), device
-            self.own_state = OwnState(self.model)
-            self.repetition = Repetition(self.model)
-            self.trace()
-            self.match()
-            self.select()
-            self.replace()
-            self.validate()
-            self.restore_own_state()
-        self.report()
-        self.ledger.stats |= {key: self.statistics.get(key) for key in _MEASURED}
-        return self.model
+def _captures(
+    model: nn.Module,
+    device: torch.device,
+    calls: list[Any],
+    parts: list[dict[str, Any]],
+    asked: frozenset[str],
+    stages: Stages,
+) -> Captures:
+    """The call forms and parts that were captured then."""
+    repetition = Repetition(model)
+    with stages.stage("trace", len(calls) + len(parts)) as advance:
+        forms = [ExampleCall(kwargs=build(spec, device)) for spec in calls]
+        found = capture_forms(model, forms, repetition, advance)
+        again = []
+        for recorded in parts:
+            again += _part(model, recorded, device, repetition)
+            advance()
+    return gathered(model, forms, found, again, asked)
 
-    def trace(self) -> None:
-        with self._stage("trace", len(self.calls) + len(self.recorded_parts)) as advance:
-            calls = [self._call(spec) for spec in self.calls]
-            self._take_forms(calls, capture_forms(self.model, calls, self.repetition, advance))
-            parts = []
-            for recorded in self.recorded_parts:
-                parts += self._part(recorded)
-                advance()
-            self._take_parts(parts)
 
-    def _call(self, spec: Any) -> ExampleCall:
-        return ExampleCall(kwargs=build(spec, self.device))
+def _part(
+    model: nn.Module, recorded: dict[str, Any], device: torch.device, repetition: Repetition
+) -> list[Part]:
+    """The modules in parts of one structure; these are several only where the record was not made of this model."""
+    modules = {model.get_submodule(path): path for path in recorded["modules"]}
+    free = {name: [tuple(place) for place in places] for name, places in recorded["free"].items()}
+    parts = []
+    for first, *others in groups(modules, lambda module: None):
+        call = ExampleCall(kwargs=build(recorded["call"], device))
+        captured = capture(first, modules[first], call, [free], repetition=repetition)
+        parts.append(Part([captured, *(captured.alike(modules[module], module) for module in others)]))
+    return parts
 
-    def _part(self, recorded: dict[str, Any]) -> list[Part]:
-        """The modules in parts of one structure; these are several only where the record was not made of this model."""
-        modules = {self.model.get_submodule(path): path for path in recorded["modules"]}
-        free = {name: [tuple(place) for place in places] for name, places in recorded["free"].items()}
-        parts = []
-        for first, *others in groups(modules, lambda module: None):
-            call = self._call(recorded["call"])
-            captured = capture(first, modules[first], call, [free], repetition=self.repetition)
-            parts.append(Part([captured, *(captured.alike(modules[module], module) for module in others)]))
-        return parts
 
-    def select(self) -> None:
-        decisions = defaultdict(list)
-        # Where the model itself was captured its sites are in no part.
-        listed = [site for site in self.statistics.get("sites", []) if not site.get("region")]
-        for decided in (*listed, *self.statistics.get("part_sites", [])):
-            decisions[decided.get("region", ""), decided["pattern"], decided["module"]].append(decided)
-        for captured in self.every_capture():
-            captured.channels_last = self.statistics.get("layout") == "channels_last"
-            for site in captured.sites:
-                # Several sites may lie in one module: they come in the order of the graph, then and now.
-                recorded = decisions[site.region, site.match.pattern.name, site.module_path]
-                _decision(recorded.pop(0) if recorded else None).apply_to(site)
-                if hasattr(site.replacement.module, "channels_last"):
-                    site.replacement.module.channels_last = captured.channels_last
+def _decide(captures: Captures, statistics: dict[str, Any]) -> None:
+    """Apply and reject the sites as it was decided then."""
+    decisions = defaultdict(list)
+    # Where the model itself was captured its sites are in no part.
+    listed = [site for site in statistics.get("sites", []) if not site.get("region")]
+    for decided in (*listed, *statistics.get("part_sites", [])):
+        decisions[decided.get("region", ""), decided["pattern"], decided["module"]].append(decided)
+    for captured in captures.every():
+        captured.channels_last = statistics.get("layout") == "channels_last"
+        for site in captured.sites:
+            # Several sites may lie in one module: they come in the order of the graph, then and now.
+            recorded = decisions[site.region, site.match.pattern.name, site.module_path]
+            _decision(recorded.pop(0) if recorded else None).apply_to(site)
+            if hasattr(site.replacement.module, "channels_last"):
+                site.replacement.module.channels_last = captured.channels_last
 
 
 def _decision(recorded: dict[str, Any] | None) -> Decision:

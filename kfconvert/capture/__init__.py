@@ -2,7 +2,7 @@
 
 from .call_forms import capture_forms, refused_in_every_form
 from .captured import Capture, capture
-from .parts import Part, Parts, parents
+from .parts import Part, Parts, Refused, parents
 from .submodule_calls import around
 from .trial_runs import with_few
 
@@ -10,6 +10,7 @@ __all__ = [
     "Capture",
     "Part",
     "Parts",
+    "Refused",
     "around",
     "capture",
     "capture_forms",

@@ -22,7 +22,14 @@ from ..region import CaptureError, LiveTensors, Places, Region
 from ..runtime import Variant, global_hook, has_hooks, inner_hook
 from .blocks import Repetition, region_of_block
 from .tracer import is_final, trace
-from .trial_runs import admit_same_tensors, admit_sizes_of_one, ignore_use_cache, is_faithful, writes_arguments
+from .trial_runs import (
+    admit_same_tensors,
+    admit_sizes_of_one,
+    draws_as_told,
+    ignore_use_cache,
+    is_faithful,
+    writes_arguments,
+)
 
 
 @dataclass
@@ -161,6 +168,8 @@ def _capture(
         return _capture(module, path, call, places, example, None, seconds)
     if writes_arguments(module, region, given):
         raise CaptureError("its forward writes to a list or dict among its arguments")
+    if region.is_random and not draws_as_told(module, region, run, given):
+        raise CaptureError("its random numbers are not only those that the state of the generator gives")
     admit_same_tensors(module, region, run, leaves)
     admit_sizes_of_one(module, region, run, given)
     ignore_use_cache(module, region, run, given)

@@ -52,6 +52,26 @@ def admit_same_tensors(
 
 
 @torch.no_grad()
+def draws_as_told(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
+    """Whether ``run`` draws the random numbers that ``model`` does, whatever the state of the generators: a forward
+    that seeds them itself leaves nothing of that in a graph."""
+    devices = {leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
+
+    def seeded(function: Callable[[], Any], seed: int) -> list[Any]:
+        with torch.random.fork_rng(devices=sorted(devices)):
+            torch.default_generator.manual_seed(seed)
+            for device in devices:
+                torch.cuda.default_generators[device].manual_seed(seed)
+            return pytree.tree_leaves(function())
+
+    def agrees(seed: int) -> bool:
+        expected = seeded(lambda: model(**region.call.keywords(leaves)), seed)
+        return all(map(partial(_close, share=0.01), expected, seeded(lambda: run(leaves), seed)))
+
+    return agrees(0) and agrees(1)
+
+
+@torch.no_grad()
 def writes_arguments(model: nn.Module, region: Region, leaves: list[Any]) -> bool:
     """Whether ``model`` puts other objects into lists or dicts among its arguments, which no graph shows."""
     given = region.call.keywords(leaves)

@@ -1,16 +1,36 @@
 """One conversion from beginning to end: its steps, what is measured and judged, its statistics."""
 
+from .captures import Captures, gathered, trace
+from .layouts import Layouts
 from .own_state import OwnState
-from .preparation import ConversionError, first_line, resolve_device
-from .selector import Decision
-from .steps import Conversion, Progress
+from .preparation import ConversionError, first_line, prepare, resolve_device
+from .selector import Decision, Selector
+from .sites import match
+from .stages import Progress, Stages
+from .steps import Result, calls_between_checks, hand_over, programs, replace, time
+from .validation import revert, validate
 
 __all__ = [
-    "Conversion",
+    "Captures",
     "ConversionError",
     "Decision",
+    "Layouts",
     "OwnState",
     "Progress",
+    "Result",
+    "Selector",
+    "Stages",
+    "calls_between_checks",
     "first_line",
+    "gathered",
+    "hand_over",
+    "match",
+    "prepare",
+    "programs",
+    "replace",
     "resolve_device",
+    "revert",
+    "time",
+    "trace",
+    "validate",
 ]

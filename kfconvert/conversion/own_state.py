@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..accuracy import is_same_tensor
 from ..inputs import is_equal
@@ -36,6 +37,8 @@ class _Snapshot:
         items = _own(holder) if isinstance(holder, dict) else holder.copy()
         self.holders[id(holder)] = holder, items
         for value in items.values() if isinstance(items, dict) else items:
+            if is_lazy(value):  # made in the first call
+                continue
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not value.is_meta:
                 self.tensors[id(value)] = value, value.detach().clone()
             elif isinstance(value, (list, dict, set, collections.deque)):

@@ -30,6 +30,7 @@ class Prepared:
     ``asked`` has what its code asks of tensors (see ``tensor_facts``)."""
 
     model: nn.Module
+    device: torch.device
     call: ExampleCall
     outputs: Any
     counting: dict[nn.Module, str]
@@ -89,7 +90,7 @@ def prepare(
             model_outputs(model, call.args, call.kwargs)
         # What changes in the first call only is a size or a flag that the model has yet to learn.
         counting = around(model, after.changed(Kept(model))) if before.changed(after) else {}
-        return Prepared(model, call, outputs, counting, own_state, frozenset(asked.names))
+        return Prepared(model, device, call, outputs, counting, own_state, frozenset(asked.names))
     except BaseException:
         own_state.restore()
         raise

@@ -9,6 +9,7 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import torch
 from torch import fx, nn
@@ -17,7 +18,7 @@ _FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 # They run a model, and models are made of their modules, without being what its author wrote.
-_TORCH, _KFCONVERT = (os.path.dirname(os.path.abspath(file)) + os.sep for file in (torch.__file__, __file__))
+_TORCH, _KFCONVERT = (str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 
 def location(node: fx.Node) -> str | None:

@@ -5,6 +5,7 @@ from .equality import is_equal
 from .example import (
     ExampleCall,
     InputError,
+    copy_of,
     example_call,
     is_token_model,
     numbered,
@@ -22,6 +23,7 @@ __all__ = [
     "InputSpecError",
     "MAX_SPELLINGS",
     "build",
+    "copy_of",
     "described",
     "example_call",
     "is_equal",

@@ -33,7 +33,7 @@ class ExampleCall:
 
     def copied(self) -> ExampleCall:
         """The same call with tensors of its own, into which a forward may write."""
-        return self.map_tensors(lambda tensor: tensor.detach().clone())
+        return self.map_tensors(copy_of)
 
     def tensors(self) -> list[Tensor]:
         return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
@@ -45,6 +45,17 @@ class ExampleCall:
             return type(value).__name__ if isinstance(value, (Mapping, Sequence)) else repr(value)
 
         return ", ".join([show(a) for a in self.args] + [f"{k}={show(v)}" for k, v in self.kwargs.items()])
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """Another tensor with the same values, and the same strides where no two elements share a place."""
+    copy = tensor.detach().clone()
+    if tensor.layout is not torch.strided or tensor.is_nested or copy.stride() == tensor.stride():
+        return copy
+    try:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(copy)
+    except RuntimeError:
+        return copy
 
 
 def to_each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -21,6 +21,9 @@ class FusedLinearScale(FusedLinear):
     Strategies: those of :class:`FusedLinear`, on the folded weights ("folded" in place of "kernel").
     """
 
+    def __init__(self, *_, **__):
+        raise TypeError("a FusedLinearScale is made of tensors: FusedLinearScale.from_tensors(weight, bias, gamma)")
+
     @classmethod
     def from_tensors(cls, weight: torch.Tensor, bias: torch.Tensor | None, gamma: torch.Tensor,
                      transposed: bool = False,

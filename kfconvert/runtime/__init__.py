@@ -4,7 +4,7 @@ from .code import code_walk
 from .configuration import configurations, implied, recorded_reads, without_cache
 from .contents import OF_EVERY_MODULE, is_plain_object, plain_objects
 from .derived import Derived
-from .guarded import Variant, guarded_forward, install, originals, uninstall
+from .guarded import Ledger, Variant, guarded_forward, install, originals, uninstall
 from .model_state import global_hook, has_hooks, inner_hook
 from .program import Program
 from .tensor_facts import Asked, unsteady
@@ -14,6 +14,7 @@ __all__ = [
     "Asked",
     "Derived",
     "Entry",
+    "Ledger",
     "MISSING",
     "OF_EVERY_MODULE",
     "Program",

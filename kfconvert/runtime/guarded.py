@@ -203,6 +203,11 @@ class GuardedForward:
                     return self._run(variant, leaves, args, kwargs)
             except UnfitTensors as error:
                 refusal = str(error)
+            except RuntimeError as error:
+                # What the graph asserts of sizes that depend on values, at some place within it.
+                if "Runtime assertion failed" not in str(error):
+                    raise
+                refusal = "sizes that depend on the values of its arguments are not as in the example"
             # The refusal of a variant that takes these arguments says more than that another takes others.
             reason = refusal if leaves is not None else reason
         return self._missed(reason or self._other_form(), args, kwargs)
@@ -266,8 +271,10 @@ class GuardedForward:
         if not all(map(operator.is_, parameters, known)) or len(parameters) != len(known):
             # torch.func.functional_call puts others in place for the time of one call; backward comes later.
             return "its parameters are not those it was converted with, and gradients are wanted"
-        if any(parameter._backward_hooks for parameter in parameters):
-            return "a parameter has hooks, which backward would call twice"
+        if any(map(_has_hooks, parameters)):
+            return "a parameter has hooks, which backward would call twice, or for nothing"
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_inference() for leaf in leaves):
+            return "an argument was made under inference_mode, and gradients are wanted"
         ours = {id(parameter) for parameter in parameters}
         if any(tensor.requires_grad and id(tensor) not in ours for tensor in variant.program.tensors()):
             return "a buffer or an attribute wants a gradient"
@@ -314,7 +321,7 @@ class GuardedForward:
                 reason = self.state.refusal()
                 if reason is None and not all(map(operator.is_, current, self.state.parameters)):
                     reason = "a parameter was replaced"
-                if reason is None and any(parameter._backward_hooks for parameter in parameters):
+                if reason is None and any(map(_has_hooks, parameters)):
                     reason = "a parameter was given hooks"
                 if reason is not None:
                     raise RuntimeError(_CHANGED_IN_BETWEEN + reason)
@@ -388,6 +395,10 @@ class GuardedForward:
         duplicate = memo[id(self)] = object.__new__(type(self))
         duplicate.__dict__.update({key: copy.deepcopy(value, memo) for key, value in self.__dict__.items()})
         return duplicate
+
+
+def _has_hooks(parameter: torch.Tensor) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 _MODULE_SOURCE = nn.Module._call_impl.__code__.co_filename

@@ -80,6 +80,8 @@ class _Recomputed(torch.autograd.Function):
         ]
         wanted = [*parameters, *(leaves[place] for place in ctx.places)]
         sources = [tensor for tensor in wanted if tensor.requires_grad]
+        if not sources:  # all were frozen since
+            return (None,) * (6 + len(wanted))
         found = iter(
             torch.autograd.grad(
                 [o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True, create_graph=again

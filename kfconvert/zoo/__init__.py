@@ -51,7 +51,8 @@ def resolve(
     Args:
         weights: ``"pretrained"`` demands trained weights; ``"random"`` takes random ones from a fixed seed;
             ``"auto"`` takes trained ones and, where they cannot be had, random ones with a WeightsWarning.
-        batch_size: rows of the example inputs. A ``package.module:function`` brings its own inputs.
+        batch_size: rows of the example inputs. A ``package.module:function`` that brings its own inputs
+            is refused with another size than the usual one.
         seq_len: tokens of the example inputs of text models, at most the positions that the model has.
 
     Decoders get ``config.use_cache = False``: their example is one forward without a cache in its output

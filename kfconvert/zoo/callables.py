@@ -34,6 +34,8 @@ def build(name: str, request: Request) -> ZooModel:
                 f"{type(model).__name__} cannot be guessed"
             )
         inputs = example_inputs(model, request)
+    elif request.batch_size != 1 or request.seq_len is not None:
+        raise ZooError(f"{name} brings its own inputs: a batch size or a sequence length cannot be chosen for it")
     return ZooModel(model, inputs, {"kind": "callable", "name": name, "weights": "own"})
 
 

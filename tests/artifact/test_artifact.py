@@ -430,3 +430,23 @@ def test_the_layout_of_the_example_is_kept(tmp_path):
             for image in (x, x.to(memory_format=torch.channels_last)):
                 assert each(image).stride() == model(image).stride()
             assert each.kfconvert_info()["guard"]["hits"] == 1
+
+
+class Tied(nn.Module):
+    def __init__(self, tied):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        if tied:
+            self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return torch.relu(self.second(torch.relu(self.first(x))))
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert fused nothing")
+def test_weights_that_are_tied_only_where_they_are_loaded(tmp_path):
+    save(ModelConverter(select="all").convert_model(Tied(False).eval(), (2, 4)), tmp_path / "saved")
+    with pytest.raises(ArtifactError, match="first.weight and second.weight are one"):
+        load(tmp_path / "saved", model=Tied(True))
+    save(ModelConverter(select="all").convert_model(Tied(True).eval(), (2, 4)), tmp_path / "tied")
+    load(tmp_path / "tied", model=Tied(True))

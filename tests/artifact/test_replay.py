@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.artifact.replay import Replay
+from kfconvert.artifact.replay import replay
 from kfconvert.inputs import spec as input_spec
 
 INPUTS = torch.randn(3, 8)
@@ -43,7 +43,7 @@ def test_sites_of_one_module_get_their_own_decisions(record, applied):
     for index, (site, keep) in enumerate(zip(statistics["sites"], applied)):
         site |= {"original_us": float(index)} if keep else {"status": "rejected", "strategy": None, "reason": str(index)}
     model = Three().eval()
-    replayed = Replay([record[1]], [], statistics).convert(copy.deepcopy(model), torch.device("cpu"))
+    replayed = replay(copy.deepcopy(model), torch.device("cpu"), [record[1]], [], statistics)
     sites = replayed.kfconvert_info()["sites"]
     assert [site["status"] == "applied" for site in sites] == list(applied)
     assert [site["reason"] for site in sites] == [None if keep else str(i) for i, keep in enumerate(applied)]

@@ -142,3 +142,8 @@ def test_what_the_first_call_makes_goes_again_where_later_calls_change_it():
     assert not hasattr(fused, "calls")
     fused(torch.randn(3, 16))
     assert fused.calls == 1
+
+
+def test_lazy_modules_in_place():
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU())
+    assert ModelConverter(select="all").convert_model(model, (2, 3, 8, 8), inplace=True) is model

@@ -1,6 +1,7 @@
 """What a forward may ask of its arguments beyond their shapes and dtypes: other answers never run the fused program."""
 
 import collections
+import contextlib
 import copy
 
 import pytest
@@ -294,3 +295,66 @@ def test_attributes_of_what_a_part_returns():
     assert_alike(model, fused, X)
     with torch.no_grad():
         assert vars(fused.tagged(X)).keys() == {"mask"}
+
+
+@pytest.mark.parametrize("fork", [False, True])
+def test_a_forward_that_seeds_the_generator(fork):
+    class Seeding(Body):
+        def forward(self, x):
+            with torch.random.fork_rng(devices=[]) if fork else contextlib.nullcontext():
+                torch.manual_seed(7)
+                noise = torch.randn_like(x)
+            return self.body(x + noise)
+
+    model, fused = converted(Seeding, X)
+    with torch.no_grad():
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            expected = model(X), torch.rand(1)
+            torch.manual_seed(seed)
+            torch.testing.assert_close((fused(X), torch.rand(1)), expected)
+
+
+def test_noise_that_follows_the_generator_is_captured():
+    class Noisy(Body):
+        def forward(self, x):
+            return self.body(x + torch.randn_like(x))
+
+    model, fused = converted(Noisy, X)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        expected = model(X)
+        torch.manual_seed(1)
+        torch.testing.assert_close(fused(X), expected)
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+def test_sizes_that_depend_on_values():
+    class Selecting(Body):
+        def forward(self, x, y, of_x, of_y):
+            return self.body(x[of_x]) * y[of_y]
+
+    two, one = torch.tensor([True, True, False, False]), torch.tensor([False, True, False, False])
+    model, fused = converted(Selecting, X, X + 1, two, ~two)
+    assert_alike(model, fused, X, X + 1, two, ~two)
+    assert_alike(model, fused, X, X + 1, two, one)
+
+
+def test_parts_whose_code_asks_for_strides_serve_the_example():
+    class Strided(Body):
+        def forward(self, x):
+            return self.body(x) * (1.0 + x.stride(0))
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Strided()
+
+        def forward(self, x):
+            if x.sum() > 1e9:  # which leaves the part to be captured
+                x = x * 0
+            return self.inner(x.t()) + self.inner(x.t())
+
+    model, fused = converted(Outer, torch.randn(8, 6))
+    assert_alike(model, fused, torch.randn(8, 6))
+    assert fused.kfconvert_info()["parts"]["inner"] == {"hits": 2, "misses": {}}

@@ -240,3 +240,58 @@ def test_a_sparse_weight_where_gradients_are_wanted():
         each[0].weight = nn.Parameter(each[0].weight.detach().to_sparse_csr(), requires_grad=False)
         found.append(torch.autograd.grad(each(x).sum(), x)[0])
     torch.testing.assert_close(*found)
+
+
+class Parts(nn.Module):
+    """Two outputs, of which one does not depend on ``second``; ``unused`` is for none."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.unused = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        hidden = torch.relu(self.first(x))
+        return torch.relu(self.second(hidden)), hidden
+
+
+def test_hooks_that_run_where_a_gradient_was_accumulated():
+    def double(parameter):
+        parameter.grad.mul_(2)
+
+    model, x = Parts().eval(), torch.randn(4, 8)
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
+    found = []
+    for each in (model, fused):
+        for parameter in each.parameters():
+            parameter.register_post_accumulate_grad_hook(double)
+        for index in (0, 1):
+            each(x)[index].sum().backward()
+        found.append([p.grad for p in each.parameters()])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("part", ["first", ""])
+def test_parameters_that_are_frozen_before_the_backward_pass(part):
+    model, x = Parts().eval(), torch.randn(4, 8)
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
+    found = []
+    for each in (model, fused):
+        y = each(x)[0]
+        each.get_submodule(part).requires_grad_(False)
+        y.sum().backward()
+        found.append([p.grad for p in each.parameters()])
+    assert [grad is None for grad in found[0]] == [grad is None for grad in found[1]]
+    torch.testing.assert_close(*([grad for grad in grads if grad is not None] for grads in found))
+
+
+def test_arguments_and_models_that_were_made_under_inference_mode():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU()).eval(), torch.randn(4, 8)
+    model[0].requires_grad_(False)
+    with torch.inference_mode():
+        fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
+        made = x.clone()
+    found = []
+    for each in (model, fused):
+        each(made).sum().backward()
+        found.append([p.grad for p in each[2].parameters()])
+    torch.testing.assert_close(*found)

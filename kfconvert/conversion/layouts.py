@@ -1,0 +1,125 @@
+"""Which sites are applied in each capture, and in which memory format its images lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..capture import Capture, Part
+from ..matching import Site
+from ..runtime import Program, install, originals, uninstall
+from ..settings import max_rewrites
+from .captures import Captures
+from .selector import Decision, Selector
+from .stages import Stages
+
+
+class Layouts:
+    """Decides the sites of all captures. A module that serves several has one strategy: the first capture decides."""
+
+    def __init__(self, captures: Captures, selector: Selector):
+        self._captures, self._selector = captures, selector
+        self._decided: dict[int, Site] = {}  # by the id of its module, the site for which it was decided
+        self._measured = [*captures.forms, *(part.captures[0] for part in captures.parts)]
+
+    def select(self, stages: Stages) -> None:
+        """Every site is applied or rejected, and every capture has its memory format."""
+        with stages.stage("select", sum(len(captured.sites) for captured in self._measured)) as advance:
+            for captured in self._measured:
+                self._select_layout(captured)
+                self._note(captured)
+                for _ in captured.sites:
+                    advance()
+        for part in self._captures.parts:
+            self._decide_others(part)
+            if self._selector.timed and not self._captures.forms:
+                self._reject_slow(part)
+
+    def leave_channels_last(self) -> None:
+        """Decide all sites anew, for the usual memory format."""
+        self._decided.clear()
+        for captured in self._measured:
+            self._lay_out(captured, channels_last=False)
+            self._note(captured)
+        for part in self._captures.parts:
+            self._decide_others(part)
+
+    def _note(self, captured: Capture) -> None:
+        self._decided |= {id(site.replacement.module): site for site in captured.sites}
+
+    def _reject_slow(self, part: Part) -> None:
+        """Reject the sites of a part of which the guard costs what they save."""
+        first = part.captures[0]
+        if not first.applied:
+            return
+        arguments = first.region.call.keywords(first.leaves)
+
+        def original() -> Any:
+            with originals():
+                return first.module(**arguments)
+
+        install(first.module, {"": [first.variant(first.applied)]}, {}).warning.given = True
+        try:
+            slower = self._selector.slower(original, lambda: first.module(**arguments))
+        finally:
+            uninstall(first.module)
+        for site in (site for captured in part.captures for site in captured.applied if slower):
+            site.reject(f"not faster, together with the guard of {first.path}: {slower}")
+
+    def _select_layout(self, captured: Capture) -> None:
+        modules = [site.replacement.module for site in captured.sites if _has_layout(site)]
+        laid_out = [module.channels_last for module in modules if id(module) in self._decided]
+        forms = self._captures.forms
+        if laid_out or (forms and captured is not forms[0]):
+            self._lay_out(captured, laid_out[0] if laid_out else forms[0].channels_last)
+            return
+        if not modules or not self._selector.timed:
+            self._lay_out(captured, channels_last=bool(modules))
+            return
+        self._measure(captured, (True, False))
+        programs = {layout: self._laid_out_program(captured, layout) for layout in (True, False)}
+        if self._selector.faster_layout(programs, captured.leaves):
+            self._lay_out(captured, channels_last=True)
+
+    def _decide_others(self, part: Part) -> None:
+        """Decide the sites of the captures of a part as those of its first, whose graph they share."""
+        first, *others = part.captures
+        for captured in others:
+            captured.channels_last = first.channels_last
+            for site, model in zip(captured.sites, first.sites):
+                known = self._decided.setdefault(id(site.replacement.module), model)
+                Decision.of(known).apply_to(site)
+                if _has_layout(site) and known is model:
+                    site.replacement.module.channels_last = model.replacement.module.channels_last
+
+    def _laid_out_program(self, captured: Capture, channels_last: bool) -> Program:
+        """The program for one memory format, run once: its plans are made while the modules are set for it."""
+        self._lay_out(captured, channels_last)
+        program = captured.variant(captured.applied).program
+        with torch.no_grad():
+            program.run(captured.leaves)
+        return program
+
+    def _measure(self, captured: Capture, layouts: Sequence[bool]) -> list[Site]:
+        """The sites of ``captured`` to decide, measured in each of the ``layouts``; nothing is measured twice."""
+        undecided = [site for site in captured.sites if id(site.replacement.module) not in self._decided]
+        self._selector.measure(captured.region, undecided, captured.live, captured.leaves, layouts)
+        return undecided
+
+    def _lay_out(self, captured: Capture, channels_last: bool) -> None:
+        """Decide the sites of ``captured`` for one memory format of images."""
+        captured.channels_last = channels_last
+        for site in captured.sites:
+            known = self._decided.get(id(site.replacement.module))
+            if known is not None:
+                Decision.of(known).apply_to(site)
+        self._selector.apply(self._measure(captured, (channels_last,)), channels_last)
+        limit = max_rewrites(len(captured.sites))
+        for site in captured.applied[limit:]:
+            site.reject(f"KFCONVERT_MAX_REWRITES is {limit}")
+
+
+def _has_layout(site: Site) -> bool:
+    return hasattr(site.replacement.module, "channels_last")

@@ -1,0 +1,32 @@
+"""The stages of a conversion: how far each has come, and how long it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# Called with (stage, done, total).
+Progress = Callable[[str, int, int], None]
+
+
+class Stages:
+    """``seconds`` has the duration of each stage that has ended."""
+
+    def __init__(self, progress: Progress | None = None):
+        self._progress = progress or (lambda stage, done, total: None)
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Callable[[], None]]:
+        """Within the block the stage runs; what it yields is called after each of ``total`` pieces of the work."""
+        start, done = time.perf_counter(), 0
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            self._progress(name, done, total)
+
+        self._progress(name, 0, total)
+        yield advance
+        self.seconds[name] = time.perf_counter() - start

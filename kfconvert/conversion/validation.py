@@ -1,0 +1,145 @@
+"""Whether the programs are as accurate as the original; the sites that spoil it are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..accuracy import ValidationResult, evaluation, model_outputs
+from ..capture import Capture
+from ..inputs import ExampleCall
+from ..matching import Site
+from ..runtime import install, uninstall
+from .captures import Captures
+from .judge import Judge, drop_inaccurate
+from .layouts import Layouts
+from .preparation import Prepared
+from .stages import Stages
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``reverted``: why nothing of the conversion may be used, None where it may. ``dropped``: whether sites were, or
+    were decided otherwise, so that other programs have to be made."""
+
+    accuracy: ValidationResult | None = None
+    reverted: str | None = None
+    dropped: bool = False
+
+
+def validate(
+    prepared: Prepared, captures: Captures, layouts: Layouts, accuracy_threshold: float | None, stages: Stages
+) -> Verdict:
+    """Judge what is applied against float64, and drop the sites that make it fail.
+
+    Args:
+        accuracy_threshold: None where nothing is to be judged.
+    """
+    judged = _Validation(prepared, captures, layouts)
+    of_parts = any(captured.applied for captured in captures.every() if captured.path)
+    with stages.stage("validate", 2) as advance:
+        if accuracy_threshold is not None and (captures.forms or of_parts):
+            judge = Judge(prepared.model, prepared.call, prepared.outputs, accuracy_threshold)
+            if of_parts:
+                judged.judge_parts(judge)
+            advance()
+            if captures.forms and not judged.reverted:
+                judged.judge_whole(judge, captures.forms[0])
+        advance()
+    return Verdict(judged.accuracy, judged.reverted, judged.dropped)
+
+
+def revert(captures: Captures, reason: str) -> str:
+    """Reject all sites, and return the reason."""
+    for captured in captures.every():
+        for site in captured.applied:
+            site.reject(reason)
+    return reason
+
+
+class _Validation:
+    def __init__(self, prepared: Prepared, captures: Captures, layouts: Layouts):
+        self._model, self._captures, self._layouts = prepared.model, captures, layouts
+        self.accuracy: ValidationResult | None = None
+        self.reverted: str | None = None
+        self.dropped = False
+
+    def judge_whole(self, judge: Judge, captured: Capture) -> None:
+        """Judge the program of the model's first call form."""
+
+        def judged(items: Sequence[list[Site]]) -> ValidationResult:
+            variant = captured.variant([site for item in items for site in item])
+
+            def run(call: ExampleCall) -> Any:
+                given = call.copied()  # as the original gets them
+                with evaluation(self._model):
+                    return variant.run(captured.region.call.leaves(given.args, given.kwargs))
+
+            return judge(run)
+
+        self._conclude("the captured graph itself", lambda: [[site] for site in captured.applied], judged)
+
+    def judge_parts(self, judge: Judge) -> None:
+        """Judge the model with its parts converted and its own forward."""
+        captures = [captured for part in self._captures.parts for captured in part.captures]
+
+        def applied() -> list[list[Site]]:
+            """The applied sites, those of one place in the captures of one part together."""
+            by_kind: dict[Any, list[Site]] = {}
+            for part in self._captures.parts:
+                for captured in part.captures:
+                    for index, site in enumerate(captured.sites):
+                        if site.status == "applied":
+                            by_kind.setdefault((part.captures[0].path, index), []).append(site)
+            return list(by_kind.values())
+
+        def judged(items: Sequence[list[Site]]) -> ValidationResult:
+            wanted = {id(site) for item in items for site in item}
+            chosen = {c.path: [site for site in c.applied if id(site) in wanted] for c in captures}
+            variants = {c.path: [c.variant(chosen[c.path])] for c in captures if chosen[c.path]}
+            install(self._model, variants, {}).warning.given = True  # misses within a conversion concern nobody
+            try:
+                return judge(lambda call: model_outputs(self._model, call.args, call.kwargs))
+            finally:
+                uninstall(self._model)
+                # What they have packed would lie beside what the whole model's program is about to pack.
+                for [variant] in variants.values():
+                    variant.program.clear()
+
+        self._conclude("a captured part", applied, judged)
+
+    def _conclude(
+        self,
+        captured: str,
+        applied: Callable[[], list[list[Site]]],
+        judged: Callable[[Sequence[list[Site]]], ValidationResult],
+    ) -> None:
+        self.accuracy = self._accurate(applied, judged)
+        if self.accuracy.passed is None:
+            self.reverted = revert(self._captures, self.accuracy.reason)
+        elif not self.accuracy.passed:
+            self.reverted = revert(self._captures, f"{captured} differs from the model: {self.accuracy.reason}")
+
+    def _accurate(
+        self, applied: Callable[[], list[list[Site]]], judged: Callable[[Sequence[list[Site]]], ValidationResult]
+    ) -> ValidationResult:
+        """What is ``judged`` of the ``applied`` sites, when those that make the outputs inaccurate are dropped."""
+        accuracy = judged(applied())
+        if accuracy.passed is None:
+            return accuracy
+        if not accuracy.passed and any(captured.channels_last for captured in self._captures.outermost()):
+            # Library convolutions sum in another order for each layout, at times with twice the error.
+            self._layouts.leave_channels_last()
+            self.dropped = True
+            accuracy = judged(applied())
+        return accuracy if accuracy.passed else drop_inaccurate(applied(), accuracy, judged, self._drop)
+
+    def _drop(self, sites: Sequence[Site], reason: str) -> None:
+        """Reject ``sites`` and all others that share their modules."""
+        self.dropped = True
+        modules = {id(site.replacement.module) for site in sites}
+        for captured in self._captures.every():
+            for site in captured.sites:
+                if id(site.replacement.module) in modules:
+                    site.reject(reason)
