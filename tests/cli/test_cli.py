@@ -291,7 +291,7 @@ def test_save_path_that_a_failed_run_made_does_not_stay_empty(capsys, workplace,
         target.parent.mkdir(parents=True)
         raise failure
 
-    monkeypatch.setattr(artifact, "save", cut_short)
+    monkeypatch.setattr("kfconvert.artifact.save", cut_short)
     assert cli.main(["--models", "cli_models:net", "--save-path", "deep/out", "--device", "cpu"]) == 2
     one_error(capsys)
     assert leftovers(workplace) == []
