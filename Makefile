@@ -1,5 +1,7 @@
 # make demo    convert ResNet-50 and BERT-base and print what was fused, how accurate it is and how much faster
 # make test    run the test suite
+# make quick   run the fast tests, about a minute
+# make check   lint the Python code
 # make fuzz    convert 2000 random models, others each time; FUZZ=10000 for more
 # make mutants put faults into a copy of the package one by one and tell which no test notices; takes long
 # make build   only make .venv with the pinned versions and the kernels
@@ -14,10 +16,14 @@ FUZZ ?= 2000
 DEMO ?= --models resnet50 bert-base-uncased --weights auto --save-path out
 
 PACKAGES := torch torchvision transformers timm safetensors rich click numpy pydantic \
-	setuptools wheel ninja pybind11 pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib
+	setuptools wheel ninja pybind11 ruff pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib
 SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
 
-.PHONY: demo test fuzz mutants build clean
+# Rooms whose tests convert few models or none.
+QUICK := tests/test_rooms.py tests/test_settings.py tests/test_second_names.py tests/accuracy tests/canonical tests/graph \
+	tests/matching/test_matcher.py tests/region tests/report tests/runtime/test_watch.py
+
+.PHONY: demo test quick check fuzz mutants build clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -25,6 +31,12 @@ demo: build
 
 test: build
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests
+
+quick: build
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 $(QUICK)
+
+check: $(VENV)/.packages
+	$(BIN)/ruff check kfconvert tests scripts setup.py
 
 fuzz: build
 	KFCONVERT_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q tests/test_random_models.py tests/test_counterexamples.py

@@ -197,7 +197,7 @@ class BatchStatistics(nn.Module):
 
 def test_batch_statistics_are_as_accurate_in_channels_last():
     model, x = BatchStatistics().eval(), torch.randn(2, 8, 32, 32)
-    with patch.object(Layouts, "_select_layout", lambda layouts, captured: layouts._lay_out(captured, channels_last=True)):
+    with patch.object(Layouts, "_select_layout", lambda self, captured: self._lay_out(captured, channels_last=True)):
         converter = ModelConverter(select="all")
         converted = converter.convert_model(model, example_inputs=x)
     assert converter.conversion_stats["layout"] == "channels_last"

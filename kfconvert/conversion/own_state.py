@@ -147,8 +147,9 @@ class OwnState:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put back what has changed since the first call, to what it was before; of what came with that call, attributes
-        go again, and items of lists and dicts are what they were then. What was added later is left, as in caches."""
+        """Put back what has changed since the first call, to what it was before; of what came with that call,
+        attributes go again, and items of lists and dicts are what they were then. What was added later is left, as in
+        caches."""
         self._restore_outside()
         for key, (holder, after) in self._after.holders.items():
             _, before = self._before.holders.get(key, (holder, after))

@@ -25,8 +25,8 @@ class ConversionError(ValueError):
 @dataclass
 class Prepared:
     """``outputs``: what ``model`` returned for ``call``; ``counting``: the modules of which an attribute, or one within
-    them, changes in every call of the same inputs, which a captured graph would freeze, each with its dotted name; where
-    a global changes, that is the model. ``own_state`` puts back what the calls of a conversion change in it;
+    them, changes in every call of the same inputs, which a captured graph would freeze, each with its dotted name;
+    where a global changes, that is the model. ``own_state`` puts back what the calls of a conversion change in it;
     ``asked`` has what its code asks of tensors (see ``tensor_facts``)."""
 
     model: nn.Module

@@ -27,8 +27,8 @@ class CallForm:
     """The named arguments of one traced call.
 
     A call matches when, after positional arguments are given their names and arguments that equal their default
-    are dropped, the same names remain with the same nesting, those in ``**kwargs`` in the same order. So ``model(ids)``, ``model(input_ids=ids)`` and
-    ``model(ids, attention_mask=None)`` are one form.
+    are dropped, the same names remain with the same nesting, those in ``**kwargs`` in the same order. So
+    ``model(ids)``, ``model(input_ids=ids)`` and ``model(ids, attention_mask=None)`` are one form.
     """
 
     def __init__(self, forward: Callable, args: tuple, kwargs: dict[str, Any]):

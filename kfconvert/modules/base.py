@@ -79,8 +79,8 @@ class FusedModule(nn.Module):
         return values["plan"]
 
     def _prepared(self, sources: Sequence[torch.Tensor | None]) -> dict:
-        """What was prepared for ``sources`` (see :meth:`Derived.values`), and for the settings as they are: those of this
-        module and of what it wraps may be assigned at any time."""
+        """What was prepared for ``sources`` (see :meth:`Derived.values`), and for the settings as they are: those of
+        this module and of what it wraps may be assigned at any time."""
         settings = self._derived.settings
         if settings is None or settings.first_change() is not None:
             self._derived.clear()

@@ -105,7 +105,8 @@ def _members(group):
 
 def _takes_fused(params, options) -> bool:
     # The first momentum is not dampened, which a fused step that began with zeros would do.
-    if any(settings.get("dampening") for settings in (options, *(group for group in params if isinstance(group, dict)))):
+    groups = [group for group in params if isinstance(group, dict)]
+    if any(settings.get("dampening") for settings in (options, *groups)):
         return False
     members = [member for group in params for member in _members(group)]
     tensors = [member[1] if isinstance(member, tuple) else member for member in members]

@@ -19,7 +19,9 @@ from .contents import plain_objects
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
 
 # What gives all parameters or buffers, those added later included.
-WHOLE = frozenset(("parameters", "named_parameters", "buffers", "named_buffers", "_parameters", "_buffers", "state_dict"))
+WHOLE = frozenset(
+    ("parameters", "named_parameters", "buffers", "named_buffers", "_parameters", "_buffers", "state_dict")
+)
 
 def configurations(model: nn.Module) -> list[Any]:
     """The distinct plain objects that ``model`` and its submodules hold, such as a ``config``, in containers too."""

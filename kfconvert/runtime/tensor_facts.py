@@ -32,7 +32,7 @@ _DECIDING: dict[str, Callable[[Tensor], Any]] = {
     "grad_fn": lambda tensor: tensor.grad_fn is None,
 }
 # Where the answer is another one each time.
-_UNSTEADY = frozenset(("data_ptr", "untyped_storage", "storage", "_version", "is_shared", "is_pinned", "backward_hooks"))
+_UNSTEADY = frozenset(("data_ptr", "untyped_storage", "storage", "_version", "is_shared", "is_pinned"))
 
 
 class Asked(TorchFunctionMode):

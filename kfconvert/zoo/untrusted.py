@@ -138,7 +138,7 @@ def _is_plain(name: str, value: Any) -> bool:
 
 
 def _loads_kernels(config_class: type) -> bool:
-    """Whether a model of this configuration fetches a kernel when it is made: some do where ``kernels`` is installed."""
+    """Whether a model of this configuration fetches a kernel when it is made: some do with ``kernels`` installed."""
     if not is_kernels_available():
         return False
     modeling = find_spec(config_class.__module__.replace("configuration_", "modeling_"))

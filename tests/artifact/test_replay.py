@@ -41,7 +41,8 @@ def test_sites_of_one_module_get_their_own_decisions(record, applied):
     statistics = copy.deepcopy(record[0])
     assert [site["module"] for site in statistics["sites"]] == [""] * 3
     for index, (site, keep) in enumerate(zip(statistics["sites"], applied)):
-        site |= {"original_us": float(index)} if keep else {"status": "rejected", "strategy": None, "reason": str(index)}
+        rejected = {"status": "rejected", "strategy": None, "reason": str(index)}
+        site |= {"original_us": float(index)} if keep else rejected
     model = Three().eval()
     replayed = replay(copy.deepcopy(model), torch.device("cpu"), [record[1]], [], statistics)
     sites = replayed.kfconvert_info()["sites"]

@@ -33,7 +33,8 @@ class Keeping(nn.Module):
 
 
 def state(model):
-    values = (model.calls.item(), model.mean.tolist(), model.count, list(model.seen), dict(model.table), model.kept.count)
+    tensors = model.calls.item(), model.mean.tolist()
+    values = (*tensors, model.count, list(model.seen), dict(model.table), model.kept.count)
     return [str(value) for value in values]
 
 

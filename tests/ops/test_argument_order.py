@@ -1,4 +1,4 @@
-"""Calls with arguments in another function's order: plain PyTorch's result or an error of one line, no wrong numbers."""
+"""Calls with arguments in another order: plain PyTorch's result or one line of an error, no wrong numbers."""
 
 import inspect
 import re

@@ -135,7 +135,9 @@ def test_errors(name):
         make(params, fused=False)
 
 
-@pytest.mark.parametrize("options", [{}, {"nesterov": True}, {"weight_decay": 0.1, "maximize": True}, {"dampening": 0.3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"nesterov": True}, {"weight_decay": 0.1, "maximize": True}, {"dampening": 0.3}]
+)
 def test_momentum_of_a_parameter_whose_first_gradient_comes_later(device, options):
     found = []
     for make in (ops.fused_sgd, torch.optim.SGD):

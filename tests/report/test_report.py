@@ -225,4 +225,5 @@ def test_modules_that_there_was_no_time_for_are_counted(stats):
 
 def test_what_fused_calls_do_not_write_is_named(stats):
     assert "not written" not in shown("net", stats)
-    assert "not written last_map, seen: the forward sets these" in shown("net", stats | {"not_written": ["last_map", "seen"]})
+    text = shown("net", stats | {"not_written": ["last_map", "seen"]})
+    assert "not written last_map, seen: the forward sets these" in text

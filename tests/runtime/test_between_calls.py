@@ -20,7 +20,7 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm2d(8) if norm else nn.Identity()
         self.second = nn.Conv2d(8, 8, 3)
         self.head = nn.Linear(8, 8)
-        # The head of a second task: only the weight is read, and the holder of the fused layer is not that of the model.
+        # The head of a second task: only the weight is read; the holder of the fused layer is not that of the model.
         self.other = nn.Linear(8, 8)
 
     def forward(self, x):
@@ -130,7 +130,9 @@ def test_other_tensors_are_seen_each_time(both, change):
 def test_every_call_of_a_module_with_a_hook_calls_it(both, name):
     seen = []
     for model in both:
-        getattr(model, name).register_forward_hook(lambda _, inputs, output, model=model: seen.append(model) or output * 2)
+        getattr(model, name).register_forward_hook(
+            lambda _, inputs, output, model=model: seen.append(model) or output * 2
+        )
     for _ in range(3):
         assert_same(both)
     assert [seen.count(model) for model in both] == [3, 3]

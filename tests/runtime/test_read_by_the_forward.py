@@ -1,4 +1,4 @@
-"""What a forward asks of torch, of its arguments and of what it holds, beyond plain attributes: never fixed silently."""
+"""What a forward asks of torch and of what it holds, beyond plain attributes: never fixed silently."""
 
 import collections
 import configparser
@@ -95,7 +95,12 @@ HOLDERS = {
     "deep": (Deep(9), lambda h: h.innermost().inner, None, lambda m: setattr(m.held.innermost(), "inner", 3.0)),
     "slots": (Slots(), lambda h: h.scale, None, lambda m: setattr(m.held, "scale", 3.0)),
     "equal object": (Partial(), lambda h: h.scale, lambda m: setattr(m, "held", Partial(3.0)), lambda m: None),
-    "order of a dict": ({"a": 2.0, "b": 5.0}, lambda h: next(iter(h.values())), None, lambda m: m.held.update(a=m.held.pop("a"))),
+    "order of a dict": (
+        {"a": 2.0, "b": 5.0},
+        lambda h: next(iter(h.values())),
+        None,
+        lambda m: m.held.update(a=m.held.pop("a")),
+    ),
 }
 
 
@@ -526,7 +531,8 @@ def test_the_rate_of_a_dropout_that_the_forward_reads():
         def forward(self, x):
             return torch.relu(self.linear(x)) * (1 - self.held.p)
 
-    assert_alike(model := Noisy(nn.Dropout(0.1)).eval(), convert(copy.deepcopy(model)), lambda m: setattr(m.held, "p", 0.5))
+    model = Noisy(nn.Dropout(0.1)).eval()
+    assert_alike(model, convert(copy.deepcopy(model)), lambda m: setattr(m.held, "p", 0.5))
 
 
 def test_a_rate_that_only_a_dropout_reads_may_change():

@@ -146,7 +146,7 @@ def _patched(holder: Any, name: str, value: Any) -> Undo:
 
 def classes(model: nn.Module) -> list[type[nn.Module]]:
     # Those of parametrized modules are made for each, and not shared with the other model.
-    return list(dict.fromkeys(kind for module in inner(model) if not is_parametrized(module) for kind in [type(module)]))
+    return list(dict.fromkeys(type(module) for module in inner(model) if not is_parametrized(module)))
 
 
 def bases(model: nn.Module) -> list[type[nn.Module]]:
