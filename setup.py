@@ -4,11 +4,13 @@
     kfconvert/_ops_cuda.so   CUDA kernels, the same; built where nvcc and a CUDA build of torch are found
     kfconvert/_C.*.so        build facts, and the checks of every call (pybind11)
 
-Environment: CXX, CUDA_HOME, KFCONVERT_CUDA_ARCHS (default "8.0 9.0"), KFCONVERT_NO_CUDA=1, KFCONVERT_TUNE=1 (for
+Environment: CXX, CUDA_HOME, KFCONVERT_CUDA_ARCHS (such as "8.0 9.0"; by default those of the GPUs that are there),
+KFCONVERT_NO_CUDA=1, KFCONVERT_TUNE=1 (for
 scripts/tune_kernels.py), MAX_JOBS (default 2). Where a tool is missing altogether the package is installed
 without the part, and one line says so; a compiler that is there and reports an error fails the build.
 """
 
+import functools
 import importlib.util
 import json
 import os
@@ -84,7 +86,11 @@ def find_nvcc() -> str | None:
         return None
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     candidates = ([str(Path(home) / "bin" / "nvcc")] if home else []) + ["nvcc", "/usr/local/cuda/bin/nvcc"]
-    return next((path for name in candidates if (path := shutil.which(name))), None)
+    nvcc = next((path for name in candidates if (path := shutil.which(name))), None)
+    if nvcc and not cuda_archs():
+        print('kfconvert: no GPU here, so no CUDA kernels; KFCONVERT_CUDA_ARCHS="8.0 9.0" builds them', flush=True)
+        return None
+    return nvcc
 
 
 def warn(text: str) -> None:
@@ -92,14 +98,25 @@ def warn(text: str) -> None:
 
 
 def cuda_archs() -> list[str]:
-    archs = [
-        part.replace(".", "")
-        for part in re.split(r"[;,\s]+", os.environ.get("KFCONVERT_CUDA_ARCHS", "8.0 9.0"))
-    ]
-    archs = [arch for arch in archs if arch]
+    """Those to build for, without a dot: what the environment says, else the GPUs that are there."""
+    named = os.environ.get("KFCONVERT_CUDA_ARCHS")
+    if named is None:
+        return gpus()
+    archs = [part.replace(".", "") for part in re.split(r"[;,\s]+", named) if part]
     if not archs or not all(re.fullmatch(r"\d{2,3}[af]?", arch) for arch in archs):
         raise SystemExit('kfconvert: KFCONVERT_CUDA_ARCHS must be like "8.0 9.0"')
     return archs
+
+
+@functools.cache
+def gpus() -> list[str]:
+    """The compute capabilities of this machine's GPUs, the smallest first; those below 8.0 are not served."""
+    try:
+        text = run_text(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    found = {int(line.replace(".", "")) for line in text.split() if re.fullmatch(r"\d+\.\d", line)}
+    return [str(capability) for capability in sorted(found) if capability >= 80]
 
 
 def wheel_cuda_dirs() -> tuple[list[str], list[str]]:
