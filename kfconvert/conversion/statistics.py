@@ -104,4 +104,4 @@ def _why_nothing(result: Result) -> str:
     if misses:
         nearest = "{pattern} at {module}: {reason}".format(**misses[0] | {"module": misses[0]["module"] or "the root"})
         return f"no site was found; nearest: {nearest}{at(misses[0]['location'])}"
-    return "it has no linear, convolution or layer norm call"
+    return "none of its calls is one that a pattern begins with"

@@ -42,8 +42,6 @@ def _refusal(match: Match) -> str | None:
             return "the residual is broadcast"
     names = ("weight", "bias", *NORM_TENSORS)
     refused = weights_refusal(**{name: captures.get(name) for name in names})
-    if refused is None and traced(captures["x"]).dim() != traced(captures["weight"]).dim():
-        return "the input has no batch dimension"
     return refused or dtype_refusal(captures["x"], captures["weight"], captures["bias"], result, residual)
 
 
