@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from ..accuracy import model_outputs
 from ..inputs import ExampleCall
@@ -29,11 +30,7 @@ def record(
     """
     calls: dict[nn.Module, ExampleCall] = {}
     handles = [module.register_forward_pre_hook(_keeper(calls, values), with_kwargs=True) for module in modules]
-    try:
-        model_outputs(model, call.args, call.kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    _run_once(model, call, handles)
     return calls
 
 
@@ -55,12 +52,8 @@ def unsettled(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
 
     shared = [(path, module) for path, module in model.named_modules() if _objects(module)]
     handles = [module.register_forward_pre_hook(keeper(path)) for path, module in shared]
-    try:
-        if handles:
-            model_outputs(model, call.args, call.kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    if handles:
+        _run_once(model, call, handles)
     after = {path: _objects(module) for path, module in shared}
     return around(
         model,
@@ -71,6 +64,15 @@ def unsettled(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
             if before.get(name) != after[path].get(name)
         ),
     )
+
+
+def _run_once(model: nn.Module, call: ExampleCall, handles: Iterable[RemovableHandle]) -> None:
+    """Run the hooked model, and take the hooks away."""
+    try:
+        model_outputs(model, call.args, call.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def around(model: nn.Module, attributes: Iterable[tuple[str, str]]) -> dict[nn.Module, str]:
@@ -143,11 +145,7 @@ def carrying(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
             found.setdefault(module, name)
 
     handles = [module.register_forward_hook(hook) for module in model.modules()]
-    try:
-        model_outputs(model, call.args, call.kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    _run_once(model, call, handles)
     return found
 
 
