@@ -7,7 +7,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx
 
-from ..graph import Aliases, Number, Op, Var, arguments, aten, is_weight, spell_numbers, unify, written_arguments
+from ..graph import (
+    Aliases,
+    Number,
+    Op,
+    Var,
+    arguments,
+    aten,
+    has_effect,
+    is_weight,
+    spell_numbers,
+    unify,
+    written_arguments,
+)
 from ..region import CaptureError
 from .activations import rewrite_spellings
 from .contiguous import drop_kept_contiguous, lies_in_output
@@ -23,7 +35,7 @@ def canonicalise(graph: fx.Graph) -> None:
     """
     for rewrite in PASSES:
         rewrite(graph)
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(has_effect)
     graph.lint()
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import Tensor, fx, nn
 
 from ..canonical import drop_true_masks
-from ..graph import aten
+from ..graph import aten, has_effect
 from ..inputs import CallForm, ExampleCall, described
 from ..matching import find
 from ..patterns import REGISTRY
@@ -104,7 +104,7 @@ def _with_stand_ins(region: Region, absent: Collection[str]) -> fx.Graph | None:
                 user.replace_input_with(standing_in, ids)
         if name == MASK:
             drop_true_masks(graph)
-            graph.eliminate_dead_code()
+            graph.eliminate_dead_code(has_effect)
             if any(node is standing_in for node in graph.nodes):
                 return None
     return graph

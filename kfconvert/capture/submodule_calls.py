@@ -109,7 +109,7 @@ def _keeper(calls: dict[nn.Module, ExampleCall], values: bool) -> Callable[..., 
 
 
 def _outline(tensor: Tensor) -> Tensor:
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_nested:
+    if type(tensor) not in (Tensor, nn.Parameter) or _is_opaque(tensor):
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
@@ -124,11 +124,12 @@ def opaque_kind(values: Any) -> type | None:
     dicts."""
     kinds = (Tensor, bool, int, float, str, type(None), torch.dtype, torch.device)
     leaves = pytree.tree_leaves(values)
-    return next((type(leaf) for leaf in leaves if not isinstance(leaf, kinds) or _is_nested(leaf)), None)
+    return next((type(leaf) for leaf in leaves if not isinstance(leaf, kinds) or _is_opaque(leaf)), None)
 
 
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_nested
+def _is_opaque(value: Any) -> bool:
+    """A tensor that has no shape or memory of its own: a nested one, or one within ``torch.vmap``."""
+    return isinstance(value, Tensor) and (value.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(value))
 
 
 def carrying(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:

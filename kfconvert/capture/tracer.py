@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from ..canonical import KeptContiguous, QuickBatchNorms, restore_batch_norms
 from ..inputs import CallForm, ExampleCall, described, is_equal, numbered
-from ..process import Shield, one_at_a_time, quiet_thread
+from ..process import Shield, ThisThread, one_at_a_time, quiet_thread
 from ..region import CaptureError, Places, Read, Region, guard_from_placeholders
 from ..runtime import recorded_reads
 from .blocks import Repetition
@@ -186,7 +186,7 @@ def _export(
             raise raised.error from None
 
     try:
-        with quiet_thread(), torch.no_grad(), _nothing_kept(), KeptContiguous(), QuickBatchNorms():
+        with quiet_thread(), torch.no_grad(), _nothing_kept(), KeptContiguous(), QuickBatchNorms(), _values_asked():
             program = export() if repetition is None else repetition.trace(model, export)
     except CaptureError:
         raise
@@ -194,8 +194,33 @@ def _export(
         raise CaptureError(_export_reason(error)) from error
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
+            if any(_is_wrapped(node.meta.get("val")) for node in module.graph.nodes):
+                raise CaptureError("it runs a transform of torch.func within")
             restore_batch_norms(module.graph)
     return program
+
+
+def _is_wrapped(value: Any) -> bool:
+    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+@contextmanager
+def _values_asked():
+    """A forward that catches what the exporter raises where values decide goes on as if there were none."""
+    own, here, asked = GuardOnDataDependentSymNode.__init__, ThisThread(), []
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        if here:
+            asked.append(self)
+        own(self, *args, **kwargs)
+
+    GuardOnDataDependentSymNode.__init__ = noted
+    try:
+        yield
+    finally:
+        GuardOnDataDependentSymNode.__init__ = own
+    if asked:
+        raise CaptureError("values of tensors decide what its forward does, which catches the tracer's errors")
 
 
 @contextmanager

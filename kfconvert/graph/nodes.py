@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import fx
 
 
@@ -12,6 +13,12 @@ def module_path(node: fx.Node) -> str:
     """Dotted path of the module whose forward made ``node``; "" is the root."""
     stack = node.meta.get("nn_module_stack") or {}
     return list(stack.values())[-1][0] if stack else ""
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether a call does something besides what it returns; one that returns nothing does, such as an assertion."""
+    nothing = isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
+    return nothing or node.is_impure()
 
 
 def is_weight(node: Any) -> bool:

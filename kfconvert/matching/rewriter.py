@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, fx, nn
 
-from ..graph import Aliases, arguments, aten, is_weight, lower, written_arguments
+from ..graph import Aliases, arguments, aten, has_effect, is_weight, lower, written_arguments
 from ..region import LiveTensors, Place, Region
 from ..runtime import Program
 from .pattern import Replacement
@@ -39,7 +39,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     if channels_last:
         _restore_layout(graph, output, region, copies)
         _keep_batch_statistics(graph)
-    graph.eliminate_dead_code(lambda node: node.op != "call_module" and node.is_impure())
+    graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
     weights = _drop_unused_weights(graph, copies, live)
     lower(graph)
     graph.lint()

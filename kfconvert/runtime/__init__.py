@@ -1,6 +1,6 @@
 """What a converted model runs: a guard over all that its program relies on, then the program."""
 
-from .code import code_walk
+from .code import asked_of_compilers, code_walk
 from .configuration import configurations, implied, recorded_reads, without_cache
 from .contents import OF_EVERY_MODULE, is_plain_object, plain_objects
 from .derived import Derived
@@ -19,6 +19,7 @@ __all__ = [
     "OF_EVERY_MODULE",
     "Program",
     "Variant",
+    "asked_of_compilers",
     "Watch",
     "code_walk",
     "configurations",

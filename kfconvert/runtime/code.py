@@ -27,6 +27,9 @@ from .watch import INSIDE, MISSING, inside
 # In every class of a module these are asked for by nn.Module itself.
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
 _CONTAINERS = (list, dict, set)
+# Libraries whose code gives the same results where it asks whether it is being compiled.
+_SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
+_OF_COMPILERS = frozenset(("is_compiling", "is_exporting", "is_dynamo_compiling"))
 # What Python itself asks of an object that stands in the globals.
 _OF_HELPERS = {"__call__", "__getitem__", "__contains__", "__iter__", "__len__", "__getattr__"}
 
@@ -46,6 +49,14 @@ def code_walk(classes: Iterable[type], functions: Iterable[Any], reads: Collecti
     return walk
 
 
+def asked_of_compilers(classes: Iterable[type]) -> str | None:
+    """What the code of ``classes`` asks in order to do something else while it is compiled, None for nothing. While a
+    model is captured the answer is yes."""
+    walk = code_walk(classes, (), ())
+    walk.reach()
+    return next(iter(sorted(walk.of_compilers)), None)
+
+
 def class_dict(owner: type) -> dict[str, Any]:
     """The dict behind the read-only ``owner.__dict__``; it has a version, which the other one hides."""
     return gc.get_referents(owner.__dict__)[0]
@@ -61,6 +72,7 @@ class CodeWalk:
     def __init__(self):
         self.contents = Contents()
         self.asked_for: set[str] = set()
+        self.of_compilers: set[str] = set()  # asked for by code that may do something else then
         self._names: set[str] = set(_ALWAYS)  # of attributes, in all code that was reached
         self._wanted: dict[type, set[str]] = {}  # the names that are asked for in a class and those behind it
         self._objects: dict[int, tuple[str, Any]] = {}  # plain objects among the globals, with their names
@@ -178,6 +190,8 @@ class CodeWalk:
         self._names |= attributes
         if is_of_author(function.__module__):
             self.asked_for |= attributes
+            if function.__module__.partition(".")[0] not in _SAME_COMPILED:
+                self.of_compilers |= _OF_COMPILERS & (attributes | looked_up)
         for name in looked_up & function.__globals__.keys():
             value = function.__globals__[name]
             self._global(function.__globals__, name, attributes, function.__module__)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from ...graph import Aliases, aten
+from ...graph import Aliases, aten, has_effect
 from ...inputs import CallForm, ExampleCall, described
 from ...region import Guard, Places, Region, guard_from_placeholders
 from ...runtime import implied
@@ -62,7 +62,7 @@ def _region(known: Recording, form: CallForm, call: ExampleCall, places: Mapping
         copies[node].meta = dict(node.meta)
     if known.copy_into(graph, copies) is None:
         return None
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(has_effect)
     aliases = Aliases(graph)
     if any(node.op == "placeholder" and aliases.is_written(node) for node in graph.nodes):
         return None
