@@ -11,7 +11,7 @@ from ..inputs import ExampleCall
 from ..region import CaptureError
 from ..runtime import unsteady
 from .blocks import Repetition
-from .captured import Capture, capture
+from .captured import Capture, capture, unforeseen
 from .fewer_arguments import shorter
 from .submodule_calls import attribute_of, opaque_kind
 from .tracer import CACHE_IN_OUTPUT, free_places
@@ -71,3 +71,5 @@ def _capture_form(
         return capture(model, "", call, choices, repetition=repetition)
     except CaptureError as error:
         return error
+    except Exception as error:
+        return unforeseen(error)

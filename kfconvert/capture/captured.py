@@ -101,6 +101,9 @@ def capture(
     asked = asked_of_compilers(type(each) for each in module.modules())
     if asked is not None:
         raise CaptureError(f"its code asks for {asked}(), and may do something else where it is traced")
+    sparse = _sparse_tensor(module, call)
+    if sparse is not None:
+        raise CaptureError(f"{sparse} is a sparse tensor")
     reason = None
     distinct = [places for index, places in enumerate(choices) if places not in choices[:index]]
     for places in distinct:
@@ -112,11 +115,27 @@ def capture(
         except CaptureError as error:
             reason = reason or error
             continue
+        except Exception as error:
+            reason = reason or unforeseen(error)
+            continue
         refusal = captured.region.guard.refusal(captured.leaves)
         if refusal is None:
             return captured
         reason = reason or CaptureError(refusal)
     raise reason
+
+
+def unforeseen(error: Exception) -> CaptureError:
+    """For what a model's values raise where they are taken apart and put together again, among others."""
+    return CaptureError(f"it cannot be captured: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
+
+
+def _sparse_tensor(module: nn.Module, call: ExampleCall) -> str | None:
+    """The name of a tensor without strides that the module holds, or is given; None where there is none."""
+    held = [(name, value) for each in module.modules() for name, value in vars(each).items()]
+    named = [*module.named_parameters(), *module.named_buffers(), *held]
+    named += [("an argument", tensor) for tensor in call.tensors()]
+    return next((name for name, t in named if isinstance(t, Tensor) and t.layout is not torch.strided), None)
 
 
 def _is_channels_last(leaf: Any) -> bool:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from ..accuracy import model_outputs
-from ..inputs import ExampleCall
+from ..inputs import ExampleCall, is_whole
 from ..runtime import OF_EVERY_MODULE
 from .blocks import inside
 
@@ -123,7 +123,7 @@ def opaque_kind(values: Any) -> type | None:
     """The class of the first value that is no tensor with a shape, number, string or the like, in tuples, lists and
     dicts."""
     kinds = (Tensor, bool, int, float, str, type(None), torch.dtype, torch.device)
-    leaves = pytree.tree_leaves(values)
+    leaves = pytree.tree_leaves(values, is_leaf=is_whole)
     return next((type(leaf) for leaf in leaves if not isinstance(leaf, kinds) or _is_opaque(leaf)), None)
 
 

@@ -58,7 +58,8 @@ def is_written(node: fx.Node) -> bool:
 def _storage(node: fx.Node) -> int | None:
     """The storage of the value that was traced: some operators return their argument and their schema is silent."""
     value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    has_storage = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return value.untyped_storage()._cdata if has_storage else None
 
 
 class Aliases:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 
@@ -28,7 +29,12 @@ class ExampleCall:
 
     def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> ExampleCall:
         """The same call with ``fn`` applied to every tensor, at whatever depth it lies; see ``to_each``."""
-        args, kwargs = pytree.tree_map_only(Tensor, to_each(fn), (self.args, self.kwargs))
+        each = to_each(fn)
+
+        def mapped(value: Any) -> Any:
+            return each(value) if isinstance(value, Tensor) else value
+
+        args, kwargs = pytree.tree_map(mapped, (self.args, self.kwargs), is_leaf=is_whole)
         return ExampleCall(args, kwargs)
 
     def copied(self) -> ExampleCall:
@@ -45,6 +51,11 @@ class ExampleCall:
             return type(value).__name__ if isinstance(value, (Mapping, Sequence)) else repr(value)
 
         return ", ".join([show(a) for a in self.args] + [f"{k}={show(v)}" for k, v in self.kwargs.items()])
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a container is of a kind that is not taken apart: it checks what it is made of."""
+    return isinstance(value, PackedSequence)
 
 
 def copy_of(tensor: Tensor) -> Tensor:
@@ -177,6 +188,8 @@ def _longer_by_one(call: ExampleCall, sequences: list[Tensor]) -> ExampleCall:
 
 
 def _longer(tensor: Tensor, dimension: int) -> Tensor:
+    if tensor.layout is not torch.strided:
+        return tensor
     return torch.cat([tensor, tensor.narrow(dimension, -1, 1)], dimension)
 
 

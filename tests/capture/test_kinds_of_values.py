@@ -1,0 +1,93 @@
+"""Values that no graph takes: the call that has them stays as it is, and what is within may be fused."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from kfconvert import ModelConverter
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+X, ADJACENT = torch.randn(4, 8), torch.rand(4, 4).round()
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Graph(nn.Module):
+    def __init__(self, adjacent=None):
+        super().__init__()
+        self.head = Head()
+        self.register_buffer("adjacent", adjacent)
+
+    def forward(self, x, adjacent=None):
+        return self.head(torch.sparse.mm(self.adjacent if adjacent is None else adjacent, x))
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.recurrent = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True)
+        self.head = Head()
+
+    def forward(self, ids, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(self.embedding(ids), lengths, True, enforce_sorted=False)
+        return self.head(nn.utils.rnn.pad_packed_sequence(self.recurrent(packed)[0], batch_first=True)[0])
+
+
+class Sequences(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent, self.head = nn.GRU(8, 8, batch_first=True), Head()
+
+    def forward(self, packed):
+        return self.head(self.recurrent(packed)[1][0])
+
+
+@dataclasses.dataclass
+class Batch:
+    """Checks what it is made of."""
+
+    x: torch.Tensor
+
+    def __post_init__(self):
+        assert isinstance(self.x, torch.Tensor)
+
+
+torch.export.register_dataclass(Batch)
+
+
+class OfBatch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = Head()
+
+    def forward(self, batch):
+        return self.head(batch.x)
+
+
+CASES = {
+    "sparse argument": (Graph, (X, ADJACENT.to_sparse())),
+    "compressed argument": (Graph, (X, ADJACENT.to_sparse_csr())),
+    "sparse buffer": (lambda: Graph(ADJACENT.to_sparse()), (X,)),
+    "packed within": (Packed, (torch.randint(0, 20, (3, 6)), torch.tensor([6, 4, 2]))),
+    "packed argument": (Sequences, (nn.utils.rnn.pack_sequence([torch.randn(4, 8), torch.randn(2, 8)]),)),
+    "dataclass": (OfBatch, (Batch(X),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_within_may_be_fused(name):
+    make, example = CASES[name]
+    model = make().eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=example)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(*example), model(*example))
