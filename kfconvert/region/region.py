@@ -47,7 +47,7 @@ class Region:
     # What the code behind it asks of tensors, see ``tensor_facts``.
     asked: frozenset[str] = frozenset()
     # Which of the flat outputs have a gradient, by which parameters and arguments want one (see GuardedForward).
-    differentiable: dict[bytes, tuple[bool, ...]] = field(default_factory=dict)
+    differentiable: dict[bytes, tuple[bool, ...] | None] = field(default_factory=dict)
 
     @cached_property
     def returns_inputs(self) -> bool:

@@ -25,7 +25,7 @@ from ..torch_state import transformed
 from .compilers import Notice, refuse_scripting, traced_here
 from .model_state import ModelState
 from .program import Program, UnfitTensors
-from .recompute import needs_gradient, run_recorded
+from .recompute import is_connected, needs_gradient, run_recorded
 from .tensor_facts import facts
 from .weak_module import WeakModule
 
@@ -256,6 +256,8 @@ class GuardedForward:
                 return self._original_of(model, **variant.region.call.keywords(flat))
 
         differentiable = self._differentiable(variant, parameters, leaves)
+        if differentiable is None:
+            return self._missed("one of its outputs is computed from another, and gradients are wanted", args, kwargs)
         recorded = run_recorded(variant.program.run, original, parameters, leaves, differentiable)
         return self._counted(variant.structured(recorded))
 
@@ -282,9 +284,9 @@ class GuardedForward:
 
     def _differentiable(
         self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]
-    ) -> tuple[bool, ...]:
+    ) -> tuple[bool, ...] | None:
         """Which of the flat outputs of the original have a gradient, where these of its parameters and arguments want
-        one; looked up in one run of it."""
+        one; None where one of them is computed from another. Looked up in one run of it."""
         tensors = (*parameters, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
         wanted = bytes(tensor.requires_grad for tensor in tensors)
         known = variant.region.differentiable
@@ -294,11 +296,13 @@ class GuardedForward:
             known[wanted] = self._look_up_differentiable(variant, leaves)
         return known[wanted]
 
-    def _look_up_differentiable(self, variant: Variant, leaves: list[Any]) -> tuple[bool, ...]:
+    def _look_up_differentiable(self, variant: Variant, leaves: list[Any]) -> tuple[bool, ...] | None:
         # Those who keep what a forward saves for backward (checkpoints, offloading) are to keep nothing of this one.
         unkept = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)
         with originals(), torch.enable_grad(), unkept:
             outputs = pytree.tree_leaves(self.original(**variant.region.call.keywords(leaves)))
+        if is_connected(outputs):
+            return None
         return tuple(isinstance(output, torch.Tensor) and output.requires_grad for output in outputs)
 
     @contextmanager

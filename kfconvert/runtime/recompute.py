@@ -26,6 +26,23 @@ def needs_gradient(parameters: list[Tensor], leaves: list[Any]) -> bool:
     )
 
 
+def is_connected(outputs: list[Any]) -> bool:
+    """Whether autograd finds one of ``outputs`` on the way from another to what that was computed from: its gradient
+    then has the share of the other, which outputs of one function do not have."""
+    ends = {output.grad_fn for output in outputs if isinstance(output, Tensor) and output.grad_fn is not None}
+    seen: set[Any] = set()
+    pending = [node for end in ends for node, _ in end.next_functions]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        if node in ends:
+            return True
+        seen.add(node)
+        pending += [before for before, _ in node.next_functions]
+    return False
+
+
 def run_recorded(
     fused: Callable[[list[Any]], tuple[Any, ...]],
     original: Callable[[list[Any]], Any],
