@@ -146,7 +146,8 @@ def test_gradients_in_eval_mode_are_those_of_the_original(net, fused):
     for model, leaf in ((net, x), (fused, y)):
         outputs = model(leaf)
         (outputs["logits"].sum() + outputs["features"].square().mean()).backward()
-    assert guard(fused)["misses"] == {}
+    [reason] = guard(fused)["misses"]
+    assert "one of its outputs is computed from another" in reason
     torch.testing.assert_close(y.grad, x.grad)
     for (name, own), other in zip(net.named_parameters(), fused.named_parameters()):
         torch.testing.assert_close(other[1].grad, own.grad, msg=name)
