@@ -122,9 +122,9 @@ class ModelConverter:
                 variants = programs(captures, stages)
             ledger = replace(prepared.model, variants)
             timings, reverted = time(prepared, captures, stages), verdict.reverted
-            if self.select == "measured" and timings is not None and timings.speedup("converted").high < 1:
-                slower = timings.speedup("converted").summary()
-                reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
+            speedup = timings and timings.speedup("converted")
+            if self.select == "measured" and speedup is not None and speedup.high < 1:
+                reverted = revert(captures, f"the converted model is slower as a whole: {speedup.summary()}")
         finally:
             prepared.own_state.restore()
         self.conversion_stats = hand_over(

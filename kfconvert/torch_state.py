@@ -16,6 +16,11 @@ def transformed() -> bool:
     return _are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` stands for others within a transform of torch.func, such as ``torch.vmap``."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def recorded() -> bool:
     """Whether calls are recorded, maybe with tensors without data: what Python reads from one would be fixed.
 

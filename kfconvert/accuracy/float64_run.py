@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -125,17 +125,25 @@ def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
 
 
 @contextmanager
+def seeded(seed: int, tensors: Iterable[Any]) -> Iterator[None]:
+    """Within the block the generators of the CPU, and of the GPUs on which some of ``tensors`` lie, begin at ``seed``;
+    their states are put back."""
+    devices = {tensor.device.index for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_cuda}
+    with torch.random.fork_rng(devices=sorted(devices)):
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        yield
+
+
+@contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients, and random numbers that are the same each time; training flags and random state
     are put back."""
     flags = [(module, module.training) for module in model.modules()]
-    devices = {tensor.device.index for tensor in _tensors_of(model) if tensor.is_cuda}
-    with torch.random.fork_rng(devices=sorted(devices)), torch.no_grad():
+    with seeded(0, _tensors_of(model)), torch.no_grad():
         if any(training for _, training in flags):
             model.eval()
-        torch.default_generator.manual_seed(0)
-        for device in devices:
-            torch.cuda.default_generators[device].manual_seed(0)
         try:
             yield
         finally:

@@ -18,7 +18,7 @@ from ..inputs import CallForm, ExampleCall, variations, widened
 from ..region import CaptureError, Places, given_as
 from .blocks import Repetition, by_integers, groups, integers, is_operator, unread
 from .captured import Capture, capture
-from .submodule_calls import carrying, opaque_kind, record, sizes, unsettled
+from .submodule_calls import irregular, opaque_kind, record, sizes
 from .trial_runs import is_faithful
 
 # Seconds of this thread on the processor, not of a clock: on a busy machine fewer parts would be found.
@@ -73,7 +73,7 @@ class Parts:
         alike = groups(outlines, lambda module: _kinds(outlines[module]))
         self._groups = {module: group for group in alike for module in group}
         self._counting, self._repetition = counting, repetition
-        self._unsettled, self._carrying = unsettled(model, base), carrying(model, base)
+        self._irregular = irregular(model, base)
         blocks = [group for group in alike if whole is None or _is_block(group, model)]
         wanted = [group[0] for group in blocks if self._is_plain(group, outlines[group[0]])]
         self._calls = record(model, base, wanted, values=True)
@@ -89,10 +89,8 @@ class Parts:
         for module in group:
             if module in self._counting:
                 reason = f"its forward changes {self._counting[module]} in every call"
-            elif module in self._unsettled:
-                reason = f"it may read {self._unsettled[module]}, which changes while the model runs"
-            elif module in self._carrying:
-                reason = f"what it returns has the attribute {self._carrying[module]}"
+            else:
+                reason = self._irregular.get(module, reason)
         if reason is not None:
             self.refused.append(Refused(self._paths[group[0]], CaptureError(reason)))
         return reason is None

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from ..accuracy import model_outputs
 from ..inputs import ExampleCall, is_whole
 from ..runtime import OF_EVERY_MODULE
+from ..torch_state import is_transformed
 from .blocks import inside
 
 
@@ -34,14 +35,17 @@ def record(
     return calls
 
 
-def unsettled(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
-    """Modules that hold a plain object which is another one, or holds other values, at their call than after the
-    run, and the modules around them; with the name of the attribute. What they read there is no constant.
+def irregular(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
+    """Modules of which a graph would leave something out, and why, as one run of ``call`` shows.
+
+    They hold, or have within, a plain object which is another one, or holds other values, at their call than after the
+    run: what they read there is no constant. Or they return something with attributes of its own, which no graph makes.
 
     Raises:
         Exception: whatever the model raises for this call.
     """
     found: dict[str, dict[str, Any]] = {}
+    carrying: dict[nn.Module, str] = {}
 
     def keeper(path: str) -> Callable[..., None]:
         def hook(module: nn.Module, _: Any) -> None:
@@ -50,12 +54,17 @@ def unsettled(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
 
         return hook
 
+    def look(module: nn.Module, _: Any, outputs: Any) -> None:
+        name = attribute_of(outputs)
+        if name is not None:
+            carrying.setdefault(module, f"what it returns has the attribute {name}")
+
     shared = [(path, module) for path, module in model.named_modules() if _objects(module)]
     handles = [module.register_forward_pre_hook(keeper(path)) for path, module in shared]
-    if handles:
-        _run_once(model, call, handles)
+    handles += [module.register_forward_hook(look) for module in model.modules()]
+    _run_once(model, call, handles)
     after = {path: _objects(module) for path, module in shared}
-    return around(
+    changed = around(
         model,
         (
             (path, name)
@@ -64,6 +73,8 @@ def unsettled(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
             if before.get(name) != after[path].get(name)
         ),
     )
+    read = {module: f"it may read {name}, which changes while the model runs" for module, name in changed.items()}
+    return carrying | read
 
 
 def _run_once(model: nn.Module, call: ExampleCall, handles: Iterable[RemovableHandle]) -> None:
@@ -129,25 +140,7 @@ def opaque_kind(values: Any) -> type | None:
 
 def _is_opaque(value: Any) -> bool:
     """A tensor that has no shape or memory of its own: a nested one, or one within ``torch.vmap``."""
-    return isinstance(value, Tensor) and (value.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(value))
-
-
-def carrying(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
-    """The modules that return something with attributes of its own, which no graph makes, with the name of one.
-
-    Raises:
-        Exception: whatever the model raises for this call.
-    """
-    found: dict[nn.Module, str] = {}
-
-    def hook(module: nn.Module, _: Any, outputs: Any) -> None:
-        name = attribute_of(outputs)
-        if name is not None:
-            found.setdefault(module, name)
-
-    handles = [module.register_forward_hook(hook) for module in model.modules()]
-    _run_once(model, call, handles)
-    return found
+    return isinstance(value, Tensor) and (value.is_nested or is_transformed(value))
 
 
 def attribute_of(outputs: Any) -> str | None:

@@ -26,6 +26,7 @@ from ..inputs import CallForm, ExampleCall, described, is_equal, numbered
 from ..process import Shield, ThisThread, one_at_a_time, quiet_thread
 from ..region import CaptureError, Places, Read, Region, guard_from_placeholders
 from ..runtime import recorded_reads
+from ..torch_state import is_transformed
 from .blocks import Repetition
 from .deadline import Deadline
 
@@ -194,14 +195,11 @@ def _export(
         raise CaptureError(_export_reason(error)) from error
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
-            if any(_is_wrapped(node.meta.get("val")) for node in module.graph.nodes):
+            values = [node.meta.get("val") for node in module.graph.nodes]
+            if any(is_transformed(value) for value in values if isinstance(value, Tensor)):
                 raise CaptureError("it runs a transform of torch.func within")
             restore_batch_norms(module.graph)
     return program
-
-
-def _is_wrapped(value: Any) -> bool:
-    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 @contextmanager

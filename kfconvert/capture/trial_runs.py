@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..region import Places, Region
+from ..accuracy import seeded
+from ..region import Places, Region, given_as
 from ..runtime import without_cache
 
 # The same operators run on both sides; only their choice of algorithm may differ. A wrong branch differs grossly.
@@ -46,8 +47,8 @@ def admit_same_tensors(
 ) -> None:
     """Let those of the arguments be one tensor that are one among ``leaves``, where ``run``, traced as if they were
     several, agrees with ``model``, which may ask for it."""
-    tensors = [id(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
-    if len(set(tensors)) < len(tensors) and is_faithful(model, region, run, leaves):
+    given = given_as([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+    if len(set(given)) < len(given) and is_faithful(model, region, run, leaves):
         region.guard.admit_one_for_several(leaves)
 
 
@@ -55,18 +56,14 @@ def admit_same_tensors(
 def draws_as_told(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
     """Whether ``run`` draws the random numbers that ``model`` does, whatever the state of the generators: a forward
     that seeds them itself leaves nothing of that in a graph."""
-    devices = {leaf.device.index for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
 
-    def seeded(function: Callable[[], Any], seed: int) -> list[Any]:
-        with torch.random.fork_rng(devices=sorted(devices)):
-            torch.default_generator.manual_seed(seed)
-            for device in devices:
-                torch.cuda.default_generators[device].manual_seed(seed)
+    def drawn(function: Callable[[], Any], seed: int) -> list[Any]:
+        with seeded(seed, leaves):
             return pytree.tree_leaves(function())
 
     def agrees(seed: int) -> bool:
-        expected = seeded(lambda: model(**region.call.keywords(leaves)), seed)
-        return all(map(partial(_close, share=0.01), expected, seeded(lambda: run(leaves), seed)))
+        expected = drawn(lambda: model(**region.call.keywords(leaves)), seed)
+        return all(map(partial(_close, share=0.01), expected, drawn(lambda: run(leaves), seed)))
 
     return agrees(0) and agrees(1)
 

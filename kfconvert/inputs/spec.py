@@ -75,19 +75,18 @@ def _build(spec: Any, device: torch.device, generator: torch.Generator, tensors:
     if kind == "value":
         return value
     if kind == "tensor":
-        same = value.get("same")
-        if same is not None:
-            tensors.append(_given_before(value, tensors))
-        elif value.get("channels_last"):
-            memory_format = _CHANNELS_LAST[len(value["shape"])]
-            tensors.append(_tensor(value, generator).to(device, memory_format=memory_format))
-        else:
-            tensors.append(_tensor(value, generator).to(device))
+        given = "same" in value
+        tensors.append(_given_before(value, tensors) if given else _laid_out(value, generator).to(device))
         return tensors[-1]
     if kind == "dict":
         return {key: _build(item, device, generator, tensors) for key, item in value.items()}
     items = [_build(item, device, generator, tensors) for item in value]
     return tuple(items) if kind == "tuple" else items
+
+
+def _laid_out(spec: dict[str, Any], generator: torch.Generator) -> Tensor:
+    tensor = _tensor(spec, generator)
+    return tensor.to(memory_format=_CHANNELS_LAST[tensor.dim()]) if spec.get("channels_last") else tensor
 
 
 def _given_before(spec: dict[str, Any], tensors: list[Tensor]) -> Tensor:

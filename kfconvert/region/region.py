@@ -30,8 +30,8 @@ class Region:
     returns a flat tuple; ``root`` holds the subgraphs that it calls. ``slots`` tells where the tensor of a
     placeholder lives in the model: (module path, attribute name). ``inputs`` names the placeholders of the user
     inputs in the order of ``call``'s leaves. ``example`` describes the keyword arguments that it was traced with (see
-    ``input_spec.describe``), None where that cannot be; ``settings`` has what it read of modules and of the objects
-    that they hold (see ``config_reads``).
+    ``inputs.described``), None where that cannot be; ``settings`` has what it read of modules and of the objects
+    that they hold (see ``runtime.configuration``).
     """
 
     graph: fx.Graph

@@ -23,6 +23,7 @@ WHOLE = frozenset(
     ("parameters", "named_parameters", "buffers", "named_buffers", "_parameters", "_buffers", "state_dict")
 )
 
+
 def configurations(model: nn.Module) -> list[Any]:
     """The distinct plain objects that ``model`` and its submodules hold, such as a ``config``, in containers too."""
     found = [value for module in model.modules() for name, value in vars(module).items() if _is_read(name, value)]

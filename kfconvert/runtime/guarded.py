@@ -245,8 +245,10 @@ class GuardedForward:
         reason = self._no_gradients(variant, parameters, leaves)
         if reason is not None:
             return self._missed(reason, args, kwargs)
+        differentiable = self._differentiable(variant, parameters, leaves)
+        if differentiable is None:
+            return self._missed("one of its outputs is computed from another, and gradients are wanted", args, kwargs)
         model = self.model  # backward may come when nobody else holds it any more
-
         unchanged = variant.program.unchanged()
 
         def original(flat: list[Any]) -> Any:
@@ -255,9 +257,6 @@ class GuardedForward:
             with originals(), self._as_in_forward(model, parameters):
                 return self._original_of(model, **variant.region.call.keywords(flat))
 
-        differentiable = self._differentiable(variant, parameters, leaves)
-        if differentiable is None:
-            return self._missed("one of its outputs is computed from another, and gradients are wanted", args, kwargs)
         recorded = run_recorded(variant.program.run, original, parameters, leaves, differentiable)
         return self._counted(variant.structured(recorded))
 

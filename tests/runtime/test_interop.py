@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 import transformers
-from support.small_models import (  # noqa: F401 - fixtures
+from support.small_models import (
     Gate,
     assert_as_accurate,
     bert,
@@ -15,12 +15,9 @@ from support.small_models import (  # noqa: F401 - fixtures
     cnn,
     convert,
     converted,
-    fused,
     guard,
     inputs_of,
     llama,
-    make,
-    original,
 )
 from torch import nn
 from torch.nn.utils import prune

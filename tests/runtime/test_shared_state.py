@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kfconvert import ModelConverter
-from kfconvert.capture.submodule_calls import unsettled
+from kfconvert.capture.submodule_calls import irregular
 from kfconvert.inputs.example import ExampleCall
 
 SIZES = ((2, 12), (3, 5), (2, 100))
@@ -105,8 +105,8 @@ def test_looking_at_what_a_module_shares_does_not_touch_its_inputs():
             return self.inner(x)
 
     model = Emptying().eval()
-    changed = unsettled(model, ExampleCall((torch.randn(2, 4),)))
-    assert changed == {}
+    found = irregular(model, ExampleCall((torch.randn(2, 4),)))
+    assert found == {}
 
 
 class Config:

@@ -4,20 +4,7 @@ import copy
 
 import pytest
 import torch
-from support.small_models import (  # noqa: F401 - fixtures
-    Gate,
-    assert_as_accurate,
-    bert,
-    cnn,
-    convert,
-    converted,
-    fused,
-    guard,
-    inputs_of,
-    llama,
-    make,
-    original,
-)
+from support.small_models import Gate, assert_as_accurate, bert, cnn, convert, converted, guard, inputs_of, llama
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import cache
 from unittest import mock
 
-import pytest
 import torch
 import transformers
 from torch import nn
@@ -109,22 +108,6 @@ def _converted(make: Callable[[], nn.Module]) -> nn.Module:
     fused = convert(make())
     gc.freeze()  # each validation collects garbage, which takes long where it looks through all of PyTorch
     return fused
-
-
-@pytest.fixture(params=MAKERS)
-def make(request):
-    """One of the makers; ``original`` and ``fused`` are its model and that model converted."""
-    return MAKERS[request.param]
-
-
-@pytest.fixture
-def original(make):
-    return make()
-
-
-@pytest.fixture
-def fused(make):
-    return converted(make)
 
 
 def assert_as_accurate(original: nn.Module, converted: nn.Module, inputs=None) -> None:
