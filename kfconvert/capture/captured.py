@@ -26,6 +26,7 @@ from .trial_runs import (
     admit_same_tensors,
     admit_sizes_of_one,
     draws_as_told,
+    draws_untold,
     ignore_use_cache,
     is_faithful,
     writes_arguments,
@@ -190,6 +191,7 @@ def _capture(
         return _capture(module, path, call, places, example, None, seconds)
     if writes_arguments(module, region, given):
         raise CaptureError("its forward writes to a list or dict among its arguments")
+    region.is_random = region.is_random or draws_untold(region, run, given)
     if region.is_random and not draws_as_told(module, region, run, given):
         raise CaptureError("its random numbers are not only those that the state of the generator gives")
     admit_same_tensors(module, region, run, leaves)

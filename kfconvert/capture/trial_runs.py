@@ -69,6 +69,26 @@ def draws_as_told(model: nn.Module, region: Region, run: Callable[[list[Any]], A
 
 
 @torch.no_grad()
+def draws_untold(region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
+    """Whether an operator that somebody registered draws random numbers in ``run``, which its schema need not tell."""
+    if not any(_is_registered_by_others(node.target) for node in region.graph.nodes):
+        return False
+    with seeded(0, leaves):
+        before = _generator_states(leaves)
+        run(leaves)
+        return not all(map(torch.equal, before, _generator_states(leaves)))
+
+
+def _is_registered_by_others(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims", "kfconvert")
+
+
+def _generator_states(leaves: list[Any]) -> list[Tensor]:
+    devices = {leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
+    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+
+
+@torch.no_grad()
 def writes_arguments(model: nn.Module, region: Region, leaves: list[Any]) -> bool:
     """Whether ``model`` puts other objects into lists or dicts among its arguments, which no graph shows."""
     given = region.call.keywords(leaves)

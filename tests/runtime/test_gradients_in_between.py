@@ -336,3 +336,39 @@ def test_outputs_that_are_computed_from_each_other(use):
     with torch.no_grad():
         fused(x)
     assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+# A tag would say that it draws: those who register an operator need not know of it.
+NOISE = torch.library.Library("kfconvert_tests_noise", "FRAGMENT")
+NOISE.define("masked(Tensor x) -> Tensor")
+NOISE.impl("masked", lambda x: x * (torch.rand_like(x) > 0.5), "CompositeImplicitAutograd")
+NOISE.define("own_masked(Tensor x) -> Tensor")
+NOISE.impl("own_masked", lambda x: x * (torch.rand(x.shape) > 0.5), "CompositeExplicitAutograd")
+NOISE.impl("own_masked", torch.empty_like, "Meta")
+
+
+class Noisy(nn.Module):
+    def __init__(self, name: str):
+        super().__init__()
+        self.linear, self.name = nn.Linear(6, 6), name
+
+    def forward(self, x):
+        return getattr(torch.ops.kfconvert_tests_noise, self.name)(torch.relu(self.linear(x)))
+
+
+@pytest.mark.parametrize("name", ["masked", "own_masked"])
+def test_a_registered_operator_that_draws_draws_once_for_forward_and_backward(name):
+    model = Noisy(name).eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(4, 6))
+    x = torch.randn(4, 6)
+    for module in (model, fused):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            assert module(x).count_nonzero() > 0
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
+    for module in (model, fused):
+        torch.manual_seed(0)
+        outputs = module(x)
+        outputs.sum().backward()
+    for one, other in zip(model.parameters(), fused.parameters()):
+        torch.testing.assert_close(other.grad, one.grad)
