@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .accuracy import check_threshold
 from .conversion import (
     ConversionError,
     Layouts,
@@ -59,6 +60,10 @@ class ModelConverter:
             raise ConversionError(f"select must be 'measured' or 'all', not {select!r}")
         if check_weights is not None and (type(check_weights) is not int or check_weights < 0):
             raise ConversionError(f"check_weights must be a number of calls, 0 for never, not {check_weights!r}")
+        try:
+            check_threshold(accuracy_threshold)
+        except ValueError as error:
+            raise ConversionError(str(error)) from None
         self.check_weights = check_weights
         self.validate_accuracy = validate_accuracy
         self.accuracy_threshold = accuracy_threshold

@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from .accuracy import ValidationResult, compare, evaluation, model_outputs, one_line, reference_outputs, split_inputs
+from .accuracy import (
+    ValidationResult,
+    check_threshold,
+    compare,
+    evaluation,
+    model_outputs,
+    one_line,
+    reference_outputs,
+    split_inputs,
+)
 from .inputs import ExampleCall
 from .process import one_at_a_time
 from .profiling import compare_timings
@@ -56,8 +65,12 @@ def validate_optimization(
     the inputs and the random state are afterwards as before. Errors of the original's own forward are raised;
     one of the optimised forward is reported as a failure.
 
+    Raises:
+        ValueError: an `accuracy_threshold` that is NaN, below 0 or no number.
+
     The result holds the report, and unpacks: ``accurate, speedup = validate_optimization(...)``.
     """
+    check_threshold(accuracy_threshold)
     args, kwargs = split_inputs(inputs)
     with one_at_a_time():
         original_out = model_outputs(original, args, kwargs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -268,6 +269,12 @@ def _error_stats(name: str, truth: Tensor, value: Tensor) -> ErrorStats:
     absolute = (error.max().item(), error.mean().item(), torch.quantile(sample, 0.999).item())
     relative = (0.0 if err == 0 else err / scale if scale > 0 else math.inf for err in absolute)
     return ErrorStats(name, scale, *absolute, *relative)
+
+
+def check_threshold(accuracy_threshold: float) -> None:
+    """Raises ValueError where no error could be compared with it; with NaN every comparison would be false."""
+    if not isinstance(accuracy_threshold, numbers.Real) or not accuracy_threshold >= 0:
+        raise ValueError(f"accuracy_threshold must be a number of at least 0, not {accuracy_threshold!r}")
 
 
 def _allowed_error(own: ErrorStats, dtype: torch.dtype, threshold: float) -> float:

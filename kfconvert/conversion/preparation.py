@@ -63,8 +63,8 @@ def prepare(
         max_rewrites(0)
     except SettingError as error:
         raise ConversionError(str(error)) from None
-    if dtype is not None and not dtype.is_floating_point:
-        raise ConversionError(f"dtype must be a floating-point dtype, not {dtype}")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConversionError(f"dtype must be a floating-point dtype, not {dtype!r}")
     if not inplace:
         try:
             model = copy.deepcopy(model)

@@ -188,7 +188,7 @@ def _longer_by_one(call: ExampleCall, sequences: list[Tensor]) -> ExampleCall:
 
 
 def _longer(tensor: Tensor, dimension: int) -> Tensor:
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.shape[dimension] == 0:
         return tensor
     return torch.cat([tensor, tensor.narrow(dimension, -1, 1)], dimension)
 

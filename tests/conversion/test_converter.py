@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import kfconvert
-from kfconvert import ConversionError, ModelConverter, auto_convert_model
+from kfconvert import ConversionError, ModelConverter, auto_convert_model, validate_optimization
 from kfconvert.modules import FusedLinear
 from kfconvert.profiling import Comparison
 from kfconvert.report import table as report
@@ -173,6 +173,7 @@ def test_the_example_is_not_written(select):
         ({"input_shape": (0, 16)}, "positive sizes"),
         ({}, "exactly one"),
         ({"input_shape": (4, 16), "dtype": torch.int8}, "floating-point dtype"),
+        ({"input_shape": (4, 16), "dtype": "float32"}, "floating-point dtype"),
         ({"input_shape": (4, 16), "device": "nonsense"}, "device nonsense"),
         ({"example_inputs": 5}, "example_inputs must be"),
         pytest.param(
@@ -193,6 +194,20 @@ def test_what_is_not_a_module_or_option():
         ModelConverter().convert_model(torch.relu, input_shape=(1, 2))
     with pytest.raises(ConversionError, match="select"):
         ModelConverter(select="fastest")
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), -1e-6, "1e-6", None])
+def test_a_threshold_that_nothing_could_be_compared_with(threshold):
+    with pytest.raises(ConversionError, match="accuracy_threshold must be a number of at least 0"):
+        ModelConverter(accuracy_threshold=threshold)
+    with pytest.raises(ValueError, match="accuracy_threshold must be a number of at least 0"):
+        validate_optimization(mlp(), mlp(), torch.randn(4, 16), accuracy_threshold=threshold)
+
+
+def test_an_empty_batch_among_the_examples():
+    x = torch.randn(0, 16)
+    fused = ModelConverter(select="all").convert_model(mlp(), example_inputs=x)
+    assert fused(x).shape == mlp()(x).shape
 
 
 def spoil(monkeypatch, features):
