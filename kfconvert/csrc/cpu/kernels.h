@@ -3,40 +3,43 @@
 #pragma once
 
 #include "../common/arguments.h"
+#include "../common/operator_list.h"
 
 namespace kfc {
 
+template <class Arguments>
+using RangeKernel = void(const Arguments&, int64_t begin, int64_t end);
+
+// Adds what a share of the elements has to the row `share` of sums.partials, which must start as zeros.
+template <class Arguments>
+using SummingKernel = void(const Arguments&, const ChannelTotals& sums, int64_t begin, int64_t end, int64_t share);
+
+template <class Function>
+using Pointer = Function*;
+
+// Calls ENTRY(name, type) for every kernel: those of the list, and those that the CPU alone has. The ranges of
+// dropout_act and its gradients begin at multiples of 4; group_norm_backward leaves out grad_weight and grad_bias, which
+// are the sums of the sums; layer_norm_backward adds the rows' shares of grad_weight and grad_bias into partial number
+// `partial`, which must start as zeros.
+#define KFC_CPU_KERNELS(ENTRY)                                 \
+  KFC_KERNELS(ENTRY##_OF_RANGE)                                \
+  KFC_SUMMING_KERNELS(ENTRY##_SUMMING)                         \
+  ENTRY(cross_entropy_total, void(const CrossEntropy&))        \
+  ENTRY(layer_norm_backward, void(const LayerNormBackward&, int64_t begin, int64_t end, int64_t partial)) \
+  ENTRY(sum_partials, RangeKernel<PartialSums>)
+
+#define KFC_MEMBER(name, ...)                      Pointer<__VA_ARGS__> name;
+#define KFC_MEMBER_OF_RANGE(name, Arguments, ...)  KFC_MEMBER(name, RangeKernel<Arguments>)
+#define KFC_MEMBER_SUMMING(name, Arguments, ...)   KFC_MEMBER(name, SummingKernel<Arguments>)
+
 struct CpuKernels {
   const char* name;
-  void (*bias_act)(const BiasAct&, int64_t begin, int64_t end);
-  void (*combine_act)(const CombineAct&, int64_t begin, int64_t end);
-  void (*dropout_act)(const DropoutAct&, int64_t begin, int64_t end);  // begin: a multiple of 4
-  void (*batch_norm_act)(const BatchNormAct&, int64_t begin, int64_t end);
-  // Add what a share of the elements has to the row `share` of sums.partials, which must start as zeros.
-  void (*bias_act_gradients)(const BiasAct&, const ChannelTotals& sums, int64_t begin, int64_t end, int64_t share);
-  void (*dropout_act_gradients)(const DropoutAct&, const ChannelTotals& sums, int64_t begin, int64_t end,
-                                int64_t share);  // begin: a multiple of 4
-  void (*batch_norm_act_gradients)(const BatchNormAct&, const ChannelTotals& sums, int64_t begin, int64_t end,
-                                   int64_t share);
-  void (*sum_partials)(const PartialSums&, int64_t begin, int64_t end);  // of columns
-  void (*quantize)(const Quantize&, int64_t begin, int64_t end);
-  void (*dequantize)(const Quantize&, int64_t begin, int64_t end);
-  void (*normalize_image)(const NormalizeImage&, int64_t begin, int64_t end);  // of pixels
-  void (*rope)(const Rope&, int64_t begin, int64_t end);  // of rows
-  void (*softmax)(const Softmax&, int64_t begin, int64_t end);
-  void (*cross_entropy)(const CrossEntropy&, int64_t begin, int64_t end);
-  void (*cross_entropy_total)(const CrossEntropy&);
-  void (*reduce)(const Reduce&, int64_t begin, int64_t end);  // of rows * parts
-  void (*reduce_backward)(const ReduceBackward&, int64_t begin, int64_t end);  // of elements
-  void (*group_norm)(const GroupNorm&, int64_t begin, int64_t end);
-  // Without grad_weight and grad_bias, which are the sums of the sums.
-  void (*group_norm_backward)(const GroupNormBackward&, int64_t begin, int64_t end);
-  void (*layer_norm)(const LayerNorm&, int64_t begin, int64_t end);
-  void (*embedding_layer_norm)(const EmbeddingLayerNorm&, int64_t begin, int64_t end);  // of rows
-  // Adds the rows' shares of grad_weight and grad_bias into partial number `partial`, which must start as
-  // zeros.
-  void (*layer_norm_backward)(const LayerNormBackward&, int64_t begin, int64_t end, int64_t partial);
+  KFC_CPU_KERNELS(KFC_MEMBER)
 };
+
+#undef KFC_MEMBER
+#undef KFC_MEMBER_OF_RANGE
+#undef KFC_MEMBER_SUMMING
 
 const CpuKernels& cpu_kernels();
 

@@ -14,33 +14,32 @@ namespace {
 // number).
 constexpr int64_t kElementsPerThread = 32768;
 
-struct Cpu {
+// Calls the kernel for parts of 0 to count, one a thread, each of at least `grain`.
+template <class Arguments>
+void split(Pointer<RangeKernel<Arguments>> kernel, const Arguments& a, int64_t count, int64_t grain) {
+  if (count <= grain) return kernel(a, 0, count);
+  torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
+}
+
+// How many pieces of so many elements a thread is worth.
+int64_t pieces_per_thread(int64_t each) { return (kElementsPerThread - 1) / (each > 0 ? each : 1) + 1; }
+
+// The kernels of the list divided among threads, with nothing before and nothing after.
+struct Divided {
+#define KFC_DIVIDED(name, Arguments, count, each)                        \
+  static void name(const Arguments& a, const Tensor&) {                  \
+    split(cpu_kernels().name, a, count, pieces_per_thread(each));        \
+  }
+  KFC_KERNELS(KFC_DIVIDED)
+#undef KFC_DIVIDED
+};
+
+// A function that stands here hides the one of Divided.
+struct Cpu : Divided {
   static constexpr bool library_fuses_conv_bias = true;
   static constexpr bool reads_integer_zero_points = false;
 
   explicit Cpu(const Tensor&) {}
-
-  template <class Arguments>
-  using Kernel = void (*)(const Arguments&, int64_t begin, int64_t end);
-
-  // Calls the kernel for parts of 0 to count, one a thread, each of at least `grain`.
-  template <class Arguments>
-  static void split(Kernel<Arguments> kernel, const Arguments& a, int64_t count, int64_t grain = kElementsPerThread) {
-    if (count <= grain) return kernel(a, 0, count);
-    torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { kernel(a, begin, end); });
-  }
-
-  static int64_t rows_per_thread(int64_t cols) { return kElementsPerThread / (cols > 0 ? cols : 1) + 1; }
-
-  template <class Arguments>
-  static void split_rows(Kernel<Arguments> kernel, const Arguments& a, int64_t cols) {
-    split(kernel, a, a.rows, rows_per_thread(cols));
-  }
-
-  static void bias_act(const BiasAct& a, const Tensor&) { split(cpu_kernels().bias_act, a, a.numel); }
-  static void combine_act(const CombineAct& a, const Tensor&) { split(cpu_kernels().combine_act, a, a.numel); }
-  static void quantize(const Quantize& a, const Tensor&) { split(cpu_kernels().quantize, a, a.numel); }
-  static void dequantize(const Quantize& a, const Tensor&) { split(cpu_kernels().dequantize, a, a.numel); }
 
   static void dropout_act(const DropoutAct& a, const Tensor&) {
     const CpuKernels& kernels = cpu_kernels();
@@ -55,7 +54,7 @@ struct Cpu {
   // Nothing where there is no total.
   static void sum_partials(const PartialSums& a) {
     if (a.total == nullptr) return;
-    split(cpu_kernels().sum_partials, a, a.cols, rows_per_thread(a.count));
+    split(cpu_kernels().sum_partials, a, a.cols, pieces_per_thread(a.count));
   }
 
   // kernel(begin, end, share) for each of the shares of the elements, then the sums of their sums.
@@ -82,47 +81,19 @@ struct Cpu {
     }
   }
 
-  static void batch_norm_act(const BatchNormAct& a, const Tensor&) {
-    split(cpu_kernels().batch_norm_act, a, a.terms.numel);
+#define KFC_SUM_BY_CHANNEL(name, Arguments, terms)                                                             \
+  static void name(const Arguments& a, const ChannelTotals& totals, const Tensor&) {                           \
+    sum_by_channel(terms, totals, [&](const ChannelTotals& sums, int64_t begin, int64_t end, int64_t share) {  \
+      cpu_kernels().name(a, sums, begin, end, share);                                                          \
+    });                                                                                                        \
   }
-
-  static void batch_norm_act_gradients(const BatchNormAct& a, const ChannelTotals& totals, const Tensor&) {
-    sum_by_channel(a.terms, totals, [&](const ChannelTotals& sums, int64_t begin, int64_t end, int64_t share) {
-      cpu_kernels().batch_norm_act_gradients(a, sums, begin, end, share);
-    });
-  }
-
-  static void bias_act_gradients(const BiasAct& a, const ChannelTotals& totals, const Tensor&) {
-    sum_by_channel(a, totals, [&](const ChannelTotals& sums, int64_t begin, int64_t end, int64_t share) {
-      cpu_kernels().bias_act_gradients(a, sums, begin, end, share);
-    });
-  }
-
-  static void dropout_act_gradients(const DropoutAct& a, const ChannelTotals& totals, const Tensor&) {
-    sum_by_channel(a.terms, totals, [&](const ChannelTotals& sums, int64_t begin, int64_t end, int64_t share) {
-      cpu_kernels().dropout_act_gradients(a, sums, begin, end, share);
-    });
-  }
-
-  static void normalize_image(const NormalizeImage& a, const Tensor&) {
-    const int64_t pixels = a.sizes[0] * a.sizes[1] * a.sizes[2];
-    split(cpu_kernels().normalize_image, a, pixels, rows_per_thread(a.channels));
-  }
+  KFC_SUMMING_KERNELS(KFC_SUM_BY_CHANNEL)
+#undef KFC_SUM_BY_CHANNEL
 
   // Of a fixed length, so that the result does not depend on the number of threads.
   static int64_t reduce_part(const Reduce& a, const Tensor&) {
     return a.cols < kElementsPerThread ? a.cols : kElementsPerThread;
   }
-
-  static void reduce(const Reduce& a, const Tensor&) {
-    split(cpu_kernels().reduce, a, a.rows * a.parts, rows_per_thread(a.part));
-  }
-
-  static void reduce_backward(const ReduceBackward& a, const Tensor&) {
-    split(cpu_kernels().reduce_backward, a, a.rows * a.cols);
-  }
-
-  static void rope(const Rope& a, const Tensor&) { split_rows(cpu_kernels().rope, a, 2 * a.half); }
 
   // The kernels read and write where the targets say.
   static void check_targets(const CrossEntropy& a) {
@@ -140,23 +111,19 @@ struct Cpu {
               a.cols, " classes");
   }
 
-  static void softmax(const Softmax& a, const Tensor&) { split_rows(cpu_kernels().softmax, a, a.cols); }
-  static void cross_entropy(const CrossEntropy& a, const Tensor&) {
+  static void cross_entropy(const CrossEntropy& a, const Tensor& like) {
     check_targets(a);
-    split_rows(cpu_kernels().cross_entropy, a, a.cols);
+    Divided::cross_entropy(a, like);
     if (a.result != nullptr) cpu_kernels().cross_entropy_total(a);
   }
-  static void group_norm(const GroupNorm& a, const Tensor&) {
-    split_rows(cpu_kernels().group_norm, a, a.channels * a.inner);
-  }
-  static void group_norm_backward(const GroupNormBackward& a, const Tensor&) {
-    split_rows(cpu_kernels().group_norm_backward, a, a.channels * a.inner);
+
+  static void group_norm_backward(const GroupNormBackward& a, const Tensor& like) {
+    Divided::group_norm_backward(a, like);
     const int64_t images = a.rows / a.groups;
     const DType wide = a.dtype == DType::f64 ? DType::f64 : DType::f32;
     sum_partials({a.grad_weight, a.sums_weight, images, a.groups * a.channels, wide, a.dtype});
     sum_partials({a.grad_bias, a.sums_bias, images, a.groups * a.channels, wide, a.dtype});
   }
-  static void layer_norm(const LayerNorm& a, const Tensor&) { split_rows(cpu_kernels().layer_norm, a, a.cols); }
 
   // The kernel reads where the ids say.
   static void check_ids(const char* name, const char* table, const RowIds& ids, int64_t rows) {
@@ -167,15 +134,15 @@ struct Cpu {
     }
   }
 
-  static void embedding_layer_norm(const EmbeddingLayerNorm& a, const Tensor&) {
+  static void embedding_layer_norm(const EmbeddingLayerNorm& a, const Tensor& like) {
     check_ids("ids", "word", a.ids, a.norm.rows);
     if (a.token_type_ids.data != nullptr) check_ids("token_type_ids", "token_type", a.token_type_ids, a.norm.rows);
-    split(cpu_kernels().embedding_layer_norm, a, a.norm.rows, rows_per_thread(a.norm.cols));
+    Divided::embedding_layer_norm(a, like);
   }
 
   static int64_t layer_norm_partials(const LayerNormBackward& a, const Tensor&) {
     if (a.rows == 0 || a.cols == 0) return 1;
-    const int64_t grain = rows_per_thread(a.cols);
+    const int64_t grain = pieces_per_thread(a.cols);
     const int64_t wanted = (a.rows + grain - 1) / grain;
     const int64_t threads = torch::stable::get_num_threads();
     return wanted < threads ? wanted : threads;

@@ -154,7 +154,7 @@ int launch_batch_norm_act(const BatchNormAct& a, void* stream) {
   return launch(std::integral_constant<int, kAny>());
 }
 
-int64_t batch_norm_shares(const BatchNormAct& a) { return shares_of(a.terms, kGradientBlocks); }
+int64_t channel_shares(const BatchNormAct& a) { return shares_of(a.terms, kGradientBlocks); }
 
 int launch_batch_norm_act_gradients(const BatchNormAct& a, const ChannelTotals& sums, void* stream) {
   if (a.terms.activation == kRelu)

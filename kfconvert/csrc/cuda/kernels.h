@@ -3,32 +3,21 @@
 #pragma once
 
 #include "../common/arguments.h"
+#include "../common/operator_list.h"
 
 namespace kfc {
 
-int launch_bias_act(const BiasAct& a, void* stream);
-int launch_combine_act(const CombineAct& a, void* stream);
-int launch_dropout_act(const DropoutAct& a, void* stream);
-int launch_batch_norm_act(const BatchNormAct& a, void* stream);
-int launch_batch_norm_act_gradients(const BatchNormAct& a, const ChannelTotals& sums, void* stream);
-// Backward passes with the sums by channel; of prelu, where there are slopes, two.
-int launch_bias_act_gradients(const BiasAct& a, const ChannelTotals& sums, void* stream);
-int launch_dropout_act_gradients(const DropoutAct& a, const ChannelTotals& sums, void* stream);
-// How many rows the partial sums have.
+#define KFC_LAUNCHER(name, Arguments, ...)         int launch_##name(const Arguments& a, void* stream);
+#define KFC_SUMMING_LAUNCHER(name, Arguments, ...) int launch_##name(const Arguments&, const ChannelTotals&, void* stream);
+KFC_KERNELS(KFC_LAUNCHER)
+KFC_SUMMING_KERNELS(KFC_SUMMING_LAUNCHER)
+#undef KFC_LAUNCHER
+#undef KFC_SUMMING_LAUNCHER
+
+// How many rows the partial sums of a summing kernel have.
 int64_t channel_shares(const BiasAct& a);
-int64_t batch_norm_shares(const BatchNormAct& a);
-int launch_quantize(const Quantize& a, void* stream);
-int launch_dequantize(const Quantize& a, void* stream);
-int launch_normalize_image(const NormalizeImage& a, void* stream);
-int launch_rope(const Rope& a, void* stream);
-int launch_softmax(const Softmax& a, void* stream);
-int launch_cross_entropy(const CrossEntropy& a, void* stream);
-int launch_reduce(const Reduce& a, void* stream);
-int launch_reduce_backward(const ReduceBackward& a, void* stream);
-int launch_group_norm(const GroupNorm& a, void* stream);
-int launch_group_norm_backward(const GroupNormBackward& a, void* stream);
-int launch_layer_norm(const LayerNorm& a, void* stream);
-int launch_embedding_layer_norm(const EmbeddingLayerNorm& a, void* stream);
+int64_t channel_shares(const BatchNormAct& a);
+inline int64_t channel_shares(const DropoutAct& a) { return channel_shares(a.terms); }
 
 // The columns of a part of a row: all, or so many that the parts of all rows fill the device.
 int64_t reduce_part(const Reduce& a);

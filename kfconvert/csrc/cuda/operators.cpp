@@ -28,107 +28,26 @@ class Cuda {
 
   explicit Cuda(const Tensor& t) : device_(t.get_device_index()), guard_(device_) {}
 
-  static void bias_act(const BiasAct& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_bias_act(a, here.stream()), "bias_act");
+#define KFC_LAUNCH(name, Arguments, ...)                    \
+  static void name(const Arguments& a, const Tensor& like) { \
+    const Cuda here(like);                                   \
+    check_cuda(launch_##name(a, here.stream()), #name);      \
   }
+  KFC_KERNELS(KFC_LAUNCH)
+#undef KFC_LAUNCH
 
-  static void combine_act(const CombineAct& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_combine_act(a, here.stream()), "combine_act");
+#define KFC_LAUNCH_SUMMING(name, Arguments, terms)                               \
+  static void name(const Arguments& a, ChannelTotals sums, const Tensor& like) { \
+    const Cuda here(like);                                                       \
+    const Tensor partials = partial_sums(terms, channel_shares(a), sums, like);  \
+    check_cuda(launch_##name(a, sums, here.stream()), #name);                    \
   }
-
-  static void dropout_act(const DropoutAct& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_dropout_act(a, here.stream()), "dropout_act");
-  }
-
-  static void batch_norm_act(const BatchNormAct& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_batch_norm_act(a, here.stream()), "batch_norm_act");
-  }
-
-  static void batch_norm_act_gradients(const BatchNormAct& a, ChannelTotals sums, const Tensor& like) {
-    const Cuda here(like);
-    const Tensor partials = partial_sums(a.terms, batch_norm_shares(a), sums, like);
-    check_cuda(launch_batch_norm_act_gradients(a, sums, here.stream()), "batch_norm_act_gradients");
-  }
-
-  static void bias_act_gradients(const BiasAct& a, ChannelTotals sums, const Tensor& like) {
-    const Cuda here(like);
-    const Tensor partials = partial_sums(a, channel_shares(a), sums, like);
-    check_cuda(launch_bias_act_gradients(a, sums, here.stream()), "bias_act_gradients");
-  }
-
-  static void dropout_act_gradients(const DropoutAct& a, ChannelTotals sums, const Tensor& like) {
-    const Cuda here(like);
-    const Tensor partials = partial_sums(a.terms, channel_shares(a.terms), sums, like);
-    check_cuda(launch_dropout_act_gradients(a, sums, here.stream()), "dropout_act_gradients");
-  }
-
-  static void quantize(const Quantize& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_quantize(a, here.stream()), "quantize");
-  }
-
-  static void dequantize(const Quantize& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_dequantize(a, here.stream()), "dequantize");
-  }
-
-  static void normalize_image(const NormalizeImage& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_normalize_image(a, here.stream()), "normalize_image");
-  }
-
-  static void rope(const Rope& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_rope(a, here.stream()), "rope");
-  }
-
-  static void softmax(const Softmax& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_softmax(a, here.stream()), "softmax");
-  }
-
-  static void cross_entropy(const CrossEntropy& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_cross_entropy(a, here.stream()), "cross_entropy");
-  }
+  KFC_SUMMING_KERNELS(KFC_LAUNCH_SUMMING)
+#undef KFC_LAUNCH_SUMMING
 
   static int64_t reduce_part(const Reduce& a, const Tensor& like) {
     const Cuda here(like);
     return kfc::reduce_part(a);
-  }
-
-  static void reduce(const Reduce& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_reduce(a, here.stream()), "reduce");
-  }
-
-  static void reduce_backward(const ReduceBackward& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_reduce_backward(a, here.stream()), "reduce_backward");
-  }
-
-  static void group_norm(const GroupNorm& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_group_norm(a, here.stream()), "group_norm");
-  }
-
-  static void group_norm_backward(const GroupNormBackward& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_group_norm_backward(a, here.stream()), "group_norm_backward");
-  }
-
-  static void layer_norm(const LayerNorm& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_layer_norm(a, here.stream()), "layer_norm");
-  }
-
-  static void embedding_layer_norm(const EmbeddingLayerNorm& a, const Tensor& like) {
-    const Cuda here(like);
-    check_cuda(launch_embedding_layer_norm(a, here.stream()), "embedding_layer_norm");
   }
 
   static int64_t layer_norm_partials(const LayerNormBackward& a, const Tensor& like) {
