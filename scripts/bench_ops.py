@@ -39,7 +39,7 @@ from typing import Any
 import torch
 import torch._functorch.config
 from bench_ops_cases import CASES, SIZES, Case, Maker
-from bench_ops_compositions import COMPOSITIONS
+from bench_ops_compositions import COMPOSITIONS, DECLARED
 from bench_ops_table import Row, header, launched_variants, line, row_name, summary
 from bench_ops_timing import Task, device_times, one_by_one, task
 from torch import Tensor
@@ -234,7 +234,7 @@ def sizes(text: str) -> list[tuple[int, int]]:
 
 
 def asked(options: argparse.Namespace) -> Iterator[tuple[Case, tuple[int, int], str]]:
-    for case in (*CASES, *COMPOSITIONS):
+    for case in (*CASES, *COMPOSITIONS, *DECLARED):
         if not re.search(options.only, case.name):
             continue
         if not hasattr(ops, case.operator):

@@ -1,13 +1,14 @@
-"""More cases of bench_ops.py: calls of libraries in a row, each at one representative size."""
+"""More cases of bench_ops.py: calls of libraries in a row, each at one representative size, and what has no case."""
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bench_ops_cases import Case, Function, Maker, image
+from bench_ops_cases import CASES, Case, Function, Maker, image
 from torch import Tensor
 
 from kfconvert.kernels import reference
+from kfconvert.ops.declaration import OPERATORS, Operator
 
 WORDS, POSITIONS = 30522, 512
 
@@ -105,4 +106,25 @@ COMPOSITIONS = (
         gradients=(1, 2, 3, 4, 5),
     ),
     Case("conv2d_bn_act", "composition", convolution, conv2d_bn_relu, gradients=(0, 1, 4, 5)),
+)
+
+
+def of_declaration(name: str, operator: Operator) -> Case:
+    """The case of an operator that takes tensors alone, all of which want a gradient where they are floats."""
+
+    def inputs(make: Maker, rows: int, columns: int) -> tuple[Tensor, ...]:
+        return operator.example(make.normal, rows, columns)
+
+    example = inputs(Maker(torch.device("cpu"), torch.float32), 5, 33)
+    if not all(isinstance(value, Tensor) for value in example):
+        raise TypeError(f"{name} takes more than tensors: it needs a case in bench_ops_cases.py, or timed_as")
+    floats = tuple(place for place, value in enumerate(example) if value.is_floating_point())
+    return Case(name, operator.group, inputs, gradients=() if operator.has_no_backward else floats)
+
+
+_named = {case.operator for case in (*CASES, *COMPOSITIONS)}
+DECLARED = tuple(
+    of_declaration(name, operator)
+    for name, operator in OPERATORS.items()
+    if operator.is_compiled and operator.timed_as is None and name not in _named
 )

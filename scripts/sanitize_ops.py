@@ -14,13 +14,14 @@ import sys
 import torch
 from bench_ops import gradients_of_outputs, one_of
 from bench_ops_cases import CASES, Maker
-from bench_ops_compositions import COMPOSITIONS
+from bench_ops_compositions import COMPOSITIONS, DECLARED
 from bench_ops_timing import task
 
 from kfconvert import ops
+from kfconvert.ops.declaration import OPERATORS
 
 SIZES = ((1, 8), (33, 48), (5, 1001), (300, 96), (7, 768), (40, 2048), (3, 8192), (2, 40_000), (2200, 512))
-KERNELS = [*CASES, *(case for case in COMPOSITIONS if case.name in ("rope", "embedding_layer_norm"))]
+KERNELS = [case for case in (*CASES, *COMPOSITIONS, *DECLARED) if OPERATORS[case.operator].is_compiled]
 # The backward of an embedding is PyTorch's, of whose kernel racecheck reports a race.
 FORWARD_ONLY = ("embedding_layer_norm",)
 DTYPES = ("float32", "float16", "bfloat16", "float64")

@@ -9,41 +9,10 @@ import pytest
 import torch
 
 from kfconvert import ops
+from kfconvert.ops.declaration import OPERATORS
 from kfconvert.profiling import Comparison
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-
-# Operators without a case of their own, and why.
-UNTIMED = {
-    "ACTIVATIONS": "no operator",
-    "Activation": "no operator",
-    "apply_activation": "plain ATen",
-    "act_mul": "swish_multiply and geglu",
-    "SoftMaxOp": "softmax",
-    "get_cuda_softmax": "softmax",
-    "batch_norm_act": "batch_norm_relu",
-    "bias_act": "bias_gelu, bias_relu and bias_silu",
-    "group_norm_act": "group_norm_silu",
-    "rms_norm_act": "rms_norm, add_rms_norm and rms_norm_gelu",
-    "scale_shift_act": "conv2d_bn_act",
-    "linear_act": "fused_linear_activation",
-    "conv_act": "conv2d_bn_act",
-    "conv2d_gelu_dropout": "conv_act and F.dropout",
-    "depthwise_pointwise": "two calls of conv_act",
-    "attention_score": "torch.baddbmm",
-    "fused_attention_score": "attention_score by another name",
-    "attention_dropout": "torch.softmax and F.dropout",
-    "fused_multihead_attention": "flash_attention of another layout",
-    "block_sparse_attention": "its time depends on the layout of the blocks",
-    "chunked_attention": "flash_attention, where that writes no scores",
-    "contract": "torch.einsum",
-    "fused_adam": "torch's own fused step",
-    "fused_adamw": "torch's own fused step",
-    "fused_sgd": "torch's own fused step",
-    "sliding_window": "PyTorch's reductions",
-    "sliding_window_mean_std": "torch.std_mean",
-}
-
 
 @pytest.fixture
 def bench(monkeypatch):
@@ -114,11 +83,19 @@ def test_an_operator_that_is_missing_is_left_out(bench, monkeypatch, capsys):
 
 
 def test_every_operator_has_a_case_or_a_reason(bench):
-    cases = (*bench.CASES, *bench.COMPOSITIONS)
-    timed = {id(getattr(ops, case.operator)) for case in cases if hasattr(ops, case.operator)}
-    forgotten = [name for name in ops.__all__ if name not in UNTIMED and id(getattr(ops, name)) not in timed]
-    assert not forgotten
-    assert not [name for name in UNTIMED if id(getattr(ops, name)) in timed]
+    timed = {case.operator for case in (*bench.CASES, *bench.COMPOSITIONS, *bench.DECLARED)}
+    for name, operator in OPERATORS.items():
+        reasons = (name in timed) + (operator.timed_as is not None)
+        assert reasons == 1 or operator.runs is not None and not reasons, name
+
+
+def test_an_operator_without_a_case_gets_that_of_its_declaration(bench, monkeypatch, capsys):
+    compositions = importlib.import_module("bench_ops_compositions")
+    case = compositions.of_declaration("add_relu", OPERATORS["add_relu"])
+    assert (case.group, case.gradients) == ("elementwise", (0, 1))
+    assert [tuple(x.shape) for x in case.inputs(bench.Maker(torch.device("cpu"), torch.float32), 8, 4)] == [(8, 4)] * 2
+    with pytest.raises(TypeError, match="act_mul takes more than tensors"):
+        compositions.of_declaration("act_mul", OPERATORS["act_mul"])
 
 
 def test_bytes_that_must_move(bench):

@@ -8,15 +8,15 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..ops.activations import apply_activation
+from ..ops.fused.scale_shift_act import batch_norm_scale_and_shift, scale_shift_act
 from ..ops.registration import has_kernels
-from ..ops.scale_shift_act import batch_norm_scale_and_shift, scale_shift_act
 from .base import CHANNELS_LAST, FusedModule, Plan, require_plain, takes_plain_path
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def scale_and_shift(bn: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`kfconvert.ops.scale_shift_act.batch_norm_scale_and_shift` of bn's tensors."""
+    """:func:`kfconvert.ops.fused.scale_shift_act.batch_norm_scale_and_shift` of bn's tensors."""
     return batch_norm_scale_and_shift(bn.running_mean, bn.running_var, bn.weight, bn.bias, bn.eps)
 
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..ops.activations import apply_activation
-from ..ops.bias_act import bias_act
-from ..ops.conv_act import conv_act
-from ..ops.linear_act import linear_act
+from ..ops.fused.bias_act import bias_act
+from ..ops.fused.conv_act import conv_act
+from ..ops.fused.linear_act import linear_act
 from ..ops.registration import has_kernels
 from .base import CHANNELS_LAST, FusedModule, Plan, held, require_plain, takes_plain_path
 from .onednn import in_place, pointwise, runs_onednn

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from ..ops.act_mul import act_mul
 from ..ops.activations import apply_activation
+from ..ops.fused.act_mul import act_mul
 from ..ops.registration import has_kernels
 from .base import FusedModule, Plan, held, takes_plain_path
 from .merged import FusedMergedLinear, plain_linear

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..ops.activations import apply_activation
-from ..ops.group_norm_act import group_norm_act
+from ..ops.fused.group_norm_act import group_norm_act
 from .base import FusedModule, Plan, held, require_plain, takes_plain_path
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from ..extension import EXTENSION_LOADED
 from ..ops.activations import ACTIVATIONS, apply_activation
-from ..ops.linear_act import linear_act
+from ..ops.fused.linear_act import linear_act
 from .base import FusedModule, Plan, gelu_name, held, require_float_tensor, require_plain, takes_plain_path
 from .onednn import HAS_MKL, pointwise, runs_onednn
 

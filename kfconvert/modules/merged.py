@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..ops.linear_act import linear_act
+from ..ops.fused.linear_act import linear_act
 from .base import FusedModule, Plan, held, takes_plain_path
 from .linear import FusedLinear
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..ops.activations import apply_activation
-from ..ops.layer_norm_act import layer_norm_act
+from ..ops.fused.layer_norm_act import layer_norm_act
 from .base import gelu_name, held, require_plain
 from .norm_base import AddsResidual, FusedNorm
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from ..ops.rms_norm_act import reference, rms_norm_act
+from ..ops.fused.rms_norm_act import reference, rms_norm_act
 from .base import held
 from .norm_base import AddsResidual, FusedNorm
 

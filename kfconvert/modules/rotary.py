@@ -2,7 +2,7 @@
 
 import torch
 
-from ..ops.rotary import reference, rope, rope_inference
+from ..ops.fused.rotary import reference, rope, rope_inference
 from .base import FusedModule, Plan
 
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..ops.activations import ACTIVATIONS, apply_activation
-from ..ops.linear_act import linear_act
+from ..ops.fused.linear_act import linear_act
 from .base import FusedModule, Plan, held, require_plain, takes_plain_path
 
 

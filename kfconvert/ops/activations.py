@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from .declaration import declare
+
 _aten = torch.ops.aten
 
 
@@ -115,6 +117,11 @@ class _Codes(dict):
 CODES: dict[str, int] = _Codes({name: activation.code for name, activation in ACTIVATIONS.items()})
 
 
+@declare(
+    group="elementwise",
+    example=lambda t, rows, columns: (t(rows, columns), "relu"),
+    runs="PyTorch's activations",
+)
 def apply_activation(x: torch.Tensor, name: str, negative_slope: float = 0.01) -> torch.Tensor:
     """``act(x)`` in plain ATen, differentiable; x is any float tensor. ValueError for an unknown name."""
     return BY_CODE[CODES[name]].reference(x, negative_slope)

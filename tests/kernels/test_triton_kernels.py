@@ -18,9 +18,9 @@ from torch import Tensor
 
 from kfconvert.kernels import reference
 from kfconvert.ops import ACTIVATIONS
-from kfconvert.ops.act_mul import reference as act_mul
-from kfconvert.ops.layer_norm_act import reference as layer_norm_act
-from kfconvert.ops.rms_norm_act import reference as rms_norm_act
+from kfconvert.ops.fused.act_mul import reference as act_mul
+from kfconvert.ops.fused.layer_norm_act import reference as layer_norm_act
+from kfconvert.ops.fused.rms_norm_act import reference as rms_norm_act
 
 pytest.importorskip("triton")
 kernels = importlib.import_module("kfconvert.kernels.triton")

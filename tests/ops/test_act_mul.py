@@ -3,8 +3,8 @@ import torch
 from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
 
 from kfconvert import ops
-from kfconvert.ops.act_mul import reference
-from kfconvert.ops.combine_act import Combination
+from kfconvert.ops.fused.act_mul import reference
+from kfconvert.ops.fused.combine_act import Combination
 
 OPERATORS = torch.ops.kfconvert
 

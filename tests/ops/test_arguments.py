@@ -8,32 +8,11 @@ import typing
 import numpy
 import pytest
 import torch
-from support.operator_arguments import ARGUMENTS, arguments
+from support.operator_arguments import arguments
 
 from kfconvert import extension, ops
 
 t = torch.randn
-
-# Of the operators that are calls of others.
-MORE = {
-    "apply_activation": lambda: (t(5, 33), "relu"),
-    "attention_dropout": lambda: (t(5, 33), 0.5),
-    "attention_score": lambda: (t(2, 5, 8), t(2, 7, 8)),
-    "block_sparse_attention": lambda: (*t(3, 1, 2, 64, 8), torch.ones(4, 4, dtype=torch.bool), 16),
-    "chunked_attention": lambda: (*t(3, 1, 2, 9, 8), 4),
-    "contract": lambda: ("bij,jk->bik", t(2, 3, 4), t(4, 5)),
-    "conv2d_bn_act": lambda: (t(2, 3, 8, 8), t(4, 3, 3, 3), t(4), t(4), t(4).abs(), t(4), t(4), "relu"),
-    "conv2d_gelu_dropout": lambda: (t(2, 3, 8, 8), t(4, 3, 3, 3), t(4), 0.5),
-    "depthwise_pointwise": lambda: (t(2, 3, 8, 8), t(6, 1, 3, 3), t(6), t(4, 6, 1, 1), t(4), "relu"),
-    "embedding_layer_norm": lambda: (torch.arange(6).reshape(2, 3), t(9, 8), t(4, 8), t(2, 8), t(8), t(8)),
-    "fused_linear_activation": lambda: (t(5, 8), t(9, 8), t(9), "relu"),
-    "ffn_block": lambda: (t(5, 8), t(9, 8), t(9), t(4, 9), t(4)),
-    "flash_attention": lambda: tuple(t(3, 1, 2, 5, 8)),
-    "fused_multihead_attention": lambda: (*t(3, 2, 5, 8), 2),
-    "rope_attention": lambda: (*t(3, 1, 2, 5, 8), t(5, 8), t(5, 8)),
-    "sliding_window": lambda: (t(5, 9), 3, 2),
-    "sliding_window_mean_std": lambda: (t(5, 9), 3),
-}
 
 # The arguments of these are torch's to refuse.
 NOT_HERE = {"fused_adam", "fused_adamw", "fused_sgd", "get_cuda_softmax"}
@@ -49,7 +28,7 @@ def functions():
 
 
 def valid(name):
-    return arguments(name, "cpu") if name in ARGUMENTS else MORE[name]()
+    return arguments(name, "cpu")
 
 
 def tensor_parameters(function):

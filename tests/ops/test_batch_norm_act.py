@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
 
 from kfconvert import ops
-from kfconvert.ops.batch_norm_act import reference
+from kfconvert.ops.standalone.batch_norm_act import reference
 
 OPERATORS = torch.ops.kfconvert
 SHAPES = [(4, 8), (2, 8, 4, 4), (3, 7, 5, 3), (2, 16, 3), (1, 4, 70_001)]

@@ -3,7 +3,7 @@ import torch
 from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
 
 from kfconvert import ops
-from kfconvert.ops.bias_act import reference
+from kfconvert.ops.fused.bias_act import reference
 
 OPERATORS = torch.ops.kfconvert
 

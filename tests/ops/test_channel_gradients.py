@@ -6,7 +6,7 @@ from helpers import DTYPES, assert_gradients_as_accurate
 
 from kfconvert import ops
 from kfconvert.kernels import reference
-from kfconvert.ops.bias_act import reference as bias_act
+from kfconvert.ops.fused.bias_act import reference as bias_act
 
 OPERATORS = torch.ops.kfconvert
 MANY = [

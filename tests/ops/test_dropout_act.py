@@ -7,7 +7,7 @@ from helpers import DTYPES, assert_as_accurate, compare
 
 from kfconvert import ops
 from kfconvert.kernels import reference
-from kfconvert.ops.dropout_act import _philox, keep_mask
+from kfconvert.ops.standalone.dropout_act import _philox, keep_mask
 
 OPERATORS = torch.ops.kfconvert
 GELU, NONE = ops.ACTIVATIONS["gelu"].code, ops.ACTIVATIONS["none"].code

@@ -4,7 +4,7 @@ from helpers import DTYPES, assert_gradients_as_accurate
 
 from kfconvert import ops
 from kfconvert.ops import group_norm_act
-from kfconvert.ops.group_norm_act import _compose_backward, _compose_training, reference
+from kfconvert.ops.fused.group_norm_act import _compose_backward, _compose_training, reference
 
 OPERATORS = torch.ops.kfconvert
 

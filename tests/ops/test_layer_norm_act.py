@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate, gradients
 
 from kfconvert import ops
-from kfconvert.ops.layer_norm_act import reference
+from kfconvert.ops.fused.layer_norm_act import reference
 
 OPERATORS = torch.ops.kfconvert
 

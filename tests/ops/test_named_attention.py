@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kfconvert import ops
 from kfconvert.kernels import reference
-from kfconvert.ops import attention, block_sparse
+from kfconvert.ops.standalone import attention, block_sparse
 
 # The largest error of PyTorch's own kernels on CUDA is up to 8 times that of a product, a softmax and a product.
 ATTENTION_FACTOR = {"cpu": 1.5, "cuda": 12}

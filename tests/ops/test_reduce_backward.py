@@ -6,7 +6,7 @@ from helpers import DTYPES, assert_gradients_as_accurate
 
 from kfconvert import ops
 from kfconvert.kernels import reference
-from kfconvert.ops.reduce import Term
+from kfconvert.ops.standalone.reduce import Term
 
 OPERATORS = torch.ops.kfconvert
 BACKWARD = OPERATORS.reduce_rows_backward.default
@@ -91,7 +91,7 @@ def test_gradients_of_any_layout_and_precision(device, dtype):
             for term in (Term.SQUARE, Term.MAGNITUDE):
                 (got, none), (want, _) = (
                     backward(given, x, None, 1, term, True, False)
-                    for backward in (BACKWARD, ops.reduce._compose_backward)
+                    for backward in (BACKWARD, ops.standalone.reduce._compose_backward)
                 )
                 assert got.dtype == dtype and none.shape == (0,)
                 torch.testing.assert_close(got, want)

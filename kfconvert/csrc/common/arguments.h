@@ -112,7 +112,7 @@ struct Broadcast {
   int64_t strides[kMostDims];  // 0 where it is repeated
 };
 
-// The numbers are those of kfconvert/ops/combine_act.py.
+// The numbers are those of kfconvert/ops/fused/combine_act.py.
 enum class Combination : int {
   sum = 0,      // act(x + other)
   product = 1,  // act(x * other)
@@ -157,7 +157,7 @@ struct Rope {
   DType dtype;
 };
 
-// What is added up, of x and other. The numbers are those of kfconvert/ops/reduce.py, which has no identity.
+// What is added up, of x and other. The numbers are those of kfconvert/ops/standalone/reduce.py, which has no identity.
 enum class Term : int {
   identity = 0,
   square = 1,

@@ -27,7 +27,7 @@ inline CrossEntropy cross_entropy_arguments(const char* op, const Tensor& x, con
   return a;
 }
 
-// The numbers are those of kfconvert/ops/cross_entropy.py.
+// The numbers are those of kfconvert/ops/standalone/cross_entropy.py.
 enum Reduction : int64_t { kNoReduction = 0, kMean = 1, kSum = 2 };
 
 // (result, lse (rows, 2), weight (1)); see CrossEntropy. Without a reduction the result is the losses, (rows) in the

@@ -1,109 +1,15 @@
 """The operators in plain ATen: their definitions, on any device and differentiable."""
 
-from .attention import (
-    attention_dropout,
-    attention_score,
-    block_sparse_attention,
-    chunked_attention,
-    flash_attention,
-    fused_multihead_attention,
-    rope,
-    rope_attention,
-)
-from .blocks import (
-    conv2d_bn_act,
-    conv2d_gelu_dropout,
-    depthwise_pointwise,
-    embedding_layer_norm,
-    ffn_block,
-    fused_linear_activation,
-)
-from .contraction import contract
-from .elementwise import (
-    add_mul_exp,
-    add_relu,
-    add_sigmoid,
-    bias_dropout_add,
-    bias_gelu,
-    bias_relu,
-    bias_silu,
-    dequantize_int8,
-    geglu,
-    gelu_dropout,
-    mish_scale,
-    mul_tanh,
-    multiply_relu,
-    normalize_image,
-    prelu_bias,
-    quantize_int8,
-    swish_multiply,
-)
-from .norms import (
-    add_layer_norm,
-    add_rms_norm,
-    batch_norm_relu,
-    group_norm_silu,
-    layer_norm_gelu,
-    layer_norm_relu,
-    layer_norm_silu,
-    rms_norm,
-    rms_norm_gelu,
-)
-from .optimizers import fused_adam, fused_adamw, fused_sgd
-from .reductions import mse_loss, reduce_mean_abs, reduce_sum_squared
-from .series import sliding_window, sliding_window_mean_std
-from .softmax import cross_entropy, softmax
+from ...ops.declaration import OPERATORS
+from .attention import *
+from .blocks import *
+from .contraction import *
+from .elementwise import *
+from .norms import *
+from .optimizers import *
+from .reductions import *
+from .series import *
+from .softmax import *
 
-__all__ = [
-    "add_layer_norm",
-    "add_mul_exp",
-    "add_relu",
-    "add_rms_norm",
-    "add_sigmoid",
-    "attention_dropout",
-    "attention_score",
-    "batch_norm_relu",
-    "bias_dropout_add",
-    "bias_gelu",
-    "bias_relu",
-    "bias_silu",
-    "block_sparse_attention",
-    "chunked_attention",
-    "contract",
-    "conv2d_bn_act",
-    "conv2d_gelu_dropout",
-    "cross_entropy",
-    "depthwise_pointwise",
-    "dequantize_int8",
-    "embedding_layer_norm",
-    "ffn_block",
-    "flash_attention",
-    "fused_adam",
-    "fused_adamw",
-    "fused_linear_activation",
-    "fused_multihead_attention",
-    "fused_sgd",
-    "geglu",
-    "gelu_dropout",
-    "group_norm_silu",
-    "layer_norm_gelu",
-    "layer_norm_relu",
-    "layer_norm_silu",
-    "mish_scale",
-    "mse_loss",
-    "mul_tanh",
-    "multiply_relu",
-    "normalize_image",
-    "prelu_bias",
-    "quantize_int8",
-    "reduce_mean_abs",
-    "reduce_sum_squared",
-    "rms_norm",
-    "rms_norm_gelu",
-    "rope",
-    "rope_attention",
-    "sliding_window",
-    "sliding_window_mean_std",
-    "softmax",
-    "swish_multiply",
-]
+globals().update({name: operator.reference for name, operator in OPERATORS.items() if operator.reference})
+__all__ = sorted(OPERATORS.keys() & globals().keys())

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...ops.rotary import reference as rope
+from ...ops.fused.rotary import reference as rope
 
 
 def attention_score(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:

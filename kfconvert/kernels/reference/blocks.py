@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...ops.activations import apply_activation
+from ...ops import activations
 
 
 def fused_linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    return apply_activation(F.linear(x, weight, bias), activation)
+    return activations.apply_activation(F.linear(x, weight, bias), activation)
 
 
 def ffn_block(x, w1, b1, w2, b2, activation="gelu", dropout_p=0.0, training=True) -> Tensor:
@@ -42,7 +42,7 @@ def conv2d_bn_act(
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     batched = y if x.dim() == 4 else y.unsqueeze(0)
     normalised = F.batch_norm(batched, running_mean, running_var, bn_weight, bn_bias, eps=eps)
-    return apply_activation(normalised.view_as(y), activation)
+    return activations.apply_activation(normalised.view_as(y), activation)
 
 
 def conv2d_gelu_dropout(
@@ -63,4 +63,4 @@ def depthwise_pointwise(
     dilation=1,
 ) -> Tensor:
     y = F.conv2d(x, depthwise_weight, depthwise_bias, stride, padding, dilation, x.shape[-3])
-    return apply_activation(F.conv2d(y, pointwise_weight, pointwise_bias), activation)
+    return activations.apply_activation(F.conv2d(y, pointwise_weight, pointwise_bias), activation)

@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...ops.bias_act import reference as bias_act
-from ...ops.bias_act import spread
-from ...ops.normalize_image import reference as normalize_image
-from ...ops.prelu_bias import reference as prelu_bias
-from ...ops.quantize import reference_dequantize as dequantize_int8
-from ...ops.quantize import reference_quantize as quantize_int8
+from ...ops.fused.bias_act import reference as bias_act
+from ...ops.fused.bias_act import spread
+from ...ops.standalone.normalize_image import reference as normalize_image
+from ...ops.standalone.prelu_bias import reference as prelu_bias
+from ...ops.standalone.quantize import reference_dequantize as dequantize_int8
+from ...ops.standalone.quantize import reference_quantize as quantize_int8
 
 __all__ = [
     "add_mul_exp",

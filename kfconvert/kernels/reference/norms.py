@@ -3,11 +3,11 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...ops.group_norm_act import reference as group_norm_act
-from ...ops.layer_norm_act import reference as layer_norm_act
-from ...ops.norm_names import rms_eps, shape_weight_eps
+from ...ops.fused.group_norm_act import reference as group_norm_act
+from ...ops.fused.layer_norm_act import reference as layer_norm_act
+from ...ops.fused.rms_norm_act import reference as rms_norm_act
 from ...ops.norms import own_sum
-from ...ops.rms_norm_act import reference as rms_norm_act
+from ...ops.standalone.norm_names import rms_eps, shape_weight_eps
 
 
 def layer_norm_relu(x, normalized_shape, weight=None, bias=None, eps=1e-5) -> Tensor:

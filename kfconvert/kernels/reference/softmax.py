@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...ops.softmax import reference as softmax
+from ...ops.standalone.softmax import reference as softmax
 
 __all__ = ["cross_entropy", "softmax"]
 

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.bias_act import check_terms
-from ...ops.prelu_bias import check_prelu
+from ...ops.fused.bias_act import check_terms
+from ...ops.standalone.prelu_bias import check_prelu
 from .activations import activate
 from .arguments import laid_out_as, require_forward
 from .launch import by_channel, channel_of, launch, tile

@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.activations import BY_CODE, CODES, EXP_TWICE, MISH
-from ...ops.combine_act import Combination, check_pair, empty_result
+from ...ops.fused.combine_act import Combination, check_pair, empty_result
 from .activations import activate
 from .arguments import laid_out_as, require_forward
 from .launch import launch, tile

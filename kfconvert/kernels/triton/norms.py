@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.activations import BY_CODE, CODES
-from ...ops.norm_names import rms_eps, shape_weight_eps
 from ...ops.norms import as_shape, check_norm, row_count
+from ...ops.standalone.norm_names import rms_eps, shape_weight_eps
 from .activations import activate
 from .arguments import repeated_rows, require_forward, require_width
 from .launch import WIDEST, launch, tile

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...ops.quantize import parameters
 from ...ops.registration import require, require_float
+from ...ops.standalone.quantize import parameters
 from .arguments import laid_out_as, require_forward
 from .launch import by_channel, channel_of, launch, tile
 

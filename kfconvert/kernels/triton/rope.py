@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.fused.rotary import check_rope
 from ...ops.norms import row_count
-from ...ops.rotary import check_rope
 from .arguments import laid_out_as, repeated_rows, require_forward
 from .launch import launch, tile
 

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...ops.norms import row_count
-from ...ops.softmax import check_mask
+from ...ops.standalone.softmax import check_mask
 from .arguments import repeated_rows, require_forward, require_width
 from .launch import WIDEST, launch, tile
 

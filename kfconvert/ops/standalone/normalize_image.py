@@ -5,14 +5,43 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from .arguments import as_integer, as_number, require_tensors
-from .registration import define, has_kernels, require, require_float, require_same_device
+from ..arguments import as_integer, as_number, require_tensors
+from ..declaration import declare
+from ..registration import define, has_kernels, require, require_float, require_same_device
+
+__all__ = ["normalize_image"]
 
 # So many channels have their numbers in the call (kFewChannels in csrc/common/arguments.h); of more they are
 # tensors.
 _FEW_CHANNELS = 4
 
 
+def reference(
+    image: Tensor,
+    mean: Sequence[float] | Tensor,
+    std: Sequence[float] | Tensor,
+    *,
+    crop: tuple[int, int, int, int] | None = None,
+    flip: bool = False,
+    dtype: torch.dtype = torch.float32,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
+    """The definition of :func:`normalize_image` in plain ATen. It rounds as torchvision's transforms do:
+    mean, std and each step to float32, or to float64 where that is ``dtype``."""
+    mean, std = (value.reshape(-1, 1, 1) for value in _tensors(image, dtype, mean, std))
+    image = part_of(image, crop, flip)
+    if memory_format == torch.channels_last:
+        planes = image.contiguous().movedim(-1, -3)
+    else:
+        planes = image.movedim(-1, -3).contiguous()
+    return planes.to(mean.dtype).div_(255).sub_(mean).div_(std).to(dtype)
+
+
+@declare(
+    group="image",
+    example=lambda t, rows, columns: (t(2, rows, 6, 3).to(torch.uint8), (0.5,) * 3, (0.2,) * 3),
+    reference=reference,
+)
 def normalize_image(
     image: Tensor,
     mean: Sequence[float] | Tensor,
@@ -99,27 +128,6 @@ def part_of(image: Tensor, crop: tuple[int, int, int, int] | None, flip: bool) -
         require(inside, operator, lambda: f"crop {tuple(crop)} is not inside an image of {rows} x {columns}")
         image = image[..., top : top + height, left : left + width, :]
     return image.flip(-2) if flip else image
-
-
-def reference(
-    image: Tensor,
-    mean: Sequence[float] | Tensor,
-    std: Sequence[float] | Tensor,
-    *,
-    crop: tuple[int, int, int, int] | None = None,
-    flip: bool = False,
-    dtype: torch.dtype = torch.float32,
-    memory_format: torch.memory_format = torch.contiguous_format,
-) -> Tensor:
-    """The definition of :func:`normalize_image` in plain ATen. It rounds as torchvision's transforms do:
-    mean, std and each step to float32, or to float64 where that is ``dtype``."""
-    mean, std = (value.reshape(-1, 1, 1) for value in _tensors(image, dtype, mean, std))
-    image = part_of(image, crop, flip)
-    if memory_format == torch.channels_last:
-        planes = image.contiguous().movedim(-1, -3)
-    else:
-        planes = image.movedim(-1, -3).contiguous()
-    return planes.to(mean.dtype).div_(255).sub_(mean).div_(std).to(dtype)
 
 
 def _compose(image, mean, std, mean_values, std_values, like, channels_last):

@@ -8,44 +8,71 @@ else RuntimeError. The result has the memory format of the first argument that h
 import torch.nn.functional as F
 from torch import Tensor
 
-from .act_mul import act_mul
-from .activations import CODES, EXP_TWICE, MISH
-from .arguments import as_number
-from .bias_act import bias_act
-from .combine_act import Combination, combine_act
-from .registration import require_float
+from ..activations import CODES, EXP_TWICE, MISH
+from ..arguments import as_number
+from ..declaration import declare
+from ..fused.act_mul import act_mul
+from ..fused.bias_act import bias_act
+from ..fused.combine_act import Combination, combine_act
+from ..registration import require_float
+
+__all__ = [
+    "add_mul_exp",
+    "add_relu",
+    "add_sigmoid",
+    "bias_gelu",
+    "bias_relu",
+    "bias_silu",
+    "geglu",
+    "mish_scale",
+    "mul_tanh",
+    "multiply_relu",
+    "swish_multiply",
+]
 
 
+def _scales_halves(x, scale):
+    halved = x.element_size() == 2 and not isinstance(scale, Tensor)
+    return "of half types the kernel takes a tensor as scale" if halved else None
+
+
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(rows, columns)))
 def add_relu(x: Tensor, y: Tensor) -> Tensor:
     """``relu(x + y)``."""
     return combine_act(x, y, Combination.SUM, CODES["relu"])
 
 
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(columns)))
 def multiply_relu(x: Tensor, y: Tensor) -> Tensor:
     """``relu(x * y)``."""
     return combine_act(x, y, Combination.PRODUCT, CODES["relu"])
 
 
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(rows, 1)))
 def add_sigmoid(x: Tensor, y: Tensor) -> Tensor:
     """``sigmoid(x + y)``."""
     return combine_act(x, y, Combination.SUM, CODES["sigmoid"])
 
 
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(columns)))
 def mul_tanh(x: Tensor, y: Tensor) -> Tensor:
     """``tanh(x * y)``."""
     return combine_act(x, y, Combination.PRODUCT, CODES["tanh"])
 
 
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(columns)))
 def add_mul_exp(x: Tensor, y: Tensor) -> Tensor:
     """``exp((x + y) * 2)``."""
     return combine_act(x, y, Combination.SUM, EXP_TWICE.code)
 
 
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(rows, columns)))
 def swish_multiply(gate: Tensor, up: Tensor) -> Tensor:
     """``silu(gate) * up``, the middle of SwiGLU. Halves of one packed tensor are read without a copy."""
     return act_mul(gate, up, "silu")
 
 
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(rows, columns)))
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
     """``gelu(gate) * up`` with the exact (erf) GELU. Halves of one packed tensor are read without a copy.
 
@@ -54,6 +81,11 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
     return act_mul(gate, up, "gelu")
 
 
+@declare(
+    group="elementwise",
+    example=lambda t, rows, columns: (t(rows, columns), t(columns)),
+    why_aten=_scales_halves,
+)
 def mish_scale(x: Tensor, scale: Tensor | float) -> Tensor:
     """``mish(x) * scale`` with ``mish(x) = x tanh(softplus(x))``.
 
@@ -71,16 +103,19 @@ def mish_scale(x: Tensor, scale: Tensor | float) -> Tensor:
     return combine_act(x, scale, Combination.GATED, MISH.code)
 
 
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns, 3), t(columns), 1))
 def bias_relu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
     """``relu(x + bias)`` with ``bias`` of shape (x.shape[dim],) along ``dim``."""
     return bias_act(x, bias, activation="relu", dim=dim)
 
 
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(columns)))
 def bias_gelu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
     """``gelu(x + bias)``, the exact (erf) GELU, with ``bias`` of shape (x.shape[dim],) along ``dim``."""
     return bias_act(x, bias, activation="gelu", dim=dim)
 
 
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(rows), 0))
 def bias_silu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
     """``silu(x + bias)`` with ``bias`` of shape (x.shape[dim],) along ``dim``."""
     return bias_act(x, bias, activation="silu", dim=dim)

@@ -9,9 +9,9 @@ from enum import IntEnum
 
 import torch
 
-from .activations import BY_CODE, EXP_TWICE
-from .double_backward import differentiable_gradients, is_differentiated
-from .registration import (
+from ..activations import BY_CODE, EXP_TWICE
+from ..double_backward import differentiable_gradients, is_differentiated
+from ..registration import (
     autocast,
     cast_to_widest,
     define,

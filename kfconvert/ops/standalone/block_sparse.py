@@ -9,16 +9,24 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ..torch_state import transformed
-from .arguments import within
+from ...torch_state import transformed
+from ..arguments import within
+from ..declaration import declare
+from ..registration import cast_to_lower, require, require_same_device
 from .attention import check_attention, with_four_dimensions
-from .registration import cast_to_lower, require, require_same_device
+
+__all__ = ["block_sparse_attention"]
 
 # The edge of the blocks that the kernels of flex_attention skip, and the narrowest heads that they take.
 _TILE = 128
 _NARROWEST = 16
 
 
+@declare(
+    group="attention",
+    example=lambda t, rows, columns: (*t(3, 1, 2, 64, 8), torch.ones(4, 4, dtype=torch.bool), 16),
+    runs="flex_attention; its time depends on the layout of the blocks",
+)
 def block_sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,

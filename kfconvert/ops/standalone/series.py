@@ -4,10 +4,14 @@ import math
 
 import torch
 
-from .arguments import within
-from .registration import require, require_float
+from ..arguments import within
+from ..declaration import declare
+from ..registration import require, require_float
+
+__all__ = ["sliding_window", "sliding_window_mean_std"]
 
 
+@declare(group="series", example=lambda t, rows, columns: (t(rows, 9), 3, 2), runs="PyTorch's reductions")
 def sliding_window(x: torch.Tensor, size: int, stride: int, reduce: str = "mean") -> torch.Tensor:
     """One number for each window of ``size`` neighbours of the last dimension, of which one begins every
     ``stride``: ``x.unfold(-1, size, stride)``, a view, and PyTorch's reduction of its last dimension.
@@ -37,6 +41,7 @@ def sliding_window(x: torch.Tensor, size: int, stride: int, reduce: str = "mean"
 _REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax, "min": torch.amin}
 
 
+@declare(group="series", example=lambda t, rows, columns: (t(rows, 9), 3), runs="torch.std_mean")
 def sliding_window_mean_std(x: torch.Tensor, window: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of every ``window`` neighbours of the last dimension.
 

@@ -7,10 +7,11 @@ the same without scale is that of an additive mask, summed over the dimensions i
 import torch
 from torch import Tensor
 
-from .arguments import within
-from .double_backward import is_differentiated
-from .kinds import checked
-from .registration import (
+from ..arguments import within
+from ..declaration import declare
+from ..double_backward import is_differentiated
+from ..kinds import checked
+from ..registration import (
     autocast,
     cast_floats,
     cast_to_widest,
@@ -25,7 +26,27 @@ from .registration import (
     wants_gradient,
 )
 
+__all__ = ["SoftMaxOp", "get_cuda_softmax", "softmax"]
 
+
+def _normalises_outer(x, dim=-1, scale=1.0, mask=None):
+    return "the kernel takes the last dimension" if x.dim() == 0 or dim not in (-1, x.dim() - 1) else None
+
+
+def reference(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
+    """The definition of :func:`softmax` in plain ATen, differentiable."""
+    v = x if scale == 1 else x * scale
+    if mask is not None:
+        v = v.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else v + mask
+    return torch.softmax(v, dim)
+
+
+@declare(
+    group="reduction",
+    example=lambda t, rows, columns: (t(rows, columns), -1, 0.5, t(columns)),
+    why_aten=_normalises_outer,
+    reference=reference,
+)
 def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
     """``softmax(x * scale + mask)`` along ``dim``, contiguous where that is the last one.
 
@@ -99,20 +120,13 @@ def _last_dim_backward(grad, output):
     return _compose_backward(grad, output, None, 1.0) if output.is_cpu else _BACKWARD(grad, output, None, 1.0)
 
 
+@declare(group="reduction", timed_as="softmax")
 def get_cuda_softmax() -> SoftMaxOp:
     """:class:`SoftMaxOp`, for code that asks for the CUDA kernels. RuntimeError without their library."""
-    from .. import extension
+    from ... import extension
 
     require(extension.CUDA_KERNELS_LOADED, "softmax", f"no CUDA kernels: {extension.load_errors.get('cuda')}")
     return SoftMaxOp()
-
-
-def reference(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """The definition of :func:`softmax` in plain ATen, differentiable."""
-    v = x if scale == 1 else x * scale
-    if mask is not None:
-        v = v.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else v + mask
-    return torch.softmax(v, dim)
 
 
 def check_mask(x, mask):

@@ -13,12 +13,12 @@ import math
 
 import torch
 
-from .activations import BY_CODE, CODES, apply_activation
-from .arguments import as_number, within
-from .bias_act import check_channels, spread
-from .double_backward import differentiable_gradients, is_differentiated
-from .norms import accumulator
-from .registration import (
+from ..activations import BY_CODE, CODES, apply_activation
+from ..arguments import as_number, within
+from ..declaration import declare
+from ..double_backward import differentiable_gradients, is_differentiated
+from ..norms import accumulator
+from ..registration import (
     autocast,
     cast_floats,
     cast_to_widest,
@@ -32,6 +32,9 @@ from .registration import (
     require_same_options,
     wants_gradient,
 )
+from .bias_act import check_channels, spread
+
+__all__ = ["group_norm_act"]
 
 
 def reference(x, num_groups, weight=None, bias=None, eps=1e-5, activation="none", negative_slope=0.01):
@@ -48,6 +51,12 @@ def _normalise(x, num_groups, weight, bias, eps):
     return y if bias is None else y + spread(bias, x, 1)
 
 
+@declare(
+    group="norm",
+    example=lambda t, rows, columns: (t(2, 6, 5), 3, t(6), t(6), 1e-5, "relu"),
+    timed_as="group_norm_silu",
+    reference=reference,
+)
 def group_norm_act(
     x: torch.Tensor,
     num_groups: int,

@@ -6,8 +6,9 @@ Where a gradient is needed it is ``linear`` followed by ``bias_act``, whose back
 import torch
 import torch.nn.functional as F
 
-from .activations import BY_CODE, CODES, apply_activation
-from .registration import (
+from ..activations import BY_CODE, CODES, apply_activation
+from ..declaration import declare
+from ..registration import (
     autocast,
     cast_to_lower,
     define_with_twin,
@@ -18,12 +19,20 @@ from .registration import (
     wants_gradient,
 )
 
+__all__ = ["linear_act"]
+
 
 def reference(x, weight, bias=None, activation="none", negative_slope=0.01):
     """The definition of :func:`linear_act` in plain ATen, differentiable."""
     return apply_activation(F.linear(x, weight, bias), activation, negative_slope)
 
 
+@declare(
+    group="block",
+    example=lambda t, rows, columns: (t(rows, columns), t(7, columns), t(7), "gelu"),
+    timed_as="fused_linear_activation",
+    reference=reference,
+)
 def linear_act(
     x: torch.Tensor,
     weight: torch.Tensor,

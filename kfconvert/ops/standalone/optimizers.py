@@ -5,14 +5,20 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ..declaration import declare
+
+__all__ = ["fused_adam", "fused_adamw", "fused_sgd"]
+
 _FUSED_DEVICES = ("cpu", "cuda")
 
 
+@declare(group="optimizer", runs="torch's own fused step")
 def fused_adam(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch.optim.Adam:
     """``torch.optim.Adam`` (Kingma and Ba, arXiv:1412.6980), chosen and called as :func:`fused_adamw`."""
     return _made(FusedAdam, torch.optim.Adam, params, lr, options)
 
 
+@declare(group="optimizer", runs="torch's own fused step")
 def fused_adamw(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch.optim.AdamW:
     """``torch.optim.AdamW``, which updates in one kernel for many parameters (Loshchilov and Hutter,
     arXiv:1711.05101).
@@ -30,6 +36,7 @@ def fused_adamw(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch
     return _made(FusedAdamW, torch.optim.AdamW, params, lr, options)
 
 
+@declare(group="optimizer", runs="torch's own fused step")
 def fused_sgd(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch.optim.SGD:
     """``torch.optim.SGD``, chosen and called as :func:`fused_adamw`; with a dampening ``foreach=True``."""
     return _made(FusedSGD, torch.optim.SGD, params, lr, options)

@@ -14,12 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..torch_state import recorded
-from .activations import BY_CODE, CODES
-from .arguments import require_share
-from .bias_act import check_terms, spread, sum_by_channel
-from .double_backward import differentiable_gradients, is_differentiated
-from .registration import (
+from ...torch_state import recorded
+from ..activations import BY_CODE, CODES
+from ..arguments import require_share
+from ..declaration import declare
+from ..double_backward import differentiable_gradients, is_differentiated
+from ..fused.bias_act import check_terms, spread, sum_by_channel
+from ..registration import (
     autocast,
     cast_to_widest,
     define,
@@ -30,12 +31,28 @@ from .registration import (
     wants_gradient,
 )
 
+__all__ = ["bias_dropout_add", "gelu_dropout"]
 
+
+def _drops_all(x, p=0.5, training=True):
+    return "the kernel takes p below 1" if training and p == 1 else None
+
+
+def _adds_to_nothing(x, bias, residual, p=0.5, training=True, dim=-1):
+    return _drops_all(x, p, training)
+
+
+@declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns),), why_aten=_drops_all)
 def gelu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """``dropout(gelu(x), p)`` with the exact (erf) GELU; see :func:`bias_dropout_add` for the arguments."""
     return _dropout_act(x, None, None, p, training, CODES["gelu"], -1)
 
 
+@declare(
+    group="elementwise",
+    example=lambda t, rows, columns: (t(rows, columns), t(columns), t(rows, columns)),
+    why_aten=_adds_to_nothing,
+)
 def bias_dropout_add(
     x: Tensor, bias: Tensor | None, residual: Tensor, p: float = 0.5, training: bool = True, dim: int = -1
 ) -> Tensor:

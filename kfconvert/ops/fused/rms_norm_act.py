@@ -10,11 +10,12 @@ v is computed again from s, which is all that is kept besides the rstd of a row.
 
 import torch
 
-from .activations import BY_CODE, CODES, apply_activation
-from .arguments import as_number
-from .double_backward import differentiable_gradients, is_differentiated
-from .norms import accumulator, as_shape, autocast_norm, check_norm, grad_of_residual, row_count, sum_requires_grad
-from .registration import (
+from ..activations import BY_CODE, CODES, apply_activation
+from ..arguments import as_number
+from ..declaration import declare
+from ..double_backward import differentiable_gradients, is_differentiated
+from ..norms import accumulator, as_shape, autocast_norm, check_norm, grad_of_residual, row_count, sum_requires_grad
+from ..registration import (
     autocast,
     define,
     define_with_twin,
@@ -23,6 +24,8 @@ from .registration import (
     has_kernels,
     wants_gradient,
 )
+
+__all__ = ["rms_norm_act"]
 
 
 def reference(
@@ -52,6 +55,12 @@ def _normalise(s, shape, weight, eps, offset):
     return y.to(s.dtype)
 
 
+@declare(
+    group="norm",
+    example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns), 1e-6, "silu"),
+    timed_as="rms_norm, add_rms_norm and rms_norm_gelu",
+    reference=reference,
+)
 def rms_norm_act(
     x: torch.Tensor,
     normalized_shape: int | tuple[int, ...],

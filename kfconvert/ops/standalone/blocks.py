@@ -10,16 +10,20 @@ torch.nn.functional.conv2d.
 import torch.nn.functional as F
 from torch import Tensor
 
-from .arguments import as_number, require_share, require_tensors
+from ..arguments import as_number, require_share, require_tensors
+from ..declaration import declare
+from ..fused.conv_act import conv_act
+from ..fused.linear_act import linear_act
+from ..norms import accumulator
+from ..registration import has_kernels, require, require_same_device, require_same_options, wants_gradient
 from .batch_norm_act import batch_norm_act
-from .conv_act import conv_act
-from .linear_act import linear_act
-from .norms import accumulator
-from .registration import has_kernels, require, require_same_device, require_same_options, wants_gradient
+
+__all__ = ["conv2d_bn_act", "conv2d_gelu_dropout", "depthwise_pointwise", "ffn_block", "fused_linear_activation"]
 
 Pair = int | tuple[int, int]
 
 
+@declare(group="block", example=lambda t, rows, columns: (t(rows, 8), t(9, 8), t(9), "relu"), runs="linear_act")
 def fused_linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """``act(x W^T + b)``, of shape (..., out); :func:`kfconvert.ops.linear_act` by another name.
 
@@ -28,6 +32,11 @@ def fused_linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, acti
     return linear_act(x, weight, bias, activation)
 
 
+@declare(
+    group="block",
+    example=lambda t, rows, columns: (t(rows, 8), t(9, 8), t(9), t(4, 9), t(4)),
+    runs="two calls of linear_act",
+)
 def ffn_block(
     x: Tensor,
     w1: Tensor,
@@ -49,6 +58,11 @@ def ffn_block(
     return linear_act(F.dropout(hidden, dropout_p, training) if dropout_p else hidden, w2, b2)
 
 
+@declare(
+    group="block",
+    example=lambda t, rows, columns: (t(2, 3, 8, 8), t(4, 3, 3, 3), t(4), t(4), t(4).abs(), t(4), t(4), "relu"),
+    runs="conv_act, or a convolution and scale_shift_act",
+)
 def conv2d_bn_act(
     x: Tensor,
     weight: Tensor,
@@ -98,6 +112,11 @@ def conv2d_bn_act(
     return batch_norm_act(batch, *given, eps, activation).reshape(y.shape)
 
 
+@declare(
+    group="block",
+    example=lambda t, rows, columns: (t(2, 3, 8, 8), t(4, 3, 3, 3), t(4), 0.5),
+    runs="conv_act and F.dropout",
+)
 def conv2d_gelu_dropout(
     x: Tensor,
     weight: Tensor,
@@ -120,6 +139,11 @@ def conv2d_gelu_dropout(
     return F.dropout(conv_act(x, weight, bias, None, stride, padding, dilation, groups, "gelu"), p, training)
 
 
+@declare(
+    group="block",
+    example=lambda t, rows, columns: (t(2, 3, 8, 8), t(6, 1, 3, 3), t(6), t(4, 6, 1, 1), t(4), "relu"),
+    runs="two calls of conv_act",
+)
 def depthwise_pointwise(
     x: Tensor,
     depthwise_weight: Tensor,

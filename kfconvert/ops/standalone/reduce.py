@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .double_backward import is_differentiated
-from .norms import accumulator
-from .registration import (
+from ..declaration import declare
+from ..double_backward import is_differentiated
+from ..norms import accumulator
+from ..registration import (
     autocast,
     cast_to_widest,
     define,
@@ -30,6 +31,8 @@ from .registration import (
     wants_gradient,
 )
 
+__all__ = ["mse_loss", "reduce_mean_abs", "reduce_sum_squared"]
+
 
 class Term(IntEnum):
     """The numbers are those of csrc/common/arguments.h."""
@@ -39,6 +42,26 @@ class Term(IntEnum):
     SQUARED_DIFFERENCE = 3
 
 
+def _pairs_unlike(x, y, reduction="mean"):
+    if reduction == "none" or kernel_pair(x, y) is None:
+        return "the kernel takes a mean or a sum over tensors of one shape that lie in memory alike"
+    return None
+
+
+def _reduces_outer(operator):
+    def why_aten(x, dim=None, keepdim=False):
+        if kernel_order(x, reduced_dims(operator, x, dim)) is None:
+            return "the kernel takes dimensions that lie innermost in memory"
+        return None
+
+    return why_aten
+
+
+@declare(
+    group="reduction",
+    example=lambda t, rows, columns: (t(rows, columns), -1),
+    why_aten=_reduces_outer("reduce_sum_squared"),
+)
 def reduce_sum_squared(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """``(x * x).sum(dim, keepdim)`` in one pass over memory.
 
@@ -62,6 +85,11 @@ def reduce_sum_squared(x: Tensor, dim: int | tuple[int, ...] | None = None, keep
     return _reduce(x, order, dims, keepdim, Term.SQUARE, mean=False)
 
 
+@declare(
+    group="reduction",
+    example=lambda t, rows, columns: (t(rows, columns), -1),
+    why_aten=_reduces_outer("reduce_mean_abs"),
+)
 def reduce_mean_abs(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """``x.abs().mean(dim, keepdim)`` in one pass over memory.
 
@@ -74,6 +102,11 @@ def reduce_mean_abs(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim
     return _reduce(x, order, dims, keepdim, Term.MAGNITUDE, mean=True)
 
 
+@declare(
+    group="reduction",
+    example=lambda t, rows, columns: (t(rows, columns), t(rows, columns)),
+    why_aten=_pairs_unlike,
+)
 def mse_loss(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     """``F.mse_loss(x, y, reduction=reduction)`` in one pass over memory.
 

@@ -9,11 +9,12 @@ v is computed again from s, which is all that is kept besides the two statistics
 import torch
 import torch.nn.functional as F
 
-from .activations import BY_CODE, CODES, apply_activation
-from .arguments import as_number
-from .double_backward import differentiable_gradients, is_differentiated
-from .norms import accumulator, as_shape, autocast_norm, check_norm, grad_of_residual, row_count, sum_requires_grad
-from .registration import (
+from ..activations import BY_CODE, CODES, apply_activation
+from ..arguments import as_number
+from ..declaration import declare
+from ..double_backward import differentiable_gradients, is_differentiated
+from ..norms import accumulator, as_shape, autocast_norm, check_norm, grad_of_residual, row_count, sum_requires_grad
+from ..registration import (
     autocast,
     define,
     define_with_twin,
@@ -22,6 +23,8 @@ from .registration import (
     has_kernels,
     wants_gradient,
 )
+
+__all__ = ["layer_norm_act"]
 
 
 def reference(
@@ -42,6 +45,11 @@ def reference(
     return (y, s) if return_sum else y
 
 
+@declare(
+    group="norm",
+    example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns), t(columns)),
+    reference=reference,
+)
 def layer_norm_act(
     x: torch.Tensor,
     normalized_shape: int | tuple[int, ...],

@@ -8,10 +8,11 @@ likewise.
 import torch
 from torch import Tensor
 
-from .arguments import require_tensors
-from .bias_act import check_channels, check_terms, spread, sum_by_channel
-from .double_backward import differentiable_gradients, is_differentiated
-from .registration import (
+from ..arguments import require_tensors
+from ..declaration import declare
+from ..double_backward import differentiable_gradients, is_differentiated
+from ..fused.bias_act import check_channels, check_terms, spread, sum_by_channel
+from ..registration import (
     autocast,
     cast_to_widest,
     define,
@@ -22,7 +23,21 @@ from .registration import (
     wants_gradient,
 )
 
+__all__ = ["prelu_bias"]
 
+
+def reference(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
+    """The definition of :func:`prelu_bias` in plain ATen, differentiable."""
+    weight = weight.expand(bias.shape) if weight.numel() == 1 else weight
+    v = x + spread(bias, x, dim)
+    return torch.where(v > 0, v, v * spread(weight, x, dim))
+
+
+@declare(
+    group="elementwise",
+    example=lambda t, rows, columns: (t(rows, columns), t(columns), t(columns)),
+    reference=reference,
+)
 def prelu_bias(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
     """``v = x + bias`` where it is positive, else ``v * weight``, in x's dtype, shape and memory format.
 
@@ -45,13 +60,6 @@ def prelu_bias(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor
     if wants_gradient(x, bias, weight):
         return _DIFFERENTIABLE(x, bias, weight, dim)
     return _INFERENCE(x, bias, weight, dim)
-
-
-def reference(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    """The definition of :func:`prelu_bias` in plain ATen, differentiable."""
-    weight = weight.expand(bias.shape) if weight.numel() == 1 else weight
-    v = x + spread(bias, x, dim)
-    return torch.where(v > 0, v, v * spread(weight, x, dim))
 
 
 def check_prelu(x, bias, weight, dim):

@@ -6,9 +6,9 @@ formulas apply.
 
 import torch
 
-from .activations import BY_CODE, CODES, apply_activation
-from .bias_act import check_channels
-from .registration import (
+from ..activations import BY_CODE, CODES, apply_activation
+from ..declaration import declare, wants_gradients
+from ..registration import (
     define_with_twin,
     differentiate_by_decomposition,
     has_kernels,
@@ -17,6 +17,9 @@ from .registration import (
     require_same_device,
     wants_gradient,
 )
+from .bias_act import check_channels
+
+__all__ = ["scale_shift_act"]
 
 
 def reference(x, scale, shift, activation="none", negative_slope=0.01):
@@ -24,6 +27,13 @@ def reference(x, scale, shift, activation="none", negative_slope=0.01):
     return apply_activation(_scaled(x, scale, shift), activation, negative_slope)
 
 
+@declare(
+    group="norm",
+    example=lambda t, rows, columns: (t(2, 6, 5), t(6), t(6), "relu"),
+    why_aten=wants_gradients,
+    timed_as="conv2d_bn_act",
+    reference=reference,
+)
 def scale_shift_act(
     x: torch.Tensor,
     scale: torch.Tensor,

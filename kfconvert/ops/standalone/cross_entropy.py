@@ -4,11 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..torch_state import recorded, transformed
-from .arguments import as_integer, require_share
-from .double_backward import differentiable_gradients, is_differentiated
-from .norms import accumulator
-from .registration import (
+from ...torch_state import recorded, transformed
+from ..arguments import as_integer, require_share
+from ..declaration import declare
+from ..double_backward import differentiable_gradients, is_differentiated
+from ..norms import accumulator
+from ..registration import (
     autocast,
     cast_floats,
     define,
@@ -21,7 +22,13 @@ from .registration import (
     wants_gradient,
 )
 
+__all__ = ["cross_entropy"]
 
+
+@declare(
+    group="reduction",
+    example=lambda t, rows, columns: (t(rows, columns), torch.arange(rows, device=t().device)),
+)
 def cross_entropy(
     x: Tensor,
     target: Tensor,

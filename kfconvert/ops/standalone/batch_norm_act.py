@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .activations import BY_CODE, CODES, apply_activation
-from .arguments import as_number, require_tensors
-from .bias_act import check_channels, spread, sum_by_channel
-from .double_backward import differentiable_gradients, is_differentiated
-from .norms import accumulator
-from .registration import (
+from ..activations import BY_CODE, CODES, apply_activation
+from ..arguments import as_number, require_tensors
+from ..declaration import declare
+from ..double_backward import differentiable_gradients, is_differentiated
+from ..fused.bias_act import check_channels, spread, sum_by_channel
+from ..norms import accumulator
+from ..registration import (
     define,
     define_with_twin,
     differentiate,
@@ -26,6 +27,8 @@ from .registration import (
     require_same_device,
     wants_gradient,
 )
+
+__all__ = ["batch_norm_act"]
 
 
 def reference(
@@ -48,6 +51,12 @@ def _normalise(x, mean, variance, weight, bias, eps):
     return F.batch_norm(x, *given, False, 0.0, eps)
 
 
+@declare(
+    group="norm",
+    example=lambda t, rows, columns: (t(2, 6, 5), t(6), t(6).abs(), t(6), t(6), 1e-5, "relu"),
+    timed_as="batch_norm_relu",
+    reference=reference,
+)
 def batch_norm_act(
     x: Tensor,
     mean: Tensor,

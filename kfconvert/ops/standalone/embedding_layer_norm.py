@@ -8,12 +8,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..torch_state import recorded, transformed
-from .arguments import as_number, require_tensors
-from .layer_norm_act import layer_norm_act
-from .registration import define, has_kernels, require, require_float, require_same_device, wants_gradient
+from ...torch_state import recorded, transformed
+from ..arguments import as_number, require_tensors
+from ..declaration import declare, wants_gradients
+from ..fused.layer_norm_act import layer_norm_act
+from ..registration import define, has_kernels, require, require_float, require_same_device, wants_gradient
+
+__all__ = ["embedding_layer_norm"]
 
 
+def _ids(t):
+    return torch.arange(10, device=t().device).view(2, 5)
+
+
+def _is_not_inference(*args, **kwargs):
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return "the kernel takes no autocast"
+    return wants_gradients(*args, **kwargs)
+
+
+@declare(
+    group="block",
+    example=lambda t, rows, columns: (_ids(t), t(11, columns), t(7, columns), t(2, columns), t(columns), t(columns)),
+    why_aten=_is_not_inference,
+)
 def embedding_layer_norm(
     ids: Tensor,
     word: Tensor,

@@ -3,11 +3,31 @@
 import torch
 from torch import Tensor
 
-from .arguments import as_number, require_tensors
-from .bias_act import check_channels, spread
-from .registration import define, has_kernels, require, require_float, require_same_device
+from ..arguments import as_number, require_tensors
+from ..declaration import declare
+from ..fused.bias_act import check_channels, spread
+from ..registration import define, has_kernels, require, require_float, require_same_device
+
+__all__ = ["dequantize_int8", "quantize_int8"]
 
 
+def _learns_the_scale(q, scale, *args, **kwargs):
+    learned = torch.is_grad_enabled() and isinstance(scale, Tensor) and scale.requires_grad
+    return "the kernel has no backward" if learned else None
+
+
+def reference_quantize(
+    x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1
+) -> Tensor:
+    """The definition of :func:`quantize_int8` in plain ATen."""
+    wide = x.to(_wide(x.dtype))
+    # A tensor: by a number ATen divides on CUDA as the product with its reciprocal, which rounds otherwise.
+    scale = torch.as_tensor(_spread(scale, x, dim), dtype=wide.dtype, device=x.device)
+    scaled = wide / scale + _spread(zero_point, x, dim)
+    return scaled.round().clamp(-128, 127).nan_to_num(0).to(torch.int8)
+
+
+@declare(group="image", example=lambda t, rows, columns: (t(rows, columns), 0.03, 2), reference=reference_quantize)
 def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
     """``clamp(round(x / scale + zero_point), -128, 127)`` as int8, in x's shape and memory format.
 
@@ -31,6 +51,23 @@ def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0
     return _QUANTIZE(x, *_arguments(scale, zero_point), dim)
 
 
+def reference_dequantize(
+    q: Tensor,
+    scale: float | Tensor,
+    zero_point: int | Tensor = 0,
+    dim: int = -1,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The definition of :func:`dequantize_int8` in plain ATen, differentiable in ``scale``."""
+    return ((q.to(_wide(dtype)) - _spread(zero_point, q, dim)) * _spread(scale, q, dim)).to(dtype)
+
+
+@declare(
+    group="image",
+    example=lambda t, rows, columns: (t(rows, columns).to(torch.int8), 0.5, 3),
+    why_aten=_learns_the_scale,
+    reference=reference_dequantize,
+)
 def dequantize_int8(
     q: Tensor,
     scale: float | Tensor,
@@ -89,28 +126,6 @@ def _spread(value, x, dim):
     if not isinstance(value, Tensor):
         return value
     return value.reshape(()) if value.numel() == 1 else spread(value, x, dim)
-
-
-def reference_quantize(
-    x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1
-) -> Tensor:
-    """The definition of :func:`quantize_int8` in plain ATen."""
-    wide = x.to(_wide(x.dtype))
-    # A tensor: by a number ATen divides on CUDA as the product with its reciprocal, which rounds otherwise.
-    scale = torch.as_tensor(_spread(scale, x, dim), dtype=wide.dtype, device=x.device)
-    scaled = wide / scale + _spread(zero_point, x, dim)
-    return scaled.round().clamp(-128, 127).nan_to_num(0).to(torch.int8)
-
-
-def reference_dequantize(
-    q: Tensor,
-    scale: float | Tensor,
-    zero_point: int | Tensor = 0,
-    dim: int = -1,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """The definition of :func:`dequantize_int8` in plain ATen, differentiable in ``scale``."""
-    return ((q.to(_wide(dtype)) - _spread(zero_point, q, dim)) * _spread(scale, q, dim)).to(dtype)
 
 
 def _compose(x, scale, zero_point, scale_value, zero_point_value, dim):

@@ -6,8 +6,9 @@ grad * cos - rotated(grad * sin): the same kernel with the pairs turned back.
 
 import torch
 
-from .double_backward import is_differentiated
-from .registration import (
+from ..declaration import declare, wants_gradients
+from ..double_backward import is_differentiated
+from ..registration import (
     autocast,
     cast_to_widest,
     define_with_twin,
@@ -18,6 +19,8 @@ from .registration import (
     require_same_options,
     wants_gradient,
 )
+
+__all__ = ["rope"]
 
 
 def _rotated(x, interleaved):
@@ -32,6 +35,16 @@ def reference(x, cos, sin, interleaved=False):
     return x * cos + _rotated(x, interleaved) * sin
 
 
+def _learns_the_angles(x, cos, sin, interleaved=False):
+    return wants_gradients(cos, sin)
+
+
+@declare(
+    group="attention",
+    example=lambda t, rows, columns: (t(2, 3, 7, 12), t(7, 12), t(7, 12)),
+    why_aten=_learns_the_angles,
+    reference=reference,
+)
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     """``x * cos + rotated(x) * sin``, in x's shape and dtype.
 

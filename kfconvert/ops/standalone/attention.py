@@ -13,12 +13,23 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from ..torch_state import recorded, transformed
-from .arguments import require_share, within
-from .registration import require, require_float, require_same_options, wants_gradient
-from .rotary import rope
+from ...torch_state import recorded, transformed
+from ..arguments import require_share, within
+from ..declaration import declare
+from ..fused.rotary import rope
+from ..registration import require, require_float, require_same_options, wants_gradient
+
+__all__ = [
+    "attention_dropout",
+    "attention_score",
+    "chunked_attention",
+    "flash_attention",
+    "fused_multihead_attention",
+    "rope_attention",
+]
 
 
+@declare(group="attention", example=lambda t, rows, columns: (t(2, rows, 8), t(2, 7, 8)), runs="torch.baddbmm")
 def attention_score(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
     """``q k^T scale``, the scores before the softmax, of shape (..., N, M); ``torch.baddbmm``.
 
@@ -43,6 +54,11 @@ def attention_score(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
     return scores.reshape(*leading, *scores.shape[-2:])
 
 
+@declare(
+    group="attention",
+    example=lambda t, rows, columns: (t(rows, columns), 0.5),
+    runs="torch.softmax and F.dropout",
+)
 def attention_dropout(scores: Tensor, p: float, training: bool = True) -> Tensor:
     """``dropout(softmax(scores))``, the softmax over the last dimension; outside of ``training`` the softmax.
 
@@ -54,6 +70,11 @@ def attention_dropout(scores: Tensor, p: float, training: bool = True) -> Tensor
     return F.dropout(torch.softmax(scores, -1), p, training)
 
 
+@declare(
+    group="attention",
+    example=lambda t, rows, columns: tuple(t(3, 1, 2, rows, 8)),
+    runs="F.scaled_dot_product_attention",
+)
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, is_causal: bool = False
 ) -> Tensor:
@@ -79,6 +100,11 @@ def flash_attention(
     return y.reshape(*q.shape[:-2], *y.shape[-2:])
 
 
+@declare(
+    group="attention",
+    example=lambda t, rows, columns: (*t(3, 1, 2, rows, 8), 2),
+    runs="flash_attention where that writes no scores",
+)
 def chunked_attention(q: Tensor, k: Tensor, v: Tensor, chunk_size: int = 1024, scale: float | None = None) -> Tensor:
     """:func:`flash_attention`, with the scores of at most ``chunk_size`` queries in memory at a time.
 
@@ -103,6 +129,11 @@ def _writes_no_scores(q, k, v, scale):
     return torch._fused_sdp_choice(q, k, v, scale=scale) != SDPBackend.MATH.value
 
 
+@declare(
+    group="attention",
+    example=lambda t, rows, columns: (*t(3, 2, rows, 8), 2),
+    runs="flash_attention of another layout",
+)
 def fused_multihead_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tensor:
     """:func:`flash_attention` of ``num_heads`` parts of the columns, put side by side again: (..., N, E).
 
@@ -122,6 +153,11 @@ def fused_multihead_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -
     return flash_attention(q, k, v).transpose(-2, -3).flatten(-2)
 
 
+@declare(
+    group="attention",
+    example=lambda t, rows, columns: (*t(3, 1, 2, rows, 8), t(rows, 8), t(rows, 8)),
+    runs="rope and flash_attention",
+)
 def rope_attention(
     q: Tensor,
     k: Tensor,

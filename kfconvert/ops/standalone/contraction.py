@@ -5,10 +5,14 @@ import math
 import torch
 from torch import Tensor
 
-from .arguments import as_integer
-from .registration import require, require_float, require_same_options
+from ..arguments import as_integer
+from ..declaration import declare
+from ..registration import require, require_float, require_same_options
+
+__all__ = ["contract"]
 
 
+@declare(group="block", example=lambda t, rows, columns: ("bij,jk->bik", t(2, 3, 4), t(4, 5)), runs="torch.einsum")
 def contract(equation: str, *tensors: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
     """``torch.einsum(equation, *tensors)``, then as a view of ``shape``.
 

@@ -6,10 +6,11 @@ summed over all other dimensions, in the same pass over memory.
 
 import torch
 
-from .activations import BY_CODE, CODES, apply_activation
-from .arguments import within
-from .double_backward import differentiable_gradients, is_differentiated
-from .registration import (
+from ..activations import BY_CODE, CODES, apply_activation
+from ..arguments import within
+from ..declaration import declare
+from ..double_backward import differentiable_gradients, is_differentiated
+from ..registration import (
     autocast,
     cast_to_widest,
     define,
@@ -22,12 +23,20 @@ from .registration import (
     wants_gradient,
 )
 
+__all__ = ["bias_act"]
+
 
 def reference(x, bias=None, residual=None, activation="none", negative_slope=0.01, dim=-1):
     """The definition of :func:`bias_act` in plain ATen, differentiable."""
     return apply_activation(_sum(x, bias, residual, dim), activation, negative_slope)
 
 
+@declare(
+    group="elementwise",
+    example=lambda t, rows, columns: (t(rows, columns), t(columns), t(rows, columns), "gelu"),
+    timed_as="bias_gelu, bias_relu and bias_silu",
+    reference=reference,
+)
 def bias_act(
     x: torch.Tensor,
     bias: torch.Tensor | None = None,

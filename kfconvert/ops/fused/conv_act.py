@@ -8,9 +8,10 @@ gradient is needed it is the convolution followed by ``bias_act``, whose backwar
 import torch
 import torch.nn.functional as F
 
-from .activations import BY_CODE, CODES, apply_activation
-from .arguments import require_tensors
-from .registration import (
+from ..activations import BY_CODE, CODES, apply_activation
+from ..arguments import require_tensors
+from ..declaration import declare
+from ..registration import (
     autocast,
     cast_to_lower,
     define_with_twin,
@@ -20,6 +21,8 @@ from .registration import (
     require_same_options,
     wants_gradient,
 )
+
+__all__ = ["conv_act"]
 
 _CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
@@ -41,6 +44,12 @@ def reference(
     return apply_activation(y if residual is None else y + residual, activation, negative_slope)
 
 
+@declare(
+    group="block",
+    example=lambda t, rows, columns: (t(2, 3, 8, 8), t(4, 3, 3, 3), t(4)),
+    timed_as="conv2d_bn_act",
+    reference=reference,
+)
 def conv_act(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -8,18 +8,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .arguments import require_tensors
+from ..arguments import require_tensors
+from ..declaration import declare
+from ..fused.bias_act import check_channels
+from ..fused.group_norm_act import group_norm_act
+from ..fused.layer_norm_act import layer_norm_act
+from ..fused.rms_norm_act import rms_norm_act
+from ..norms import accumulator, own_sum
+from ..registration import require, require_float, require_same_device
 from .batch_norm_act import batch_norm_act
-from .bias_act import check_channels
-from .group_norm_act import group_norm_act
-from .layer_norm_act import layer_norm_act
-from .norms import accumulator, own_sum
-from .registration import require, require_float, require_same_device
-from .rms_norm_act import rms_norm_act
+
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "batch_norm_relu",
+    "group_norm_silu",
+    "layer_norm_gelu",
+    "layer_norm_relu",
+    "layer_norm_silu",
+    "rms_norm",
+    "rms_norm_gelu",
+]
 
 Shape = int | tuple[int, ...]
 
 
+def _computes_statistics(x, weight, bias, running_mean, running_var, training=False, momentum=0.1, eps=1e-5):
+    return "the kernel takes the running statistics" if training else None
+
+
+@declare(group="norm", example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns), t(columns)))
 def layer_norm_relu(
     x: Tensor,
     normalized_shape: Shape,
@@ -31,6 +49,7 @@ def layer_norm_relu(
     return layer_norm_act(x, normalized_shape, weight, bias, eps, "relu")
 
 
+@declare(group="norm", example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns), t(columns)))
 def layer_norm_gelu(
     x: Tensor,
     normalized_shape: Shape,
@@ -42,6 +61,7 @@ def layer_norm_gelu(
     return layer_norm_act(x, normalized_shape, weight, bias, eps, "gelu")
 
 
+@declare(group="norm", example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns), t(columns)))
 def layer_norm_silu(
     x: Tensor,
     normalized_shape: Shape,
@@ -53,6 +73,10 @@ def layer_norm_silu(
     return layer_norm_act(x, normalized_shape, weight, bias, eps, "silu")
 
 
+@declare(
+    group="norm",
+    example=lambda t, rows, columns: (t(rows, columns), t(rows, columns), (columns,), t(columns), t(columns)),
+)
 def add_layer_norm(
     x: Tensor,
     residual: Tensor | None,
@@ -69,6 +93,7 @@ def add_layer_norm(
     return own_sum(results, residual)
 
 
+@declare(group="norm", example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns)))
 def rms_norm(
     x: Tensor, normalized_shape: Shape, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
@@ -80,6 +105,7 @@ def rms_norm(
     return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps))
 
 
+@declare(group="norm", example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns)))
 def rms_norm_gelu(
     x: Tensor,
     normalized_shape: Shape | Tensor | None = None,
@@ -114,6 +140,7 @@ def shape_weight_eps(operator, normalized_shape, weight, eps):
     return normalized_shape, weight, eps
 
 
+@declare(group="norm", example=lambda t, rows, columns: (t(rows, columns), t(columns), (columns,), t(columns)))
 def add_rms_norm(
     x: Tensor,
     residual: Tensor | None,
@@ -130,6 +157,7 @@ def add_rms_norm(
     return own_sum(results, residual)
 
 
+@declare(group="norm", example=lambda t, rows, columns: (t(2, 6, 5), 3, t(6), t(6)))
 def group_norm_silu(
     x: Tensor,
     num_groups: int,
@@ -141,6 +169,11 @@ def group_norm_silu(
     return group_norm_act(x, num_groups, weight, bias, eps, "silu")
 
 
+@declare(
+    group="norm",
+    example=lambda t, rows, columns: (t(rows, columns), t(columns), t(columns), t(columns), t(columns).square()),
+    why_aten=_computes_statistics,
+)
 def batch_norm_relu(
     x: Tensor,
     weight: Tensor | None,
