@@ -1,7 +1,8 @@
 # make demo    convert ResNet-50 and BERT-base and print what was fused, how accurate it is and how much faster
 # make test    run the test suite
 # make quick   run the fast tests, about a minute
-# make check   lint the Python code
+# make check   lint, the format of Python and C++, and types
+# make format  bring Python and C++ into that format
 # make fuzz    convert 2000 random models, others each time; FUZZ=10000 for more
 # make mutants put faults into a copy of the package one by one and tell which no test notices; takes long
 # make build   only make .venv with the pinned versions and the kernels
@@ -16,14 +17,17 @@ FUZZ ?= 2000
 DEMO ?= --models resnet50 bert-base-uncased --weights auto --save-path out
 
 PACKAGES := torch torchvision transformers timm safetensors rich click numpy pydantic \
-	setuptools wheel ninja pybind11 ruff pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib
+	setuptools wheel ninja pybind11 ruff clang-format pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib
 SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
+
+PYTHON_FILES := kfconvert tests scripts setup.py
+CPP_FILES := $(shell find kfconvert scripts \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \))
 
 # Rooms whose tests convert few models or none.
 QUICK := tests/test_rooms.py tests/test_settings.py tests/test_second_names.py tests/accuracy tests/canonical tests/graph \
 	tests/matching/test_matcher.py tests/region tests/report tests/runtime/test_watch.py
 
-.PHONY: demo test quick check fuzz mutants build clean
+.PHONY: demo test quick check format fuzz mutants build clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -36,7 +40,14 @@ quick: build
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 $(QUICK)
 
 check: $(VENV)/.packages
-	$(BIN)/ruff check kfconvert tests scripts setup.py
+	$(BIN)/ruff check $(PYTHON_FILES)
+	$(BIN)/ruff format --check $(PYTHON_FILES)
+	@$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+
+format: $(VENV)/.packages
+	$(BIN)/ruff check --fix $(PYTHON_FILES)
+	$(BIN)/ruff format $(PYTHON_FILES)
+	@$(BIN)/clang-format -i $(CPP_FILES)
 
 fuzz: build
 	KFCONVERT_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q tests/test_random_models.py tests/test_counterexamples.py

@@ -60,11 +60,7 @@ COMMON_FLAGS = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"
 def package_dir(name: str) -> Path | None:
     """Where an installed package lies, without importing it (importing torch takes seconds)."""
     spec = importlib.util.find_spec(name)
-    return (
-        Path(next(iter(spec.submodule_search_locations)))
-        if spec and spec.submodule_search_locations
-        else None
-    )
+    return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
 
 
 def find_compiler() -> str | None:
@@ -184,10 +180,7 @@ class Plan:
         ]
         self.possible = not missing
         if missing:
-            warn(
-                f"{' and '.join(missing)} not found at build time: "
-                "installing without compiled kernels, on plain ATen"
-            )
+            warn(f"{' and '.join(missing)} not found at build time: installing without compiled kernels, on plain ATen")
 
     def write(self, folder: Path) -> dict[str, Path]:
         """Writes ``folder``/build.ninja; returns {name in the package: where ninja leaves it}."""
@@ -225,17 +218,11 @@ class Plan:
             for source in sorted((SOURCES / "cpu").glob("*_kernel.cpp")):
                 out = folder / f"{source.stem}_{capability}.o"
                 define = [f"-DKFC_CAPABILITY={capability}"]
-                objects.append(
-                    ninja.build(out, "cxx", [source], COMMON_FLAGS + KERNEL_FLAGS + flags + define)
-                )
+                objects.append(ninja.build(out, "cxx", [source], COMMON_FLAGS + KERNEL_FLAGS + flags + define))
         host = COMMON_FLAGS + ["-O2", *self.torch_flags()] + (["-DKFC_X86"] if x86 else [])
         for name in ("dispatch", "operators"):
-            objects.append(
-                ninja.build(folder / f"cpu_{name}.o", "cxx", [SOURCES / "cpu" / f"{name}.cpp"], host)
-            )
-        return ninja.build(
-            folder / "_ops_cpu.so", "link", objects, self.torch_libraries("torch_cpu", "torch")
-        )
+            objects.append(ninja.build(folder / f"cpu_{name}.o", "cxx", [SOURCES / "cpu" / f"{name}.cpp"], host))
+        return ninja.build(folder / "_ops_cpu.so", "link", objects, self.torch_libraries("torch_cpu", "torch"))
 
     def cuda_library(self, ninja: Ninja, folder: Path, nvcc: str) -> Path:
         compile_flags, link_flags = cuda_toolkit_flags(nvcc)
@@ -264,16 +251,12 @@ class Plan:
         source = SOURCES / "cuda" / "operators.cpp"
         objects.append(ninja.build(folder / "cuda_operators.o", "cxx", [source], host))
         libraries = self.torch_libraries("torch_cuda", "torch_cpu", "torch")
-        return ninja.build(
-            folder / "_ops_cuda.so", "nvlink", objects, ["-ccbin", self.cxx, *link_flags, *libraries]
-        )
+        return ninja.build(folder / "_ops_cuda.so", "nvlink", objects, ["-ccbin", self.cxx, *link_flags, *libraries])
 
     def facts_module(self, ninja: Ninja, folder: Path, nvcc: str | None, out: Path) -> Path:
         facts = {
             "KFC_COMPILER": first_line([self.cxx, "--version"]),
-            "KFC_CUDA": re.search(r"release ([\d.]+)", run_text([nvcc, "--version"])).group(1)
-            if nvcc
-            else "",
+            "KFC_CUDA": re.search(r"release ([\d.]+)", run_text([nvcc, "--version"])).group(1) if nvcc else "",
             "KFC_CUDA_ARCHS": " ".join(cuda_archs()) if nvcc else "",
             "KFC_TORCH": torch_version(self.torch),
             "KFC_TORCH_TARGET": TORCH_TARGET,

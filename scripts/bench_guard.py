@@ -111,8 +111,10 @@ def main() -> None:
     only = parser.parse_args().only
     torch.manual_seed(0)
     threads = torch.get_num_threads()
-    print(f"{platform.machine()}, {threads} threads, Python {platform.python_version()}, torch {torch.__version__}, "
-          f"{datetime.date.today()}; `{' '.join(sys.argv)}`\n")
+    print(
+        f"{platform.machine()}, {threads} threads, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"{datetime.date.today()}; `{' '.join(sys.argv)}`\n"
+    )
     printed = False
     for name, model, shape, names in cases():
         if only not in name:

@@ -202,9 +202,7 @@ def compiled(case: Case, mode: str) -> tuple[Callable[[], Any], None]:
     return forward(torch.compile(case.model, mode=mode), case.inputs), None
 
 
-def convert(
-    case: Case, device: torch.device, converted: list[nn.Module]
-) -> tuple[Callable[[], Any], dict[str, Any]]:
+def convert(case: Case, device: torch.device, converted: list[nn.Module]) -> tuple[Callable[[], Any], dict[str, Any]]:
     from kfconvert import ModelConverter  # here, so that the other rows do not depend on it
 
     converter = ModelConverter(validate_accuracy=True)

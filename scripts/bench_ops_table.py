@@ -77,9 +77,7 @@ def summary(rows: Sequence[Row], cuda: bool) -> list[str]:
     large = [
         row
         for row in rows
-        if row.share is not None
-        and row.case.group in ("elementwise", "norm")
-        and row.size[0] * row.size[1] >= LARGE
+        if row.share is not None and row.case.group in ("elementwise", "norm") and row.size[0] * row.size[1] >= LARGE
     ]
     if cuda and large:
         below = [row for row in large if row.share < NEARLY]

@@ -186,7 +186,7 @@ def on_other_inputs(model: Any, converted: Any, inputs: Any) -> str | None:
 
 
 def on_generate(model: Any, converted: Any, inputs: Any) -> str | None:
-    """"same" or "differs" for greedy generation with and without a cache; None for models that do not generate."""
+    """ "same" or "differs" for greedy generation with and without a cache; None for models that do not generate."""
     from coverage_models import generated
 
     if not (hasattr(model, "can_generate") and model.can_generate()):

@@ -99,9 +99,7 @@ def _detector(name: str) -> Callable[[], tuple[nn.Module, Any]]:
 
         # The two-stage and RetinaNet models resize their images: to these sizes, not to 800.
         sizes = {} if name.startswith("ssd") else {"min_size": 96, "max_size": 128}
-        model = _alive(
-            lambda: models.get_model(name, weights=None, weights_backbone=None, num_classes=5, **sizes)
-        )
+        model = _alive(lambda: models.get_model(name, weights=None, weights_backbone=None, num_classes=5, **sizes))
         for path, layer in model.named_modules():
             # As initialised all scores are nearly equal, and rounding would decide which boxes remain.
             if isinstance(layer, (nn.Linear, nn.Conv2d)) and SCORES.search(path):

@@ -36,9 +36,7 @@ __global__ void softcap_backward_kernel(const T* grad, const T* y, T* grad_x, in
   }
 }
 
-unsigned blocks(int64_t n) {
-  return static_cast<unsigned>(std::min<int64_t>((n + kThreads - 1) / kThreads, 65535));
-}
+unsigned blocks(int64_t n) { return static_cast<unsigned>(std::min<int64_t>((n + kThreads - 1) / kThreads, 65535)); }
 
 // Not the default stream: torch may be recording, or running several streams.
 cudaStream_t current_stream(const Tensor& t) {

@@ -73,13 +73,13 @@ FAULTS = (
     Fault("autocast narrows float64", "        and arg.dtype != torch.float64\n", ""),
     Fault(
         "a layer norm's gradient lacks a mean",
-        "grad_s = rstd * (gw - gw.mean(-1, keepdim=True)",
-        "grad_s = rstd * (gw",
+        "shift = gw.mean(-1, keepdim=True) if self._centred else 0",
+        "shift = 0",
     ),
     Fault(
         "a layer norm's weight gets the gradient of its bias",
-        "(g * xhat).sum(0).to(weight.dtype),\n        s.new_empty(0) if bias is None",
-        "g.sum(0).to(weight.dtype),\n        s.new_empty(0) if bias is None",
+        "zip(affine, (g * xhat, g))",
+        "zip(affine, (g, g))",
     ),
     Fault("smoothing is not in the gradient of cross entropy", " - smoothing / x.shape[1]\n", "\n"),
     Fault(

@@ -14,6 +14,7 @@ from kfconvert.profiling import Comparison
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
+
 @pytest.fixture
 def bench(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)

@@ -226,9 +226,7 @@ def _worst(stats: Sequence[ErrorStats]) -> ErrorStats:
     return ErrorStats(*(max(getattr(one, name) for one in stats) for name in names))
 
 
-def _measure(
-    name: str, truth: Any, ours: Tensor, theirs: Tensor
-) -> tuple[ErrorStats, ErrorStats, str | None]:
+def _measure(name: str, truth: Any, ours: Tensor, theirs: Tensor) -> tuple[ErrorStats, ErrorStats, str | None]:
     """Errors of the original's and of the optimised output, over the values where the original is finite.
 
     Where `truth` cannot serve (data-dependent shape, overflow of a constant, another way through the model) the

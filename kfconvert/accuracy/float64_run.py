@@ -86,9 +86,7 @@ def _fresh(leaf: Any) -> Any:
     return copy_of(leaf) if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
 
 
-def _outputs_in(
-    dtype: torch.dtype, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _outputs_in(dtype: torch.dtype, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Outputs of a copy of `original`, with its floating-point tensors and those of the inputs in `dtype`."""
 
     def cast(leaf: Any) -> Any:

@@ -219,9 +219,7 @@ def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
         "recipe": source,
         "calls": _calls(model),
         "parts": _parts(model),
-        "statistics": json_ready(
-            {key: value for key, value in model.kfconvert_info().items() if key != "guard"}
-        ),
+        "statistics": json_ready({key: value for key, value in model.kfconvert_info().items() if key != "guard"}),
     }
 
 
@@ -293,9 +291,7 @@ def _architecture(
         try:
             return model()
         except TypeError as error:
-            raise ArtifactError(
-                f"{model.__name__} takes arguments ({error}): pass an instance as model="
-            ) from error
+            raise ArtifactError(f"{model.__name__} takes arguments ({error}): pass an instance as model=") from error
     if not record.get("recipe"):
         raise ArtifactError(f"{folder} does not say how to build its {record['model']}: pass model=")
     from .. import zoo
@@ -330,9 +326,7 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
         detail = lines[1] if len(lines) > 1 else lines[0]
-        raise ArtifactError(
-            f"{folder}: the weights do not fit {type(model).__name__}: {detail[:300]}{more}"
-        ) from error
+        raise ArtifactError(f"{folder}: the weights do not fit {type(model).__name__}: {detail[:300]}{more}") from error
 
 
 def _convert_again(model: nn.Module, record: dict[str, Any], device: torch.device, folder: Path) -> nn.Module:

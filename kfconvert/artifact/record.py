@@ -118,9 +118,7 @@ def _regular(file: Path) -> int:
 def _check_format(record: Any) -> None:
     found = record.get("format") if isinstance(record, dict) else None
     if not isinstance(found, int) or isinstance(found, bool) or found not in READABLE_FORMATS:
-        raise RecordError(
-            f"has format {str(found)[:50]}; kfconvert {__version__} reads formats up to {FORMAT}"
-        )
+        raise RecordError(f"has format {str(found)[:50]}; kfconvert {__version__} reads formats up to {FORMAT}")
 
 
 def _own_checksum(record: dict[str, Any]) -> str:

@@ -55,9 +55,7 @@ def replay(
         ledger = replace(model, programs(captures, stages))
         own_state.restore()
     check_weights = calls_between_checks(statistics.get("check_weights"), device)
-    result = Result(
-        model, device, ExampleCall(), captures, ledger, stages.seconds, asked, frozenset(), check_weights
-    )
+    result = Result(model, device, ExampleCall(), captures, ledger, stages.seconds, asked, frozenset(), check_weights)
     hand_over(result)
     ledger.stats |= {key: statistics.get(key) for key in _MEASURED}
     return model
@@ -83,9 +81,7 @@ def _captures(
     return gathered(model, forms, found, again, asked)
 
 
-def _part(
-    model: nn.Module, recorded: dict[str, Any], device: torch.device, repetition: Repetition
-) -> list[Part]:
+def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, repetition: Repetition) -> list[Part]:
     """The modules in parts of one structure; these are several only where the record was not made of this model."""
     modules = {model.get_submodule(path): path for path in recorded["modules"]}
     free = {name: [tuple(place) for place in places] for name, places in recorded["free"].items()}

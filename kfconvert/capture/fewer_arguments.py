@@ -73,9 +73,7 @@ def _takes_zeros(model: nn.Module) -> bool:
     """
     holders = [module for module in model.modules() if TYPES in module._buffers]
     return bool(holders) and all(
-        _is_of_transformers(module)
-        and TYPES in module._non_persistent_buffers_set
-        and not module._buffers[TYPES].any()
+        _is_of_transformers(module) and TYPES in module._non_persistent_buffers_set and not module._buffers[TYPES].any()
         for module in holders
     )
 

@@ -42,9 +42,7 @@ def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any
             region.guard.admit_one(name)
 
 
-def admit_same_tensors(
-    model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]
-) -> None:
+def admit_same_tensors(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
     """Let those of the arguments be one tensor that are one among ``leaves``, where ``run``, traced as if they were
     several, agrees with ``model``, which may ask for it."""
     given = given_as([leaf for leaf in leaves if isinstance(leaf, Tensor)])

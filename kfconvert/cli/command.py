@@ -106,9 +106,7 @@ def spread_models(args: list[str]) -> list[str]:
     return spread + ([flag] if bare else [])
 
 
-@click.group(
-    cls=_Command, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.group(cls=_Command, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "-m",
     "--models",
@@ -258,9 +256,7 @@ def _list_models(as_json: bool) -> None:
         click.echo(f"{source} ({len(names)})" + ("" if names else ": not installed"))
         for name in names:
             click.echo(f"  {prefix}{name}")
-    click.echo(
-        "and any other model of the Hugging Face hub, a local Hugging Face folder, or package.module:function"
-    )
+    click.echo("and any other model of the Hugging Face hub, a local Hugging Face folder, or package.module:function")
 
 
 def _version() -> str:
@@ -270,9 +266,7 @@ def _version() -> str:
         from .. import extension
 
     loaded = [
-        name
-        for name, there in (("CPU", extension.EXTENSION_LOADED), ("CUDA", extension.CUDA_KERNELS_LOADED))
-        if there
+        name for name, there in (("CPU", extension.EXTENSION_LOADED), ("CUDA", extension.CUDA_KERNELS_LOADED)) if there
     ]
     kernels = f"kernels: {', '.join(loaded) or 'none'}"
     return f"kfconvert {__version__} (torch {torch.__version__}, {kernels}; see kfconvert doctor)"

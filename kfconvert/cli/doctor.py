@@ -26,16 +26,10 @@ def compiled_operators(device_type: str) -> list[str]:
     """The names under ``torch.ops.kfconvert`` that have a compiled kernel for ``"cpu"`` or ``"cuda"``."""
     if device_type in load_errors:
         return []
-    names = {
-        name.partition(".")[0]
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("kfconvert::")
-    }
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("kfconvert::")}
     key = device_type.upper()
     return sorted(
-        name.removeprefix("kfconvert::")
-        for name in names
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        name.removeprefix("kfconvert::") for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
     )
 
 
@@ -88,13 +82,10 @@ def doctor() -> list[Check]:
     gpu = torch.cuda.is_available()
     if gpu:
         gpu_detail = ", ".join(
-            f"{device['name']} (compute capability {device['compute_capability']})"
-            for device in info["devices"]
+            f"{device['name']} (compute capability {device['compute_capability']})" for device in info["devices"]
         )
     else:
-        gpu_detail = (
-            "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA GPU"
-        )
+        gpu_detail = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA GPU"
     checks.append(
         Check(
             "CUDA GPU",

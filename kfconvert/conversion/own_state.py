@@ -174,7 +174,6 @@ class OwnState:
                 tensor.copy_(before)
 
 
-
 def _own(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if name not in _NOT_OWN}
 

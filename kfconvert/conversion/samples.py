@@ -99,9 +99,7 @@ def sample_inputs(
     recorder = _Recorder(region, sites)
     users = iter(leaves)
     inputs = [
-        live.tensor(node) if is_weight(node) else next(users)
-        for node in region.graph.nodes
-        if node.op == "placeholder"
+        live.tensor(node) if is_weight(node) else next(users) for node in region.graph.nodes if node.op == "placeholder"
     ]
     with torch.no_grad():
         recorder.run(*inputs)
@@ -134,9 +132,7 @@ def _in_float64(value: Any) -> Any:
     return in_float64(value)
 
 
-def _subgraph(
-    site: Site, outer: list[fx.Node], change: Callable[[Any], Any] = _unchanged
-) -> Callable[..., Any]:
+def _subgraph(site: Site, outer: list[fx.Node], change: Callable[[Any], Any] = _unchanged) -> Callable[..., Any]:
     """The matched calls as a function of ``outer``, the values that they read; ``change`` maps their constants."""
     graph = fx.Graph()
     copies = {node: graph.placeholder(f"value_{index}") for index, node in enumerate(outer)}

@@ -165,7 +165,6 @@ class Selector:
         times = self._compare(repeated, budget)
         return {name: 1e3 * timing.median_ms / repeats for name, timing in times.items()}
 
-
     def _compare(self, candidates: dict[str, Callable[[], Any]], budget_s: float) -> Comparison:
         """The times of the first candidate and of the others, all of which have run before."""
 

@@ -1,6 +1,6 @@
 // fingerprint(address, bytes) -> int: 64 bits that tell what lies in host memory, wherever in it a change is. Words are
-// mixed into four lanes by the step of a multiply-and-rotate hash (as of MurmurHash3's body), so that it runs at about the
-// speed of memory. No defence against somebody who looks for collisions.
+// mixed into four lanes by the step of a multiply-and-rotate hash (as of MurmurHash3's body), so that it runs at about
+// the speed of memory. No defence against somebody who looks for collisions.
 #pragma once
 
 #include <Python.h>
@@ -54,10 +54,9 @@ inline PyObject* fingerprint(PyObject*, PyObject* const* arguments, Py_ssize_t g
 
 // Adds the function to `module`; -1 with an exception set on failure.
 inline int add_to(PyObject* module) {
-  static PyMethodDef functions[] = {
-      {"fingerprint", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(fingerprint)), METH_FASTCALL,
-       "fingerprint(address, bytes): see kfconvert.runtime.fingerprint"},
-      {nullptr, nullptr, 0, nullptr}};
+  static PyMethodDef functions[] = {{"fingerprint", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(fingerprint)),
+                                     METH_FASTCALL, "fingerprint(address, bytes): see kfconvert.runtime.fingerprint"},
+                                    {nullptr, nullptr, 0, nullptr}};
   return PyModule_AddFunctions(module, functions);
 }
 

@@ -204,8 +204,9 @@ inline int holds(PyObject* holder, PyObject* key, PyObject* expected, const Mark
   return found == (expected == marks.missing ? nullptr : expected);
 }
 
-// first_change(entries, state, root, MISSING, SIZE, ITEMS, TYPE, INSIDE) -> index of the first entry that does not hold; None
-// where no dict was written since all held; -1 where one was, and all hold. `root` is the dict that None stands for.
+// first_change(entries, state, root, MISSING, SIZE, ITEMS, TYPE, INSIDE) -> index of the first entry that does not
+// hold; None where no dict was written since all held; -1 where one was, and all hold. `root` is the dict that None
+// stands for.
 inline PyObject* first_change(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (!takes("first_change", count, 8) || !is_flat(arguments[0], 3)) return nullptr;
   PyObject* const entries = arguments[0];
@@ -234,8 +235,7 @@ inline PyObject* first_change(PyObject*, PyObject* const* arguments, Py_ssize_t 
     const std::uint64_t version = PyDict_Check(holder) ? dict_version(holder) : 0;
     if (version != 0 && version == group.version) continue;
     for (Py_ssize_t i = first; i < last; ++i) {
-      const int same =
-          holds(holder, PyTuple_GET_ITEM(entries, 3 * i + 1), PyTuple_GET_ITEM(entries, 3 * i + 2), marks);
+      const int same = holds(holder, PyTuple_GET_ITEM(entries, 3 * i + 1), PyTuple_GET_ITEM(entries, 3 * i + 2), marks);
       if (same < 0) return nullptr;
       if (same == 0) return PyLong_FromSsize_t(i);
     }
@@ -333,8 +333,9 @@ struct TensorAttributes {
       return nullptr;
     }
     const DLPackExchange* const exchange = dlpack_exchange(tensor.get());
-    found = {version.release(), data_ptr.release(),     is_inference.release(), dtype.release(),
-             tensor.release(),  parameter.release(), exchange};
+    found = {version.release(), data_ptr.release(), is_inference.release(),
+             dtype.release(),   tensor.release(),   parameter.release(),
+             exchange};
     return &found;
   }
 };
@@ -446,8 +447,8 @@ inline std::uint64_t first_same(PyObject* values, PyObject* indices, Py_ssize_t 
   return static_cast<std::uint64_t>(first);
 }
 
-// tensor_key(list, tuple of indices) -> bytes that tell dtype, device and shape of the tensors at the indices, and which
-// of them are the very same; None where one is no plain strided tensor, or where torch has no exchange.
+// tensor_key(list, tuple of indices) -> bytes that tell dtype, device and shape of the tensors at the indices, and
+// which of them are the very same; None where one is no plain strided tensor, or where torch has no exchange.
 inline PyObject* tensor_key(PyObject*, PyObject* const* arguments, Py_ssize_t given) {
   if (!takes("tensor_key", given, 2) || !is_flat(arguments[1], 1)) return nullptr;
   if (!PyList_Check(arguments[0])) {

@@ -159,6 +159,8 @@ def _unify_all(trees: tuple[Tree, ...], values: tuple[Any, ...], binding: Bindin
 def _same(expected: Any, value: Any) -> bool:
     if isinstance(expected, fx.Node) or isinstance(value, fx.Node):
         return expected is value
-    return type(expected) is type(value) and expected == value or (
-        isinstance(expected, (int, float)) and isinstance(value, (int, float)) and expected == value
+    return (
+        type(expected) is type(value)
+        and expected == value
+        or (isinstance(expected, (int, float)) and isinstance(value, (int, float)) and expected == value)
     )

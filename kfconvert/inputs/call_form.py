@@ -12,9 +12,7 @@ from torch.utils import _pytree as pytree
 from .equality import is_equal
 
 # Values of these very types are leaves for pytree, without asking it.
-_LEAVES = frozenset(
-    (bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device)
-)
+_LEAVES = frozenset((bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device))
 # So many ways to spell a call are remembered; where forward takes any keyword, names may come from data.
 MAX_SPELLINGS = 100
 
@@ -34,9 +32,7 @@ class CallForm:
     def __init__(self, forward: Callable, args: tuple, kwargs: dict[str, Any]):
         parameters = inspect.signature(forward).parameters.values()
         kinds = inspect.Parameter
-        self.positional = [
-            p.name for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-        ]
+        self.positional = [p.name for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
         self.defaults = {p.name: p.default for p in parameters if p.default is not kinds.empty}
         if any(p.kind is kinds.POSITIONAL_ONLY for p in parameters):
             raise ValueError("forward has positional-only parameters")

@@ -62,7 +62,7 @@ STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, m) {
 #define TEXT_OF(name) #name
 #define NAME_OF(name) TEXT_OF(name)
 #define INIT_OF(name) PyInit_##name
-#define INIT(name) INIT_OF(name)
+#define INIT(name)    INIT_OF(name)
 
 // The operators are registered while the library is loaded, so that they are there by now.
 PyMODINIT_FUNC INIT(TORCH_EXTENSION_NAME)() {

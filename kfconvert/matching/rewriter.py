@@ -26,9 +26,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     graph = fx.Graph()
     copies = _placeholders(graph, region)
     output = graph.output(graph.graph_copy(region.graph, copies))
-    root = {
-        node.target: getattr(region.root, node.target) for node in region.graph.nodes if node.op == "get_attr"
-    }
+    root = {node.target: getattr(region.root, node.target) for node in region.graph.nodes if node.op == "get_attr"}
     synced, fused = [], []
     for index, site in enumerate(sites):
         name = f"fused_{index}"
@@ -114,9 +112,7 @@ def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Pla
     return synced
 
 
-def _restore_layout(
-    graph: fx.Graph, output: fx.Node, region: Region, copies: dict[fx.Node, fx.Node]
-) -> None:
+def _restore_layout(graph: fx.Graph, output: fx.Node, region: Region, copies: dict[fx.Node, fx.Node]) -> None:
     returned = next(node for node in region.graph.nodes if node.op == "output").args[0]
     aliases = Aliases(region.graph)
     classes = {aliases.root(value): aliases.members(value) for value in returned if isinstance(value, fx.Node)}

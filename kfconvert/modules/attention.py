@@ -54,8 +54,15 @@ class FusedAttention(FusedModule):
 
     live_strategies = ("sdpa", "composition")
 
-    def __init__(self, scale: float, key_transposed: bool = False, terms: tuple[MaskTerm, ...] = (),
-                 split: int | None = None, saturated: bool = False, empty_rows: bool = False):
+    def __init__(
+        self,
+        scale: float,
+        key_transposed: bool = False,
+        terms: tuple[MaskTerm, ...] = (),
+        split: int | None = None,
+        saturated: bool = False,
+        empty_rows: bool = False,
+    ):
         super().__init__()
         self.scale = scale
         self.key_transposed = key_transposed
@@ -141,5 +148,7 @@ class FusedAttention(FusedModule):
         return q, k, v, mask
 
     def extra_repr(self) -> str:
-        return (f"scale={self.scale}, key_transposed={self.key_transposed}, terms={self.terms}, "
-                f"split={self.split}, saturated={self.saturated}, empty_rows={self.empty_rows}")
+        return (
+            f"scale={self.scale}, key_transposed={self.key_transposed}, terms={self.terms}, "
+            f"split={self.split}, saturated={self.saturated}, empty_rows={self.empty_rows}"
+        )

@@ -18,8 +18,11 @@ from .base import CHANNELS_LAST, FusedModule, Plan, held, require_plain, takes_p
 from .onednn import in_place, pointwise, runs_onednn
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NORMS = {3: (nn.BatchNorm1d, nn.SyncBatchNorm), 4: (nn.BatchNorm2d, nn.SyncBatchNorm),
-          5: (nn.BatchNorm3d, nn.SyncBatchNorm)}
+_NORMS = {
+    3: (nn.BatchNorm1d, nn.SyncBatchNorm),
+    4: (nn.BatchNorm2d, nn.SyncBatchNorm),
+    5: (nn.BatchNorm3d, nn.SyncBatchNorm),
+}
 _CUDNN_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -51,16 +54,23 @@ class _Geometry:
         by_conv = conv.padding_mode == "zeros" and symmetric
         widths = tuple(width for side in reversed(sides) for width in side)
         pad = widths if any(widths) and not by_conv else None
-        return cls(pad, "constant" if conv.padding_mode == "zeros" else conv.padding_mode,
-                   tuple(left for left, _ in sides) if by_conv else (0,) * len(sides),
-                   conv.stride, conv.dilation, conv.groups)
+        return cls(
+            pad,
+            "constant" if conv.padding_mode == "zeros" else conv.padding_mode,
+            tuple(left for left, _ in sides) if by_conv else (0,) * len(sides),
+            conv.stride,
+            conv.dilation,
+            conv.groups,
+        )
 
     def output_size(self, size: Sequence[int], kernel_size: Sequence[int]) -> tuple[int, ...]:
         """The spatial size of the result for an input of spatial size ``size``."""
         pad = self.pad or (0,) * (2 * len(size))
         padded = [n + pad[-2 * i - 2] + pad[-2 * i - 1] for i, n in enumerate(size)]
-        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, d, k, s in zip(
-            padded, self.padding, self.dilation, kernel_size, self.stride, strict=True))
+        return tuple(
+            (n + 2 * p - d * (k - 1) - 1) // s + 1
+            for n, p, d, k, s in zip(padded, self.padding, self.dilation, kernel_size, self.stride, strict=True)
+        )
 
     def is_linear(self, weight: torch.Tensor) -> bool:
         """Whether this is a linear layer over the channels, on an image of one pixel."""
@@ -95,16 +105,18 @@ class FusedConvBN(FusedModule):
     default_activation = "none"
     live_strategies = ("composition",)
 
-    def __init__(self, conv: nn.Module, bn: nn.Module | None = None, activation: str | None = None,
-                 negative_slope: float = 0.01):
+    def __init__(
+        self, conv: nn.Module, bn: nn.Module | None = None, activation: str | None = None, negative_slope: float = 0.01
+    ):
         super().__init__(activation or self.default_activation, negative_slope)
         require_plain(conv, _CONVOLUTIONS, "an nn.Conv1d, nn.Conv2d or nn.Conv3d")
         if bn is not None:
             norms = _NORMS[conv.weight.dim()]
             require_plain(bn, norms, f"an nn.{norms[0].__name__}")
             if bn.num_features != conv.out_channels:
-                raise ValueError(f"the convolution has {conv.out_channels} output channels, "
-                                 f"the batch norm {bn.num_features}")
+                raise ValueError(
+                    f"the convolution has {conv.out_channels} output channels, the batch norm {bn.num_features}"
+                )
         self.conv = conv
         self.register_module("bn", bn)
         self.channels_last = False
@@ -115,13 +127,23 @@ class FusedConvBN(FusedModule):
         names = ["kernel" if has_kernels(x) else "folded", "composition"]
         weight = self.conv.weight
         # oneDNN of PyTorch 2.11 cannot add to a result of a single channel.
-        if (weight.dim() in CHANNELS_LAST and runs_onednn(x) and weight.dtype == x.dtype
-                and weight.device == x.device and (residual is None or weight.shape[0] > 1)):
+        if (
+            weight.dim() in CHANNELS_LAST
+            and runs_onednn(x)
+            and weight.dtype == x.dtype
+            and weight.device == x.device
+            and (residual is None or weight.shape[0] > 1)
+        ):
             # ResNet-50, batch 1, one thread, CPU ms in one run: eager 207; channels-last packed 145, kernel
             # 190; contiguous packed 225, kernel 192, as results are brought back to contiguous.
             names.insert(0 if self._uses_channels_last(x) else 1, "onednn")
-        if (self.activation == "relu" and x.is_cuda and x.dim() in CHANNELS_LAST and x.dtype in _CUDNN_DTYPES
-                and torch.backends.cudnn.enabled):
+        if (
+            self.activation == "relu"
+            and x.is_cuda
+            and x.dim() in CHANNELS_LAST
+            and x.dtype in _CUDNN_DTYPES
+            and torch.backends.cudnn.enabled
+        ):
             names.insert(0, "cudnn")
         if x.numel() > 0 and x.shape[2:].numel() == 1 and _Geometry.of(self.conv).is_linear(weight):
             # 1024 to 1280 channels, CPU us of 1 thread at batch 1, 8, 32 and error: ATen 283, 2025, 7823,
@@ -143,8 +165,15 @@ class FusedConvBN(FusedModule):
         if takes_plain_path(x, sources if residual is None else (*sources, residual)):
             return self._differentiable(x, residual)
         values = self._prepared(sources)
-        signature = (x.shape, x.stride(), x.dtype, x.device, self.strategy, self.channels_last,
-                     None if residual is None else (residual.shape, residual.dtype))
+        signature = (
+            x.shape,
+            x.stride(),
+            x.dtype,
+            x.device,
+            self.strategy,
+            self.channels_last,
+            None if residual is None else (residual.shape, residual.dtype),
+        )
         planned = values.get("plan")
         if planned is None or planned[0] != signature:
             self._check_residual(x, residual)
@@ -179,15 +208,26 @@ class FusedConvBN(FusedModule):
         size = _Geometry.of(conv).output_size(x.shape[2:], conv.kernel_size)
         expected = x.shape[0], conv.out_channels, *size
         if residual.shape != expected or residual.dtype != x.dtype:
-            raise ValueError(f"residual must have the result's shape {expected} and dtype {x.dtype}, "
-                             f"got {tuple(residual.shape)} and {residual.dtype}")
+            raise ValueError(
+                f"residual must have the result's shape {expected} and dtype {x.dtype}, "
+                f"got {tuple(residual.shape)} and {residual.dtype}"
+            )
 
     def _differentiable(self, x, residual):
         geometry = _Geometry.of(self.conv)
         weight, bias = self._folded()
-        return conv_act(geometry.apply(self._formatted(x)), weight, bias, residual, geometry.stride,
-                        geometry.padding, geometry.dilation, geometry.groups, self.activation,
-                        self.negative_slope)
+        return conv_act(
+            geometry.apply(self._formatted(x)),
+            weight,
+            bias,
+            residual,
+            geometry.stride,
+            geometry.padding,
+            geometry.dilation,
+            geometry.groups,
+            self.activation,
+            self.negative_slope,
+        )
 
     def _folded(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         conv, bn = self.conv, self.bn
@@ -209,7 +249,8 @@ class FusedConvBN(FusedModule):
             return False
         return self.channels_last or any(
             t.is_contiguous(memory_format=CHANNELS_LAST[x.dim()]) and not t.is_contiguous()
-            for t in (x, self.conv.weight))
+            for t in (x, self.conv.weight)
+        )
 
     def _plan(self, strategy: str, channels_last: bool, values: dict, x: torch.Tensor) -> Plan:
         formatted = self._formatter(x.dim())
@@ -226,9 +267,17 @@ class FusedConvBN(FusedModule):
             return _OneDNNConv(weight, bias, geometry, memory_format, self.activation, self.negative_slope, x)
         if strategy == "cudnn":
             return _cudnn_call(weight.contiguous(memory_format=memory_format), bias, geometry, formatted)
-        call = partial(conv_act, weight=weight.contiguous(memory_format=memory_format), bias=bias,
-                       stride=geometry.stride, padding=geometry.padding, dilation=geometry.dilation,
-                       groups=geometry.groups, activation=self.activation, negative_slope=self.negative_slope)
+        call = partial(
+            conv_act,
+            weight=weight.contiguous(memory_format=memory_format),
+            bias=bias,
+            stride=geometry.stride,
+            padding=geometry.padding,
+            dilation=geometry.dilation,
+            groups=geometry.groups,
+            activation=self.activation,
+            negative_slope=self.negative_slope,
+        )
 
         def kernel(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
             return call(geometry.apply(formatted(x)), residual=residual)
@@ -244,8 +293,15 @@ class FusedConvBN(FusedModule):
         conv, bn = self.conv, self.bn
         geometry = _Geometry.of(conv)
         convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[conv.weight.dim()]
-        y = convolve(geometry.apply(x), conv.weight, conv.bias, geometry.stride, geometry.padding,
-                     geometry.dilation, geometry.groups)
+        y = convolve(
+            geometry.apply(x),
+            conv.weight,
+            conv.bias,
+            geometry.stride,
+            geometry.padding,
+            geometry.dilation,
+            geometry.groups,
+        )
         if bn is not None:
             batch_statistics = bn.training or bn.running_mean is None
             mean, var = (None, None) if batch_statistics else (bn.running_mean, bn.running_var)
@@ -264,12 +320,23 @@ def _tensors(conv: nn.Module, bn: _BatchNorm | None) -> tuple[torch.Tensor | Non
     # aten::batch_norm updates the running statistics without moving their version counters: only the count
     # tells.
     buffers = bn._buffers
-    return (held(conv, "weight"), held(conv, "bias"), held(bn, "weight"), held(bn, "bias"),
-            buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"])
+    return (
+        held(conv, "weight"),
+        held(conv, "bias"),
+        held(bn, "weight"),
+        held(bn, "bias"),
+        buffers["running_mean"],
+        buffers["running_var"],
+        buffers["num_batches_tracked"],
+    )
 
 
-def _cudnn_call(weight: torch.Tensor, bias: torch.Tensor | None, geometry: _Geometry,
-                formatted: Callable[[torch.Tensor], torch.Tensor]) -> Plan:
+def _cudnn_call(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    geometry: _Geometry,
+    formatted: Callable[[torch.Tensor], torch.Tensor],
+) -> Plan:
     """One cuDNN call for convolution, bias, addition and ReLU, without the operator's checks around it."""
     if bias is None:  # cuDNN's calls would make zeros each time
         bias = weight.new_zeros(weight.shape[0])
@@ -285,8 +352,14 @@ def _cudnn_call(weight: torch.Tensor, bias: torch.Tensor | None, geometry: _Geom
     return call
 
 
-def _linear_call(weight: torch.Tensor, bias: torch.Tensor | None, activation: str, negative_slope: float,
-                 channels_last: bool, otherwise: Plan) -> Plan:
+def _linear_call(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    negative_slope: float,
+    channels_last: bool,
+    otherwise: Plan,
+) -> Plan:
     """A linear layer for images of one pixel, ``otherwise`` for others."""
     weight, ones = weight.flatten(1), (1,) * (weight.dim() - 2)
 
@@ -296,8 +369,7 @@ def _linear_call(weight: torch.Tensor, bias: torch.Tensor | None, activation: st
         if residual is None:
             y = linear_act(x.flatten(1), weight, bias, activation, negative_slope)
         else:
-            y = bias_act(F.linear(x.flatten(1), weight, bias), None, residual.flatten(1), activation,
-                         negative_slope)
+            y = bias_act(F.linear(x.flatten(1), weight, bias), None, residual.flatten(1), activation, negative_slope)
         rows, channels = y.shape
         return y.view(rows, *ones, channels).movedim(-1, 1) if channels_last else y.view(rows, channels, *ones)
 
@@ -313,8 +385,7 @@ class _OneDNNConv:
         # After the addition oneDNN fuses relu only, and loses its NaN.
         self.finish_sum = in_place(activation, negative_slope)
         self.arguments = (geometry.padding, geometry.stride, geometry.dilation, geometry.groups)
-        self.packed = torch.ops.mkldnn._reorder_convolution_weight(
-            weight, *self.arguments, geometry.apply(x).shape)
+        self.packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *self.arguments, geometry.apply(x).shape)
 
     def __call__(self, x, residual=None):
         x = self.geometry.apply(x)

@@ -25,8 +25,7 @@ class FusedGatedLinear(FusedModule):
     ``torch.compile`` the differentiable operators run.
     """
 
-    def __init__(self, gate: nn.Module, up: nn.Module, activation: str = "silu",
-                 negative_slope: float = 0.01):
+    def __init__(self, gate: nn.Module, up: nn.Module, activation: str = "silu", negative_slope: float = 0.01):
         super().__init__(activation, negative_slope)
         self.projection = FusedMergedLinear(gate, up)
         sizes = [linear.out_features for linear in self.projection.linears]
@@ -35,8 +34,9 @@ class FusedGatedLinear(FusedModule):
         self.gate_first = True
 
     @classmethod
-    def from_packed(cls, linear: nn.Module, activation: str = "silu", gate_first: bool = True,
-                    negative_slope: float = 0.01) -> "FusedGatedLinear":
+    def from_packed(
+        cls, linear: nn.Module, activation: str = "silu", gate_first: bool = True, negative_slope: float = 0.01
+    ) -> "FusedGatedLinear":
         """``act(a) * b`` with ``a, b = linear(x).chunk(2, -1)``, or ``a * act(b)`` unless ``gate_first``.
 
         ValueError where the layer has an odd number of features.

@@ -43,8 +43,9 @@ class FusedGroupNorm(FusedModule):
 
     def _kernel(self, x: torch.Tensor) -> torch.Tensor:
         norm = self.norm
-        return group_norm_act(x, norm.num_groups, held(norm, "weight"), held(norm, "bias"), norm.eps,
-                              self.activation, self.negative_slope)
+        return group_norm_act(
+            x, norm.num_groups, held(norm, "weight"), held(norm, "bias"), norm.eps, self.activation, self.negative_slope
+        )
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """``act(group_norm(x))`` in plain ATen calls."""

@@ -38,13 +38,22 @@ class FusedLinear(FusedModule):
 
     default_activation = "none"
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, activation: str | None = None,
-                 negative_slope: float = 0.01, device=None, dtype=None):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        activation: str | None = None,
+        negative_slope: float = 0.01,
+        device=None,
+        dtype=None,
+    ):
         super().__init__(activation or self.default_activation, negative_slope)
         self._set_tensors(
             nn.Parameter(torch.empty((out_features, in_features), device=device, dtype=dtype)),
             nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None,
-            transposed=False)
+            transposed=False,
+        )
         self.reset_parameters()
 
     def _set_tensors(self, weight, bias, transposed: bool) -> None:
@@ -59,8 +68,14 @@ class FusedLinear(FusedModule):
         self.transposed = transposed
 
     @classmethod
-    def from_tensors(cls, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None,
-                     negative_slope: float = 0.01, transposed: bool = False) -> "FusedLinear":
+    def from_tensors(
+        cls,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None = None,
+        negative_slope: float = 0.01,
+        transposed: bool = False,
+    ) -> "FusedLinear":
         """A module that shares ``weight`` (out, in), or (in, out) when ``transposed``, and ``bias`` (out,) or
         None.
 
@@ -81,8 +96,9 @@ class FusedLinear(FusedModule):
         return module
 
     @classmethod
-    def from_linear(cls, linear: nn.Module, activation: str | None = None,
-                    negative_slope: float = 0.01) -> "FusedLinear":
+    def from_linear(
+        cls, linear: nn.Module, activation: str | None = None, negative_slope: float = 0.01
+    ) -> "FusedLinear":
         """A module that shares the parameters of an ``nn.Linear`` or of a Hugging Face ``Conv1D`` (weight
         (in, out)).
 
@@ -118,8 +134,12 @@ class FusedLinear(FusedModule):
         """Those that apply to ``x`` (..., in_features), best guess first."""
         names = super().strategies(x)
         weight = held(self, "weight")
-        if (runs_onednn(x) and weight.dtype == x.dtype and weight.device == x.device
-                and x.numel() >= _PACKED_MIN_ROWS * x.shape[-1]):
+        if (
+            runs_onednn(x)
+            and weight.dtype == x.dtype
+            and weight.device == x.device
+            and x.numel() >= _PACKED_MIN_ROWS * x.shape[-1]
+        ):
             # oneDNN's error is 1.03 x ATen's at 768 inputs, but 1.6 x at 3072: it never comes first.
             names.insert(-1, "onednn")
             if HAS_MKL and weight.numel() * weight.element_size() >= MKL_MIN_WEIGHT_BYTES:
@@ -153,8 +173,9 @@ class FusedLinear(FusedModule):
         return [(store, key) for store, key in super().places() if key == "weight"]
 
     def _kernel(self, x: torch.Tensor) -> torch.Tensor:
-        return linear_act(x, self.oriented(held(self, "weight")), held(self, "bias"), self.activation,
-                          self.negative_slope)
+        return linear_act(
+            x, self.oriented(held(self, "weight")), held(self, "bias"), self.activation, self.negative_slope
+        )
 
     def _plan(self, strategy: str, weight: torch.Tensor) -> Plan:
         weight = self.oriented(weight)
@@ -176,8 +197,10 @@ class FusedLinear(FusedModule):
         return apply_activation(y, self.activation, self.negative_slope)
 
     def extra_repr(self) -> str:
-        return (f"in_features={self.in_features}, out_features={self.out_features}, "
-                f"bias={self.bias is not None}, {self._activation_repr()}")
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, {self._activation_repr()}"
+        )
 
 
 class _MKLLinear:
@@ -225,8 +248,9 @@ class FusedLinearGELU(FusedLinear):
 
     default_activation = "gelu"
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, approximate: str = "none",
-                 device=None, dtype=None):
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, approximate: str = "none", device=None, dtype=None
+    ):
         super().__init__(in_features, out_features, bias, gelu_name(approximate), device=device, dtype=dtype)
 
 

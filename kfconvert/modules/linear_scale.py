@@ -25,9 +25,14 @@ class FusedLinearScale(FusedLinear):
         raise TypeError("a FusedLinearScale is made of tensors: FusedLinearScale.from_tensors(weight, bias, gamma)")
 
     @classmethod
-    def from_tensors(cls, weight: torch.Tensor, bias: torch.Tensor | None, gamma: torch.Tensor,
-                     transposed: bool = False,
-                     permutation: tuple[int, ...] | None = None) -> "FusedLinearScale":
+    def from_tensors(
+        cls,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        gamma: torch.Tensor,
+        transposed: bool = False,
+        permutation: tuple[int, ...] | None = None,
+    ) -> "FusedLinearScale":
         """A module that shares ``weight`` (out, in), or (in, out) when ``transposed``, ``bias`` (out,) or
         None, and ``gamma`` (out,), or with sizes of 1 beside it.
 
@@ -37,8 +42,9 @@ class FusedLinearScale(FusedLinear):
         module = super().from_tensors(weight, bias, "none", transposed=transposed)
         require_float_tensor(gamma, "gamma")
         if max(gamma.shape, default=1) != gamma.numel() or gamma.numel() != module.out_features:
-            raise ValueError(f"gamma must have {module.out_features} elements in one dimension, "
-                             f"got shape {tuple(gamma.shape)}")
+            raise ValueError(
+                f"gamma must have {module.out_features} elements in one dimension, got shape {tuple(gamma.shape)}"
+            )
         if isinstance(gamma, torch.nn.Parameter):
             module.gamma = gamma
         else:

@@ -56,8 +56,8 @@ class FusedMergedLinear(FusedModule):
     def differentiable(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One product each, in differentiable operators."""
         return tuple(
-            linear_act(x, linear.oriented(held(linear, "weight")), held(linear, "bias"))
-            for linear in self.linears)
+            linear_act(x, linear.oriented(held(linear, "weight")), held(linear, "bias")) for linear in self.linears
+        )
 
     def plan(self, x: torch.Tensor) -> Plan:
         """See :meth:`FusedModule.plan`."""
@@ -104,9 +104,9 @@ class _MergedProduct:
         self.sizes = [weight.shape[0] for weight in weights]
         self.weight, self.bias = torch.cat(weights), None
         if any(bias is not None for bias in biases):
-            self.bias = torch.cat([
-                weight.new_zeros(weight.shape[0]) if bias is None else bias
-                for weight, bias in zip(weights, biases)])
+            self.bias = torch.cat(
+                [weight.new_zeros(weight.shape[0]) if bias is None else bias for weight, bias in zip(weights, biases)]
+            )
 
     def __call__(self, x):
         return torch.split_with_sizes(F.linear(x, self.weight, self.bias), self.sizes, -1)

@@ -20,18 +20,33 @@ class FusedLayerNorm(FusedNorm):
     Strategies: "kernel" (``kfconvert.ops.layer_norm_act``), "composition".
     """
 
-    def __init__(self, normalized_shape, eps: float = 1e-5, elementwise_affine: bool = True,
-                 bias: bool = True, activation: str | None = None, device=None, dtype=None):
+    def __init__(
+        self,
+        normalized_shape,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        activation: str | None = None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__(normalized_shape, eps, activation)
         options = {"device": device, "dtype": dtype}
         self._set_tensors(
             weight=nn.Parameter(torch.ones(self.normalized_shape, **options)) if elementwise_affine else None,
-            bias=nn.Parameter(torch.zeros(self.normalized_shape, **options))
-            if elementwise_affine and bias else None)
+            bias=nn.Parameter(torch.zeros(self.normalized_shape, **options)) if elementwise_affine and bias else None,
+        )
 
     @classmethod
-    def from_tensors(cls, normalized_shape, weight: torch.Tensor | None, bias: torch.Tensor | None,
-                     eps: float = 1e-5, activation: str | None = None, **options) -> "FusedLayerNorm":
+    def from_tensors(
+        cls,
+        normalized_shape,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float = 1e-5,
+        activation: str | None = None,
+        **options,
+    ) -> "FusedLayerNorm":
         """A module that shares ``weight`` and ``bias`` (normalized_shape, or None).
 
         Parameters are registered as such, plain tensors as buffers. TypeError for tensors that are not plain
@@ -40,20 +55,21 @@ class FusedLayerNorm(FusedNorm):
         return cls._of_tensors(normalized_shape, eps, activation, options, weight=weight, bias=bias)
 
     @classmethod
-    def from_layer_norm(cls, layer_norm: nn.LayerNorm, activation: str | None = None,
-                        **options) -> "FusedLayerNorm":
+    def from_layer_norm(cls, layer_norm: nn.LayerNorm, activation: str | None = None, **options) -> "FusedLayerNorm":
         """A module that shares the parameters of an ``nn.LayerNorm``.
 
         TypeError for other modules, ValueError for parametrised and weight-normalised ones.
         """
         require_plain(layer_norm, (nn.LayerNorm,), "an nn.LayerNorm")
-        module = cls.from_tensors(layer_norm.normalized_shape, layer_norm.weight, layer_norm.bias,
-                                  layer_norm.eps, activation, **options)
+        module = cls.from_tensors(
+            layer_norm.normalized_shape, layer_norm.weight, layer_norm.bias, layer_norm.eps, activation, **options
+        )
         return module.train(layer_norm.training)
 
     def _kernel(self, x: torch.Tensor) -> torch.Tensor:
-        return layer_norm_act(x, self.normalized_shape, held(self, "weight"), held(self, "bias"), self.eps,
-                              self.activation)
+        return layer_norm_act(
+            x, self.normalized_shape, held(self, "weight"), held(self, "bias"), self.eps, self.activation
+        )
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """``act(layer_norm(x))`` in plain ATen calls."""
@@ -69,15 +85,31 @@ class FusedAddLayerNorm(AddsResidual, FusedLayerNorm):
     :class:`FusedLayerNorm`.
     """
 
-    def __init__(self, normalized_shape, eps: float = 1e-5, elementwise_affine: bool = True,
-                 bias: bool = True, activation: str | None = None, return_sum: bool = False, device=None,
-                 dtype=None):
+    def __init__(
+        self,
+        normalized_shape,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        activation: str | None = None,
+        return_sum: bool = False,
+        device=None,
+        dtype=None,
+    ):
         super().__init__(normalized_shape, eps, elementwise_affine, bias, activation, device, dtype)
         self._set_options(return_sum)
 
     def _kernel(self, x: torch.Tensor, residual: torch.Tensor):
-        return layer_norm_act(x, self.normalized_shape, held(self, "weight"), held(self, "bias"), self.eps,
-                              self.activation, residual, self.return_sum)
+        return layer_norm_act(
+            x,
+            self.normalized_shape,
+            held(self, "weight"),
+            held(self, "bias"),
+            self.eps,
+            self.activation,
+            residual,
+            self.return_sum,
+        )
 
 
 class FusedLayerNormReLU(FusedLayerNorm):
@@ -91,10 +123,17 @@ class FusedLayerNormGELU(FusedLayerNorm):
 
     default_activation = "gelu"
 
-    def __init__(self, normalized_shape, eps: float = 1e-5, elementwise_affine: bool = True,
-                 bias: bool = True, approximate: str = "none", device=None, dtype=None):
-        super().__init__(normalized_shape, eps, elementwise_affine, bias, gelu_name(approximate), device,
-                         dtype)
+    def __init__(
+        self,
+        normalized_shape,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        approximate: str = "none",
+        device=None,
+        dtype=None,
+    ):
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, gelu_name(approximate), device, dtype)
 
 
 class FusedLayerNormSiLU(FusedLayerNorm):

@@ -18,8 +18,9 @@ class FusedNorm(FusedModule):
         self.eps = eps
 
     @classmethod
-    def _of_tensors(cls, normalized_shape, eps: float, activation: str | None, options: dict,
-                    **tensors: torch.Tensor | None):
+    def _of_tensors(
+        cls, normalized_shape, eps: float, activation: str | None, options: dict, **tensors: torch.Tensor | None
+    ):
         """A module that shares ``tensors``, each of normalized_shape or None."""
         module = cls.__new__(cls)
         FusedNorm.__init__(module, normalized_shape, eps, activation)
@@ -28,8 +29,7 @@ class FusedNorm(FusedModule):
             if tensor is not None:
                 require_float_tensor(tensor, name)
                 if tuple(tensor.shape) != module.normalized_shape:
-                    raise ValueError(
-                        f"{name} must have shape {module.normalized_shape}, got {tuple(tensor.shape)}")
+                    raise ValueError(f"{name} must have shape {module.normalized_shape}, got {tuple(tensor.shape)}")
         module._set_tensors(**tensors)
         return module
 

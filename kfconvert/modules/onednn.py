@@ -60,10 +60,13 @@ def _has(namespace, *names: str) -> bool:
 
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and _has(
-    torch.ops.mkldnn, "_reorder_linear_weight", "_linear_pointwise", "_reorder_convolution_weight",
-    "_convolution_pointwise")
-HAS_MKL = torch.backends.mkl.is_available() and _has(
-    torch.ops.mkl, "_mkl_reorder_linear_weight", "_mkl_linear")
+    torch.ops.mkldnn,
+    "_reorder_linear_weight",
+    "_linear_pointwise",
+    "_reorder_convolution_weight",
+    "_convolution_pointwise",
+)
+HAS_MKL = torch.backends.mkl.is_available() and _has(torch.ops.mkl, "_mkl_reorder_linear_weight", "_mkl_linear")
 
 
 def runs_onednn(x: torch.Tensor) -> bool:
@@ -72,5 +75,10 @@ def runs_onednn(x: torch.Tensor) -> bool:
     The half types are left out: without native instructions oneDNN emulates them, and ATen calls it for them
     anyway.
     """
-    return (HAS_ONEDNN and x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
-            and torch.backends.mkldnn.enabled)
+    return (
+        HAS_ONEDNN
+        and x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and x.numel() > 0
+        and torch.backends.mkldnn.enabled
+    )

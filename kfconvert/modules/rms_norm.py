@@ -18,16 +18,25 @@ class FusedRMSNorm(FusedNorm):
     Strategies: "kernel" (``kfconvert.ops.rms_norm_act``), "composition".
     """
 
-    def __init__(self, normalized_shape, eps: float = 1e-6, elementwise_affine: bool = True,
-                 activation: str | None = None, offset: float = 0.0, device=None, dtype=None):
+    def __init__(
+        self,
+        normalized_shape,
+        eps: float = 1e-6,
+        elementwise_affine: bool = True,
+        activation: str | None = None,
+        offset: float = 0.0,
+        device=None,
+        dtype=None,
+    ):
         super().__init__(normalized_shape, eps, activation)
         self._set_options(offset=offset)
         weight = torch.full(self.normalized_shape, 1.0 - offset, device=device, dtype=dtype)
         self._set_tensors(weight=nn.Parameter(weight) if elementwise_affine else None)
 
     @classmethod
-    def from_tensors(cls, normalized_shape, weight: torch.Tensor | None, eps: float = 1e-6,
-                     activation: str | None = None, **options) -> "FusedRMSNorm":
+    def from_tensors(
+        cls, normalized_shape, weight: torch.Tensor | None, eps: float = 1e-6, activation: str | None = None, **options
+    ) -> "FusedRMSNorm":
         """A module that shares ``weight`` (normalized_shape, or None).
 
         A parameter is registered as such, a plain tensor as a buffer. TypeError for a tensor that is not
@@ -40,8 +49,9 @@ class FusedRMSNorm(FusedNorm):
         self.offset = offset
 
     def _kernel(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm_act(x, self.normalized_shape, held(self, "weight"), self.eps, self.activation,
-                            offset=self.offset)
+        return rms_norm_act(
+            x, self.normalized_shape, held(self, "weight"), self.eps, self.activation, offset=self.offset
+        )
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """``act(rms_norm(x))`` in plain ATen calls."""
@@ -59,12 +69,28 @@ class FusedAddRMSNorm(AddsResidual, FusedRMSNorm):
     :class:`FusedRMSNorm`.
     """
 
-    def __init__(self, normalized_shape, eps: float = 1e-6, elementwise_affine: bool = True,
-                 activation: str | None = None, offset: float = 0.0, return_sum: bool = False, device=None,
-                 dtype=None):
+    def __init__(
+        self,
+        normalized_shape,
+        eps: float = 1e-6,
+        elementwise_affine: bool = True,
+        activation: str | None = None,
+        offset: float = 0.0,
+        return_sum: bool = False,
+        device=None,
+        dtype=None,
+    ):
         super().__init__(normalized_shape, eps, elementwise_affine, activation, offset, device, dtype)
         self._set_options(return_sum, offset=offset)
 
     def _kernel(self, x: torch.Tensor, residual: torch.Tensor):
-        return rms_norm_act(x, self.normalized_shape, held(self, "weight"), self.eps, self.activation,
-                            residual, self.return_sum, self.offset)
+        return rms_norm_act(
+            x,
+            self.normalized_shape,
+            held(self, "weight"),
+            self.eps,
+            self.activation,
+            residual,
+            self.return_sum,
+            self.offset,
+        )

@@ -71,9 +71,7 @@ ACTIVATIONS: dict[str, Activation] = {
             lambda g, y, _: _aten.hardtanh_backward(g, y, 0, 6),
             saves_output=True,
         ),
-        Activation(
-            "hardswish", 8, lambda x, _: F.hardswish(x), lambda g, x, _: _aten.hardswish_backward(g, x)
-        ),
+        Activation("hardswish", 8, lambda x, _: F.hardswish(x), lambda g, x, _: _aten.hardswish_backward(g, x)),
         Activation(
             "leaky_relu",
             9,
@@ -97,9 +95,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 # Each of one operator only, and so with no name among the others: exp((x + y) * 2) and mish(x) * scale.
-EXP_TWICE = Activation(
-    "exp_twice", 12, lambda x, _: torch.exp(x * 2), lambda g, y, _: 2 * g * y, saves_output=True
-)
+EXP_TWICE = Activation("exp_twice", 12, lambda x, _: torch.exp(x * 2), lambda g, y, _: 2 * g * y, saves_output=True)
 MISH = Activation("mish", 13, lambda x, _: F.mish(x), lambda g, x, _: _aten.mish_backward(g, x))
 
 BY_CODE: dict[int, Activation] = {

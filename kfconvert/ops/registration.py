@@ -74,9 +74,7 @@ def differentiate_by_decomposition(operator: torch._ops.OpOverload, decompositio
     """
 
     def autograd(keyset, *args):
-        if torch.is_grad_enabled() and any(
-            isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args
-        ):
+        if torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
             return decomposition(*args)
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
@@ -89,9 +87,7 @@ def autocast(operators, cast: Callable, device_types=("cpu", "cuda")) -> None:
     for device_type in device_types:
         for operator in operators:
             kernel = _autocast_kernel(operator, cast, device_type)
-            LIBRARY.impl(
-                operator.name().removeprefix("kfconvert::"), kernel, f"Autocast{device_type.upper()}"
-            )
+            LIBRARY.impl(operator.name().removeprefix("kfconvert::"), kernel, f"Autocast{device_type.upper()}")
 
 
 def _autocast_kernel(operator, cast, device_type):

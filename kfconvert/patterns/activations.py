@@ -18,9 +18,7 @@ ACTIVATION_TREES: dict[str, Callable[[Tree], Op]] = {
     "relu6": lambda x: Op(aten.relu6.default, x),
     "hardswish": lambda x: Op(aten.hardswish.default, x),
     # No ATen operator stands for this one: the value that it is applied to needs a name, since it occurs twice.
-    "quick_gelu": lambda x: Op(
-        aten.mul.Tensor, x, Op(aten.sigmoid.default, Op(aten.mul.Tensor, x, Number(1.702)))
-    ),
+    "quick_gelu": lambda x: Op(aten.mul.Tensor, x, Op(aten.sigmoid.default, Op(aten.mul.Tensor, x, Number(1.702)))),
     "hardsigmoid": lambda x: Op(aten.hardsigmoid.default, x),
     "leaky_relu": lambda x: Op(aten.leaky_relu.default, x, Var("negative_slope")),
 }

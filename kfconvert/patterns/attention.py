@@ -100,8 +100,8 @@ def _masks(captures: dict[str, Any]) -> list[tuple[fx.Node, MaskTerm]]:
     scores, dtype = captures["scores"], traced(captures["q"]).dtype
     if "inner" in captures and captures.get("beta", 1) != 0:
         inner = captures["inner"]
-        split = "split" in captures and len(sizes(inner)) == len(sizes(scores)) and (
-            sizes(inner)[0] == sizes(scores)[0]
+        split = (
+            "split" in captures and len(sizes(inner)) == len(sizes(scores)) and (sizes(inner)[0] == sizes(scores)[0])
         )
         terms.append((inner, MaskTerm(split=split)))
     if "fill" in captures:

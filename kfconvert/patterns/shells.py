@@ -14,9 +14,7 @@ _CONV_MODULES = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 _NORM_MODULES = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 
 # What aten.batch_norm takes beside its input.
-NORM_ARGUMENTS = tuple(
-    map(Var, ("scale", "shift", "mean", "variance", "training", "momentum", "eps", "cudnn_enabled"))
-)
+NORM_ARGUMENTS = tuple(map(Var, ("scale", "shift", "mean", "variance", "training", "momentum", "eps", "cudnn_enabled")))
 NORM_TENSORS = ("scale", "shift", "mean", "variance")
 
 Live = Callable[[fx.Node], Tensor]

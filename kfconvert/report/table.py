@@ -24,9 +24,7 @@ def fusions(stats: dict[str, Any]) -> list[dict[str, Any]]:
     ``stats`` is ``conversion_stats`` of a ModelConverter. The most often applied patterns come first.
     """
     rows = []
-    for pattern in (
-        key.removesuffix("_found") for key in stats if key.endswith("_found") and key != "total_found"
-    ):
+    for pattern in (key.removesuffix("_found") for key in stats if key.endswith("_found") and key != "total_found"):
         found, applied = stats[f"{pattern}_found"], stats.get(f"{pattern}_replaced", 0)
         if not found:
             continue
@@ -75,9 +73,7 @@ def speed_line(stats: dict[str, Any]) -> str:
     return " -> ".join(parts) + " | " + "; ".join(speedups + given_back)
 
 
-def render(
-    name: str, stats: dict[str, Any], weights: str | None = None, saved: str | None = None
-) -> RenderableType:
+def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: str | None = None) -> RenderableType:
     """The report of one model for a terminal.
 
     Args:
@@ -127,9 +123,7 @@ def _headline(name: str, stats: dict[str, Any]) -> Text:
     line.append(f"  {stats.get('model', '')}", style="dim")
     line.append(f"  {stats.get('inputs', '')}", style="dim")
     line.append(f"  {where}", style="dim")
-    line.append(
-        f"\n{stats.get('total_replaced', 0)} of {stats.get('total_found', 0)} sites fused", style="bold"
-    )
+    line.append(f"\n{stats.get('total_replaced', 0)} of {stats.get('total_found', 0)} sites fused", style="bold")
     if environment.get("extension") is False:
         line.append("  (without the compiled kernels: see kfconvert doctor)", style="yellow")
     return line
@@ -143,8 +137,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     table.add_column("why rejected", overflow="fold")
     for row in rows:
         reasons = [
-            reason if count == 1 else f"{reason} (and {count - 1} more)"
-            for reason, count in row["reasons"].items()
+            reason if count == 1 else f"{reason} (and {count - 1} more)" for reason, count in row["reasons"].items()
         ]
         hidden = len(reasons) - MAX_REASONS
         shown = reasons[:MAX_REASONS] + ([f"{hidden} more reasons"] if hidden > 0 else [])

@@ -168,7 +168,8 @@ def has_state_in_python(tensors: Sequence[torch.Tensor | None], state: list[Reco
     """Whether ``tensors`` are those of ``state``, all of them still alive, and neither moved nor written."""
     return len(tensors) == len(state) and all(
         id(t) == known and (t is None or t.data_ptr() == pointer and (version is None or t._version == version))
-        for t, (known, version, pointer) in zip(tensors, state))
+        for t, (known, version, pointer) in zip(tensors, state)
+    )
 
 
 if _has_state is None:

@@ -199,9 +199,7 @@ def _folder(name: str) -> Path | None:
         return None
     folder = Path(expanded)
     if (folder / "kfconvert.json").exists():
-        raise ZooError(
-            f"{folder} is a converted model already: kfconvert.load({str(folder)!r}) gives it back"
-        )
+        raise ZooError(f"{folder} is a converted model already: kfconvert.load({str(folder)!r}) gives it back")
     if not (folder / "config.json").exists():
         raise ZooError(f"{folder} is no Hugging Face model folder: it has no config.json")
     return folder

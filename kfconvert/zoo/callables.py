@@ -30,8 +30,7 @@ def build(name: str, request: Request) -> ZooModel:
     if inputs is None:
         if not isinstance(model, PreTrainedModel):
             raise ZooError(
-                f"{name} must return (model, example_inputs): the inputs of a "
-                f"{type(model).__name__} cannot be guessed"
+                f"{name} must return (model, example_inputs): the inputs of a {type(model).__name__} cannot be guessed"
             )
         inputs = example_inputs(model, request)
     elif request.batch_size != 1 or request.seq_len is not None:

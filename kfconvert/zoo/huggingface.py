@@ -132,9 +132,7 @@ def _read_config(name: str, in_cache: bool) -> PreTrainedConfig:
         raise ZooError(f"{name}: its config cannot be read ({first_line(error)})") from error
 
 
-def _from_pretrained(
-    source: str, config: PreTrainedConfig, model_class: type, local: bool
-) -> PreTrainedModel:
+def _from_pretrained(source: str, config: PreTrainedConfig, model_class: type, local: bool) -> PreTrainedModel:
     _without_cache(config)
     try:
         model, info = model_class.from_pretrained(

@@ -38,9 +38,7 @@ def example_inputs(model: PreTrainedModel, request: Request) -> dict[str, Tensor
         }
     if main == "input_ids":
         return _text_inputs(model, request)
-    raise ZooError(
-        f"{type(model).__name__} takes {main!r}: kfconvert does not know how to make an example of it"
-    )
+    raise ZooError(f"{type(model).__name__} takes {main!r}: kfconvert does not know how to make an example of it")
 
 
 def max_positions(model: nn.Module) -> int | None:
@@ -78,8 +76,7 @@ def _length(model: nn.Module, limit: int | None, request: Request) -> int:
         return min(DEFAULT_SEQ_LEN, limit or DEFAULT_SEQ_LEN)
     if limit is not None and request.seq_len > limit:
         raise ZooError(
-            f"sequence length {request.seq_len} is longer than the {limit} positions of "
-            f"{type(model).__name__}"
+            f"sequence length {request.seq_len} is longer than the {limit} positions of {type(model).__name__}"
         )
     return request.seq_len
 

@@ -108,19 +108,13 @@ def _pretrained(name: str) -> nn.Module:
             weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
         return models.get_model(name, weights=weights)
     except (URLError, TimeoutError, ConnectionError) as error:
-        raise WeightsUnavailable(
-            f"torchvision's download server cannot be reached ({_cause(error)})"
-        ) from error
+        raise WeightsUnavailable(f"torchvision's download server cannot be reached ({_cause(error)})") from error
     except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise ZooError(f"{name}: the checkpoint cannot be read ({first_line(error)})") from error
 
 
 def _cause(error: Exception) -> str:
-    return (
-        first_line(getattr(error, "reason", None) or error)
-        if isinstance(error, URLError)
-        else first_line(error)
-    )
+    return first_line(getattr(error, "reason", None) or error) if isinstance(error, URLError) else first_line(error)
 
 
 def _random(name: str, keywords: dict[str, Any]) -> nn.Module:
@@ -147,9 +141,7 @@ def _inputs(name: str, family: str, model: nn.Module, request: Request) -> Any:
         return request.images(3, SEGMENTATION_SIZE, SEGMENTATION_SIZE)
     if family == "optical_flow":
         noise = generator()
-        return tuple(
-            request.images(3, OPTICAL_FLOW_SIZE, OPTICAL_FLOW_SIZE).normal_(generator=noise) for _ in range(2)
-        )
+        return tuple(request.images(3, OPTICAL_FLOW_SIZE, OPTICAL_FLOW_SIZE).normal_(generator=noise) for _ in range(2))
     size = _image_size(name, model)
     return request.images(3, CLIP_FRAMES, *size) if family == "video" else request.images(3, *size)
 

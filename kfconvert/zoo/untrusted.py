@@ -194,4 +194,3 @@ def _check_numbers(name: str, value: Any) -> None:
             _check_numbers(name, each)
     elif isinstance(value, int) and abs(value) > _LARGEST and not _NO_SIZES.search(name):
         raise ZooError(f"its recipe asks for {name} = {str(value)[:30]}, more than the {_LARGEST} allowed")
-

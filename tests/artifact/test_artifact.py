@@ -68,9 +68,7 @@ def converted(model: nn.Module, **inputs) -> nn.Module:
 def short_timings():
     """Conversions measure for seconds; how fast anything is does not matter here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            conversion, "compare_timings", lambda calls, device, **_: compare_timings(calls, device, 0.01, 2)
-        )
+        patch.setattr(conversion, "compare_timings", lambda calls, device, **_: compare_timings(calls, device, 0.01, 2))
         yield
 
 
@@ -156,9 +154,7 @@ def test_fresh_process_needs_only_the_path(tmp_path):
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     with torch.no_grad():
-        torch.testing.assert_close(
-            load_file(tmp_path / "y.safetensors")["y"], entry.model(x), rtol=1e-4, atol=1e-5
-        )
+        torch.testing.assert_close(load_file(tmp_path / "y.safetensors")["y"], entry.model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_tied_tensors_are_stored_under_every_key(tmp_path):
@@ -178,9 +174,7 @@ def test_dtypes_come_back_one_by_one(tmp_path):
     model.scale = model.scale.double()
     path = artifact.save(converted(model, input_shape=BATCH), tmp_path / "net")
     loaded = artifact.load(path, model=SmallNet())
-    assert {k: v.dtype for k, v in loaded.state_dict().items()} == {
-        k: v.dtype for k, v in model.state_dict().items()
-    }
+    assert {k: v.dtype for k, v in loaded.state_dict().items()} == {k: v.dtype for k, v in model.state_dict().items()}
     assert json.loads((path / "kfconvert.json").read_text())["dtype"] == "bfloat16"
 
 
@@ -246,9 +240,7 @@ def test_failure_at_any_moment_leaves_the_old_artifact(fused, tmp_path, monkeypa
 
 
 def test_failed_first_save_leaves_no_folder(fused, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        artifact, "save_file", lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt())
-    )
+    monkeypatch.setattr(artifact, "save_file", lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         artifact.save(fused, tmp_path / "new" / "net")
     assert os.listdir(tmp_path) == []

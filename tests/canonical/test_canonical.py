@@ -291,6 +291,10 @@ def test_casts_to_the_dtype_of_another_tensor():
     for dtype, casts in ((torch.bfloat16, 3), (torch.float32, 0)):
         model, x = OneArgument(function), torch.randn(3, 4).to(dtype)
         region = canonical_region(model, x)
-        assert targets(region) == [*[aten.to.dtype] * (casts > 0), aten.tanh.default, *[aten.to.dtype] * (casts - 1),
-                                   aten.add.Tensor]
+        assert targets(region) == [
+            *[aten.to.dtype] * (casts > 0),
+            aten.tanh.default,
+            *[aten.to.dtype] * (casts - 1),
+            aten.add.Tensor,
+        ]
         assert torch.equal(run(model, region, x)[0], function(x))

@@ -24,9 +24,7 @@ MODELS = {
     "T5 with a head": (lambda: t5(hf.T5ForConditionalGeneration), (2, 9)),
     "BART": (lambda: hf.BartModel(hf.BartConfig(**BART)).eval(), (2, 9)),
     "Whisper": (
-        lambda: hf.WhisperModel(
-            hf.WhisperConfig(**BART, **MARKS, num_mel_bins=16, max_source_positions=20)
-        ).eval(),
+        lambda: hf.WhisperModel(hf.WhisperConfig(**BART, **MARKS, num_mel_bins=16, max_source_positions=20)).eval(),
         (2, 16, 40),
     ),
 }

@@ -58,8 +58,13 @@ def hits(fused):
 
 def llama(**options):
     config = transformers.LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=64, **options
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+        **options,
     )
     return transformers.LlamaForCausalLM(config).eval()
 

@@ -57,9 +57,7 @@ def workplace(tmp_path, monkeypatch):
     (tmp_path / "cli_models.py").write_text(MODELS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "cli_models", raising=False)
-    monkeypatch.setattr(
-        hub, "exists", lambda *_: (_ for _ in ()).throw(hub.HubUnreachable("no network in tests"))
-    )
+    monkeypatch.setattr(hub, "exists", lambda *_: (_ for _ in ()).throw(hub.HubUnreachable("no network in tests")))
     monkeypatch.setattr(
         conversion, "compare_timings", lambda calls, device, **_: compare_timings(calls, device, 0.01, 2)
     )
@@ -141,11 +139,7 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
     assert code == cli.EXIT_ERROR
     assert "ModuleNotFoundError" in missing["error"] and missing["statistics"] is None
     assert "does not accept" in picky["error"]
-    assert (
-        net["error"] is None
-        and net["statistics"]["total_found"] >= 2
-        and net["saved"] == "out/cli_models--net"
-    )
+    assert net["error"] is None and net["statistics"]["total_found"] >= 2 and net["saved"] == "out/cli_models--net"
     assert os.listdir("out") == ["cli_models--net"]
     assert err.count("kfconvert: error:") == 2 and "Traceback" not in err
 
@@ -186,14 +180,9 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_mistakes_get_one_line_and_exit_code_2(capsys, workplace, monkeypatch, args, parts):
-    monkeypatch.setattr(
-        "torch.hub.urlopen", lambda *_: (_ for _ in ()).throw(TimeoutError("no network in tests"))
-    )
+    monkeypatch.setattr("torch.hub.urlopen", lambda *_: (_ for _ in ()).throw(TimeoutError("no network in tests")))
     monkeypatch.setenv("TORCH_HOME", str(workplace / "__pycache__"))
-    assert (
-        cli.main([*args, "--save-path", "out"] if args and args[0] == "--models" and len(args) > 1 else args)
-        == 2
-    )
+    assert cli.main([*args, "--save-path", "out"] if args and args[0] == "--models" and len(args) > 1 else args) == 2
     assert one_error(capsys, *parts) == ""
     assert leftovers(workplace) == []
 
@@ -203,10 +192,7 @@ def test_sequence_longer_than_the_model_allows(capsys, workplace, monkeypatch):
 
     values = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     monkeypatch.setitem(ARCHITECTURES, "tiny-bert", ("BertConfig", values))
-    assert (
-        cli.main(["--models", "tiny-bert", "--weights", "random", "--seq-len", "513", "--save-path", "out"])
-        == 2
-    )
+    assert cli.main(["--models", "tiny-bert", "--weights", "random", "--seq-len", "513", "--save-path", "out"]) == 2
     one_error(capsys, "513", "512 positions")
     assert leftovers(workplace) == []
 
@@ -303,9 +289,7 @@ def test_full_disk(capsys, workplace, monkeypatch):
 
     monkeypatch.setattr(artifact, "save_file", full)
     assert cli.main(["--models", "cli_models:net", "--save-path", "deep/out", "--device", "cpu"]) == 2
-    assert "accuracy" in one_error(
-        capsys, "No space left on device"
-    )  # the report is not lost with the folder
+    assert "accuracy" in one_error(capsys, "No space left on device")  # the report is not lost with the folder
     assert leftovers(workplace) == []
 
 

@@ -68,12 +68,15 @@ def test_sizes_are_inputs_of_a_sample():
     torch.testing.assert_close(sample.exact()[0], model(*(x.double() for x in inputs)))
 
 
-@pytest.mark.parametrize(("original", "others", "clear"), [
-    ([3.0, 4.0], [[1.0, 2.0], [1.0, 9.0]], True),
-    ([3.0, 4.0], [[1.0, 3.5], [2.0, 9.0]], False),
-    ([3.0, 4.0], [[5.0, 6.0], [4.5, 9.0]], True),
-    ([3.0, 4.0], [[5.0, 6.0], [3.5, 9.0]], False),
-])
+@pytest.mark.parametrize(
+    ("original", "others", "clear"),
+    [
+        ([3.0, 4.0], [[1.0, 2.0], [1.0, 9.0]], True),
+        ([3.0, 4.0], [[1.0, 3.5], [2.0, 9.0]], False),
+        ([3.0, 4.0], [[5.0, 6.0], [4.5, 9.0]], True),
+        ([3.0, 4.0], [[5.0, 6.0], [3.5, 9.0]], False),
+    ],
+)
 def test_what_few_rounds_leave_no_doubt_about(original, others, clear):
     samples = {"original": original, **{str(index): times for index, times in enumerate(others)}}
     assert _is_clear(samples) is clear

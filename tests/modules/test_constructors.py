@@ -37,13 +37,16 @@ def test_kinds(cls, parameter):
             cls(**{**arguments(cls), parameter.name: wrong})
 
 
-@pytest.mark.parametrize(("fused", "plain", "given"), [
-    (modules.FusedLinear, nn.Linear, (8, 3, False)),
-    (modules.FusedLinear, nn.Linear, (8, 3, True)),
-    (modules.FusedLayerNorm, nn.LayerNorm, (8, 0.1, True, False)),
-    (modules.FusedLayerNorm, nn.LayerNorm, ((8,), 0.1, False)),
-    (modules.FusedRMSNorm, nn.RMSNorm, (8, 0.1, True)),
-])
+@pytest.mark.parametrize(
+    ("fused", "plain", "given"),
+    [
+        (modules.FusedLinear, nn.Linear, (8, 3, False)),
+        (modules.FusedLinear, nn.Linear, (8, 3, True)),
+        (modules.FusedLayerNorm, nn.LayerNorm, (8, 0.1, True, False)),
+        (modules.FusedLayerNorm, nn.LayerNorm, ((8,), 0.1, False)),
+        (modules.FusedRMSNorm, nn.RMSNorm, (8, 0.1, True)),
+    ],
+)
 def test_in_the_order_of_torch(fused, plain, given):
     mine, theirs = fused(*given), plain(*given)
     mine.load_state_dict(theirs.state_dict())

@@ -6,8 +6,16 @@ import torch
 from kfconvert.runtime import fingerprint
 from kfconvert.runtime.fingerprint import fingerprints
 
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64,
-          torch.complex128]
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+]
 
 
 @pytest.fixture(params=["compiled", "python"], autouse=True)

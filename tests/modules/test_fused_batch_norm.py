@@ -47,8 +47,9 @@ def test_memory_format_is_kept(device):
             assert module(x).is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("shape, order", [((3, 6, 5), (0, 2, 1)), ((3, 6, 4, 5), (0, 3, 2, 1)),
-                                          ((3, 5, 6, 4), (0, 1, 3, 2))], ids=str)
+@pytest.mark.parametrize(
+    "shape, order", [((3, 6, 5), (0, 2, 1)), ((3, 6, 4, 5), (0, 3, 2, 1)), ((3, 5, 6, 4), (0, 1, 3, 2))], ids=str
+)
 def test_other_strides_become_contiguous_as_in_aten(shape, order, device):
     x = torch.randn(shape, device=device).permute(order)
     norm = (nn.BatchNorm1d if x.dim() == 3 else nn.BatchNorm2d)(5, device=device).eval()

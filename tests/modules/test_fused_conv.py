@@ -34,8 +34,18 @@ def randomise(module):
     return module
 
 
-def build(dims=2, channels=(12, 16), kernel=3, bn=True, activation="relu", device=None, dtype=None,
-          affine=True, eps=1e-5, **options):
+def build(
+    dims=2,
+    channels=(12, 16),
+    kernel=3,
+    bn=True,
+    activation="relu",
+    device=None,
+    dtype=None,
+    affine=True,
+    eps=1e-5,
+    **options,
+):
     conv = CONVOLUTIONS[dims](*channels, kernel, device=device, dtype=dtype, **options)
     norm = NORMS[dims](channels[1], device=device, dtype=dtype, affine=affine, eps=eps) if bn else None
     return randomise(FusedConvBN(conv, norm, activation, 0.2).eval())
@@ -58,22 +68,26 @@ def test_every_strategy_is_as_accurate_as_the_composition(activation, dtype, dev
     check(build(activation=activation, device=device, dtype=dtype, padding=1, bias=False))
 
 
-@pytest.mark.parametrize("options", [
-    dict(stride=2, padding=1),
-    dict(dilation=2, padding="same"),
-    dict(kernel=2, padding="same"),
-    dict(kernel=4, padding="same", padding_mode="circular"),
-    dict(padding="valid"),
-    dict(padding=1, padding_mode="reflect"),
-    dict(padding=2, padding_mode="replicate", stride=2),
-    dict(groups=4, padding=1),
-    dict(channels=(12, 12), groups=12, padding=1, bias=False),
-    dict(kernel=1),
-    dict(kernel=1, stride=2, bias=False),
-    dict(bn=False, padding=1),
-    dict(bn=False, bias=False),
-    dict(affine=False, bias=False, eps=1e-3),
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(stride=2, padding=1),
+        dict(dilation=2, padding="same"),
+        dict(kernel=2, padding="same"),
+        dict(kernel=4, padding="same", padding_mode="circular"),
+        dict(padding="valid"),
+        dict(padding=1, padding_mode="reflect"),
+        dict(padding=2, padding_mode="replicate", stride=2),
+        dict(groups=4, padding=1),
+        dict(channels=(12, 12), groups=12, padding=1, bias=False),
+        dict(kernel=1),
+        dict(kernel=1, stride=2, bias=False),
+        dict(bn=False, padding=1),
+        dict(bn=False, bias=False),
+        dict(affine=False, bias=False, eps=1e-3),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_kinds_of_convolution(dims, options, device):
     module = build(dims, device=device, **options)
@@ -84,8 +98,9 @@ def test_kinds_of_convolution(dims, options, device):
         torch.testing.assert_close(module.reference(x), y.relu())
 
 
-@pytest.mark.parametrize("options", [dict(), dict(stride=2, bias=False), dict(bn=False), dict(groups=2),
-                                     dict(padding=1)], ids=str)
+@pytest.mark.parametrize(
+    "options", [dict(), dict(stride=2, bias=False), dict(bn=False), dict(groups=2), dict(padding=1)], ids=str
+)
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_an_image_of_one_pixel(dims, channels_last, options, device):
@@ -257,8 +272,9 @@ def replace_norm(module):
     module.bn = randomise(nn.BatchNorm2d(16, device=module.conv.weight.device)).eval()
 
 
-@pytest.mark.parametrize("change", [
-    optimize, train, load, replace_weight, replace_running_mean, swap_data, replace_norm])
+@pytest.mark.parametrize(
+    "change", [optimize, train, load, replace_weight, replace_running_mean, swap_data, replace_norm]
+)
 def test_folds_again_when_something_changes(change, device):
     x = torch.randn(2, 12, 9, 9, device=device)
     module = build(device=device, padding=1, activation="none")
@@ -307,7 +323,8 @@ def test_copies_and_state_dict(duplicate, device):
         copied.conv.weight.zero_()
         torch.testing.assert_close(module(x), expected)
     assert set(module.state_dict()) == {f"conv.{name}" for name in module.conv.state_dict()} | {
-        f"bn.{name}" for name in module.bn.state_dict()}
+        f"bn.{name}" for name in module.bn.state_dict()
+    }
 
 
 def test_shares_the_originals(device):
@@ -319,8 +336,10 @@ def test_shares_the_originals(device):
 def test_named_classes(device):
     x = torch.randn(2, 4, 9, 9, device=device)
     for kind, function in (
-        (FusedConv2dBN, lambda y: y), (FusedConv2dBNReLU, torch.relu),
-        (FusedConv2dBNReLU6, nn.functional.relu6), (FusedConv2dBNSiLU, nn.functional.silu),
+        (FusedConv2dBN, lambda y: y),
+        (FusedConv2dBNReLU, torch.relu),
+        (FusedConv2dBNReLU6, nn.functional.relu6),
+        (FusedConv2dBNSiLU, nn.functional.silu),
         (FusedConv2dBNHardswish, nn.functional.hardswish),
     ):
         conv, bn = nn.Conv2d(4, 8, 3, device=device).eval(), nn.BatchNorm2d(8, device=device).eval()
@@ -338,8 +357,7 @@ def test_autocast(device):
         torch.testing.assert_close(y, module.reference(x), atol=0.1, rtol=0.05)
 
 
-@pytest.mark.parametrize("options", [
-    dict(padding=1), dict(padding=1, padding_mode="reflect"), dict(bn=False)], ids=str)
+@pytest.mark.parametrize("options", [dict(padding=1), dict(padding=1, padding_mode="reflect"), dict(bn=False)], ids=str)
 def test_compile_and_export(options, device):
     module, x = build(device=device, **options), torch.randn(4, 12, 9, 9, device=device)
     with torch.no_grad():
@@ -351,20 +369,22 @@ def test_compile_and_export(options, device):
         torch.testing.assert_close(exported.module()(x[:3]), expected[:3], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("make", "error", "words"), [
-    (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), None, "mish"), ValueError, "unknown activation 'mish'"),
-    (lambda: FusedConvBN(nn.Linear(4, 4)), TypeError, "expected an nn.Conv1d"),
-    (lambda: FusedConvBN(nn.ConvTranspose2d(4, 4, 1)), TypeError, "expected an nn.Conv1d"),
-    (lambda: FusedConvBN(nn.LazyConv2d(4, 1)), TypeError, "not initialised"),
-    (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), nn.LazyBatchNorm2d()), TypeError, "not initialised"),
-    (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), nn.BatchNorm1d(4)), TypeError, "expected an nn.BatchNorm2d"),
-    (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), nn.InstanceNorm2d(4)), TypeError, "expected an nn.BatchNorm2d"),
-    (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(8)), ValueError, "4 output channels"),
-    (lambda: FusedConvBN(nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))), ValueError,
-     "parametrised"),
-    (lambda: FusedConv2dBNReLU(nn.Conv1d(4, 4, 1), nn.BatchNorm1d(4)), TypeError, "expected an nn.Conv2d"),
-    (lambda: FusedConv2dBNReLU(nn.Conv2d(4, 4, 1))(torch.empty(4, 9, 9)), ValueError, "4 dimensions"),
-])
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), None, "mish"), ValueError, "unknown activation 'mish'"),
+        (lambda: FusedConvBN(nn.Linear(4, 4)), TypeError, "expected an nn.Conv1d"),
+        (lambda: FusedConvBN(nn.ConvTranspose2d(4, 4, 1)), TypeError, "expected an nn.Conv1d"),
+        (lambda: FusedConvBN(nn.LazyConv2d(4, 1)), TypeError, "not initialised"),
+        (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), nn.LazyBatchNorm2d()), TypeError, "not initialised"),
+        (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), nn.BatchNorm1d(4)), TypeError, "expected an nn.BatchNorm2d"),
+        (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), nn.InstanceNorm2d(4)), TypeError, "expected an nn.BatchNorm2d"),
+        (lambda: FusedConvBN(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(8)), ValueError, "4 output channels"),
+        (lambda: FusedConvBN(nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))), ValueError, "parametrised"),
+        (lambda: FusedConv2dBNReLU(nn.Conv1d(4, 4, 1), nn.BatchNorm1d(4)), TypeError, "expected an nn.Conv2d"),
+        (lambda: FusedConv2dBNReLU(nn.Conv2d(4, 4, 1))(torch.empty(4, 9, 9)), ValueError, "4 dimensions"),
+    ],
+)
 def test_errors_are_one_clear_line(make, error, words):
     with pytest.raises(error, match=words) as caught:
         make()

@@ -132,12 +132,15 @@ def test_compile_and_autocast(form, device):
             torch.testing.assert_close(y, want, rtol=2**-6, atol=1e-2)
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (lambda: FusedGatedLinear(nn.Linear(4, 4), nn.Linear(4, 5)), "gate and up have 4 and 5 features"),
-    (lambda: FusedGatedLinear(nn.Linear(4, 4), nn.Linear(4, 4), "mish"), "unknown activation 'mish'"),
-    (lambda: FusedGatedLinear.from_packed(nn.Linear(4, 5)), "an even number of features, got 5"),
-    (lambda: FusedGatedLinear.from_packed(FusedLinear(4, 4, activation="relu")), "ends in 'relu'"),
-])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: FusedGatedLinear(nn.Linear(4, 4), nn.Linear(4, 5)), "gate and up have 4 and 5 features"),
+        (lambda: FusedGatedLinear(nn.Linear(4, 4), nn.Linear(4, 4), "mish"), "unknown activation 'mish'"),
+        (lambda: FusedGatedLinear.from_packed(nn.Linear(4, 5)), "an even number of features, got 5"),
+        (lambda: FusedGatedLinear.from_packed(FusedLinear(4, 4, activation="relu")), "ends in 'relu'"),
+    ],
+)
 def test_errors_are_one_clear_line(make, words):
     with pytest.raises(ValueError, match=words) as caught:
         make()

@@ -253,20 +253,29 @@ def test_compile_and_export(device):
         torch.testing.assert_close(exported.module()(x[:5]), expected[:5])
 
 
-@pytest.mark.parametrize(("make", "error", "words"), [
-    (lambda: FusedLinear(4, 4, activation="mish"), ValueError, "unknown activation 'mish'"),
-    (lambda: FusedLinearGELU(4, 4, approximate="sigmoid"), ValueError, "approximate"),
-    (lambda: FusedLinear.from_linear(nn.LazyLinear(4)), TypeError, "not initialised"),
-    (lambda: FusedLinear.from_linear(nn.Conv2d(4, 4, 1)), TypeError, "expected an nn.Linear"),
-    (lambda: FusedLinear.from_linear(nn.Bilinear(4, 4, 4)), TypeError, "expected an nn.Linear"),
-    (lambda: FusedLinear.from_linear(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))), ValueError,
-     "parametrised"),
-    (lambda: FusedLinear.from_linear(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))), ValueError,
-     "parametrised"),
-    (lambda: FusedLinear.from_tensors(torch.zeros(4, 4, dtype=torch.int8), None), TypeError, "torch.int8"),
-    (lambda: FusedLinear.from_tensors(torch.zeros(4), None), ValueError, "2 dimensions"),
-    (lambda: FusedLinear.from_tensors(torch.zeros(4, 3), torch.zeros(3)), ValueError, "shape"),
-])
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: FusedLinear(4, 4, activation="mish"), ValueError, "unknown activation 'mish'"),
+        (lambda: FusedLinearGELU(4, 4, approximate="sigmoid"), ValueError, "approximate"),
+        (lambda: FusedLinear.from_linear(nn.LazyLinear(4)), TypeError, "not initialised"),
+        (lambda: FusedLinear.from_linear(nn.Conv2d(4, 4, 1)), TypeError, "expected an nn.Linear"),
+        (lambda: FusedLinear.from_linear(nn.Bilinear(4, 4, 4)), TypeError, "expected an nn.Linear"),
+        (
+            lambda: FusedLinear.from_linear(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))),
+            ValueError,
+            "parametrised",
+        ),
+        (
+            lambda: FusedLinear.from_linear(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))),
+            ValueError,
+            "parametrised",
+        ),
+        (lambda: FusedLinear.from_tensors(torch.zeros(4, 4, dtype=torch.int8), None), TypeError, "torch.int8"),
+        (lambda: FusedLinear.from_tensors(torch.zeros(4), None), ValueError, "2 dimensions"),
+        (lambda: FusedLinear.from_tensors(torch.zeros(4, 3), torch.zeros(3)), ValueError, "shape"),
+    ],
+)
 def test_errors_are_one_clear_line(make, error, words):
     with pytest.raises(error, match=words) as caught:
         make()

@@ -137,13 +137,20 @@ def test_compile_and_autocast(device):
             assert all(y.dtype == torch.bfloat16 for y in module(x))
 
 
-@pytest.mark.parametrize(("make", "error", "words"), [
-    (lambda: FusedMergedLinear(nn.Linear(4, 4)), ValueError, "two linear layers or more"),
-    (lambda: FusedMergedLinear(nn.Linear(4, 4), nn.Linear(5, 4)), ValueError, "differ in input size"),
-    (lambda: FusedMergedLinear(nn.Linear(4, 4), nn.Linear(4, 4).half()), ValueError, "differ in input size, dtype"),
-    (lambda: FusedMergedLinear(nn.Linear(4, 4), FusedLinear(4, 4, activation="relu")), ValueError, "ends in 'relu'"),
-    (lambda: FusedMergedLinear(nn.Linear(4, 4), nn.Conv2d(4, 4, 1)), TypeError, "expected an nn.Linear"),
-])
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: FusedMergedLinear(nn.Linear(4, 4)), ValueError, "two linear layers or more"),
+        (lambda: FusedMergedLinear(nn.Linear(4, 4), nn.Linear(5, 4)), ValueError, "differ in input size"),
+        (lambda: FusedMergedLinear(nn.Linear(4, 4), nn.Linear(4, 4).half()), ValueError, "differ in input size, dtype"),
+        (
+            lambda: FusedMergedLinear(nn.Linear(4, 4), FusedLinear(4, 4, activation="relu")),
+            ValueError,
+            "ends in 'relu'",
+        ),
+        (lambda: FusedMergedLinear(nn.Linear(4, 4), nn.Conv2d(4, 4, 1)), TypeError, "expected an nn.Linear"),
+    ],
+)
 def test_errors_are_one_clear_line(make, error, words):
     with pytest.raises(error, match=words) as caught:
         make()

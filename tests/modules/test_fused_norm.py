@@ -49,8 +49,7 @@ def test_return_sum(dtype, device):
 @pytest.mark.parametrize(("affine", "bias"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("shape", [(96,), (4, 6)], ids=str)
 def test_affine_and_shapes(affine, bias, shape, device):
-    module = randomise(FusedLayerNorm(
-        shape, elementwise_affine=affine, bias=bias, activation="relu", device=device))
+    module = randomise(FusedLayerNorm(shape, elementwise_affine=affine, bias=bias, activation="relu", device=device))
     check_strategies(module, torch.randn(3, *shape, device=device))
     check_strategies(module, torch.randn(0, *shape, device=device))
     check_strategies(module, torch.randn(*shape, 3, device=device).movedim(-1, 0))
@@ -112,14 +111,16 @@ def test_compile_and_export(device):
         torch.testing.assert_close(exported.module()(x), module.reference(x))
 
 
-@pytest.mark.parametrize(("make", "error", "words"), [
-    (lambda: FusedLayerNorm(4, activation="mish"), ValueError, "unknown activation 'mish'"),
-    (lambda: FusedLayerNormGELU(4, approximate="x"), ValueError, "approximate"),
-    (lambda: FusedLayerNorm.from_layer_norm(nn.BatchNorm1d(4)), TypeError, "expected an nn.LayerNorm"),
-    (lambda: FusedLayerNorm.from_tensors(4, torch.ones(5), None), ValueError, "weight must have shape"),
-    (lambda: FusedLayerNorm.from_tensors(4, torch.ones(4, dtype=torch.int32), None), TypeError,
-     "torch.int32"),
-])
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: FusedLayerNorm(4, activation="mish"), ValueError, "unknown activation 'mish'"),
+        (lambda: FusedLayerNormGELU(4, approximate="x"), ValueError, "approximate"),
+        (lambda: FusedLayerNorm.from_layer_norm(nn.BatchNorm1d(4)), TypeError, "expected an nn.LayerNorm"),
+        (lambda: FusedLayerNorm.from_tensors(4, torch.ones(5), None), ValueError, "weight must have shape"),
+        (lambda: FusedLayerNorm.from_tensors(4, torch.ones(4, dtype=torch.int32), None), TypeError, "torch.int32"),
+    ],
+)
 def test_errors_are_one_clear_line(make, error, words):
     with pytest.raises(error, match=words) as caught:
         make()

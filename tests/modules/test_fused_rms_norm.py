@@ -101,8 +101,13 @@ def test_copies_and_state_dict(duplicate, device):
 
 
 def test_text_tells_functions_apart():
-    texts = {repr(FusedRMSNorm(4)), repr(FusedRMSNorm(4, eps=1e-5)), repr(FusedRMSNorm(4, offset=1.0)),
-             repr(FusedAddRMSNorm(4)), repr(FusedAddRMSNorm(4, return_sum=True))}
+    texts = {
+        repr(FusedRMSNorm(4)),
+        repr(FusedRMSNorm(4, eps=1e-5)),
+        repr(FusedRMSNorm(4, offset=1.0)),
+        repr(FusedAddRMSNorm(4)),
+        repr(FusedAddRMSNorm(4, return_sum=True)),
+    }
     assert len(texts) == 5
 
 
@@ -115,11 +120,14 @@ def test_compile_and_export(device):
         torch.testing.assert_close(exported.module()(x), module.reference(x))
 
 
-@pytest.mark.parametrize(("make", "error", "words"), [
-    (lambda: FusedRMSNorm(4, activation="mish"), ValueError, "unknown activation 'mish'"),
-    (lambda: FusedRMSNorm.from_tensors(4, torch.ones(5)), ValueError, "weight must have shape"),
-    (lambda: FusedRMSNorm.from_tensors(4, torch.ones(4, dtype=torch.int32)), TypeError, "torch.int32"),
-])
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: FusedRMSNorm(4, activation="mish"), ValueError, "unknown activation 'mish'"),
+        (lambda: FusedRMSNorm.from_tensors(4, torch.ones(5)), ValueError, "weight must have shape"),
+        (lambda: FusedRMSNorm.from_tensors(4, torch.ones(4, dtype=torch.int32)), TypeError, "torch.int32"),
+    ],
+)
 def test_errors_are_one_clear_line(make, error, words):
     with pytest.raises(error, match=words) as caught:
         make()

@@ -16,8 +16,9 @@ def build(device=None, dtype=None, bias=True, transposed=False, permutation=None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("options", [
-    dict(), dict(bias=False), dict(transposed=True), dict(shape=(32, 1, 1), permutation=(0, 2, 1))], ids=str)
+@pytest.mark.parametrize(
+    "options", [dict(), dict(bias=False), dict(transposed=True), dict(shape=(32, 1, 1), permutation=(0, 2, 1))], ids=str
+)
 @pytest.mark.parametrize("rows", [3, 40])
 def test_every_strategy_is_as_accurate_as_the_composition(dtype, options, rows, device):
     module = build(device, dtype, **options)

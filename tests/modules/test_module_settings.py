@@ -27,8 +27,11 @@ from kfconvert.modules import (
 from kfconvert.ops import apply_activation
 
 EPS, SLOPE, OFFSET = 0.3, 0.2, 1.5
-CLASSES = [value for name in modules.__all__ if inspect.isclass(value := getattr(modules, name))
-           and issubclass(value, FusedModule) and value is not FusedModule]
+CLASSES = [
+    value
+    for name in modules.__all__
+    if inspect.isclass(value := getattr(modules, name)) and issubclass(value, FusedModule) and value is not FusedModule
+]
 # These have none of the settings that change a result.
 WITHOUT = (FusedAttention, FusedLinearScale, FusedMergedLinear, FusedRotary, FusedSqueezeExcite)
 x = torch.randn(3, 8, 9, 9)
@@ -82,8 +85,11 @@ def convolution(cls):
     dimensions = getattr(cls, "dimensions", 2)
     kind, norm = (getattr(nn, f"{name}{dimensions}d") for name in ("Conv", "BatchNorm"))
     image = torch.randn(3, 8, *[9] * dimensions)
-    for options in ({"stride": 2, "padding": 1}, {"dilation": 2, "groups": 4, "bias": False},
-                    {"padding": 2, "padding_mode": "reflect"}):
+    for options in (
+        {"stride": 2, "padding": 1},
+        {"dilation": 2, "groups": 4, "bias": False},
+        {"padding": 2, "padding_mode": "reflect"},
+    ):
         for affine in (True, False):
             pair = nn.Sequential(kind(8, 8, 3, **options), norm(8, EPS, affine=affine))
             yield made(cls(*pair, **chosen(cls)), lambda x, pair=pair: activated(cls, pair(x)), image)
@@ -101,8 +107,15 @@ def gated(cls):
     yield made(cls(gate, up, **chosen(cls)), lambda x: activated(cls, gate(x)) * up(x), torch.randn(5, 16))
 
 
-MAKERS = {FusedBatchNormAct: batch_norm, FusedConvBN: convolution, FusedGatedLinear: gated, FusedGroupNorm: group_norm,
-          FusedLayerNorm: layer_norm, FusedLinear: linear, FusedRMSNorm: rms_norm}
+MAKERS = {
+    FusedBatchNormAct: batch_norm,
+    FusedConvBN: convolution,
+    FusedGatedLinear: gated,
+    FusedGroupNorm: group_norm,
+    FusedLayerNorm: layer_norm,
+    FusedLinear: linear,
+    FusedRMSNorm: rms_norm,
+}
 
 
 @pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls not in WITHOUT], ids=lambda cls: cls.__name__)

@@ -10,8 +10,7 @@ from kfconvert.ops import ACTIVATIONS
 
 SPECIAL = [float("nan"), float("inf"), -float("inf")]
 NORM_ACTIVATIONS = [name for name in ACTIVATIONS if name != "leaky_relu"]
-CONVOLUTIONS = {1: (nn.Conv1d, nn.BatchNorm1d), 2: (nn.Conv2d, nn.BatchNorm2d),
-                3: (nn.Conv3d, nn.BatchNorm3d)}
+CONVOLUTIONS = {1: (nn.Conv1d, nn.BatchNorm1d), 2: (nn.Conv2d, nn.BatchNorm2d), 3: (nn.Conv3d, nn.BatchNorm3d)}
 
 
 def places(y):
@@ -50,12 +49,10 @@ def expected_strategies(module, x):
     return ["onednn"] if x.dim() in (4, 5) and torch.backends.mkldnn.is_available() else []
 
 
-@pytest.mark.parametrize(("dims", "channels_last"), [
-    (1, False), (2, False), (2, True), (3, False), (3, True)])
+@pytest.mark.parametrize(("dims", "channels_last"), [(1, False), (2, False), (2, True), (3, False), (3, True)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_convolution(activation, dims, channels_last, device):
-    for options in (dict(kernel_size=3, padding=1), dict(kernel_size=1),
-                    dict(kernel_size=3, stride=2, groups=4)):
+    for options in (dict(kernel_size=3, padding=1), dict(kernel_size=1), dict(kernel_size=3, stride=2, groups=4)):
         module = convolution(dims, activation, device, **options)
         module.channels_last = channels_last
         x = torch.randn(3, 12, *[9] * dims, device=device)
@@ -106,8 +103,7 @@ def test_linear(activation, bias, device):
         check(module, x, expected=expected)
 
 
-@pytest.mark.parametrize(("norm", "add_norm"), [
-    (FusedLayerNorm, FusedAddLayerNorm), (FusedRMSNorm, FusedAddRMSNorm)])
+@pytest.mark.parametrize(("norm", "add_norm"), [(FusedLayerNorm, FusedAddLayerNorm), (FusedRMSNorm, FusedAddRMSNorm)])
 @pytest.mark.parametrize("shape", [96, 1000])
 @pytest.mark.parametrize("activation", NORM_ACTIVATIONS)
 def test_norm(activation, shape, norm, add_norm, device):

@@ -15,8 +15,10 @@ def build(activation="relu", gate="sigmoid", device=None, dtype=None, bias=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("activation", "gate"), [
-    ("relu", "sigmoid"), ("relu", "hardsigmoid"), ("silu", "sigmoid"), ("hardswish", "hardsigmoid")])
+@pytest.mark.parametrize(
+    ("activation", "gate"),
+    [("relu", "sigmoid"), ("relu", "hardsigmoid"), ("silu", "sigmoid"), ("hardswish", "hardsigmoid")],
+)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_every_strategy_is_as_accurate_as_the_composition(activation, gate, dtype, memory_format, device):
     x = torch.randn(3, 24, 7, 9, device=device, dtype=dtype).contiguous(memory_format=memory_format)
@@ -60,8 +62,11 @@ def test_gradcheck(device):
 
 def test_what_is_refused():
     squeeze, excite = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
-    for convs in ((nn.Conv2d(8, 4, 3), excite), (nn.Conv2d(8, 4, 1, padding=1), excite),
-                  (nn.Conv2d(8, 4, 1, groups=2), excite)):
+    for convs in (
+        (nn.Conv2d(8, 4, 3), excite),
+        (nn.Conv2d(8, 4, 1, padding=1), excite),
+        (nn.Conv2d(8, 4, 1, groups=2), excite),
+    ):
         with pytest.raises(ValueError, match="expected a 1x1 convolution"):
             FusedSqueezeExcite(*convs)
     with pytest.raises(ValueError, match="do not lead back"):

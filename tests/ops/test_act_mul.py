@@ -82,9 +82,7 @@ def test_gradients(device, compiled, activation, dtype):
         return lambda h: function(*h.chunk(2, -1), activation=activation, negative_slope=0.2)
 
     packed = torch.randn(3, 8, 12, device=device).to(dtype)
-    assert_gradients_as_accurate(
-        run(ops.act_mul), run(reference), [packed], weights, activation=activation
-    )
+    assert_gradients_as_accurate(run(ops.act_mul), run(reference), [packed], weights, activation=activation)
 
 
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)

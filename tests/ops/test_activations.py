@@ -144,7 +144,5 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
     )
     environment = {**os.environ, "KFCONVERT_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": "1"}
     root = Path(extension.__file__).parent.parent
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True
-    )
+    result = subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]

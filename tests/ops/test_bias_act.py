@@ -22,9 +22,7 @@ def test_as_accurate_as_aten(device, compiled, dtype, activation):
         assert y.data_ptr() != x.data_ptr() or not compiled
 
 
-@pytest.mark.parametrize(
-    "shape", [(1,), (3,), (17,), (2, 3), (33, 1), (4, 1025), (0, 8), (8, 0), (3, 70_001)]
-)
+@pytest.mark.parametrize("shape", [(1,), (3,), (17,), (2, 3), (33, 1), (4, 1025), (0, 8), (8, 0), (3, 70_001)])
 def test_shapes(device, shape):
     x, bias, residual = inputs(shape, -1, torch.float32, device)
     assert_as_accurate(ops.bias_act, reference, x, bias, residual, activation="gelu")
@@ -118,9 +116,7 @@ def test_gradients(device, compiled, activation, dtype):
     def run(function):
         return lambda x, b, r: function(x, b, r, activation=activation, negative_slope=0.2, dim=1)
 
-    assert_gradients_as_accurate(
-        run(ops.bias_act), run(reference), [x, bias, residual], weights, activation=activation
-    )
+    assert_gradients_as_accurate(run(ops.bias_act), run(reference), [x, bias, residual], weights, activation=activation)
 
 
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)
@@ -137,9 +133,7 @@ def test_gradient_of_a_vector(device):
 
 
 def test_gradients_with_other_layouts(device):
-    x = torch.randn(2, 3, 4, 5, device=device, dtype=torch.float64).contiguous(
-        memory_format=torch.channels_last
-    )
+    x = torch.randn(2, 3, 4, 5, device=device, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
     grad = torch.randn(2, 3, 4, 5, device=device, dtype=torch.float64)
     for activation in ("relu", "silu"):
         got, want = (
@@ -159,9 +153,7 @@ def test_opcheck(device, activation):
     for operator in (OPERATORS.bias_act_inference, OPERATORS.bias_act_):
         torch.library.opcheck(operator.default, (x, bias, residual, code, 0.01, 1))
     torch.library.opcheck(OPERATORS.bias_act_backward.default, (x, x, None, None, code, 0.01, 1))
-    torch.library.opcheck(
-        OPERATORS.bias_act_inference.default, (x[:, ::2], None, residual[:, ::2], code, 0.01, 1)
-    )
+    torch.library.opcheck(OPERATORS.bias_act_inference.default, (x[:, ::2], None, residual[:, ::2], code, 0.01, 1))
 
 
 def test_autocast_widens(device):

@@ -79,8 +79,7 @@ def test_gradients(device, compiled, name, dtype):
         *first, mean, var, weight, bias = tensors
         tensors = [*first, weight, bias]
         operator, definition = (
-            lambda *t, f=f: f(*t[:3], mean.to(t[0].dtype), var.to(t[0].dtype), *t[3:])
-            for f in (operator, definition)
+            lambda *t, f=f: f(*t[:3], mean.to(t[0].dtype), var.to(t[0].dtype), *t[3:]) for f in (operator, definition)
         )
     weights = [torch.randn_like(definition(*tensors))]
     assert_gradients_as_accurate(operator, definition, tensors, weights, factor=3)

@@ -24,9 +24,7 @@ CASES = [
 @pytest.mark.parametrize(("equation", "shapes", "shape"), CASES)
 def test_as_accurate_as_einsum(device, dtype, equation, shapes, shape):
     tensors = [torch.randn(sizes, device=device).to(dtype) for sizes in shapes]
-    operator, definition = (
-        lambda *t, p=package: p.contract(equation, *t, shape=shape) for package in (ops, reference)
-    )
+    operator, definition = (lambda *t, p=package: p.contract(equation, *t, shape=shape) for package in (ops, reference))
     y = assert_as_accurate(operator, definition, *tensors)
     assert torch.equal(y.flatten(), torch.einsum(equation, *tensors).flatten())
     if shape is not None and -1 not in shape:

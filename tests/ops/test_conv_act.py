@@ -107,9 +107,7 @@ def test_opcheck(device, activation):
     residual = torch.randn(2, 12, 7, 9, device=device)
     for requires_grad in (False, True):
         tensors = [t.requires_grad_(requires_grad) for t in inputs(torch.float32, device)]
-        torch.library.opcheck(
-            OPERATORS.conv_act.default, (*tensors, residual, [1, 1], [1, 1], [1, 1], 1, code, 0.01)
-        )
+        torch.library.opcheck(OPERATORS.conv_act.default, (*tensors, residual, [1, 1], [1, 1], [1, 1], 1, code, 0.01))
     x, weight, bias = inputs(torch.float32, device)
     for layout in (x, x.contiguous(memory_format=torch.channels_last)):
         arguments = (layout, weight, bias, None, [1], [1], [1], 1, code, 0.01)

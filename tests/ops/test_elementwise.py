@@ -55,10 +55,17 @@ def test_as_accurate_as_aten(device, compiled, name, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("layouts", [
-    ("plain", "channels_last"), ("channels_last", "plain"), ("channels_last", "channels_last"),
-    ("strided", "plain"), ("transposed", "strided"), ("transposed", "transposed"),
-])
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        ("plain", "channels_last"),
+        ("channels_last", "plain"),
+        ("channels_last", "channels_last"),
+        ("strided", "plain"),
+        ("transposed", "strided"),
+        ("transposed", "transposed"),
+    ],
+)
 @pytest.mark.parametrize("name", ["add_relu", "mul_tanh", "mish_scale"])
 def test_layouts(device, name, layouts, dtype):
     function = getattr(ops, name)
@@ -158,11 +165,14 @@ def test_compile(device):
         torch.testing.assert_close(compiled(x, y), torch.tanh(x * y) + 1)
 
 
-@pytest.mark.parametrize(("shapes", "dtypes", "message"), [
-    (((3, 4), (3,)), (torch.float32, torch.float32), r"shapes \(3, 4\) and \(3,?\) do not broadcast"),
-    (((3,), (3,)), (torch.float32, torch.float64), "other has another dtype than x"),
-    (((3,), (3,)), (torch.int64, torch.int64), "expected float64, float32, float16 or bfloat16"),
-])
+@pytest.mark.parametrize(
+    ("shapes", "dtypes", "message"),
+    [
+        (((3, 4), (3,)), (torch.float32, torch.float32), r"shapes \(3, 4\) and \(3,?\) do not broadcast"),
+        (((3,), (3,)), (torch.float32, torch.float64), "other has another dtype than x"),
+        (((3,), (3,)), (torch.int64, torch.int64), "expected float64, float32, float16 or bfloat16"),
+    ],
+)
 def test_errors(device, compiled, shapes, dtypes, message):
     x, y = (torch.ones(shape, device=device, dtype=dtype) for shape, dtype in zip(shapes, dtypes))
     with pytest.raises(RuntimeError, match=message):

@@ -46,9 +46,7 @@ def test_rows_of_any_length(device, compiled, dtype, cols):
 def test_float32_weight_and_bias(device, dtype):
     (*tensors, weight, bias), types = arguments(dtype, device)
     got = ops.embedding_layer_norm(*tensors, weight.float(), bias.float(), 1e-5, types)
-    want = reference.embedding_layer_norm(
-        tensors[0], *(t.double() for t in (*tensors[1:], weight, bias)), 1e-5, types
-    )
+    want = reference.embedding_layer_norm(tensors[0], *(t.double() for t in (*tensors[1:], weight, bias)), 1e-5, types)
     assert got.dtype == dtype
     torch.testing.assert_close(got, want.to(dtype))
 

@@ -23,13 +23,9 @@ def test_compiled_operators_are_complete():
         if device in extension.load_errors:
             assert doctor.compiled_operators(device) == []
             continue
-        names = set(dir(torch.ops.kfconvert)) & {
-            op.partition("::")[2] for op in torch._C._dispatch_get_all_op_names()
-        }
+        names = set(dir(torch.ops.kfconvert)) & {op.partition("::")[2] for op in torch._C._dispatch_get_all_op_names()}
         assert names <= set(doctor.compiled_operators(device))
-        assert {"bias_act", "linear_act", "conv_act", "layer_norm_act"} <= set(
-            doctor.compiled_operators(device)
-        )
+        assert {"bias_act", "linear_act", "conv_act", "layer_norm_act"} <= set(doctor.compiled_operators(device))
 
 
 def test_doctor_says_what_to_do():

@@ -22,10 +22,20 @@ def test_as_accurate_as_aten(device, compiled, dtype, activation):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "groups"), [
-    ((2, 6), 3), ((1, 4, 1), 2), ((2, 6, 5), 6), ((2, 6, 5), 1), ((1, 8, 33, 65), 2), ((2, 16, 32, 32), 4),
-    ((2, 4, 3, 4, 8), 2), ((0, 4, 3, 3), 2), ((2, 4, 0, 3), 2),
-])
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [
+        ((2, 6), 3),
+        ((1, 4, 1), 2),
+        ((2, 6, 5), 6),
+        ((2, 6, 5), 1),
+        ((1, 8, 33, 65), 2),
+        ((2, 16, 32, 32), 4),
+        ((2, 4, 3, 4, 8), 2),
+        ((0, 4, 3, 3), 2),
+        ((2, 4, 0, 3), 2),
+    ],
+)
 def test_shapes(device, shape, groups, dtype):
     x, weight, bias = inputs(shape, dtype, device)
     y = ops.group_norm_act(x, groups, weight, bias, activation="silu")

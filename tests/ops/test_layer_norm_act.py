@@ -69,9 +69,7 @@ LENGTHS = [
 def test_row_lengths(device, cols, dtype):
     x, residual, weight, bias = inputs((5, cols), (cols,), dtype, device)
     for r in (None, residual):
-        y, s = assert_as_accurate(
-            ops.layer_norm_act, reference, x, cols, weight, bias, residual=r, return_sum=True
-        )
+        y, s = assert_as_accurate(ops.layer_norm_act, reference, x, cols, weight, bias, residual=r, return_sum=True)
         assert s is x if r is None else torch.equal(s, x + r)
 
 
@@ -107,9 +105,7 @@ def test_any_strides(device, compiled):
         (x, permuted),
         (x[:, ::2], residual[:, ::2]),
     ):
-        assert_as_accurate(
-            ops.layer_norm_act, reference, view, (16,), weight.repeat(2)[::2], bias, residual=r
-        )
+        assert_as_accurate(ops.layer_norm_act, reference, view, (16,), weight.repeat(2)[::2], bias, residual=r)
     image = torch.randn(2, 16, 3, 3, device=device).permute(0, 2, 3, 1)
     assert_as_accurate(ops.layer_norm_act, reference, image, (16,), weight, bias)
 

@@ -47,9 +47,7 @@ def test_gradients(device, compiled, activation, dtype):
     def run(function):
         return lambda *tensors: function(*tensors, activation=activation, negative_slope=0.2)
 
-    assert_gradients_as_accurate(
-        run(ops.linear_act), run(reference), [x, weight, bias], weights, activation=activation
-    )
+    assert_gradients_as_accurate(run(ops.linear_act), run(reference), [x, weight, bias], weights, activation=activation)
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])

@@ -44,10 +44,17 @@ def test_attention_score(device, dtype, scale):
         )
 
 
-@pytest.mark.parametrize("q, k", [
-    ((2, 3, 5, 4), (1, 3, 6, 4)), ((5, 4), (2, 3, 6, 4)), ((0, 5, 4), (0, 6, 4)), ((2, 5, 4), (2, 0, 4)),
-    ((2, 5, 0), (2, 6, 0)), ((2, 0, 4), (2, 6, 4)),
-])
+@pytest.mark.parametrize(
+    "q, k",
+    [
+        ((2, 3, 5, 4), (1, 3, 6, 4)),
+        ((5, 4), (2, 3, 6, 4)),
+        ((0, 5, 4), (0, 6, 4)),
+        ((2, 5, 4), (2, 0, 4)),
+        ((2, 5, 0), (2, 6, 0)),
+        ((2, 0, 4), (2, 6, 4)),
+    ],
+)
 def test_attention_score_shapes(device, q, k):
     q, k = (tensor(shape, torch.float32, device) for shape in (q, k))
     scale = 0.5 if q.shape[-1] == 0 else None
@@ -84,7 +91,11 @@ def test_flash_attention(device, dtype, is_causal, scale):
         for keys in (20, 24):
             tensors = attended(leading, dtype, device, keys=keys)
             assert_as_accurate(
-                ops.flash_attention, reference.flash_attention, *tensors, scale=scale, is_causal=is_causal,
+                ops.flash_attention,
+                reference.flash_attention,
+                *tensors,
+                scale=scale,
+                is_causal=is_causal,
                 factor=ATTENTION_FACTOR[device],
             )
         assert_gradients_as_accurate(
@@ -96,10 +107,17 @@ def test_flash_attention(device, dtype, is_causal, scale):
         )
 
 
-@pytest.mark.parametrize("shapes", [
-    {"leading": (0, 2)}, {"leading": (2, 0)}, {"leading": (2, 2), "queries": 0}, {"leading": (2,), "keys": 0},
-    {"leading": (2, 2), "value_width": 12}, {"leading": (1, 2), "queries": 1, "keys": 1},
-])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"leading": (0, 2)},
+        {"leading": (2, 0)},
+        {"leading": (2, 2), "queries": 0},
+        {"leading": (2,), "keys": 0},
+        {"leading": (2, 2), "value_width": 12},
+        {"leading": (1, 2), "queries": 1, "keys": 1},
+    ],
+)
 def test_flash_attention_shapes(device, shapes):
     tensors = attended(dtype=torch.float32, device=device, **shapes)
     assert_as_accurate(ops.flash_attention, reference.flash_attention, *tensors, factor=ATTENTION_FACTOR[device])
@@ -130,8 +148,12 @@ def test_fused_multihead_attention(device, dtype, leading):
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rope(device, dtype, interleaved):
     for shape, angle_shape in (
-        ((2, 3, 7, 8), (7, 8)), ((2, 3, 7, 8), (2, 1, 7, 8)), ((7, 8), (8,)), ((8,), (8,)),
-        ((0, 3, 7, 8), (7, 8)), ((2, 7, 0), (7, 0)),
+        ((2, 3, 7, 8), (7, 8)),
+        ((2, 3, 7, 8), (2, 1, 7, 8)),
+        ((7, 8), (8,)),
+        ((8,), (8,)),
+        ((0, 3, 7, 8), (7, 8)),
+        ((2, 7, 0), (7, 0)),
     ):
         x = tensor(shape, dtype, device)
         cos, sin = angles(angle_shape, dtype, device, interleaved)
@@ -202,11 +224,21 @@ def test_rope_attention(device, dtype, interleaved):
 
 
 # Of all of these the GPU's kernel of flex_attention takes that of 256 queries only.
-@pytest.mark.parametrize("leading, layout_leading, queries, keys, block_size", [
-    ((), (), 20, 24, 8), ((3,), (), 24, 24, 8), ((2, 3), (3,), 20, 24, 5), ((2, 3), (2, 1), 20, 24, 32),
-    ((2, 1, 3), (2, 1, 3), 20, 24, 8), ((0, 3), (3,), 20, 24, 8), ((2, 3), (), 256, 300, 32),
-    ((2, 3), (2, 1), 150, 300, 100), ((4, 4, 0), (4, 1, 1), 16, 16, 8), ((4, 0, 4), (), 16, 16, 8),
-])
+@pytest.mark.parametrize(
+    "leading, layout_leading, queries, keys, block_size",
+    [
+        ((), (), 20, 24, 8),
+        ((3,), (), 24, 24, 8),
+        ((2, 3), (3,), 20, 24, 5),
+        ((2, 3), (2, 1), 20, 24, 32),
+        ((2, 1, 3), (2, 1, 3), 20, 24, 8),
+        ((0, 3), (3,), 20, 24, 8),
+        ((2, 3), (), 256, 300, 32),
+        ((2, 3), (2, 1), 150, 300, 100),
+        ((4, 4, 0), (4, 1, 1), 16, 16, 8),
+        ((4, 0, 4), (), 16, 16, 8),
+    ],
+)
 def test_block_sparse_attention(device, leading, layout_leading, queries, keys, block_size):
     layout = random_layout(layout_leading, queries, keys, block_size, device)
     tensors = attended(leading, torch.float32, device, queries, keys, 16, 16)
@@ -237,9 +269,15 @@ def test_block_sparse_attention_of_all_dtypes(device, dtype, queries, block_size
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("block_size, queries, keys, leading", [
-    (32, 256, 300, (1, 1)), (128, 384, 256, (2, 1)), (256, 600, 512, (1, 3)), (16, 128, 130, (2, 3)),
-])
+@pytest.mark.parametrize(
+    "block_size, queries, keys, leading",
+    [
+        (32, 256, 300, (1, 1)),
+        (128, 384, 256, (2, 1)),
+        (256, 600, 512, (1, 3)),
+        (16, 128, 130, (2, 3)),
+    ],
+)
 def test_block_mask_is_that_of_torch(block_size, queries, keys, leading):
     """Which tiles flex_attention visits, and in which of them it looks at single scores."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -270,7 +308,11 @@ def test_chunked_attention(device, scores_are_written, dtype, chunk_size):
         tensors = attended(leading, dtype, device, value_width=12)
         for scale in (None, 0.3):
             assert_as_accurate(
-                ops.chunked_attention, reference.chunked_attention, *tensors, chunk_size, scale,
+                ops.chunked_attention,
+                reference.chunked_attention,
+                *tensors,
+                chunk_size,
+                scale,
                 factor=2 * ATTENTION_FACTOR[device],
             )
             torch.testing.assert_close(

@@ -23,9 +23,18 @@ def test_the_definition(device):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "dim"), [
-    ((8,), 0), ((5, 8), -1), ((3, 70_001), 1), ((2, 8, 4, 6), 1), ((2, 7, 3, 5), 1), ((4, 6, 9), 0), ((0, 8), 1),
-])
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [
+        ((8,), 0),
+        ((5, 8), -1),
+        ((3, 70_001), 1),
+        ((2, 8, 4, 6), 1),
+        ((2, 7, 3, 5), 1),
+        ((4, 6, 9), 0),
+        ((0, 8), 1),
+    ],
+)
 def test_as_accurate_as_aten(device, compiled, shape, dim, dtype):
     x, weight, bias = inputs(shape, dim, dtype, device)
     assert_as_accurate(ops.prelu_bias, reference.prelu_bias, x, weight, bias, dim=dim)

@@ -73,9 +73,7 @@ def test_misaligned_pointers(device):
     assert_as_accurate(ops.mse_loss, reference.mse_loss, x, y)
 
 
-@pytest.mark.parametrize(
-    "shapes", [((5, 7), (7,)), ((5, 1), (1, 7)), ((5, 7), ()), ((0, 7), (7,)), ((3,), (2, 3))]
-)
+@pytest.mark.parametrize("shapes", [((5, 7), (7,)), ((5, 1), (1, 7)), ((5, 7), ()), ((0, 7), (7,)), ((3,), (2, 3))])
 def test_mse_loss_broadcasts(device, compiled, shapes, recwarn):
     x, y = (torch.randn(shape, device=device) for shape in shapes)
     for reduction in ("mean", "sum", "none"):

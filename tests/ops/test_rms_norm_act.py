@@ -17,9 +17,7 @@ def inputs(shape, normalized, dtype, device, weight_dtype=None):
 def test_the_reference_is_aten(device):
     x, _, weight = inputs((4, 5, 6), (5, 6), torch.float64, device)
     for w in (weight, None):
-        torch.testing.assert_close(
-            reference(x, (5, 6), w, 1e-3), torch.nn.functional.rms_norm(x, (5, 6), w, 1e-3)
-        )
+        torch.testing.assert_close(reference(x, (5, 6), w, 1e-3), torch.nn.functional.rms_norm(x, (5, 6), w, 1e-3))
     torch.testing.assert_close(reference(x, (5, 6), weight, offset=1.0), reference(x, (5, 6), weight + 1))
 
 
@@ -30,9 +28,7 @@ def test_as_accurate_as_aten(device, compiled, dtype, activation):
     options = {"activation": activation, "negative_slope": 0.2}
     for w, offset in ((weight, 0.0), (weight, 1.0), (None, 1.0)):
         for r in (None, residual):
-            assert_as_accurate(
-                ops.rms_norm_act, reference, x, (96,), w, residual=r, offset=offset, **options
-            )
+            assert_as_accurate(ops.rms_norm_act, reference, x, (96,), w, residual=r, offset=offset, **options)
 
 
 # Every row length of the CUDA launch table, and the lengths around them that fall back to single elements.
@@ -146,9 +142,7 @@ def test_gradients_of_row_lengths(device, cols, dtype):
 def test_gradients_are_the_same_at_every_call(device):
     x, _, weight = inputs((3000, 256), (256,), torch.float32, device)
     leaves = [t.requires_grad_() for t in (x, weight)]
-    first, second = (
-        torch.autograd.grad(ops.rms_norm_act(x, 256, weight).square().sum(), leaves) for _ in range(2)
-    )
+    first, second = (torch.autograd.grad(ops.rms_norm_act(x, 256, weight).square().sum(), leaves) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -188,9 +182,7 @@ def test_gradcheck(device, activation, offset):
 def test_opcheck(device, activation):
     code = ops.ACTIVATIONS[activation].code
     for requires_grad in (False, True):
-        x, residual, weight = (
-            t.requires_grad_(requires_grad) for t in inputs((3, 4, 8), (8,), torch.float32, device)
-        )
+        x, residual, weight = (t.requires_grad_(requires_grad) for t in inputs((3, 4, 8), (8,), torch.float32, device))
         rest = ([8], weight, 1e-5, code, 0.01, 1.0)
         torch.library.opcheck(OPERATORS.rms_norm_act.default, (x, None, *rest))
         torch.library.opcheck(OPERATORS.add_rms_norm_act.default, (x, residual, *rest))
@@ -200,9 +192,7 @@ def test_opcheck(device, activation):
     torch.library.opcheck(OPERATORS.rms_norm_act_inference.default, (x, None, *rest))
     torch.library.opcheck(OPERATORS.add_rms_norm_act_inference.default, (x, residual, *rest))
     rstd = torch.rand(12, device=device)
-    torch.library.opcheck(
-        OPERATORS.rms_norm_act_backward.default, (x, residual, x, rstd, weight, 8, code, 0.01, 1.0)
-    )
+    torch.library.opcheck(OPERATORS.rms_norm_act_backward.default, (x, residual, x, rstd, weight, 8, code, 0.01, 1.0))
 
 
 def test_autocast(device, compiled):

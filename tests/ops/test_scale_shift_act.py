@@ -22,10 +22,23 @@ def test_as_accurate_as_aten(device, compiled, dtype, activation):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [
-    (5, 7), (1, 1), (3, 8), (2, 3, 5), (2, 16, 4, 4), (2, 16, 5, 7), (2, 6, 3, 129), (1, 24, 33, 65),
-    (2, 3, 2, 3, 4), (0, 4, 4, 4), (2, 0, 3, 3), (3, 1, 9, 9),
-])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (5, 7),
+        (1, 1),
+        (3, 8),
+        (2, 3, 5),
+        (2, 16, 4, 4),
+        (2, 16, 5, 7),
+        (2, 6, 3, 129),
+        (1, 24, 33, 65),
+        (2, 3, 2, 3, 4),
+        (0, 4, 4, 4),
+        (2, 0, 3, 3),
+        (3, 1, 9, 9),
+    ],
+)
 def test_shapes_and_layouts(device, shape, dtype):
     x, scale, shift = inputs(shape, dtype, device)
     layouts = [x]

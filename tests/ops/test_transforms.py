@@ -54,9 +54,7 @@ CALLS = {
         [(3, 4), (5, 4), (5,)],
     ),
     "conv2d_bn_act": (
-        lambda p, x, w, b, *affine: p.conv2d_bn_act(
-            x, w, b, torch.zeros_like(b), torch.ones_like(b), *affine, "silu"
-        ),
+        lambda p, x, w, b, *affine: p.conv2d_bn_act(x, w, b, torch.zeros_like(b), torch.ones_like(b), *affine, "silu"),
         IMAGE,
     ),
     "embedding_layer_norm": (

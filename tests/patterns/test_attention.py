@@ -77,9 +77,7 @@ MODELS = {
     ),
     "gpt2_upcast": (
         hf.GPT2Model,
-        hf.GPT2Config(
-            vocab_size=64, n_embd=32, n_layer=1, n_head=4, n_positions=32, reorder_and_upcast_attn=True
-        ),
+        hf.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4, n_positions=32, reorder_and_upcast_attn=True),
         lambda: {"input_ids": ids(), "use_cache": False},
         1,
     ),
@@ -118,9 +116,7 @@ MODELS = {
     ),
     "gpt_neo": (
         hf.GPTNeoModel,
-        hf.GPTNeoConfig(
-            vocab_size=64, hidden_size=32, num_layers=1, num_heads=4, attention_types=[[["global"], 1]]
-        ),
+        hf.GPTNeoConfig(vocab_size=64, hidden_size=32, num_layers=1, num_heads=4, attention_types=[[["global"], 1]]),
         lambda: tokens(use_cache=False),
         1,
     ),

@@ -133,8 +133,14 @@ def test_whisper_projects_keys_without_a_bias():
 
 def test_decoder_with_grouped_queries():
     make = hugging_face(
-        "llama", "LlamaModel", "LlamaConfig", num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=99, use_cache=False,
+        "llama",
+        "LlamaModel",
+        "LlamaConfig",
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=99,
+        use_cache=False,
     )
     model, ids = make().eval(), torch.randint(99, (2, 9))
     fused, stats = converted(model, ids)

@@ -131,9 +131,7 @@ def test_calls_in_a_row():
 def test_launches_are_counted_again_where_the_profiler_lost_some(monkeypatch):
     sessions = iter([["gelu", "fence"], ["gelu", "gelu", "fence"], ["fence", "gelu", "gelu", "fence"]])
     pauses = []
-    monkeypatch.setattr(
-        device_cost, "_kernels", lambda call, device, pause_s: pauses.append(pause_s) or next(sessions)
-    )
+    monkeypatch.setattr(device_cost, "_kernels", lambda call, device, pause_s: pauses.append(pause_s) or next(sessions))
     assert device_cost.count_launches(lambda: None, torch.device("cuda")) == 2
     assert tuple(pauses) == device_cost.PAUSES_S
 

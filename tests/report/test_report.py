@@ -101,8 +101,7 @@ def test_one_look_tells_it_all(stats):
         "linear 4 1 3",
         "not faster: kernel takes 11.5 us, the original 10.2 us (and 1 more)",
         "error 1e-3 [a reason in brackets]",
-        "pass | error against the float64 run of the original: "
-        "original 2.3e-07, converted 2.4e-07, ratio 1.04",
+        "pass | error against the float64 run of the original: original 2.3e-07, converted 2.4e-07, ratio 1.04",
         "original 3.00 ms (2.90 to 3.20) -> converted 2.00 ms (1.90 to 2.10) | 1.50 x faster "
         "(95 % between 1.41 and 1.59)",
         "weights random",
@@ -166,9 +165,7 @@ def test_nothing_fused_says_what_stood_in_the_way(stats):
         linear_found=0,
         conv_bn_relu_found=0,
         nothing_fused="no site was found",
-        near_misses=[
-            {"pattern": "linear_relu", "module": f"layer{i}", "reason": "has two users"} for i in range(7)
-        ],
+        near_misses=[{"pattern": "linear_relu", "module": f"layer{i}", "reason": "has two users"} for i in range(7)],
     )
     text = shown("net", stats)
     assert "Nothing was fused: the model computes as before. no site was found." in text

@@ -63,7 +63,6 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("calls", [False, True], ids=["unused", "used"])
 def test_a_converted_model_that_is_deleted_is_gone(name, calls, no_collector):

@@ -342,9 +342,7 @@ def test_function_transforms_take_the_original(net, fused):
     def loss(model, x):
         return model(x)["logits"].sum()
 
-    torch.testing.assert_close(
-        torch.func.grad(lambda x: loss(fused, x))(x), torch.func.grad(lambda x: loss(net, x))(x)
-    )
+    torch.testing.assert_close(torch.func.grad(lambda x: loss(fused, x))(x), torch.func.grad(lambda x: loss(net, x))(x))
     tangents = [torch.func.jvp(lambda x, m=m: loss(m, x), (x,), (torch.ones_like(x),))[1] for m in (net, fused)]
     torch.testing.assert_close(*tangents)
 

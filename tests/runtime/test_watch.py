@@ -208,9 +208,7 @@ VALUES = [object(), object(), None, True]
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.dictionaries(KEYS, st.integers(0, 3)), min_size=1, max_size=3),
-    st.lists(
-        st.tuples(st.integers(0, 2), st.one_of(KEYS, st.just(SIZE)), st.integers(0, 4)), max_size=6
-    ),
+    st.lists(st.tuples(st.integers(0, 2), st.one_of(KEYS, st.just(SIZE)), st.integers(0, 4)), max_size=6),
 )
 def test_compiled_and_python_agree(dicts, wanted):
     if not watch.COMPILED:

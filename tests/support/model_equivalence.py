@@ -233,9 +233,7 @@ def treatments(most: int) -> st.SearchStrategy[list[Treatment]]:
     return st.lists(each, min_size=most // 2, max_size=most)
 
 
-def assert_converts(
-    description: Description, treated: Sequence[Treatment] = (), adapted: bool = False
-) -> Pair:
+def assert_converts(description: Description, treated: Sequence[Treatment] = (), adapted: bool = False) -> Pair:
     """Raise AssertionError where the conversion of the described model breaks its promise.
 
     Args:

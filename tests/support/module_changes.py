@@ -292,9 +292,7 @@ def another_dict_of_parameters(subject: Subject, module: nn.Module) -> Undo:
 
 @change(having("running_mean"))
 def another_dict_of_buffers(subject: Subject, module: nn.Module) -> Undo:
-    return assigned_items(
-        vars(module), "_buffers", _with(module._buffers, "running_mean", noise(module.running_mean))
-    )
+    return assigned_items(vars(module), "_buffers", _with(module._buffers, "running_mean", noise(module.running_mean)))
 
 
 @change(of(nn.Sequential))

@@ -325,9 +325,7 @@ def _draw_steps(
     return steps
 
 
-def _draw_step(
-    draw, chain: Chain, values: list[Tensor], kept: list[Tensor], nested: bool, wanted: str
-) -> Step:
+def _draw_step(draw, chain: Chain, values: list[Tensor], kept: list[Tensor], nested: bool, wanted: str) -> Step:
     """One more step: ``wanted`` on the latest value where that is possible, else any operation."""
 
     def source() -> int:

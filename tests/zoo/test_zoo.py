@@ -92,9 +92,7 @@ def tiny_bert_named(monkeypatch):
 def tiny_folder(tmp_path):
     """A folder as ``save_pretrained`` writes it, of a fine-tuned classifier."""
     torch.manual_seed(1)
-    model = transformers.BertForSequenceClassification(
-        transformers.BertConfig(**TINY_BERT, num_labels=3)
-    ).eval()
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**TINY_BERT, num_labels=3)).eval()
     model.save_pretrained(tmp_path / "tiny")
     return tmp_path / "tiny", model
 
@@ -133,10 +131,7 @@ def test_random_weights_are_the_same_each_time_and_leave_the_global_generator_al
     first = zoo.resolve("squeezenet1_1", weights="random")
     assert torch.equal(torch.rand(3), expected)
     second = zoo.resolve("squeezenet1_1", weights="random")
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(first.model.state_dict().values(), second.model.state_dict().values())
-    )
+    assert all(torch.equal(a, b) for a, b in zip(first.model.state_dict().values(), second.model.state_dict().values()))
     assert torch.equal(first.example_inputs, second.example_inputs)
 
 
@@ -205,9 +200,7 @@ def test_torchvision_input_sizes(name, size):
     assert torchvision_models._image_size(name, model) == size
 
 
-@pytest.mark.parametrize(
-    "name", ["squeezenet1_1", "lraspp_mobilenet_v3_large", "timm:resnet10t", "tiny-bert"]
-)
+@pytest.mark.parametrize("name", ["squeezenet1_1", "lraspp_mobilenet_v3_large", "timm:resnet10t", "tiny-bert"])
 def test_recipe_rebuilds_the_architecture(name, tiny_bert_named):
     model, inputs, recipe = zoo.resolve(name, weights="random")
     rebuilt = zoo.rebuild(recipe).eval()

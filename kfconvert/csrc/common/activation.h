@@ -143,8 +143,7 @@ KFC_FN A activate_backward(A g, A v, A slope) {
   }
   if constexpr (act == kGeluTanh) {
     v = Cheaper<M, A>::within(v, Constants<A>::gelu_tanh_limit);
-    const A slope_of_argument =
-        Constants<A>::two_sqrt_two_over_pi * (A(1) + A(3) * Constants<A>::gelu_cubic * v * v);
+    const A slope_of_argument = Constants<A>::two_sqrt_two_over_pi * (A(1) + A(3) * Constants<A>::gelu_cubic * v * v);
     return gated_backward<M>(g, v, gelu_tanh_argument(v), slope_of_argument);
   }
   if constexpr (act == kSilu) {

@@ -35,8 +35,8 @@ struct DropoutAct {
   const int64_t* state;  // (seed, sequence) on the device, or null: those that follow
   uint64_t seed;
   uint64_t sequence;
-  uint32_t dropped;     // p * 2^32
-  double scale;         // 1 / (1 - p)
+  uint32_t dropped;  // p * 2^32
+  double scale;      // 1 / (1 - p)
 };
 
 // What a backward pass adds up by channel as it goes: each of the `shares` shares of the elements has its own sums,
@@ -183,11 +183,11 @@ struct Reduce {
 
 // grad_x = factor * (the gradient of the row) * (the derivative of the term); grad_other = -grad_x.
 struct ReduceBackward {
-  void* grad_x;        // (rows, cols)
-  void* grad_other;    // (rows, cols) or null
-  const void* x;       // (rows, cols)
-  const void* other;   // (rows, cols) or null: of the squared difference only
-  const void* grad;    // (rows)
+  void* grad_x;       // (rows, cols)
+  void* grad_other;   // (rows, cols) or null
+  const void* x;      // (rows, cols)
+  const void* other;  // (rows, cols) or null: of the squared difference only
+  const void* grad;   // (rows)
   int64_t rows;
   int64_t cols;
   double factor;
@@ -339,13 +339,13 @@ struct Softmax {
 // `cols` elements; 0 where target is `ignored`. With grad_x: grad_x = grad * dloss/dx, from the two parts of lse, which
 // in one number would lose the digits that a small loss consists of.
 struct CrossEntropy {
-  void* result;          // the mean or the sum of the losses of rows that count, in the dtype of x; or null
-  void* weight;          // accumulation type: what each loss counts in the result, 1 / (rows that count) or 1; or null
-  void* loss;            // (rows), accumulation type
-  void* lse;             // (rows, 2), accumulation type: largest = max(x) and log(sum(exp(x - largest)))
-  void* grad_x;          // (rows, cols) or null
-  const void* grad;      // (rows), accumulation type, or with grad_stride 0 one for all in the dtype of x, times weight
-  const void* x;         // (rows, cols)
+  void* result;      // the mean or the sum of the losses of rows that count, in the dtype of x; or null
+  void* weight;      // accumulation type: what each loss counts in the result, 1 / (rows that count) or 1; or null
+  void* loss;        // (rows), accumulation type
+  void* lse;         // (rows, 2), accumulation type: largest = max(x) and log(sum(exp(x - largest)))
+  void* grad_x;      // (rows, cols) or null
+  const void* grad;  // (rows), accumulation type, or with grad_stride 0 one for all in the dtype of x, times weight
+  const void* x;     // (rows, cols)
   const int64_t* target;  // (rows), each at least 0 and less than cols, or `ignored`
   int64_t ignored;
   int64_t rows;

@@ -21,8 +21,8 @@ inline void set_channels(BiasAct& a, const Tensor& x, int64_t dim) {
 
 // The arguments of a dense x, whose channels lie along `dim`. `keep` holds the copies that the pointers need.
 inline BiasAct bias_act_arguments(const char* op, const Tensor& x, const OptionalTensor& bias,
-                                  const OptionalTensor& residual, int64_t activation, double slope,
-                                  int64_t dim, std::vector<Tensor>& keep) {
+                                  const OptionalTensor& residual, int64_t activation, double slope, int64_t dim,
+                                  std::vector<Tensor>& keep) {
   const Options options = options_of(x);
   BiasAct a{};
   a.dtype = dtype_of(op, options);
@@ -33,8 +33,7 @@ inline BiasAct bias_act_arguments(const char* op, const Tensor& x, const Optiona
   a.activation = static_cast<int>(activation);
   a.slope = slope;
   if (bias) {
-    KFC_CHECK(dim >= -x.dim() && dim < x.dim(), op, "dim ", dim, " is out of range for x of shape ",
-              shape_text(x));
+    KFC_CHECK(dim >= -x.dim() && dim < x.dim(), op, "dim ", dim, " is out of range for x of shape ", shape_text(x));
     if (dim < 0) dim += x.dim();
     check_same_options(op, "bias", options, *bias);
     KFC_CHECK(bias->dim() == 1 && bias->size(0) == x.size(dim), op, "bias has shape ", shape_text(*bias),
@@ -54,8 +53,8 @@ inline BiasAct bias_act_arguments(const char* op, const Tensor& x, const Optiona
 
 // x must be dense and is overwritten.
 template <class Backend>
-void bias_act_in_place(const char* op, const Tensor& x, const OptionalTensor& bias,
-                       const OptionalTensor& residual, int64_t activation, double slope, int64_t dim) {
+void bias_act_in_place(const char* op, const Tensor& x, const OptionalTensor& bias, const OptionalTensor& residual,
+                       int64_t activation, double slope, int64_t dim) {
   std::vector<Tensor> keep;
   BiasAct a = bias_act_arguments(op, x, bias, residual, activation, slope, dim, keep);
   a.y = x.mutable_data_ptr();
@@ -63,8 +62,8 @@ void bias_act_in_place(const char* op, const Tensor& x, const OptionalTensor& bi
 }
 
 template <class Backend>
-Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const OptionalTensor& residual,
-                int64_t activation, double slope, int64_t dim) {
+Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const OptionalTensor& residual, int64_t activation,
+                double slope, int64_t dim) {
   if (!is_dense(x)) {
     // The copy that a strided input needs anyway is the output.
     Tensor y = torch::stable::empty_like(x);
@@ -81,8 +80,8 @@ Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const OptionalTenso
 }
 
 template <class Backend>
-void bias_act_(Tensor x, const OptionalTensor& bias, const OptionalTensor& residual, int64_t activation,
-               double slope, int64_t dim) {
+void bias_act_(Tensor x, const OptionalTensor& bias, const OptionalTensor& residual, int64_t activation, double slope,
+               int64_t dim) {
   if (is_dense(x)) {
     bias_act_in_place<Backend>("bias_act_", x, bias, residual, activation, slope, dim);
   } else {
@@ -140,8 +139,7 @@ Tensor prelu_bias(const Tensor& x_in, const Tensor& bias, const Tensor& slopes, 
 
 // act(x * scale + shift) along dimension 1. scale and shift: in the accumulation type of x.
 template <class Backend>
-Tensor scale_shift_act(const Tensor& x_in, const Tensor& scale, const Tensor& shift, int64_t activation,
-                       double slope) {
+Tensor scale_shift_act(const Tensor& x_in, const Tensor& scale, const Tensor& shift, int64_t activation, double slope) {
   const char* op = "scale_shift_act";
   const Tensor x = as_dense(x_in);
   const Options options = options_of(x);
@@ -153,8 +151,8 @@ Tensor scale_shift_act(const Tensor& x_in, const Tensor& scale, const Tensor& sh
     const Options other = options_of(t);
     check_same_device(op, name, options, other);
     KFC_CHECK(other.dtype == wide, op, name, " must be ", is_double ? "float64" : "float32");
-    KFC_CHECK(t.dim() == 1 && t.size(0) == x.size(1), op, name, " has shape ", shape_text(t), ", but x has ",
-              x.size(1), " channels in dim 1");
+    KFC_CHECK(t.dim() == 1 && t.size(0) == x.size(1), op, name, " has shape ", shape_text(t), ", but x has ", x.size(1),
+              " channels in dim 1");
   };
   check("scale", scale);
   check("shift", shift);

@@ -46,8 +46,8 @@ Tensor dropout_act(const Tensor& x_in, const OptionalTensor& bias, const Optiona
 // The gradient of x; that of residual is grad itself.
 template <class Backend>
 Tensor dropout_act_backward(const Tensor& grad, const Tensor& x_in, const OptionalTensor& bias,
-                            const OptionalTensor& state, int64_t seed, int64_t sequence, double p,
-                            int64_t activation, double slope, int64_t dim) {
+                            const OptionalTensor& state, int64_t seed, int64_t sequence, double p, int64_t activation,
+                            double slope, int64_t dim) {
   const char* op = "dropout_act_backward";
   const Tensor x = as_dense(x_in);
   std::vector<Tensor> keep;

@@ -76,8 +76,7 @@ template <class Backend>
 std::tuple<Tensor, Tensor, Tensor> group_norm_act_training(const Tensor& x, int64_t groups,
                                                            const OptionalTensor& weight, const OptionalTensor& bias,
                                                            double eps, int64_t activation, double slope) {
-  const auto [y, mean, rstd] =
-      group_norm_full<Backend>(x, groups, weight, bias, eps, activation, slope, true);
+  const auto [y, mean, rstd] = group_norm_full<Backend>(x, groups, weight, bias, eps, activation, slope, true);
   return {y, *mean, *rstd};
 }
 
@@ -98,8 +97,8 @@ std::tuple<Tensor, Tensor, Tensor> group_norm_act_backward(const Tensor& grad_in
   for (const Tensor& statistics : {mean, rstd}) {
     const Options own = options_of(statistics);
     check_same_device(op, "mean or rstd", options, own);
-    KFC_CHECK(own.dtype == wide.dtype && statistics.is_contiguous() && statistics.numel() == x_in.size(0) * groups,
-              op, "mean and rstd must have one element of the accumulation type for each group of each image");
+    KFC_CHECK(own.dtype == wide.dtype && statistics.is_contiguous() && statistics.numel() == x_in.size(0) * groups, op,
+              "mean and rstd must have one element of the accumulation type for each group of each image");
   }
   const OptionalTensor weight = of_channels(op, "weight", weight_in, x_in);
   const OptionalTensor bias = of_channels(op, "bias", bias_in, x_in);

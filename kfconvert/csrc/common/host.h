@@ -79,8 +79,7 @@ inline DType dtype_of(const char* op, const Options& o) {
 
 // Of what is computed from tensors of a dtype.
 inline Options accumulator(const Options& o, DType dtype) {
-  return {dtype == DType::f64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(), o.device_type,
-          o.device_index};
+  return {dtype == DType::f64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(), o.device_type, o.device_index};
 }
 
 inline void check_same_device(const char* op, const char* name, const Options& x, const Options& other) {

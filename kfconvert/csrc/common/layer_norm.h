@@ -7,8 +7,8 @@
 namespace kfc {
 
 // weight or bias of the norm: x's dtype, or float32 beside a half type (what CPU autocast leaves behind).
-inline OptionalTensor affine(const char* op, const char* name, const OptionalTensor& t, const Options& x,
-                             DType dtype, int64_t cols, std::optional<DType>& affine_dtype) {
+inline OptionalTensor affine(const char* op, const char* name, const OptionalTensor& t, const Options& x, DType dtype,
+                             int64_t cols, std::optional<DType>& affine_dtype) {
   if (!t) return std::nullopt;
   const Options options = options_of(*t);
   check_same_device(op, name, x, options);
@@ -57,9 +57,8 @@ struct NormOutputs {
 
 template <class Backend>
 NormOutputs norm_full(const NormKind& kind, const Tensor& x_in, const OptionalTensor& residual_in,
-                      const std::vector<int64_t>& shape, const OptionalTensor& weight_in,
-                      const OptionalTensor& bias_in, double eps, int64_t activation, double slope,
-                      bool want_sum, bool want_statistics) {
+                      const std::vector<int64_t>& shape, const OptionalTensor& weight_in, const OptionalTensor& bias_in,
+                      double eps, int64_t activation, double slope, bool want_sum, bool want_statistics) {
   const char* op = kind.op;
   const Options options = options_of(x_in);
   LayerNorm a{};
@@ -116,10 +115,9 @@ NormOutputs norm_full(const NormKind& kind, const Tensor& x_in, const OptionalTe
 
 template <class Backend>
 Tensor layer_norm_act(const Tensor& x, const OptionalTensor& residual, const std::vector<int64_t>& shape,
-                      const OptionalTensor& weight, const OptionalTensor& bias, double eps,
-                      int64_t activation, double slope) {
-  return norm_full<Backend>(layer_norm_kind(), x, residual, shape, weight, bias, eps, activation, slope, false,
-                            false)
+                      const OptionalTensor& weight, const OptionalTensor& bias, double eps, int64_t activation,
+                      double slope) {
+  return norm_full<Backend>(layer_norm_kind(), x, residual, shape, weight, bias, eps, activation, slope, false, false)
       .y;
 }
 
@@ -128,32 +126,34 @@ std::tuple<Tensor, Tensor> add_layer_norm_act(const Tensor& x, const Tensor& res
                                               const std::vector<int64_t>& shape, const OptionalTensor& weight,
                                               const OptionalTensor& bias, double eps, int64_t activation,
                                               double slope) {
-  const NormOutputs out = norm_full<Backend>(layer_norm_kind(), x, residual, shape, weight, bias, eps, activation,
-                                             slope, true, false);
+  const NormOutputs out =
+      norm_full<Backend>(layer_norm_kind(), x, residual, shape, weight, bias, eps, activation, slope, true, false);
   return {out.y, *out.sum};
 }
 
 template <class Backend>
-std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_act_training(
-    const Tensor& x, const OptionalTensor& residual, const std::vector<int64_t>& shape,
-    const OptionalTensor& weight, const OptionalTensor& bias, double eps, int64_t activation, double slope) {
-  const NormOutputs out = norm_full<Backend>(layer_norm_kind(), x, residual, shape, weight, bias, eps, activation,
-                                             slope, true, true);
+std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_act_training(const Tensor& x, const OptionalTensor& residual,
+                                                                   const std::vector<int64_t>& shape,
+                                                                   const OptionalTensor& weight,
+                                                                   const OptionalTensor& bias, double eps,
+                                                                   int64_t activation, double slope) {
+  const NormOutputs out =
+      norm_full<Backend>(layer_norm_kind(), x, residual, shape, weight, bias, eps, activation, slope, true, true);
   return {out.y, *out.sum, *out.mean, *out.rstd};
 }
 
 template <class Backend>
 Tensor rms_norm_act(const Tensor& x, const OptionalTensor& residual, const std::vector<int64_t>& shape,
                     const OptionalTensor& weight, double eps, int64_t activation, double slope, double offset) {
-  return norm_full<Backend>(rms_norm_kind(offset), x, residual, shape, weight, std::nullopt, eps, activation,
-                            slope, false, false)
+  return norm_full<Backend>(rms_norm_kind(offset), x, residual, shape, weight, std::nullopt, eps, activation, slope,
+                            false, false)
       .y;
 }
 
 template <class Backend>
-std::tuple<Tensor, Tensor> add_rms_norm_act(const Tensor& x, const Tensor& residual,
-                                            const std::vector<int64_t>& shape, const OptionalTensor& weight,
-                                            double eps, int64_t activation, double slope, double offset) {
+std::tuple<Tensor, Tensor> add_rms_norm_act(const Tensor& x, const Tensor& residual, const std::vector<int64_t>& shape,
+                                            const OptionalTensor& weight, double eps, int64_t activation, double slope,
+                                            double offset) {
   const NormOutputs out = norm_full<Backend>(rms_norm_kind(offset), x, residual, shape, weight, std::nullopt, eps,
                                              activation, slope, true, false);
   return {out.y, *out.sum};
@@ -162,8 +162,8 @@ std::tuple<Tensor, Tensor> add_rms_norm_act(const Tensor& x, const Tensor& resid
 template <class Backend>
 std::tuple<Tensor, Tensor, Tensor> rms_norm_act_training(const Tensor& x, const OptionalTensor& residual,
                                                          const std::vector<int64_t>& shape,
-                                                         const OptionalTensor& weight, double eps,
-                                                         int64_t activation, double slope, double offset) {
+                                                         const OptionalTensor& weight, double eps, int64_t activation,
+                                                         double slope, double offset) {
   const NormOutputs out = norm_full<Backend>(rms_norm_kind(offset), x, residual, shape, weight, std::nullopt, eps,
                                              activation, slope, true, true);
   return {out.y, *out.sum, *out.rstd};
@@ -230,17 +230,18 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const char* op, const Tensor& g
 }
 
 template <class Backend>
-std::tuple<Tensor, Tensor, Tensor> layer_norm_act_backward(
-    const Tensor& grad, const OptionalTensor& grad_sum, const Tensor& s, const Tensor& mean, const Tensor& rstd,
-    const OptionalTensor& weight, const OptionalTensor& bias, int64_t cols, int64_t activation, double slope) {
+std::tuple<Tensor, Tensor, Tensor> layer_norm_act_backward(const Tensor& grad, const OptionalTensor& grad_sum,
+                                                           const Tensor& s, const Tensor& mean, const Tensor& rstd,
+                                                           const OptionalTensor& weight, const OptionalTensor& bias,
+                                                           int64_t cols, int64_t activation, double slope) {
   return norm_backward<Backend>("layer_norm_act_backward", grad, grad_sum, s, mean, rstd, weight, bias, cols,
                                 activation, slope, 0);
 }
 
 template <class Backend>
-std::tuple<Tensor, Tensor> rms_norm_act_backward(const Tensor& grad, const OptionalTensor& grad_sum,
-                                                 const Tensor& s, const Tensor& rstd, const OptionalTensor& weight,
-                                                 int64_t cols, int64_t activation, double slope, double offset) {
+std::tuple<Tensor, Tensor> rms_norm_act_backward(const Tensor& grad, const OptionalTensor& grad_sum, const Tensor& s,
+                                                 const Tensor& rstd, const OptionalTensor& weight, int64_t cols,
+                                                 int64_t activation, double slope, double offset) {
   auto gradients = norm_backward<Backend>("rms_norm_act_backward", grad, grad_sum, s, std::nullopt, rstd, weight,
                                           std::nullopt, cols, activation, slope, offset);
   return {std::move(std::get<0>(gradients)), std::move(std::get<1>(gradients))};

@@ -14,15 +14,14 @@ Tensor linear_act(const Tensor& x_in, const Tensor& weight, const OptionalTensor
   const Options options = options_of(x_in);
   dtype_of(op, options);
   check_same_options(op, "weight", options, weight);
-  KFC_CHECK(weight.dim() == 2 && x_in.dim() >= 1 && x_in.size(x_in.dim() - 1) == weight.size(1), op,
-            "x of shape ", shape_text(x_in), " does not fit weight of shape ", shape_text(weight),
-            " (out, in)");
+  KFC_CHECK(weight.dim() == 2 && x_in.dim() >= 1 && x_in.size(x_in.dim() - 1) == weight.size(1), op, "x of shape ",
+            shape_text(x_in), " does not fit weight of shape ", shape_text(weight), " (out, in)");
   const int64_t in = weight.size(1);
   const int64_t out = weight.size(0);
   if (bias) {
     check_same_options(op, "bias", options, *bias);
-    KFC_CHECK(bias->dim() == 1 && bias->size(0) == out, op, "bias has shape ", shape_text(*bias),
-              ", expected (", out, ",)");
+    KFC_CHECK(bias->dim() == 1 && bias->size(0) == out, op, "bias has shape ", shape_text(*bias), ", expected (", out,
+              ",)");
   }
   const Backend guard(x_in);
   const Tensor x = x_in.dim() == 2 ? x_in : as_contiguous(x_in);
@@ -43,8 +42,7 @@ Tensor linear_act(const Tensor& x_in, const Tensor& weight, const OptionalTensor
   if (y.numel() == 0) return y;
   const Tensor y_matrix = flat ? y : view(y, {rows, out}, {out, 1});
   Backend::linear(y_matrix, x_matrix, weight_t, bias);
-  if (activation != kNone)
-    bias_act_in_place<Backend>(op, y, std::nullopt, std::nullopt, activation, slope, -1);
+  if (activation != kNone) bias_act_in_place<Backend>(op, y, std::nullopt, std::nullopt, activation, slope, -1);
   return y;
 }
 
@@ -79,9 +77,9 @@ inline void check_geometry(const char* op, const Tensor& x, const Tensor& weight
 }
 
 template <class Backend>
-Tensor conv_act(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                const OptionalTensor& residual, std::vector<int64_t> stride, std::vector<int64_t> padding,
-                std::vector<int64_t> dilation, int64_t groups, int64_t activation, double slope) {
+Tensor conv_act(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& residual,
+                std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> dilation,
+                int64_t groups, int64_t activation, double slope) {
   const char* op = "conv_act";
   const Options options = options_of(x);
   dtype_of(op, options);
@@ -89,8 +87,8 @@ Tensor conv_act(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
   const int64_t spatial = weight.dim() - 2;
   KFC_CHECK(spatial >= 1 && spatial <= 3 && x.dim() == weight.dim(), op, "x of shape ", shape_text(x),
             " does not fit weight of shape ", shape_text(weight), " (out, in / groups, kernel...)");
-  KFC_CHECK(groups > 0 && x.size(1) == weight.size(1) * groups, op, "x has ", x.size(1),
-            " channels, expected ", weight.size(1) * groups);
+  KFC_CHECK(groups > 0 && x.size(1) == weight.size(1) * groups, op, "x has ", x.size(1), " channels, expected ",
+            weight.size(1) * groups);
   if (bias) {
     check_same_options(op, "bias", options, *bias);
     KFC_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0), op, "bias has shape ", shape_text(*bias),
@@ -98,8 +96,8 @@ Tensor conv_act(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
   }
   for (std::vector<int64_t>* list : {&stride, &padding, &dilation}) {
     if (list->size() == 1) list->resize(spatial, list->front());
-    KFC_CHECK(static_cast<int64_t>(list->size()) == spatial, op, "stride, padding and dilation need 1 or ",
-              spatial, " numbers");
+    KFC_CHECK(static_cast<int64_t>(list->size()) == spatial, op, "stride, padding and dilation need 1 or ", spatial,
+              " numbers");
   }
   if (residual) check_same_options(op, "residual", options, *residual);
   const Convolution convolution{std::move(stride), std::move(padding), std::move(dilation), groups};

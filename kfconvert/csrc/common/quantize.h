@@ -33,8 +33,8 @@ int bits_of_integers(const OptionalTensor& zero_point) {
 // dtype: of the real numbers.
 template <class Backend>
 Quantize quantize_arguments(const char* op, const Tensor& x, DType dtype, const OptionalTensor& scale,
-                                   const OptionalTensor& zero_point, double scale_value, double zero_point_value,
-                                   int64_t dim, std::vector<Tensor>& keep) {
+                            const OptionalTensor& zero_point, double scale_value, double zero_point_value, int64_t dim,
+                            std::vector<Tensor>& keep) {
   Quantize a{};
   a.dtype = dtype;
   a.numel = x.numel();

@@ -44,9 +44,7 @@ KFC_FN BFloat16 to_bfloat16(float f) {
 
 #if defined(__F16C__)
 KFC_FN float to_float(Float16 h) { return _cvtsh_ss(h.bits); }
-KFC_FN Float16 to_float16(float f) {
-  return {static_cast<uint16_t>(_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT))};
-}
+KFC_FN Float16 to_float16(float f) { return {static_cast<uint16_t>(_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT))}; }
 #else
 KFC_FN float to_float(Float16 h) {
   const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16;

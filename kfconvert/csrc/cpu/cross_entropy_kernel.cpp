@@ -48,9 +48,9 @@ void gradient_row(const kfc::CrossEntropy& a, int64_t row) {
   const A largest = static_cast<const A*>(a.lse)[2 * row];
   const A rest = static_cast<const A*>(a.lse)[2 * row + 1];
   A of_result;
-  const A grad = a.grad_stride == 0 ? *as_accumulator(static_cast<const T*>(a.grad), &of_result, 1) *
-                                          *static_cast<const A*>(a.weight)
-                                    : static_cast<const A*>(a.grad)[row];
+  const A grad = a.grad_stride == 0
+                     ? *as_accumulator(static_cast<const T*>(a.grad), &of_result, 1) * *static_cast<const A*>(a.weight)
+                     : static_cast<const A*>(a.grad)[row];
   const A smoothing = static_cast<A>(a.smoothing);
   const A everywhere = smoothing / static_cast<A>(a.cols);
   for (int64_t col = 0; col < a.cols; col += kBlock) {
@@ -102,9 +102,7 @@ void total_of(const kfc::CrossEntropy& a) {
 
 namespace kfc {
 
-void KFC_FOR_CAPABILITY(cross_entropy_total)(const CrossEntropy& a) {
-  KFC_DISPATCH_DTYPE(a.dtype, total_of<T>(a));
-}
+void KFC_FOR_CAPABILITY(cross_entropy_total)(const CrossEntropy& a) { KFC_DISPATCH_DTYPE(a.dtype, total_of<T>(a)); }
 
 void KFC_FOR_CAPABILITY(cross_entropy)(const CrossEntropy& a, int64_t begin, int64_t end) {
   KFC_DISPATCH_DTYPE(a.dtype, cross_entropy_range<T>(a, begin, end));

@@ -28,8 +28,7 @@ CpuKernels choose() {
   const bool at_most_generic = asked != nullptr && std::strcmp(asked, "generic") == 0;
   const bool at_most_avx2 = asked != nullptr && std::strcmp(asked, "avx2") == 0;
   __builtin_cpu_init();
-  const bool avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (avx2 && avx512 && !at_most_generic && !at_most_avx2) return kernels_avx512();

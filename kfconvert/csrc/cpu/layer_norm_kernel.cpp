@@ -175,8 +175,7 @@ void KFC_FOR_CAPABILITY(layer_norm)(const LayerNorm& a, int64_t begin, int64_t e
   KFC_DISPATCH_DTYPE(a.dtype, layer_norm_range<T>(a, begin, end));
 }
 
-void KFC_FOR_CAPABILITY(layer_norm_backward)(const LayerNormBackward& a, int64_t begin, int64_t end,
-                                             int64_t partial) {
+void KFC_FOR_CAPABILITY(layer_norm_backward)(const LayerNormBackward& a, int64_t begin, int64_t end, int64_t partial) {
   KFC_DISPATCH_DTYPE(a.dtype, layer_norm_backward_range<T>(a, begin, end, partial));
 }
 

@@ -26,10 +26,8 @@ int64_t pieces_per_thread(int64_t each) { return (kElementsPerThread - 1) / (eac
 
 // The kernels of the list divided among threads, with nothing before and nothing after.
 struct Divided {
-#define KFC_DIVIDED(name, Arguments, count, each)                        \
-  static void name(const Arguments& a, const Tensor&) {                  \
-    split(cpu_kernels().name, a, count, pieces_per_thread(each));        \
-  }
+#define KFC_DIVIDED(name, Arguments, count, each) \
+  static void name(const Arguments& a, const Tensor&) { split(cpu_kernels().name, a, count, pieces_per_thread(each)); }
   KFC_KERNELS(KFC_DIVIDED)
 #undef KFC_DIVIDED
 };
@@ -81,11 +79,11 @@ struct Cpu : Divided {
     }
   }
 
-#define KFC_SUM_BY_CHANNEL(name, Arguments, terms)                                                             \
-  static void name(const Arguments& a, const ChannelTotals& totals, const Tensor&) {                           \
-    sum_by_channel(terms, totals, [&](const ChannelTotals& sums, int64_t begin, int64_t end, int64_t share) {  \
-      cpu_kernels().name(a, sums, begin, end, share);                                                          \
-    });                                                                                                        \
+#define KFC_SUM_BY_CHANNEL(name, Arguments, terms)                                                            \
+  static void name(const Arguments& a, const ChannelTotals& totals, const Tensor&) {                          \
+    sum_by_channel(terms, totals, [&](const ChannelTotals& sums, int64_t begin, int64_t end, int64_t share) { \
+      cpu_kernels().name(a, sums, begin, end, share);                                                         \
+    });                                                                                                       \
   }
   KFC_SUMMING_KERNELS(KFC_SUM_BY_CHANNEL)
 #undef KFC_SUM_BY_CHANNEL
@@ -148,12 +146,10 @@ struct Cpu : Divided {
     return wanted < threads ? wanted : threads;
   }
 
-  static void layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias,
-                                  const Tensor&) {
+  static void layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias, const Tensor&) {
     const CpuKernels& kernels = cpu_kernels();
     const bool is_double = a.dtype == DType::f64;
-    const size_t bytes =
-        static_cast<size_t>(a.partials * a.cols) * (is_double ? sizeof(double) : sizeof(float));
+    const size_t bytes = static_cast<size_t>(a.partials * a.cols) * (is_double ? sizeof(double) : sizeof(float));
     for (void* partial : {a.partial_weight, a.partial_bias}) {
       if (partial != nullptr) std::memset(partial, 0, bytes);
     }
@@ -173,22 +169,20 @@ struct Cpu : Divided {
 
   static void linear(const Tensor& y, const Tensor& x, const Tensor& weight_t, const OptionalTensor& bias) {
     if (bias) {
-      STABLE_TORCH_ERROR_CODE_CHECK(
-          aoti_torch_cpu_addmm_out(y.get(), bias->get(), x.get(), weight_t.get(), 1.0, 1.0));
+      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(y.get(), bias->get(), x.get(), weight_t.get(), 1.0, 1.0));
     } else {
       STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_mm_out(y.get(), x.get(), weight_t.get()));
     }
   }
 
-  static Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                            const Convolution& c) {
+  static Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Convolution& c) {
     AtenTensorHandle bias_handle = bias ? bias->get() : nullptr;
     AtenTensorHandle y;
     const int64_t n = static_cast<int64_t>(c.stride.size());
     const std::vector<int64_t> output_padding(c.stride.size(), 0);
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_convolution(
-        x.get(), weight.get(), bias ? &bias_handle : nullptr, c.stride.data(), n, c.padding.data(), n,
-        c.dilation.data(), n, 0, output_padding.data(), n, c.groups, &y));
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_convolution(x.get(), weight.get(), bias ? &bias_handle : nullptr,
+                                                             c.stride.data(), n, c.padding.data(), n, c.dilation.data(),
+                                                             n, 0, output_padding.data(), n, c.groups, &y));
     return Tensor(y);
   }
 

@@ -67,8 +67,7 @@ void reduce_backward_range(const kfc::ReduceBackward& a, int64_t begin, int64_t 
 namespace kfc {
 
 void KFC_FOR_CAPABILITY(reduce_backward)(const ReduceBackward& a, int64_t begin, int64_t end) {
-  KFC_DISPATCH_DIFFERENTIABLE_TERM(a.term,
-                                   KFC_DISPATCH_DTYPE(a.dtype, (reduce_backward_range<F, T>(a, begin, end))));
+  KFC_DISPATCH_DIFFERENTIABLE_TERM(a.term, KFC_DISPATCH_DTYPE(a.dtype, (reduce_backward_range<F, T>(a, begin, end))));
 }
 
 }  // namespace kfc

@@ -68,9 +68,7 @@ const A* load_scaled(const kfc::Softmax& a, int64_t row, int64_t mask_at, int64_
 template <class A>
 KFC_ROW void divide_row(const A* v, A* out, int64_t n, double total) {
   const A inverse = static_cast<A>(1 / total);
-  map_vectors(n, out, [=](auto load) {
-    return sizeof(A) == 8 ? load(v) / static_cast<A>(total) : load(v) * inverse;
-  });
+  map_vectors(n, out, [=](auto load) { return sizeof(A) == 8 ? load(v) / static_cast<A>(total) : load(v) * inverse; });
 }
 
 // y = v / total; `scratch` holds a block.

@@ -79,9 +79,8 @@ void launch_scalar(const BiasAct& a, cudaStream_t stream) {
 
 template <class T, int N, Form form>
 void launch_channels(const BiasAct& a, cudaStream_t stream) {
-  dispatch_channels<N>(a.inner, a.channels, {a.bias, a.scale, a.slopes}, [&](auto kind) {
-    launch_kernel<T, N, uint32_t, Divider32, kind(), form>(a, stream);
-  });
+  dispatch_channels<N>(a.inner, a.channels, {a.bias, a.scale, a.slopes},
+                       [&](auto kind) { launch_kernel<T, N, uint32_t, Divider32, kind(), form>(a, stream); });
 }
 
 template <class T, int N>
@@ -101,8 +100,8 @@ template <class T>
 void launch(const BiasAct& a, cudaStream_t stream) {
   constexpr int N = kPackBytes / sizeof(T);
   // float64 is a reference type: one kernel is enough.
-  const bool packed = sizeof(T) < 8 && a.numel % N == 0 && aligned(a.x) && aligned(a.y) &&
-                      aligned(a.residual) && aligned(a.grad);
+  const bool packed =
+      sizeof(T) < 8 && a.numel % N == 0 && aligned(a.x) && aligned(a.y) && aligned(a.residual) && aligned(a.grad);
   if constexpr (sizeof(T) < 8) {
     if (packed && a.numel <= kMostElements) return launch_packed<T, N>(a, stream);
     // A larger tensor goes in pieces that start where the channels start anew.

@@ -121,8 +121,8 @@ void launch_gradient(const Gradient& gradient, const BiasAct& a, const ChannelTo
     const int lanes = lanes_for(a.channels / N);
     const int64_t per_block = int64_t{N} * lanes;
     const dim3 grid(static_cast<unsigned>((a.channels + per_block - 1) / per_block), shares);
-    return launch_overlapped(columns_kernel<Gradient, N>, grid, kThreads, stream, gradient, sums,
-                             a.numel / a.channels, a.channels, lanes);
+    return launch_overlapped(columns_kernel<Gradient, N>, grid, kThreads, stream, gradient, sums, a.numel / a.channels,
+                             a.channels, lanes);
   }
   launch_overlapped(planes_kernel<Gradient, N, Index, Divider>, dim3(static_cast<unsigned>(a.channels), shares),
                     kThreads, stream, gradient, sums, static_cast<Index>(a.numel / a.channels / N), inner,
@@ -161,8 +161,8 @@ int launch_gradients(const Arguments& arguments, const BiasAct& a, const Channel
     const int64_t inner = inner_of(a);
     // float64 is a reference type: one kernel is enough.
     const bool packed = sizeof(T) < 8 && (inner == 1 ? a.channels : inner) % N == 0 &&
-                        a.numel / a.channels <= kMostElements && aligned(a.x) && aligned(a.y) &&
-                        aligned(a.residual) && aligned(a.grad);
+                        a.numel / a.channels <= kMostElements && aligned(a.x) && aligned(a.y) && aligned(a.residual) &&
+                        aligned(a.grad);
     if (a.numel == 0) {
       // No share: the sums are 0.
     } else if (packed) {
@@ -172,8 +172,8 @@ int launch_gradients(const Arguments& arguments, const BiasAct& a, const Channel
     }
   });
   if (sums.totals[0] == nullptr) return cudaGetLastError();
-  const ColumnSums partials{{sums.partials[0], sums.partials[1]}, {sums.totals[0], sums.totals[1]}, sums.shares,
-                             a.channels};
+  const ColumnSums partials{
+      {sums.partials[0], sums.partials[1]}, {sums.totals[0], sums.totals[1]}, sums.shares, a.channels};
   add_partials(partials, sums.dtype, stream);
   return cudaGetLastError();
 }

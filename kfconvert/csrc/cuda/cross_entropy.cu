@@ -27,8 +27,8 @@ __device__ __forceinline__ double log_of(double v) {
 template <class A>
 struct Smoothing {
   A amount;
-  A kept;       // 1 - amount
-  A of_class;   // what is expected of each class but the target, amount / cols
+  A kept;      // 1 - amount
+  A of_class;  // what is expected of each class but the target, amount / cols
   A of_target;
 
   explicit Smoothing(const CrossEntropy& a)

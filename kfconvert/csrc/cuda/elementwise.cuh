@@ -20,8 +20,7 @@ struct Divider32 {
   uint32_t divisor, multiplier, shift;
   explicit Divider32(int64_t d) : divisor(static_cast<uint32_t>(d)), shift(0) {
     while ((uint64_t{1} << shift) < divisor) ++shift;
-    multiplier =
-        static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - divisor)) / divisor + 1);
+    multiplier = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - divisor)) / divisor + 1);
   }
   __device__ uint32_t divide(uint32_t n) const { return (__umulhi(n, multiplier) + n) >> shift; }
   __device__ uint32_t remainder(uint32_t n) const { return n - divide(n) * divisor; }
@@ -79,8 +78,8 @@ enum class Channels {
 
 // to[j] = the value of the channel of element at + j
 template <Channels kind, int N, class P, class Index, class Divider, class A>
-__device__ __forceinline__ void load_channels(const P* from, Index at, const Divider& inner,
-                                              const Divider& channels, A (&to)[N]) {
+__device__ __forceinline__ void load_channels(const P* from, Index at, const Divider& inner, const Divider& channels,
+                                              A (&to)[N]) {
   if constexpr (kind == Channels::pack) {
     load_wide<N>(from + channels.remainder(at), to);
   } else if constexpr (kind == Channels::shared) {

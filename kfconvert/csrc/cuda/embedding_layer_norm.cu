@@ -32,12 +32,11 @@ template <class T>
 __device__ __forceinline__ Addends<T> addends_of(const EmbeddingLayerNorm& a, int64_t row) {
   const int64_t cols = a.norm.cols;
   // A division of 64-bit integers costs as much as a small row.
-  const int64_t place = a.norm.rows <= UINT32_MAX ? static_cast<uint32_t>(row) % static_cast<uint32_t>(a.positions)
-                                                  : row % a.positions;
+  const int64_t place =
+      a.norm.rows <= UINT32_MAX ? static_cast<uint32_t>(row) % static_cast<uint32_t>(a.positions) : row % a.positions;
   const int64_t type = checked_id(a.token_type_ids, row);
   return {static_cast<const T*>(a.word) + checked_id(a.ids, row) * cols,
-          static_cast<const T*>(a.position) + place * cols,
-          static_cast<const T*>(a.token_type) + type * cols};
+          static_cast<const T*>(a.position) + place * cols, static_cast<const T*>(a.token_type) + type * cols};
 }
 
 // THREADS threads hold a row of at most THREADS * ITEMS packs of N elements.
@@ -126,8 +125,7 @@ void launch(const EmbeddingLayerNorm& a, cudaStream_t stream) {
           constexpr int kThreads = shape.threads;
           constexpr int kBlock = row_block(kThreads);
           launch_overlapped(embedding_layer_norm_kernel<T, N, kThreads, shape.items, shape.early>,
-                            row_grid(norm.rows, kBlock / kThreads, kBlock), kBlock, stream, a,
-                            NormScalarsOf<T>(norm));
+                            row_grid(norm.rows, kBlock / kThreads, kBlock), kBlock, stream, a, NormScalarsOf<T>(norm));
         },
         [&] { launch_long<T, N, 1024>(a, stream); });
   }

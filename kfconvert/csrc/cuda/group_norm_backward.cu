@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kRowThreads, N == 1 || act == kAny ? 1 : 2)
     }
   }
   A xhat[ITEMS][N];
-  A g[ITEMS][N];  // times weight, in the end
+  A g[ITEMS][N];               // times weight, in the end
   A totals[2] = {A(0), A(0)};  // of g * weight * xhat and of g * weight
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
@@ -268,8 +268,8 @@ bool launch_in_registers(const GroupNormBackward& a, int64_t most, cudaStream_t 
   if (threads > most) return false;
   const Deal deal{static_cast<int>(lanes), static_cast<int>(pieces), static_cast<int>(packs)};
   dispatch_row_activation(a.activation, [&](auto act) {
-    launch_overlapped(group_norm_backward_kernel<decltype(act)::value, T, N, ITEMS>,
-                      static_cast<unsigned>(a.rows), static_cast<unsigned>(threads), stream, a, deal);
+    launch_overlapped(group_norm_backward_kernel<decltype(act)::value, T, N, ITEMS>, static_cast<unsigned>(a.rows),
+                      static_cast<unsigned>(threads), stream, a, deal);
   });
   return true;
 }
@@ -314,8 +314,8 @@ void launch_rows(const GroupNormBackward& a, cudaStream_t stream) {
 template <class T>
 void launch(const GroupNormBackward& a, cudaStream_t stream) {
   if (a.rows > 0) launch_rows<T>(a, stream);
-  const ColumnSums sums{{a.sums_weight, a.sums_bias}, {a.grad_weight, a.grad_bias}, a.rows / a.groups,
-                        a.groups * a.channels};
+  const ColumnSums sums{
+      {a.sums_weight, a.sums_bias}, {a.grad_weight, a.grad_bias}, a.rows / a.groups, a.groups * a.channels};
   add_partials(sums, a.dtype, stream);
 }
 

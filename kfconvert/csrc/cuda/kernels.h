@@ -7,8 +7,9 @@
 
 namespace kfc {
 
-#define KFC_LAUNCHER(name, Arguments, ...)         int launch_##name(const Arguments& a, void* stream);
-#define KFC_SUMMING_LAUNCHER(name, Arguments, ...) int launch_##name(const Arguments&, const ChannelTotals&, void* stream);
+#define KFC_LAUNCHER(name, Arguments, ...) int launch_##name(const Arguments& a, void* stream);
+#define KFC_SUMMING_LAUNCHER(name, Arguments, ...) \
+  int launch_##name(const Arguments&, const ChannelTotals&, void* stream);
 KFC_KERNELS(KFC_LAUNCHER)
 KFC_SUMMING_KERNELS(KFC_SUMMING_LAUNCHER)
 #undef KFC_LAUNCHER

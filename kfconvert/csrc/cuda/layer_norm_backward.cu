@@ -32,8 +32,8 @@ __device__ __forceinline__ A mean_of_row(const LayerNormBackward& a, int64_t row
 
 // g and xhat of one pack, in place of grad and s
 template <int act, class T, int N, class A>
-__device__ __forceinline__ void gradient_of_norm(const LayerNormBackward& a, int64_t col, A mean, A rstd,
-                                                 A (&s)[N], A (&g)[N]) {
+__device__ __forceinline__ void gradient_of_norm(const LayerNormBackward& a, int64_t col, A mean, A rstd, A (&s)[N],
+                                                 A (&g)[N]) {
 #pragma unroll
   for (int j = 0; j < N; ++j) s[j] = (s[j] - mean) * rstd;
   if constexpr (act != kNone) {
@@ -56,8 +56,8 @@ __device__ __forceinline__ void multiply_by_weight(const LayerNormBackward& a, i
 
 // g w (in g) and xhat become grad_x
 template <class T, int N, class A>
-__device__ __forceinline__ void write_grad_x(const LayerNormBackward& a, int64_t at, A rstd, A mean_g,
-                                             A mean_gx, const A (&xhat)[N], A (&g)[N]) {
+__device__ __forceinline__ void write_grad_x(const LayerNormBackward& a, int64_t at, A rstd, A mean_g, A mean_gx,
+                                             const A (&xhat)[N], A (&g)[N]) {
 #pragma unroll
   for (int j = 0; j < N; ++j) g[j] = rstd * (g[j] - mean_g - xhat[j] * mean_gx);
   if (a.grad_sum != nullptr) {
@@ -113,7 +113,7 @@ struct RowAhead {
 };
 
 template <int act, class T, int N, int THREADS, int ITEMS>
-__global__ void __launch_bounds__(backward_block(THREADS), THREADS * ITEMS <= 512 ? kBlocksPerMultiprocessor : 1)
+__global__ void __launch_bounds__(backward_block(THREADS), THREADS* ITEMS <= 512 ? kBlocksPerMultiprocessor : 1)
     layer_norm_backward_kernel(LayerNormBackward a) {
   wait_for_previous_kernel();
   if constexpr (sizeof(T) == 2) __builtin_assume(a.affine_dtype != DType::f32);  // choose() takes no other
@@ -171,8 +171,7 @@ __global__ void __launch_bounds__(backward_block(THREADS), THREADS * ITEMS <= 51
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int col = (i * THREADS + lane) * N;
-      if (active && col < a.cols)
-        write_grad_x<T>(a, row * a.cols + col, rstd, mean_g, mean_gx, xhat[i], g[i]);
+      if (active && col < a.cols) write_grad_x<T>(a, row * a.cols + col, rstd, mean_g, mean_gx, xhat[i], g[i]);
     }
   }
   // The block's row groups add their sums one after another, in the same order at every call.
@@ -338,8 +337,7 @@ int64_t layer_norm_backward_partials(const LayerNormBackward& a) {
   return count;
 }
 
-int launch_layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias,
-                               void* raw_stream) {
+int launch_layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias, void* raw_stream) {
   const cudaStream_t stream = static_cast<cudaStream_t>(raw_stream);
   if (a.cols == 0) return cudaSuccess;
   if (a.rows > 0) {

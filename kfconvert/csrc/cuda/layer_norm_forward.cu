@@ -146,8 +146,8 @@ void launch_long(const LayerNorm& a, cudaStream_t stream) {
 template <class T>
 void launch(const LayerNorm& a, cudaStream_t stream) {
   constexpr int N = kPackBytes / sizeof(T);
-  const bool packed = a.cols % N == 0 && aligned(a.x) && aligned(a.y) && aligned(a.residual) &&
-                      aligned(a.sum) && aligned(a.weight) && aligned(a.bias);
+  const bool packed = a.cols % N == 0 && aligned(a.x) && aligned(a.y) && aligned(a.residual) && aligned(a.sum) &&
+                      aligned(a.weight) && aligned(a.bias);
   const bool own = has_own_affine<T>(a);
   if (!packed) {
     if (own && a.cols <= 128) return launch_rows<T, 1, 32, 4, false>(a, stream);
@@ -157,8 +157,7 @@ void launch(const LayerNorm& a, cudaStream_t stream) {
   if (sizeof(T) == 8 || !own) return launch_long<T, N, 256>(a, stream);
   if constexpr (sizeof(T) < 8) {
     dispatch_rows<N>(
-        a.cols / N, a.rows,
-        [&](auto shape) { launch_rows<T, N, shape.threads, shape.items, shape.early>(a, stream); },
+        a.cols / N, a.rows, [&](auto shape) { launch_rows<T, N, shape.threads, shape.items, shape.early>(a, stream); },
         [&] { launch_long<T, N, 1024>(a, stream); });
   }
 }

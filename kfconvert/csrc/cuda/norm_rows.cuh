@@ -112,8 +112,7 @@ __device__ __forceinline__ RowMoments<A> moments_of_long_row(Load load, int64_t 
   if constexpr (CENTRED) {
     mean = variance;
     variance = row_sum<THREADS>(add_up([mean](A v) { return (v - mean) * (v - mean); }), shared) * inverse;
-    correct_moments<THREADS>(mean, variance, inverse, shared,
-                             [&] { return add_up([mean](A v) { return v - mean; }); });
+    correct_moments<THREADS>(mean, variance, inverse, shared, [&] { return add_up([mean](A v) { return v - mean; }); });
   }
   return {mean, rsqrt(variance + norm.eps)};
 }

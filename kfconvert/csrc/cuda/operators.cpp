@@ -28,7 +28,7 @@ class Cuda {
 
   explicit Cuda(const Tensor& t) : device_(t.get_device_index()), guard_(device_) {}
 
-#define KFC_LAUNCH(name, Arguments, ...)                    \
+#define KFC_LAUNCH(name, Arguments, ...)                     \
   static void name(const Arguments& a, const Tensor& like) { \
     const Cuda here(like);                                   \
     check_cuda(launch_##name(a, here.stream()), #name);      \
@@ -55,16 +55,14 @@ class Cuda {
     return layer_norm_backward_partials(a);
   }
 
-  static void layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias,
-                                  const Tensor& like) {
+  static void layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_layer_norm_backward(a, grad_weight, grad_bias, here.stream()), "layer_norm_backward");
   }
 
   static void linear(const Tensor& y, const Tensor& x, const Tensor& weight_t, const OptionalTensor& bias) {
     if (bias) {
-      STABLE_TORCH_ERROR_CODE_CHECK(
-          aoti_torch_cuda_addmm_out(y.get(), bias->get(), x.get(), weight_t.get(), 1.0, 1.0));
+      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_addmm_out(y.get(), bias->get(), x.get(), weight_t.get(), 1.0, 1.0));
     } else {
       STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_mm_out(y.get(), x.get(), weight_t.get()));
     }
@@ -80,8 +78,7 @@ class Cuda {
     return Tensor(y);
   }
 
-  static Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                            const Convolution& c) {
+  static Tensor convolution(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Convolution& c) {
     AtenTensorHandle bias_handle = bias ? bias->get() : nullptr;
     AtenTensorHandle y;
     const int64_t n = static_cast<int64_t>(c.stride.size());
@@ -104,9 +101,8 @@ class Cuda {
     int32_t failed;
     StableIValue result;
     if (residual) {
-      StableIValue stack[] = {from(x),          from(weight),   from(*residual), from(std::nullopt),
-                              from(given_bias), list(c.stride), list(c.padding), list(c.dilation),
-                              from(c.groups)};
+      StableIValue stack[] = {from(x),        from(weight),    from(*residual),  from(std::nullopt), from(given_bias),
+                              list(c.stride), list(c.padding), list(c.dilation), from(c.groups)};
       failed = torch_call_dispatcher("aten::cudnn_convolution_add_relu", "", stack, TORCH_ABI_VERSION);
       result = stack[0];
     } else {

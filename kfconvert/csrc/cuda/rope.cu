@@ -55,9 +55,9 @@ struct Shared {
 };
 
 template <bool INTERLEAVED, class T, int N, int STEPS, class Index, class Divider>
-__global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ Rope a,
-                                                        const __grid_constant__ Dividers<Divider> sizes,
-                                                        const __grid_constant__ Divider packs, Shared shared) {
+__global__ void __launch_bounds__(kThreads)
+    rope_kernel(const __grid_constant__ Rope a, const __grid_constant__ Dividers<Divider> sizes,
+                const __grid_constant__ Divider packs, Shared shared) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   const Index count = static_cast<Index>(a.rows * (a.half / N));
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
 
 template <class T, int N, int STEPS, class Index, class Divider>
 void launch_kernel(const Rope& a, const Shared& shared, cudaStream_t stream) {
-  const auto kernel = a.interleaved ? rope_kernel<true, T, N, STEPS, Index, Divider>
-                                    : rope_kernel<false, T, N, STEPS, Index, Divider>;
+  const auto kernel =
+      a.interleaved ? rope_kernel<true, T, N, STEPS, Index, Divider> : rope_kernel<false, T, N, STEPS, Index, Divider>;
   launch_overlapped(kernel, elementwise_grid(a.rows * (a.half / N)), kThreads, stream, a,
                     Dividers<Divider>(a.sizes, a.dims), Divider(a.half / N), shared);
 }

@@ -43,7 +43,7 @@ void dispatch_rows(int64_t packs, int64_t rows, Launch launch, LaunchLong launch
 #ifdef KFC_TUNE
   const char* asked = std::getenv("KFCONVERT_ROW_SHAPE");
   const std::string shape = asked == nullptr ? "" : asked;
-#define KFC_CANDIDATE(THREADS, ITEMS, EARLY) \
+#define KFC_CANDIDATE(THREADS, ITEMS, EARLY)                               \
   if (shape == #THREADS "x" #ITEMS " " #EARLY && packs <= THREADS * ITEMS) \
     return launch(RowShape<THREADS, ITEMS, EARLY>());
   KFC_ROW_CANDIDATES(KFC_CANDIDATE)

@@ -16,9 +16,7 @@ def ffn_block(x, w1, b1, w2, b2, activation="gelu", dropout_p=0.0, training=True
     return F.linear(hidden, w2, b2)
 
 
-def embedding_layer_norm(
-    ids, word, position, token_type, weight, bias, eps=1e-12, token_type_ids=None
-) -> Tensor:
+def embedding_layer_norm(ids, word, position, token_type, weight, bias, eps=1e-12, token_type_ids=None) -> Tensor:
     types = torch.zeros_like(ids) if token_type_ids is None else token_type_ids
     total = word[ids] + token_type[types] + position[: ids.shape[-1]]
     return F.layer_norm(total, word.shape[1:], weight, bias, eps)
@@ -45,9 +43,7 @@ def conv2d_bn_act(
     return activations.apply_activation(normalised.view_as(y), activation)
 
 
-def conv2d_gelu_dropout(
-    x, weight, bias, p, training=True, stride=1, padding=0, dilation=1, groups=1
-) -> Tensor:
+def conv2d_gelu_dropout(x, weight, bias, p, training=True, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
     return F.dropout(F.gelu(F.conv2d(x, weight, bias, stride, padding, dilation, groups)), p, training)
 
 

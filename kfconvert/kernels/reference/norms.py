@@ -44,7 +44,5 @@ def group_norm_silu(x, num_groups, weight=None, bias=None, eps=1e-5) -> Tensor:
     return group_norm_act(x, num_groups, weight, bias, eps, "silu")
 
 
-def batch_norm_relu(
-    x, weight, bias, running_mean, running_var, training=False, momentum=0.1, eps=1e-5
-) -> Tensor:
+def batch_norm_relu(x, weight, bias, running_mean, running_var, training=False, momentum=0.1, eps=1e-5) -> Tensor:
     return F.relu(F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps))

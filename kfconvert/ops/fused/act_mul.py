@@ -20,9 +20,7 @@ def reference(gate, up, activation, negative_slope=0.01):
     timed_as="swish_multiply and geglu",
     reference=reference,
 )
-def act_mul(
-    gate: torch.Tensor, up: torch.Tensor, activation: str, negative_slope: float = 0.01
-) -> torch.Tensor:
+def act_mul(gate: torch.Tensor, up: torch.Tensor, activation: str, negative_slope: float = 0.01) -> torch.Tensor:
     """``act(gate) * up``, in the memory format of the first of them that has the shape of the result.
 
     Args:

@@ -75,9 +75,7 @@ def spread(values: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
     return values.reshape(shape)
 
 
-def check_terms(
-    operator: str, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, dim: int
-):
+def check_terms(operator: str, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, dim: int):
     """RuntimeError unless x + bias + residual is a sum that the kernels take."""
     require_float(operator, x)
     if bias is not None:

@@ -97,9 +97,7 @@ def conv_act(
         x, padding = _explicit_padding(x, weight, stride, padding, dilation)
     if not has_kernels(x):
         _check(x, weight, bias, residual, stride, padding, dilation, groups)
-        return reference(
-            x, weight, bias, residual, stride, padding, dilation, groups, activation, negative_slope
-        )
+        return reference(x, weight, bias, residual, stride, padding, dilation, groups, activation, negative_slope)
     operator = _DIFFERENTIABLE if wants_gradient(x, weight, bias, residual) else _INFERENCE
     stride, padding, dilation = ((n,) if isinstance(n, int) else n for n in (stride, padding, dilation))
     return operator(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope)
@@ -131,8 +129,7 @@ def _check(x, weight, bias, residual, stride, padding, dilation, groups):
     require(
         3 <= weight.dim() <= 5 and x.dim() == weight.dim(),
         "conv_act",
-        f"x of shape {tuple(x.shape)} does not "
-        f"fit weight of shape {tuple(weight.shape)} (out, in / groups, kernel...)",
+        f"x of shape {tuple(x.shape)} does not fit weight of shape {tuple(weight.shape)} (out, in / groups, kernel...)",
     )
     require(
         groups > 0 and x.shape[1] == weight.shape[1] * groups,
@@ -185,8 +182,7 @@ def _convolve(x, weight, bias, residual, stride, padding, dilation, groups):
     require(
         residual is None or residual.shape == y.shape,
         "conv_act",
-        "residual has shape "
-        f"{None if residual is None else tuple(residual.shape)}, expected {tuple(y.shape)}",
+        f"residual has shape {None if residual is None else tuple(residual.shape)}, expected {tuple(y.shape)}",
     )
     return y
 

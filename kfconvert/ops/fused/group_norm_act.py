@@ -187,9 +187,7 @@ def _differentiate(ctx, grad, *_):
 
         grad_x, grad_weight, grad_bias = differentiable_gradients(definition, (x, weight, bias), grad)
     else:
-        grad_x, grad_weight, grad_bias = _BACKWARD(
-            grad, x, mean, rstd, weight, bias, ctx.num_groups, *options
-        )
+        grad_x, grad_weight, grad_bias = _BACKWARD(grad, x, mean, rstd, weight, bias, ctx.num_groups, *options)
         grad_weight = None if weight is None else grad_weight
         grad_bias = None if bias is None else grad_bias
     return grad_x, None, grad_weight, grad_bias, None, None, None

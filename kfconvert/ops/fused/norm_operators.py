@@ -179,9 +179,7 @@ class NormOperators:
         else:
             last = ctx.code, ctx.negative_slope, *ctx.more
             grad_s, *of_affine = self._backward(grad, grad_sum, s, *kept, cols, *last)
-            of_affine = [
-                None if given is None else found.reshape(ctx.shape) for given, found in zip(affine, of_affine)
-            ]
+            of_affine = [None if given is None else found.reshape(ctx.shape) for given, found in zip(affine, of_affine)]
         return grad_s, grad_of_residual(grad_s, ctx.residual_shape), None, *of_affine, *numbers
 
     def _differentiable_backward(self, ctx, grad, grad_sum, s, affine):

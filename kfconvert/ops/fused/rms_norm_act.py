@@ -28,9 +28,7 @@ def reference(
 ):
     """The definition of :func:`rms_norm_act` in plain ATen, differentiable."""
     s = x if residual is None else x + residual
-    y = apply_activation(
-        _normalise(s, as_shape(normalized_shape), weight, eps, offset), activation, negative_slope
-    )
+    y = apply_activation(_normalise(s, as_shape(normalized_shape), weight, eps, offset), activation, negative_slope)
     return (y, s) if return_sum else y
 
 

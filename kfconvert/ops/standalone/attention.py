@@ -75,9 +75,7 @@ def attention_dropout(scores: Tensor, p: float, training: bool = True) -> Tensor
     example=lambda t, rows, columns: tuple(t(3, 1, 2, rows, 8)),
     runs="F.scaled_dot_product_attention",
 )
-def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, is_causal: bool = False
-) -> Tensor:
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, is_causal: bool = False) -> Tensor:
     """``softmax(q k^T scale) v``, of shape (..., N, E), by ``F.scaled_dot_product_attention``.
 
     On the CPU, and for the half types on CUDA, that is flash attention (Dao et al., arXiv:2205.14135) as far

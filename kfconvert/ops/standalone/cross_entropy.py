@@ -159,8 +159,7 @@ def _cast(args, device_type):
 
 
 _OPERATOR, _INFERENCE = define_with_twin(
-    "cross_entropy(Tensor x, Tensor target, int ignored, float smoothing, int reduction) "
-    "-> (Tensor, Tensor, Tensor)",
+    "cross_entropy(Tensor x, Tensor target, int ignored, float smoothing, int reduction) -> (Tensor, Tensor, Tensor)",
     _compose,
     _fake,
 )

@@ -108,8 +108,7 @@ def _check_ids(name, ids, table_name, table):
     least, most = (int(n) for n in ids.aminmax()) if ids.numel() else (0, 0)
     if least < 0 or (ids.numel() and most >= table.shape[0]):
         raise IndexError(
-            f"kfconvert::embedding_layer_norm: {name} holds {least} to {most}, {table_name} has "
-            f"{table.shape[0]} rows"
+            f"kfconvert::embedding_layer_norm: {name} holds {least} to {most}, {table_name} has {table.shape[0]} rows"
         )
 
 

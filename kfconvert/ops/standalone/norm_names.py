@@ -94,9 +94,7 @@ def add_layer_norm(
 
 
 @declare(group="norm", example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns)))
-def rms_norm(
-    x: Tensor, normalized_shape: Shape, weight: Tensor | None = None, eps: float | None = None
-) -> Tensor:
+def rms_norm(x: Tensor, normalized_shape: Shape, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight``; :func:`kfconvert.ops.rms_norm_act`.
 
     eps: None is the difference of 1 from the next number in the dtype of the computation, as in

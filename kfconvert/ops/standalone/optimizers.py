@@ -118,6 +118,4 @@ def _takes_fused(params, options) -> bool:
     members = [member for group in params for member in _members(group)]
     tensors = [member[1] if isinstance(member, tuple) else member for member in members]
     # What is no tensor, torch refuses.
-    return all(
-        t.is_floating_point() and t.device.type in _FUSED_DEVICES for t in tensors if isinstance(t, Tensor)
-    )
+    return all(t.is_floating_point() and t.device.type in _FUSED_DEVICES for t in tensors if isinstance(t, Tensor))

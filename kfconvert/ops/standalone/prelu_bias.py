@@ -108,8 +108,7 @@ _OPERATOR, _INFERENCE = define_with_twin(
     "prelu_bias(Tensor x, Tensor bias, Tensor weight, int dim) -> Tensor", _compose, _fake
 )
 _GRADIENTS = define(
-    "prelu_bias_gradients(Tensor grad, Tensor x, Tensor bias, Tensor weight, int dim) "
-    "-> (Tensor, Tensor, Tensor)",
+    "prelu_bias_gradients(Tensor grad, Tensor x, Tensor bias, Tensor weight, int dim) -> (Tensor, Tensor, Tensor)",
     _compose_gradients,
     _fake_gradients,
 )

@@ -16,9 +16,7 @@ def _learns_the_scale(q, scale, *args, **kwargs):
     return "the kernel has no backward" if learned else None
 
 
-def reference_quantize(
-    x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1
-) -> Tensor:
+def reference_quantize(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
     """The definition of :func:`quantize_int8` in plain ATen."""
     wide = x.to(_wide(x.dtype))
     # A tensor: by a number ATen divides on CUDA as the product with its reciprocal, which rounds otherwise.
@@ -148,6 +146,4 @@ def _fake_back(q, scale, zero_point, scale_value, zero_point_value, dim, like):
 
 _PARAMETERS = "Tensor? scale, Tensor? zero_point, float scale_value, float zero_point_value, int dim"
 _QUANTIZE = define(f"quantize_int8(Tensor x, {_PARAMETERS}) -> Tensor", _compose, _fake)
-_DEQUANTIZE = define(
-    f"dequantize_int8(Tensor q, {_PARAMETERS}, Tensor like) -> Tensor", _compose_back, _fake_back
-)
+_DEQUANTIZE = define(f"dequantize_int8(Tensor q, {_PARAMETERS}, Tensor like) -> Tensor", _compose_back, _fake_back)

@@ -187,9 +187,7 @@ def _cast(args, device_type):
     return cast_to_widest(args, device_type)
 
 
-_OPERATOR, _INFERENCE = define_with_twin(
-    "softmax(Tensor x, Tensor? mask, float scale) -> Tensor", _compose, _fake
-)
+_OPERATOR, _INFERENCE = define_with_twin("softmax(Tensor x, Tensor? mask, float scale) -> Tensor", _compose, _fake)
 _BACKWARD = define(
     "softmax_backward(Tensor grad, Tensor y, Tensor? mask, float scale) -> Tensor",
     _compose_backward,
