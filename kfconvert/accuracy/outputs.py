@@ -65,7 +65,8 @@ def _children(value: Any) -> Iterator[tuple[str, Any]] | None:
 
 def is_same_tensor(tensor: Tensor, known: Tensor) -> bool:
     """The same values, NaN where NaN was."""
-    if tensor.shape != known.shape or tensor.dtype is not known.dtype or tensor.device != known.device:
+    kinds = [(each.shape, each.dtype, each.device, each.layout) for each in (tensor, known)]
+    if kinds[0] != kinds[1]:
         return False
     if tensor.layout is not torch.strided:
         return tensor is known or torch.equal(tensor.to_dense(), known.to_dense())

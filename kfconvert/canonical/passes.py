@@ -58,7 +58,7 @@ def one_cast(graph: fx.Graph) -> None:
 
 def drop_identities(graph: fx.Graph) -> None:
     """Dropout in eval mode, slices of everything, conversions to the dtype and device that a value has."""
-    for node in list(graph.nodes):
+    for node in list(reversed(graph.nodes)):  # a slice shows whether it is returned once those behind it are gone
         if node.target is aten.softmax.int and arguments(node)[2] is node.args[0].meta["val"].dtype:
             node.args, node.kwargs = arguments(node)[:2], {}
         if node.op == "call_function" and _is_identity(node):
@@ -77,6 +77,9 @@ def _is_identity(node: fx.Node) -> bool:
     if node.target in _DROPOUTS:
         return not node.args[2]
     if node.target is aten.slice.Tensor:
+        # One that is returned is a tensor of its own, whose shape may be changed without that of the other.
+        if any(user.op == "output" for user in node.users):
+            return False
         _, _, start, end, step = arguments(node)
         return start in (0, None) and end == 2**63 - 1 and step == 1
     if node.target in (aten.to.dtype_layout, aten.to.dtype):

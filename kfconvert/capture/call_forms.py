@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..inputs import ExampleCall
 from ..region import CaptureError
@@ -51,6 +53,8 @@ def refused_in_every_form(
         return CaptureError(f"its code asks for {name} of a tensor, which differs from call to call")
     if model in counting:
         return CaptureError(f"its forward changes {counting[model]} in every call")
+    if not torch.is_inference_mode_enabled() and any(_is_inference(each) for each in pytree.tree_leaves(outputs)):
+        return CaptureError("it turns inference mode on within, of which its outputs tell")
     attribute = attribute_of(outputs)
     if attribute is not None:
         return CaptureError(f"what it returns has the attribute {attribute}")
@@ -58,6 +62,10 @@ def refused_in_every_form(
     if kind is not None and "Cache" in kind.__name__:
         return CaptureError(CACHE_IN_OUTPUT)
     return None
+
+
+def _is_inference(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_inference()
 
 
 def _capture_form(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,8 +27,10 @@ from .trial_runs import (
     admit_sizes_of_one,
     draws_as_told,
     draws_untold,
+    holds_for_other_sizes,
     ignore_use_cache,
     is_faithful,
+    take_constants,
     writes_arguments,
 )
 
@@ -139,6 +141,15 @@ def _sparse_tensor(module: nn.Module, call: ExampleCall) -> str | None:
     return next((name for name, t in named if isinstance(t, Tensor) and t.layout is not torch.strided), None)
 
 
+def _read_iterator(module: nn.Module, region: Region) -> str | None:
+    """The name of an iterator among the attributes that the forward reads, None where there is none."""
+    reads = {read for read in region.settings if isinstance(read, tuple)}
+    names = (
+        (type(each), name) for each in module.modules() for name, v in vars(each).items() if isinstance(v, Iterator)
+    )
+    return next((name for kind, name in names if (kind, name) in reads), None)
+
+
 def _is_channels_last(leaf: Any) -> bool:
     if not isinstance(leaf, Tensor) or leaf.dim() not in CHANNELS_LAST or leaf.is_contiguous():
         return False
@@ -184,11 +195,17 @@ def _capture(
     given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))
     if leaves is None:
         raise CaptureError("its example call has another form than the traced one")
+    iterator = _read_iterator(module, region)
+    if iterator is not None:
+        raise CaptureError(f"its forward reads the iterator {iterator}, which is at another place after each call")
+    take_constants(module, region, given)
     findings = find(region.graph, REGISTRY)
     captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
     run = captured.variant(()).run
     if suspect and not is_faithful(module, region, run, given):
         return _capture(module, path, call, places, example, None, seconds)
+    if region.words_sizes and not holds_for_other_sizes(module, region, run, given):
+        raise CaptureError("its code makes text of a size, or looks it up in a dict")
     if writes_arguments(module, region, given):
         raise CaptureError("its forward writes to a list or dict among its arguments")
     region.is_random = region.is_random or draws_untold(region, run, given)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Iterable
+from types import CellType, MethodType
 from typing import Any
 
 import torch
@@ -40,6 +43,7 @@ def irregular(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
 
     They hold, or have within, a plain object which is another one, or holds other values, at their call than after the
     run: what they read there is no constant. Or they return something with attributes of its own, which no graph makes.
+    Or they hold a method of a module around them, or a reference to it: what they read there is not theirs to watch.
 
     Raises:
         Exception: whatever the model raises for this call.
@@ -74,7 +78,47 @@ def irregular(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
         ),
     )
     read = {module: f"it may read {name}, which changes while the model runs" for module, name in changed.items()}
-    return carrying | read
+    return carrying | read | _looking_out(model)
+
+
+def _looking_out(model: nn.Module) -> dict[nn.Module, str]:
+    """Modules that get at a module of ``model`` outside of themselves by something callable that they hold."""
+    modules = set(model.modules())
+    ways = [
+        (module, name, other)
+        for module in modules
+        for name, value in vars(module).items()
+        if name not in OF_EVERY_MODULE and callable(value) and not isinstance(value, nn.Module)
+        for other in _behind(value)
+        if other in modules
+    ]
+    found = {}
+    for holder, name, other in ways:
+        for module in modules:
+            inner = set(module.modules())
+            if holder in inner and other not in inner:
+                found[module] = f"it gets at {type(other).__name__}, which it lies in, by what {name} holds"
+    return found
+
+
+def _behind(value: Any) -> list[nn.Module]:
+    """The modules behind a method, a weak reference, a partial function, or a function whose closure holds these."""
+    if isinstance(value, weakref.ref):
+        value = value()
+    if isinstance(value, nn.Module):
+        return [value]
+    if isinstance(value, MethodType):
+        return _behind(value.__self__)
+    if isinstance(value, functools.partial):
+        held = (value.func, *value.args, *value.keywords.values())
+        return [module for each in held for module in _behind(each)]
+    cells = getattr(value, "__closure__", None) or ()
+    held = [cell.cell_contents for cell in cells if cell != _EMPTY]
+    return [module for each in held if not callable(each) or isinstance(each, _WAYS) for module in _behind(each)]
+
+
+_EMPTY = CellType()
+_WAYS = (nn.Module, weakref.ref, MethodType, functools.partial)
 
 
 def _run_once(model: nn.Module, call: ExampleCall, handles: Iterable[RemovableHandle]) -> None:

@@ -6,13 +6,14 @@ import functools
 import inspect
 import math
 import random
-from collections.abc import Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy
 import torch
-from torch import Tensor, fx, nn
+from torch import SymInt, Tensor, fx, nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -25,7 +26,7 @@ from ..canonical import KeptContiguous, QuickBatchNorms, restore_batch_norms
 from ..inputs import CallForm, ExampleCall, described, is_equal, numbered
 from ..process import Shield, ThisThread, one_at_a_time, quiet_thread
 from ..region import CaptureError, Places, Read, Region, guard_from_placeholders
-from ..runtime import recorded_reads
+from ..runtime import is_of_author, recorded_reads
 from ..torch_state import is_transformed
 from .blocks import Repetition
 from .deadline import Deadline
@@ -84,9 +85,11 @@ def trace(
         arguments = pytree.tree_unflatten(widened, structure)
         # The mode sees every call of an operator: none where there is no end to watch for.
         limit = nullcontext() if seconds == math.inf else Deadline(seconds)
-        with limit, _same_containers(model), _stating_sizes(model, form, places):
+        with limit, _same_containers(model), _stating_sizes(model, form, places), _sizes_in_words() as asked:
             program = _export(model, arguments, shapes, repetition)
-    return _region(model, program, form, places, described(form.keywords(leaves)), frozenset(settings))
+    region = _region(model, program, form, places, described(form.keywords(leaves)), frozenset(settings))
+    region.words_sizes = bool(asked)
+    return region
 
 
 def free_places(
@@ -219,6 +222,32 @@ def _values_asked():
         GuardOnDataDependentSymNode.__init__ = own
     if asked:
         raise CaptureError("values of tensors decide what its forward does, which catches the tracer's errors")
+
+
+@contextmanager
+def _sizes_in_words():
+    """Notes where a forward makes text of a free size, or looks it up in a dict: no guard of the tracer tells of it."""
+    here, asked = ThisThread(), []
+    own = {name: vars(SymInt)[name] for name in ("__repr__", "__hash__")}
+
+    def noted(name: str) -> Callable[..., Any]:
+        @functools.wraps(own[name])
+        def tell(self: SymInt) -> Any:
+            if not here or not is_of_author(sys._getframe(1).f_globals.get("__name__")):
+                return own[name](self)
+            asked.append(name)
+            size = self.node.shape_env._maybe_evaluate_static(self.node.expr, compute_hint=True)
+            return own[name](self) if size is None else getattr(int(size), name)()
+
+        return tell
+
+    for name in own:
+        setattr(SymInt, name, noted(name))
+    try:
+        yield asked
+    finally:
+        for name, function in own.items():
+            setattr(SymInt, name, function)
 
 
 @contextmanager

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..accuracy import seeded
-from ..region import Places, Region, given_as
+from ..region import CaptureError, Places, Region, given_as
 from ..runtime import without_cache
+from ..torch_state import is_transformed
 
 # The same operators run on both sides; only their choice of algorithm may differ. A wrong branch differs grossly.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -86,6 +88,53 @@ def _generator_states(leaves: list[Any]) -> list[Tensor]:
     return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
 
 
+class _Given(TorchFunctionMode):
+    """Within the block, ``tensors`` collects the parameters and other tensors that torch's functions are given, by
+    where their elements lie."""
+
+    def __init__(self):
+        super().__init__()
+        self.tensors: dict[tuple[Any, ...], Tensor] = {}
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        for value in pytree.tree_leaves((args, kwargs or {})):
+            if isinstance(value, Tensor) and _place_of(value) is not None:
+                known = self.tensors.setdefault(_place_of(value), value)
+                if isinstance(value, nn.Parameter) and not isinstance(known, nn.Parameter):
+                    self.tensors[_place_of(value)] = value
+        return function(*args, **(kwargs or {}))
+
+
+def _place_of(tensor: Tensor) -> tuple[Any, ...] | None:
+    if tensor.layout is not torch.strided or is_transformed(tensor):
+        return None
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+@torch.no_grad()
+def take_constants(model: nn.Module, region: Region, leaves: list[Any]) -> None:
+    """Let the constants of ``region``, which the tracer has under other objects, be the very tensors that ``model``
+    reads: what is written to them moves their versions.
+
+    Raises:
+        CaptureError: one is a parameter, which ``model`` does not hold as such: nobody would see that it is replaced,
+            or that it wants a gradient.
+    """
+    if not region.constants:
+        return
+    with _Given() as given:
+        model(**region.call.keywords(leaves))
+    for name, constant in region.constants.items():
+        found = given.tensors.get(_place_of(constant))
+        if isinstance(found, nn.Parameter):
+            sizes = list(found.shape)
+            raise CaptureError(
+                f"it reads a parameter of shape {sizes} that is not registered in it, or in what it holds"
+            )
+        if found is not None and type(found) is type(constant):
+            region.constants[name] = found
+
+
 @torch.no_grad()
 def writes_arguments(model: nn.Module, region: Region, leaves: list[Any]) -> bool:
     """Whether ``model`` puts other objects into lists or dicts among its arguments, which no graph shows."""
@@ -109,6 +158,26 @@ def is_faithful(model: nn.Module, region: Region, run: Callable[[list[Any]], Any
     """
     share = 0.01  # of the tolerance for other sizes, for which libraries may take other algorithms
     return _agrees(model, region, run, leaves, share)
+
+
+@torch.no_grad()
+def holds_for_other_sizes(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
+    """Whether ``run`` computes what ``model`` does with each of the free sizes larger by half, and one less."""
+
+    def resized(places: Places, size: int) -> list[Any]:
+        changed = list(leaves)
+        for index, dimension in places:
+            twice = torch.cat([changed[index]] * 2, dimension)
+            changed[index] = twice.narrow(dimension, 0, size)
+        return changed
+
+    for places in region.guard.free.values():
+        size = leaves[places[0][0]].shape[places[0][1]]
+        if not all(
+            is_faithful(model, region, run, resized(places, n)) for n in {size + (size + 1) // 2, size - 1} - {0}
+        ):
+            return False
+    return True
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -13,7 +13,15 @@ from torch.nn.parameter import is_lazy
 
 from ..accuracy import is_same_tensor
 from ..inputs import is_equal
-from ..runtime import MISSING, OF_EVERY_MODULE, code_walk, configurations, is_plain_object, plain_objects
+from ..runtime import (
+    MISSING,
+    OF_EVERY_MODULE,
+    code_walk,
+    configurations,
+    is_of_author,
+    is_plain_object,
+    plain_objects,
+)
 
 _NOT_OWN = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
 
@@ -56,12 +64,24 @@ class Kept:
             for name, value in _own(vars(module)).items()
         }
         self._values |= {("", name): _Frozen(value) for name, value in _outside(model).items()}
+        for path, module in model.named_modules():
+            for name, value in _of_classes(type(module)):
+                self._values[path, name] = _Frozen(value, itself=True)
 
     def changed(self, later: Kept) -> list[tuple[str, str]]:
         """Module path and name of what ``later`` has otherwise; a global has the path of the model itself."""
         places = self._values.keys() | later._values.keys()
         missing = _Frozen(MISSING)
         return [p for p in sorted(places) if not self._values.get(p, missing).is_same(later._values.get(p, missing))]
+
+
+def _of_classes(kind: type) -> Iterator[tuple[str, Any]]:
+    """The names, with that of their class, and values of the attributes that modules of ``kind`` have in common."""
+    for base in kind.__mro__:
+        if is_of_author(base.__module__):
+            for name, value in vars(base).items():
+                if not name.startswith("__") and not callable(value):
+                    yield f"{base.__name__}.{name}", value
 
 
 def _outside(model: nn.Module) -> dict[str, Any]:
@@ -74,8 +94,10 @@ def _outside(model: nn.Module) -> dict[str, Any]:
 class _Frozen:
     """A value as it is now, with what it holds."""
 
-    def __init__(self, value: Any, around: frozenset[int] = frozenset()):
+    def __init__(self, value: Any, around: frozenset[int] = frozenset(), itself: bool = False):
+        """``itself``: another tensor with the same elements is another value."""
         self.kind, self.value, self.version = type(value), None, None
+        self.itself = value if itself and isinstance(value, Tensor) else None
         self.inner: list[_Frozen] = []
         if isinstance(value, Tensor):
             self.value = value
@@ -97,7 +119,7 @@ class _Frozen:
             return False
         if isinstance(self.value, Tensor):
             written = self.version is not None and self.value._version != self.version
-            return not written and is_same_tensor(self.value, later.value)
+            return not written and self.itself is later.itself and is_same_tensor(self.value, later.value)
         same = is_equal(self.value, later.value)
         return same and all(one.is_same(other) for one, other in zip(self.inner, later.inner))
 

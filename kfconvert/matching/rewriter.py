@@ -34,8 +34,9 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
         root[name] = site.replacement.module
         _call_fused(graph, name, site, copies, restored=channels_last and writes)
         synced += _share(site.replacement, live)
-    if channels_last:
+    if channels_last or any(site.replacement.module.lays_out_anew for site in sites):
         _restore_layout(graph, output, region, copies)
+    if channels_last:
         _keep_batch_statistics(graph)
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
     weights = _drop_unused_weights(graph, copies, live)

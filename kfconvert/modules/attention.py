@@ -53,6 +53,7 @@ class FusedAttention(FusedModule):
     """
 
     live_strategies = ("sdpa", "composition")
+    lays_out_anew = True
 
     def __init__(
         self,

@@ -31,6 +31,8 @@ class FusedModule(nn.Module):
 
     # Strategies whose plans read the parameters at each call, and so never grow stale.
     live_strategies: tuple[str, ...] = ("kernel", "composition")
+    # Whether results may have other strides than those of the operators that it stands for.
+    lays_out_anew: bool = False
 
     @checked
     def __init__(self, activation: str = "none", negative_slope: float = 0.01):

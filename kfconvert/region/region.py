@@ -44,6 +44,8 @@ class Region:
     out_spec: pytree.TreeSpec
     example: Any = None
     settings: frozenset[Read] = frozenset()
+    # Whether the code behind it makes text of free sizes, or keys of dicts.
+    words_sizes: bool = False
     # What the code behind it asks of tensors, see ``tensor_facts``.
     asked: frozenset[str] = frozenset()
     # Which of the flat outputs have a gradient, by which parameters and arguments want one (see GuardedForward).
@@ -60,10 +62,17 @@ class Region:
         """Whether a call of the graph draws random numbers; attention counts where it has a dropout."""
         return any(_draws(node) for node in self.graph.nodes if node.op == "call_function")
 
+    @cached_property
+    def unread(self) -> frozenset[tuple[str, str]]:
+        """Those of ``slots`` that the graph does not compute with."""
+        return frozenset(
+            self.slots[node.name] for node in self.graph.nodes if node.name in self.slots and not node.users
+        )
+
     def release_graph(self) -> None:
         """Forget the graph, once no program is made of it any more: its traced values refer to all weights, and its
         nodes to each other, so that both would live until Python's cyclic collector comes by."""
-        self.is_random, self.returns_inputs  # noqa: B018 - they are read from the graph, and kept
+        self.is_random, self.returns_inputs, self.unread  # noqa: B018 - they are read from the graph, and kept
         self.graph, self.root = fx.Graph(), nn.Module()
 
     def dynamic(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from .code import asked_of_compilers, code_walk
 from .configuration import configurations, implied, recorded_reads, without_cache
-from .contents import OF_EVERY_MODULE, is_plain_object, plain_objects
+from .contents import OF_EVERY_MODULE, is_of_author, is_plain_object, plain_objects
 from .derived import Derived
 from .guarded import Ledger, Variant, guarded_forward, install, originals, uninstall
 from .model_state import global_hook, has_hooks, inner_hook
@@ -29,6 +29,7 @@ __all__ = [
     "implied",
     "inner_hook",
     "install",
+    "is_of_author",
     "is_plain_object",
     "originals",
     "plain_objects",

@@ -166,7 +166,8 @@ class GuardedForward:
         # While it is being unpickled, the model is still empty; without variants its state does not matter.
         reads = {read for variant in variants for read in variant.region.settings}
         slots = {slot for variant in variants for slot in variant.region.slots.values()}
-        self.state = ModelState(model, reads, slots) if variants else None
+        unread = {slot for variant in variants for slot in variant.region.unread}
+        self.state = ModelState(model, reads, slots, unread) if variants else None
         self.stale = False
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
@@ -185,8 +186,7 @@ class GuardedForward:
             self.warning.compilers.give()
             return self.original(*args, **kwargs)
         caller = _called_module(sys._getframe(1))
-        if caller is not None and not self._model.refers_to(caller):
-            # copy.copy() and DataParallel give another module the very same attributes.
+        if caller is not None and not self._model.refers_to(caller) and self._has_copy(caller):
             return type(caller).forward(caller, *args, **kwargs)
         if transformed() or _originals.wanted:
             return self.original(*args, **kwargs)
@@ -211,6 +211,13 @@ class GuardedForward:
             # The refusal of a variant that takes these arguments says more than that another takes others.
             reason = refusal if leaves is not None else reason
         return self._missed(reason or self._other_form(), args, kwargs)
+
+    def _has_copy(self, module: nn.Module) -> bool:
+        """Whether ``module`` was made of this one by copy.copy() or DataParallel, which give it the very same
+        attributes; else somebody has assigned this forward to it, which stays that of its own model."""
+        model = self.model
+        names = ("kfconvert_info", "kfconvert_refresh")
+        return type(module) is type(model) and all(vars(module).get(n) is vars(model).get(n) for n in names)
 
     def _state_refusal(self) -> str | None:
         if self.state is None:
@@ -263,6 +270,8 @@ class GuardedForward:
     def _no_gradients(self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]) -> str | None:
         """Why this call has to run the original where gradients are wanted; None where they can be computed later."""
         region, known = variant.region, self.state.parameters
+        if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+            return "hooks of saved tensors are disabled around it, and gradients are wanted"
         if region.is_random:
             return "it draws random numbers, and gradients are wanted"
         if self.state.asks_for_gradients:

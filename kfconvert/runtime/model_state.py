@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -55,8 +55,15 @@ class ModelState:
     do: its weights may have been written in ways that leave no trace in them.
     """
 
-    def __init__(self, model: nn.Module, reads: Iterable[Read], slots: Container[tuple[str, str]] = ()):
-        """``slots``: path and name of each tensor that the programs read anew in every call."""
+    def __init__(
+        self,
+        model: nn.Module,
+        reads: Iterable[Read],
+        slots: Collection[tuple[str, str]] = (),
+        unread: Collection[tuple[str, str]] = (),
+    ):
+        """``slots``: path and name of each tensor that the programs read anew in every call; ``unread``: of those that
+        one of them does not compute with."""
         self._root = WeakModule(model)
         self._class = type(model)
         reads = frozenset(reads)
@@ -71,7 +78,7 @@ class ModelState:
         stores = [module._parameters for module in model.modules()]
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
         self.parameters = [store[key] for store, key in self.parameter_places]
-        self._reads, self._slots = reads, slots
+        self._reads, self._slots, self._unread = reads, slots, unread
         self._watch_attributes()
         self.code = Code(model, reads)
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
@@ -159,12 +166,24 @@ class ModelState:
 
     def _watch_attributes(self) -> None:
         model, contents = self._root(), Contents()
-        found = (*_attributes(model, self._reads, self._slots, contents), *_settings(model, self._reads, contents))
-        self.attributes, self.attribute_reasons = _watched(*found)
+        unread = list(_unread(model, self._reads, self._unread))
+        self._first_attribute = len(unread)
+        found = *_attributes(model, self._reads, self._slots, contents), *_settings(model, self._reads, contents)
+        self.attributes, self.attribute_reasons = _watched(*unread, *found)
         self.compared = contents.compared
 
-    def _changed_attribute(self, changed: int, root: dict[str, Any]) -> str | None:
-        """Why the program must not run where an attribute has another value; equal ones are watched anew."""
+    def _changed_attribute(self, changed: int | None, root: dict[str, Any]) -> str | None:
+        """Why the program must not run where an attribute has another value; equal ones are watched anew, and of the
+        parameters and buffers that the program does not read those of the same kind."""
+        while changed is not None and changed < self._first_attribute:
+            store, key, expected = entry = self.attributes.entries[changed]
+            held = store.get(key)
+            if not isinstance(held, Tensor) or _kind(held) != _kind(expected):
+                return self.attribute_reasons[changed]
+            self.attributes = Watch((store, key, held) if each is entry else each for each in self.attributes.entries)
+            changed = self.attributes.first_change(root)
+        if changed is None:
+            return None
         self.attributes, changed = renewed(self.attributes, changed, root)
         if changed is not None:
             return self.attribute_reasons[changed]
@@ -284,7 +303,7 @@ def _modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, str]]:
 
 
 def _attributes(
-    model: nn.Module, reads: frozenset[Read], slots: Container[tuple[str, str]], contents: Contents
+    model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]], contents: Contents
 ) -> Iterator[tuple[Entry, str]]:
     # Tensors among the attributes are read anew in every call, those that several modules have at one place only.
     holders = Counter(id(tensor) for module in model.modules() for tensor in _tensors(module))
@@ -300,10 +319,29 @@ def _attributes(
                 contents.numbers_of(name, value)  # its numbers stand in the graph
             if not (isinstance(value, Tensor) and holders[id(value)] == 1 and (path, key) in slots):
                 yield (_held(module, model), key, value), f"the attribute {name} {_CHANGED}"
-            if value is MISSING and not hasattr(type(module), key):  # asked for by hasattr() or getattr()
+            # Asked for by hasattr() or getattr(); to ask the class itself would call its descriptors.
+            if value is MISSING and not any(key in vars(kind) for kind in type(module).__mro__):
                 for store in (module._parameters, module._buffers, module._modules):
                     yield (store, key, MISSING), f"{name} was not there at the conversion; convert it again"
             yield from _reasons(contents.of(name, value))
+
+
+def _unread(
+    model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]]
+) -> Iterator[tuple[Entry, str]]:
+    """The parameters and buffers of which the code asks something, such as the shape, without computing with them."""
+    by_class = names_by_class(reads)
+    for path, key in sorted(slots):
+        module = model.get_submodule(path)
+        store = next((each for each in (module._parameters, module._buffers) if each.get(key) is not None), None)
+        if store is not None and key in by_class.get(type(module), ()):
+            name = f"{path}.{key}" if path else key
+            yield (store, key, store[key]), f"{name}, of which the forward asks more than its elements, {_CHANGED}"
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    """What code can ask of a tensor besides its elements."""
+    return type(tensor), tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
 
 
 def _reasons(found: Iterable[Found]) -> Iterator[tuple[Entry, str]]:

@@ -372,3 +372,18 @@ def test_a_registered_operator_that_draws_draws_once_for_forward_and_backward(na
         outputs.sum().backward()
     for one, other in zip(model.parameters(), fused.parameters()):
         torch.testing.assert_close(other.grad, one.grad)
+
+
+def test_disabled_hooks_of_saved_tensors():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(2, 4))
+    x = torch.randn(2, 4)
+    for module in (model, fused):
+        with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+            outputs = module(x)
+        outputs.sum().backward()
+    for one, other in zip(model.parameters(), fused.parameters()):
+        torch.testing.assert_close(other.grad, one.grad)
+    with torch.no_grad(), torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+        fused(x)
+    assert fused.kfconvert_info()["guard"]["hits"] == 1

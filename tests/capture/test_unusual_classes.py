@@ -1,0 +1,86 @@
+"""Classes whose attributes, or outputs, are of an unusual kind."""
+
+import copy
+import itertools
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from kfconvert import ModelConverter
+
+
+class Setting:
+    """A descriptor that takes no None for the instance, with which a class asks for it."""
+
+    def __init__(self):
+        self.values = weakref.WeakKeyDictionary()
+
+    def __get__(self, instance, owner):
+        return self.values.get(instance, 2.0)
+
+    def __set__(self, instance, value):
+        self.values[instance] = value
+
+
+class Set(nn.Module):
+    scale = Setting()
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * self.scale
+
+
+@torch.no_grad()
+def test_a_descriptor_that_takes_no_none():
+    model = Set().eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(4, 8))
+    x = torch.randn(4, 8)
+    assert torch.equal(fused(x), model(x)) and fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+class Inferring(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        with torch.inference_mode():
+            return torch.relu(self.linear(x))
+
+
+@torch.no_grad()
+def test_outputs_of_inference_mode_within():
+    model = Inferring().eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(4, 8))
+    x = torch.randn(4, 8)
+    assert fused(x).is_inference() and model(x).is_inference()
+    with torch.inference_mode():  # where all outputs are such
+        again = ModelConverter(select="all").convert_model(
+            nn.Sequential(nn.Linear(8, 8), nn.ReLU()), input_shape=(4, 8)
+        )
+        again(x)
+    assert again.kfconvert_info()["guard"]["hits"] == 1
+
+
+class Counting(nn.Module):
+    def __init__(self, steps):
+        super().__init__()
+        self.linear, self.steps = nn.Linear(8, 8), steps
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * next(self.steps)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize("make", [itertools.count, lambda: itertools.cycle([1.0, 2.0]), lambda: iter(range(1, 500))])
+def test_an_iterator_that_a_forward_moves_on(make):
+    model, x = Counting(make()).eval(), torch.randn(4, 8)
+    fused = ModelConverter(select="all").convert_model(model, input_shape=(4, 8), inplace=True)
+    assert not torch.equal(fused(x), fused(x))
+    assert fused.kfconvert_info()["guard"]["hits"] == 0

@@ -1,0 +1,90 @@
+"""What calls return: which tensors are one, or share memory, and how those lie that somebody may ask to view."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from kfconvert import ModelConverter
+
+# Of a tensor of two dimensions: what changes nothing may be the tensor itself, or another that shares its memory.
+OF_ALL = {
+    "[:]": lambda y: y[:],
+    "[:] of [:]": lambda y: F.dropout(y[:][:], 0.5, False),
+    "[...]": lambda y: y[...],
+    "alias": torch.ops.aten.alias,
+    "broadcast": lambda y: torch.broadcast_tensors(y, y)[1],
+    "chunk": lambda y: y.chunk(1)[0],
+    "contiguous": lambda y: y.contiguous(),
+    "detach": lambda y: y.detach(),
+    "dropout": lambda y: F.dropout(y, 0.5, False),
+    "expand": lambda y: y.expand(-1, -1),
+    "flatten": lambda y: y.flatten(1),
+    "float": lambda y: y.float(),
+    "identity": lambda y: y,
+    "narrow": lambda y: y.narrow(0, 0, y.shape[0]),
+    "permute": lambda y: y.permute(0, 1),
+    "reshape": lambda y: y.reshape(y.shape),
+    "split": lambda y: y.split(8, 1)[0],
+    "squeeze": lambda y: y.squeeze(1),
+    "to": lambda y: y.to(torch.float32),
+    "transpose": lambda y: y.transpose(0, 0),
+    "type_as": lambda y: y.type_as(y),
+    "unflatten": lambda y: y.unflatten(1, (8,)),
+    "view": lambda y: y.view(y.shape),
+    "view_as": lambda y: y.view_as(y),
+}
+
+
+class Twice(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.linear, self.name = nn.Linear(8, 8), name
+
+    def forward(self, x):
+        y = torch.relu(self.linear(x))
+        return y, OF_ALL[self.name](y), OF_ALL[self.name](x)
+
+
+def firsts(values):
+    """For each value the place of the first that is the same object, and of the first that lies at the same address."""
+    same = [next(i for i, other in enumerate(values) if other is value) for value in values]
+    return same, [next(i for i, other in enumerate(values) if other.data_ptr() == value.data_ptr()) for value in values]
+
+
+@pytest.mark.parametrize("name", OF_ALL)
+def test_which_outputs_are_one(name):
+    model = Twice(name).eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(4, 8))
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        assert firsts([x, *fused(x)]) == firsts([x, *model(x)])
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+class Heads(nn.Module):
+    """Attention whose keys and values lack some of the leading dimensions."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.projections, self.after = nn.ModuleList(nn.Linear(16, 16) for _ in range(3)), after
+
+    def forward(self, x):
+        q, k, v = (project(x).unflatten(-1, (4, 4)).transpose(1, 2) for project in self.projections)
+        y = (q @ k[:1].transpose(-1, -2)).softmax(-1) @ v[:, :1]
+        return self.after(y)
+
+
+@pytest.mark.parametrize("after", [nn.Identity(), torch.tanh, lambda y: y[:, 1:], lambda y: y * 2 + 1])
+def test_results_of_attention_lie_as_those_of_the_original(after):
+    model = Heads(after).eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(2, 6, 16))
+    x = torch.randn(3, 6, 16)
+    with torch.no_grad():
+        expected, outputs = model(x), fused(x)
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
+    assert fused.kfconvert_info()["attention_replaced"] == 1
+    assert outputs.stride() == expected.stride()
+    torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
