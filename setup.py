@@ -69,11 +69,12 @@ def find_compiler() -> str | None:
 
 
 def find_ninja() -> str | None:
-    if (package := package_dir("ninja")) is not None:
-        script = Path(sysconfig.get_path("scripts")) / "ninja"
-        for candidate in (script, package / "data" / "bin" / "ninja"):
-            if candidate.exists():
-                return str(candidate)
+    if (package := package_dir("ninja")) is None:  # it writes the file, too
+        return None
+    script = Path(sysconfig.get_path("scripts")) / "ninja"
+    for candidate in (script, package / "data" / "bin" / "ninja"):
+        if candidate.exists():
+            return str(candidate)
     return shutil.which("ninja")
 
 
@@ -142,30 +143,14 @@ def cuda_toolkit_flags(nvcc: str) -> tuple[list[str], list[str]]:
     )
 
 
-class Ninja:
-    """A ninja file in the making. Rules are one a tool; what differs by file is in the variable `flags`."""
+def add_build(ninja, out: Path, rule: str, inputs: list[Path], flags: list[str]) -> Path:
+    """Rules are one a tool; what differs by file is in the variable `flags`. Returns ``out``."""
+    ninja.build(str(out), rule, [str(path) for path in inputs], variables={"flags": shell(flags)})
+    return out
 
-    def __init__(self):
-        self.lines = []
 
-    @staticmethod
-    def escape(text) -> str:
-        return str(text).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
-
-    def rule(self, name: str, command: str, **variables: str) -> None:
-        self.lines += [f"rule {name}", f"  command = {command}", f"  description = {name} $out"]
-        self.lines += [f"  {key} = {value}" for key, value in variables.items()]
-
-    def build(self, out: Path, rule: str, inputs: list[Path], flags: list[str]) -> Path:
-        sources = " ".join(self.escape(path) for path in inputs)
-        self.lines += [f"build {self.escape(out)}: {rule} {sources}", "  flags = " + self.shell(flags)]
-        return out
-
-    @staticmethod
-    def shell(flags: list[str]) -> str:
-        return " ".join(
-            "'" + flag.replace("$", "$$") + "'" if re.search(r"[\s;()\"\\]", flag) else flag for flag in flags
-        )
+def shell(flags: list[str]) -> str:
+    return " ".join("'" + flag.replace("$", "$$") + "'" if re.search(r"[\s;()\"\\]", flag) else flag for flag in flags)
 
 
 class Plan:
@@ -184,8 +169,14 @@ class Plan:
 
     def write(self, folder: Path) -> dict[str, Path]:
         """Writes ``folder``/build.ninja; returns {name in the package: where ninja leaves it}."""
+        from ninja.ninja_syntax import Writer  # where it is missing, nothing is built
+
         folder.mkdir(parents=True, exist_ok=True)
-        ninja = Ninja()
+        with (folder / "build.ninja").open("w") as file:
+            return self._write(Writer(file), folder)
+
+    def _write(self, ninja, folder: Path) -> dict[str, Path]:
+        ninja.variable("ninja_required_version", "1.5")
         ninja.rule("cxx", f"{self.cxx} -MMD -MF $out.d $flags -c $in -o $out", depfile="$out.d", deps="gcc")
         ninja.rule("link", f"{self.cxx} -shared $in $flags -o $out")
         outputs = {"_ops_cpu.so": self.cpu_library(ninja, folder)}
@@ -200,7 +191,6 @@ class Plan:
             outputs[f"_C{suffix}"] = self.facts_module(ninja, folder, nvcc, folder / f"_C{suffix}")
         else:
             warn("no pybind11 at build time: kfconvert._C is left out, calls of converted models are checked in Python")
-        (folder / "build.ninja").write_text("\n".join(["ninja_required_version = 1.5", *ninja.lines, ""]))
         return outputs
 
     def torch_flags(self) -> list[str]:
@@ -209,7 +199,7 @@ class Plan:
     def torch_libraries(self, *names: str) -> list[str]:
         return [f"-L{self.torch / 'lib'}", *(f"-l{name}" for name in names)]
 
-    def cpu_library(self, ninja: Ninja, folder: Path) -> Path:
+    def cpu_library(self, ninja, folder: Path) -> Path:
         x86 = platform.machine().lower() in ("x86_64", "amd64")
         objects = []
         for capability, flags in CPU_CAPABILITIES.items():
@@ -218,13 +208,13 @@ class Plan:
             for source in sorted((SOURCES / "cpu").glob("*_kernel.cpp")):
                 out = folder / f"{source.stem}_{capability}.o"
                 define = [f"-DKFC_CAPABILITY={capability}"]
-                objects.append(ninja.build(out, "cxx", [source], COMMON_FLAGS + KERNEL_FLAGS + flags + define))
+                objects.append(add_build(ninja, out, "cxx", [source], COMMON_FLAGS + KERNEL_FLAGS + flags + define))
         host = COMMON_FLAGS + ["-O2", *self.torch_flags()] + (["-DKFC_X86"] if x86 else [])
         for name in ("dispatch", "operators"):
-            objects.append(ninja.build(folder / f"cpu_{name}.o", "cxx", [SOURCES / "cpu" / f"{name}.cpp"], host))
-        return ninja.build(folder / "_ops_cpu.so", "link", objects, self.torch_libraries("torch_cpu", "torch"))
+            objects.append(add_build(ninja, folder / f"cpu_{name}.o", "cxx", [SOURCES / "cpu" / f"{name}.cpp"], host))
+        return add_build(ninja, folder / "_ops_cpu.so", "link", objects, self.torch_libraries("torch_cpu", "torch"))
 
-    def cuda_library(self, ninja: Ninja, folder: Path, nvcc: str) -> Path:
+    def cuda_library(self, ninja, folder: Path, nvcc: str) -> Path:
         compile_flags, link_flags = cuda_toolkit_flags(nvcc)
         archs = cuda_archs()
         gencode = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
@@ -244,16 +234,18 @@ class Plan:
             *compile_flags,
         ]
         objects = [
-            ninja.build(folder / f"cuda_{source.stem}.o", "nvcc", [source], flags)
+            add_build(ninja, folder / f"cuda_{source.stem}.o", "nvcc", [source], flags)
             for source in sorted((SOURCES / "cuda").glob("*.cu"))
         ]
         host = COMMON_FLAGS + ["-O2", "-DUSE_CUDA", *self.torch_flags()]
         source = SOURCES / "cuda" / "operators.cpp"
-        objects.append(ninja.build(folder / "cuda_operators.o", "cxx", [source], host))
+        objects.append(add_build(ninja, folder / "cuda_operators.o", "cxx", [source], host))
         libraries = self.torch_libraries("torch_cuda", "torch_cpu", "torch")
-        return ninja.build(folder / "_ops_cuda.so", "nvlink", objects, ["-ccbin", self.cxx, *link_flags, *libraries])
+        return add_build(
+            ninja, folder / "_ops_cuda.so", "nvlink", objects, ["-ccbin", self.cxx, *link_flags, *libraries]
+        )
 
-    def facts_module(self, ninja: Ninja, folder: Path, nvcc: str | None, out: Path) -> Path:
+    def facts_module(self, ninja, folder: Path, nvcc: str | None, out: Path) -> Path:
         facts = {
             "KFC_COMPILER": first_line([self.cxx, "--version"]),
             "KFC_CUDA": re.search(r"release ([\d.]+)", run_text([nvcc, "--version"])).group(1) if nvcc else "",
@@ -272,8 +264,8 @@ class Plan:
             str(package_dir("pybind11") / "include"),
         ]
         flags = [*COMMON_FLAGS, "-O2", *includes, f"-I{folder}"]
-        compiled = ninja.build(folder / "bindings.o", "cxx", [SOURCES / "bindings.cpp"], flags)
-        return ninja.build(out, "link", [compiled], [])
+        compiled = add_build(ninja, folder / "bindings.o", "cxx", [SOURCES / "bindings.cpp"], flags)
+        return add_build(ninja, out, "link", [compiled], [])
 
 
 def run_text(command: list[str]) -> str:

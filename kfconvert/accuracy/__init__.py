@@ -1,10 +1,11 @@
 """How far outputs are from those of the original in float64."""
 
-from .comparison import ValidationResult, check_threshold, compare, compare_all, split_inputs
+from .comparison import ERROR_RATIO, ValidationResult, check_threshold, compare, compare_all, split_inputs
 from .float64_run import Reference, evaluation, in_float64, model_outputs, one_line, reference_outputs, seeded
 from .outputs import is_same_tensor
 
 __all__ = [
+    "ERROR_RATIO",
     "Reference",
     "ValidationResult",
     "check_threshold",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..accuracy import ERROR_RATIO
 from ..graph import aten
 from ..matching import Site
 from ..profiling import Comparison, compare_timings
@@ -19,9 +20,6 @@ from ..region import LiveTensors, Region
 from ..runtime import Program
 from .samples import Sample, sample_inputs
 
-# Root-mean-square error that a candidate may have, as a multiple of the original's own. The user's threshold and one
-# unit of rounding are always allowed: the original may be exact by luck.
-ERROR_RATIO = 1.5
 # A candidate that covers several operators is kept when it is not slower than this; a swap of one operator for
 # another must be faster than its inverse. Medians nearer to each other than this are not told apart here.
 SAME_TIME = 1.02
@@ -120,6 +118,8 @@ class Selector:
         """The decision for each of the ``layouts``; the original is the same in all of them."""
         exact = _flat(sample.exact())
         own, seconds = _timed_error(sample.original, exact)
+        # Of root-mean-square errors; the user's threshold and one unit of rounding are always allowed, as the original
+        # may be exact by luck.
         allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps)
         trials = {layout: _Trials(sample, layout, exact, allowed) for layout in layouts}
         if self.timed:

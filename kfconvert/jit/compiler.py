@@ -10,7 +10,6 @@ is told and compiled again, and what it registers with torch.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import json
@@ -19,13 +18,13 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from . import loading, toolchain
 from .errors import CompileError, failed_build
@@ -178,20 +177,13 @@ def _build_once(job: Job, library: Path) -> Registrations:
     toolchain.check()
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(library.with_name(f"{job.name}.lock")):
+        with FileLock(library.with_name(f"{job.name}.lock")):
             return _kept(library) or _build(job, library)
     except OSError as error:
         raise CompileError(
             f"kfconvert: {error.filename or library.parent}: {error.strerror or error}; TORCH_EXTENSIONS_DIR "
             "sets another folder for compiled libraries"
         ) from error
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _build(job: Job, library: Path) -> Registrations:

@@ -71,8 +71,8 @@ class Watch:
         self._flat: tuple[Any, ...] | None = None
         self._order: list[int] = []
         self._state: Any = None
-        # Whether the last check found that a dict was written, be it with what it held before. Only where dicts have
-        # versions, which is so where this is compiled.
+        # Whether the last check found that a dict was written, though what it held before may be back. Only where dicts
+        # have versions, which is so where this is compiled; a dict given the very object that it holds has the same.
         self.written = False
 
     def first_change(self, root: dict[str, Any] | None = None) -> int | None:

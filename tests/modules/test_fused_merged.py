@@ -3,7 +3,8 @@ import pickle
 
 import pytest
 import torch
-from accuracy import assert_as_accurate, check_cuda_graph, exact
+from accuracy import check_cuda_graph, exact
+from support.accuracy import assert_as_accurate
 from torch import nn
 
 from kfconvert.modules import FusedLinear, FusedMergedLinear

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from accuracy import assert_as_accurate
+from support.accuracy import assert_as_accurate
 from torch import nn
 
 from kfconvert.modules import FusedTransformerLayer

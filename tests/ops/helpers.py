@@ -1,10 +1,9 @@
-"""How a result is judged: against float64, relative to plain ATen's own error in that dtype."""
+"""How the result of an operator is judged: as accurate as its reference, both against float64."""
 
 import torch
+from support.accuracy import assert_as_accurate
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# In float64 plain ATen is the truth that we compare with, and its own rounding errors count as ours.
-FLOAT64_ULPS = 16
 
 
 def as_tuple(output):
@@ -24,45 +23,15 @@ def call_wide(function, args, kwargs):
     return tuple(output.to(device) for output in as_tuple(exact))
 
 
-def assert_as_accurate(operator, reference, *args, factor=1.5, **kwargs):
-    """max |operator - float64| <= factor x max |plain ATen - float64| + one unit in the last place of the
-    largest value.
-
-    Shapes, dtypes and the places of NaN and infinities must be those of plain ATen. Returns the output.
-    """
+def check_operator(operator, reference, *args, factor=1.5, **kwargs):
+    """Every output of ``operator`` is as accurate as that of ``reference``. Returns the outputs."""
     got = operator(*args, **kwargs)
     aten = as_tuple(reference(*args, **kwargs))
     exact = call_wide(reference, args, kwargs)
     assert len(as_tuple(got)) == len(aten)
     for mine, theirs, truth in zip(as_tuple(got), aten, exact, strict=True):
-        compare(mine, theirs, truth, factor)
+        assert_as_accurate(mine, theirs, truth, factor)
     return got
-
-
-def compare(mine, theirs, truth, factor=1.5, measure=torch.Tensor.max, slack=0.0):
-    """``measure`` makes one number of the absolute errors: the largest, or their root mean square.
-
-    ``slack`` is what is allowed on top, relative to the largest true value.
-    """
-    assert mine.shape == theirs.shape and mine.dtype == theirs.dtype and mine.device == theirs.device
-    if mine.numel() == 0:
-        return
-    finite = truth.isfinite() & theirs.isfinite()
-    torch.testing.assert_close(mine.double()[~finite], theirs.double()[~finite], equal_nan=True)
-    if not finite.any():
-        return
-    truth = truth[finite]
-    error = measure((mine[finite].double() - truth).abs()).item()
-    allowed = factor * measure((theirs[finite].double() - truth).abs()).item()
-    ulp = torch.finfo(mine.dtype).eps * max(truth.abs().max().item(), torch.finfo(mine.dtype).tiny)
-    if mine.dtype == torch.float64:
-        ulp *= FLOAT64_ULPS
-    ulp += slack * truth.abs().max().item()
-    assert error <= allowed + ulp, f"error {error:.3e}, plain ATen {allowed / factor:.3e}, slack {ulp:.3e}"
-
-
-def root_mean_square(errors):
-    return errors.square().mean().sqrt()
 
 
 def gradients(function, inputs, weights):
@@ -73,8 +42,8 @@ def gradients(function, inputs, weights):
     return torch.autograd.grad(total, leaves)
 
 
-def assert_gradients_as_accurate(operator, reference, inputs, weights, factor=1.5, activation=None):
-    """The criterion of :func:`assert_as_accurate` for the gradients of every input, on their root-mean-square
+def check_gradients(operator, reference, inputs, weights, factor=1.5, activation=None):
+    """The criterion of :func:`check_operator` for the gradients of every input, on their root-mean-square
     error.
 
     A gradient is a chain of roundings, and which of two equally good chains has the larger worst element is
@@ -87,8 +56,7 @@ def assert_gradients_as_accurate(operator, reference, inputs, weights, factor=1.
     theirs = gradients(reference, inputs, weights)
     truth = gradients(reference, [x.double() for x in inputs], [w.double() for w in weights])
     for got, aten, exact in zip(mine, theirs, truth, strict=True):
-        compare(got, aten, exact, factor, root_mean_square, slack)
-        compare(got, aten, exact, 2 * factor, slack=slack)
+        assert_as_accurate(got, aten, exact, (2 * factor, factor), slack)
 
 
 def assert_one_graph(function, inputs):

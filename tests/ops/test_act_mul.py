@@ -1,6 +1,6 @@
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, check_gradients, check_operator
 
 from kfconvert import ops
 from kfconvert.ops.fused.act_mul import reference
@@ -20,7 +20,7 @@ def inputs(shape, dtype, device):
 def test_as_accurate_as_aten(device, compiled, dtype, activation):
     gate, up = inputs((5, 7, 40), dtype, device)
     for pair in ((gate, up), (up, gate), (gate.contiguous(), up), (gate.contiguous(), up.contiguous())):
-        y = assert_as_accurate(ops.act_mul, reference, *pair, activation=activation, negative_slope=0.2)
+        y = check_operator(ops.act_mul, reference, *pair, activation=activation, negative_slope=0.2)
         assert y.is_contiguous()
 
 
@@ -29,12 +29,12 @@ def test_as_accurate_as_aten(device, compiled, dtype, activation):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_shapes(device, shape, dtype):
-    assert_as_accurate(ops.act_mul, reference, *inputs(shape, dtype, device), activation="silu")
+    check_operator(ops.act_mul, reference, *inputs(shape, dtype, device), activation="silu")
 
 
 def test_a_scalar(device):
     gate, up = torch.randn(2, device=device).unbind()
-    assert_as_accurate(ops.act_mul, reference, gate, up, activation="gelu")
+    check_operator(ops.act_mul, reference, gate, up, activation="gelu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -53,13 +53,13 @@ def test_any_strides(device, dtype):
         lambda t: t.flatten()[1:].unflatten(0, (7, 137)),
     ):
         for pair in ((view(base), view(other)), (view(base), view(other).contiguous())):
-            assert_as_accurate(ops.act_mul, reference, *pair, activation="silu")
+            check_operator(ops.act_mul, reference, *pair, activation="silu")
 
 
 def test_halves_along_the_channels_of_images(device):
     for layout in (torch.contiguous_format, torch.channels_last):
         x = torch.randn(2, 12, 5, 7, device=device).contiguous(memory_format=layout)
-        assert_as_accurate(ops.act_mul, reference, *x.chunk(2, 1), activation="sigmoid")
+        check_operator(ops.act_mul, reference, *x.chunk(2, 1), activation="sigmoid")
 
 
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)
@@ -82,7 +82,7 @@ def test_gradients(device, compiled, activation, dtype):
         return lambda h: function(*h.chunk(2, -1), activation=activation, negative_slope=0.2)
 
     packed = torch.randn(3, 8, 12, device=device).to(dtype)
-    assert_gradients_as_accurate(run(ops.act_mul), run(reference), [packed], weights, activation=activation)
+    check_gradients(run(ops.act_mul), run(reference), [packed], weights, activation=activation)
 
 
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)

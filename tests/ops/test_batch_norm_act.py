@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, check_gradients, check_operator
 
 from kfconvert import ops
 from kfconvert.ops.standalone.batch_norm_act import reference
@@ -36,13 +36,13 @@ def test_as_accurate_as_aten(device, compiled, shape, dtype):
     x, mean, variance, *affine = inputs(shape, dtype, device)
     for activation, parameters in (("relu", affine), ("gelu", [None, None]), ("none", [affine[0], None])):
         functions = (with_activation(f, activation) for f in (ops.batch_norm_act, reference))
-        assert_as_accurate(*functions, x, mean, variance, *parameters)
+        check_operator(*functions, x, mean, variance, *parameters)
 
 
 def test_layouts(device, compiled):
     image, *vectors = inputs((2, 8, 4, 6), torch.float32, device)
     for x in (image.contiguous(memory_format=torch.channels_last), image[:, :, ::2], image.transpose(2, 3)):
-        y = assert_as_accurate(ops.batch_norm_act, reference, x, *vectors)
+        y = check_operator(ops.batch_norm_act, reference, x, *vectors)
         assert y.stride() == torch.empty_like(x).stride() or not compiled
 
 
@@ -70,7 +70,7 @@ def test_gradients(device, compiled, shape, activation, dtype):
 
         return call
 
-    assert_gradients_as_accurate(of(ops.batch_norm_act), of(reference), [x, *affine], weights)
+    check_gradients(of(ops.batch_norm_act), of(reference), [x, *affine], weights)
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 33), (40, 1), (1, 3, 20_000), (900, 2, 3)])

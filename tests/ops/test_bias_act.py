@@ -1,6 +1,6 @@
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, check_gradients, check_operator
 
 from kfconvert import ops
 from kfconvert.ops.fused.bias_act import reference
@@ -18,14 +18,14 @@ def inputs(shape, dim, dtype, device, scale=3.0):
 def test_as_accurate_as_aten(device, compiled, dtype, activation):
     x, bias, residual = inputs((5, 7, 40), -1, dtype, device)
     for b, r in ((None, None), (bias, None), (None, residual), (bias, residual)):
-        y = assert_as_accurate(ops.bias_act, reference, x, b, r, activation=activation, negative_slope=0.2)
+        y = check_operator(ops.bias_act, reference, x, b, r, activation=activation, negative_slope=0.2)
         assert y.data_ptr() != x.data_ptr() or not compiled
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (17,), (2, 3), (33, 1), (4, 1025), (0, 8), (8, 0), (3, 70_001)])
 def test_shapes(device, shape):
     x, bias, residual = inputs(shape, -1, torch.float32, device)
-    assert_as_accurate(ops.bias_act, reference, x, bias, residual, activation="gelu")
+    check_operator(ops.bias_act, reference, x, bias, residual, activation="gelu")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -36,7 +36,7 @@ def test_convolution_layouts(device, dtype, size, channels):
     channels_last = x.contiguous(memory_format=torch.channels_last)
     for layout in (x, channels_last):
         for r in (residual, residual.contiguous(memory_format=torch.channels_last)):
-            y = assert_as_accurate(ops.bias_act, reference, layout, bias, r, activation="relu", dim=1)
+            y = check_operator(ops.bias_act, reference, layout, bias, r, activation="relu", dim=1)
             assert y.numel() == 0 or y.stride() == torch.relu(layout).stride()
 
 
@@ -48,7 +48,7 @@ def test_bias_along_any_dim(device, dim):
         x.transpose(0, 2).contiguous().transpose(0, 2),
         x.permute(1, 0, 2).contiguous().permute(1, 0, 2),
     ):
-        assert_as_accurate(ops.bias_act, reference, layout, bias, residual, activation="silu", dim=dim)
+        check_operator(ops.bias_act, reference, layout, bias, residual, activation="silu", dim=dim)
 
 
 def test_strided_views(device):
@@ -56,14 +56,14 @@ def test_strided_views(device):
     bias = torch.randn(30, device=device)[::2]
     for view in (base[:, ::2], base[:, 1:16], base[::3, :15], base[0].expand(12, 30)[:, :15]):
         r = torch.randn(view.shape[::-1], device=device).t()
-        assert_as_accurate(ops.bias_act, reference, view, bias, r, activation="tanh")
+        check_operator(ops.bias_act, reference, view, bias, r, activation="tanh")
 
 
 def test_misaligned_pointer(device):
     for offset in (1, 2, 3):
         x = torch.randn(1000 + offset, device=device).half()[offset:]
-        assert_as_accurate(ops.bias_act, reference, x, activation="relu")
-        assert_as_accurate(
+        check_operator(ops.bias_act, reference, x, activation="relu")
+        check_operator(
             ops.bias_act,
             reference,
             x.view(10, 100),
@@ -116,7 +116,7 @@ def test_gradients(device, compiled, activation, dtype):
     def run(function):
         return lambda x, b, r: function(x, b, r, activation=activation, negative_slope=0.2, dim=1)
 
-    assert_gradients_as_accurate(run(ops.bias_act), run(reference), [x, bias, residual], weights, activation=activation)
+    check_gradients(run(ops.bias_act), run(reference), [x, bias, residual], weights, activation=activation)
 
 
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)

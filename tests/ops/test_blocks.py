@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, check_gradients, check_operator
 
 from kfconvert import ops
 from kfconvert.kernels import reference
@@ -37,7 +37,7 @@ def call(package, name, rest):
 
 def compare_all(name, tensors, rest):
     factor = 4 if tensors[0].is_cuda else 2  # a library's sum in another order
-    return assert_as_accurate(call(ops, name, rest), call(reference, name, rest), *tensors, factor=factor)
+    return check_operator(call(ops, name, rest), call(reference, name, rest), *tensors, factor=factor)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,7 +82,7 @@ def test_gradients(device, compiled, name, dtype):
             lambda *t, f=f: f(*t[:3], mean.to(t[0].dtype), var.to(t[0].dtype), *t[3:]) for f in (operator, definition)
         )
     weights = [torch.randn_like(definition(*tensors))]
-    assert_gradients_as_accurate(operator, definition, tensors, weights, factor=3)
+    check_gradients(operator, definition, tensors, weights, factor=3)
 
 
 @pytest.mark.parametrize("name", NAMES)

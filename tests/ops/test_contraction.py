@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate, assert_one_graph
+from helpers import DTYPES, assert_one_graph, check_gradients, check_operator
 
 from kfconvert import ops
 from kfconvert.kernels import reference
@@ -25,11 +25,11 @@ CASES = [
 def test_as_accurate_as_einsum(device, dtype, equation, shapes, shape):
     tensors = [torch.randn(sizes, device=device).to(dtype) for sizes in shapes]
     operator, definition = (lambda *t, p=package: p.contract(equation, *t, shape=shape) for package in (ops, reference))
-    y = assert_as_accurate(operator, definition, *tensors)
+    y = check_operator(operator, definition, *tensors)
     assert torch.equal(y.flatten(), torch.einsum(equation, *tensors).flatten())
     if shape is not None and -1 not in shape:
         assert y.shape == tuple(shape)
-    assert_gradients_as_accurate(operator, definition, tensors, [torch.randn_like(y)], factor=3)
+    check_gradients(operator, definition, tensors, [torch.randn_like(y)], factor=3)
 
 
 def test_the_result_is_a_view(device):

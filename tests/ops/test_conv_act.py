@@ -1,6 +1,6 @@
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, check_gradients, check_operator
 
 from kfconvert import ops
 from kfconvert.ops.fused.conv_act import reference
@@ -19,9 +19,7 @@ def test_as_accurate_as_aten(device, compiled, dtype, activation):
     x, weight, bias = inputs(dtype, device)
     residual = torch.randn(2, 12, 7, 9, device=device).to(dtype)
     for b, r in ((None, None), (bias, None), (None, residual), (bias, residual)):
-        assert_as_accurate(
-            ops.conv_act, reference, x, weight, b, r, padding=1, activation=activation, negative_slope=0.2
-        )
+        check_operator(ops.conv_act, reference, x, weight, b, r, padding=1, activation=activation, negative_slope=0.2)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding")  # by plain ATen, the reference
@@ -51,7 +49,7 @@ def test_arguments_and_layouts(device, arguments, dtype, channels_last):
         residual.contiguous(memory_format=torch.channels_last),
         residual.mT.contiguous().mT,
     ):
-        y = assert_as_accurate(ops.conv_act, reference, x, weight, bias, r, activation="relu", **arguments)
+        y = check_operator(ops.conv_act, reference, x, weight, bias, r, activation="relu", **arguments)
         assert y.stride() == want.stride()
 
 
@@ -73,7 +71,7 @@ def test_shapes(device, compiled, x, weight, groups, activation):
     x, weight, bias = inputs(torch.float32, device, x, weight)
     residual = torch.randn_like(reference(x, weight, groups=groups))
     for r in (None, residual):
-        assert_as_accurate(ops.conv_act, reference, x, weight, bias, r, groups=groups, activation=activation)
+        check_operator(ops.conv_act, reference, x, weight, bias, r, groups=groups, activation=activation)
 
 
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)
@@ -86,9 +84,7 @@ def test_gradients(device, compiled, activation, dtype):
     def run(function):
         return lambda *tensors: function(*tensors, padding=1, activation=activation, negative_slope=0.2)
 
-    assert_gradients_as_accurate(
-        run(ops.conv_act), run(reference), [x, weight, bias, residual], weights, activation=activation
-    )
+    check_gradients(run(ops.conv_act), run(reference), [x, weight, bias, residual], weights, activation=activation)
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "silu"])

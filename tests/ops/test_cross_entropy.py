@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate, compare
+from helpers import DTYPES, check_gradients, check_operator
+from support.accuracy import assert_as_accurate
 
 from kfconvert import ops
 from kfconvert.kernels import reference
@@ -30,9 +31,9 @@ def test_as_accurate_as_aten(device, compiled, shape, dtype, options):
     if compiled and "label_smoothing" in options and dtype == torch.float16:
         # ATen adds the logits up in float16, which overflows.
         exact = reference.cross_entropy(x.double(), target, **options)
-        compare(ops.cross_entropy(x, target, **options), exact.to(dtype), exact)
+        assert_as_accurate(ops.cross_entropy(x, target, **options), exact.to(dtype), exact)
     else:
-        assert_as_accurate(ops.cross_entropy, reference.cross_entropy, x, target, **options)
+        check_operator(ops.cross_entropy, reference.cross_entropy, x, target, **options)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -48,7 +49,7 @@ def test_gradients(device, compiled, shape, dtype, options):
         return lambda x: function(x, target, **options)
 
     weights = [w.to(device) for w in weights]
-    assert_gradients_as_accurate(of(ops.cross_entropy), of(reference.cross_entropy), [x], weights)
+    check_gradients(of(ops.cross_entropy), of(reference.cross_entropy), [x], weights)
 
 
 def test_gradcheck(device):
@@ -89,7 +90,7 @@ def test_an_ignored_row_has_no_gradient_whatever_is_in_it(device, classes):
 def test_any_strides(device):
     x, target = inputs((12, 30), torch.float32, device)
     for view in (x[:, ::2], x[:, 1:9], torch.randn(30, 12, device=device).t()):
-        assert_as_accurate(ops.cross_entropy, reference.cross_entropy, view, target % view.shape[1])
+        check_operator(ops.cross_entropy, reference.cross_entropy, view, target % view.shape[1])
 
 
 def test_opcheck(device):

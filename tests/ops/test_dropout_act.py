@@ -3,7 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import DTYPES, assert_as_accurate, compare
+from helpers import DTYPES, check_operator
+from support.accuracy import assert_as_accurate
 
 from kfconvert import ops
 from kfconvert.kernels import reference
@@ -44,7 +45,7 @@ def test_a_seed_drops_the_same_elements_everywhere(device, shape, dtype):
             v = x.double() if use is None else x.double() + bias.double()
             v = F.gelu(v) if code == GELU else v
             truth = torch.where(keep, v / (1 - p), 0) + (0 if added is None else added.double())
-            compare(y, truth.to(dtype), truth, slack=torch.finfo(dtype).eps)  # the product with 1 / (1 - p)
+            assert_as_accurate(y, truth.to(dtype), truth, slack=torch.finfo(dtype).eps)  # the product with 1 / (1 - p)
 
 
 def test_a_negative_zero_stays_one(device):
@@ -90,8 +91,8 @@ def test_the_seed_is_drawn_from_torch(device, compiled):
 def test_without_dropping(device, compiled, dtype):
     x, bias, residual = inputs((5, 8), dtype, device)
     for options in ({"training": False}, {"p": 0.0}):
-        assert_as_accurate(ops.gelu_dropout, reference.gelu_dropout, x, **options)
-        assert_as_accurate(ops.bias_dropout_add, reference.bias_dropout_add, x, bias, residual, **options)
+        check_operator(ops.gelu_dropout, reference.gelu_dropout, x, **options)
+        check_operator(ops.bias_dropout_add, reference.bias_dropout_add, x, bias, residual, **options)
     assert torch.equal(ops.bias_dropout_add(x, bias, residual, p=1.0), residual)
     assert torch.equal(ops.gelu_dropout(x, p=1.0), torch.zeros_like(x))
 
@@ -122,7 +123,7 @@ def test_backward_kernel(device, dtype):
         act = next(a for a in ops.ACTIVATIONS.values() if a.code == code)
         y = torch.where(keep_mask(x, None, 9, 4, 0.25), act.reference(v, 0.01) / 0.75, 0)
         (truth,) = torch.autograd.grad(y, v, grad.double())
-        compare(got, truth.to(dtype), truth)
+        assert_as_accurate(got, truth.to(dtype), truth)
 
 
 def test_opcheck(device):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate, assert_one_graph
+from helpers import DTYPES, assert_one_graph, check_gradients, check_operator
 
 from kfconvert import ops
 from kfconvert.kernels import reference
@@ -23,7 +23,7 @@ def arguments(dtype, device, ids=(2, 5), kind=torch.int64, cols=8):
 
 
 def compare(tensors, types=None):
-    assert_as_accurate(ops.embedding_layer_norm, reference.embedding_layer_norm, *tensors, 1e-5, types, factor=2)
+    check_operator(ops.embedding_layer_norm, reference.embedding_layer_norm, *tensors, 1e-5, types, factor=2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -77,7 +77,7 @@ def test_gradients(device, compiled, dtype, typed):
         lambda *t, f=package.embedding_layer_norm: f(ids, *t, 1e-5, types) for package in (ops, reference)
     )
     weights = [torch.randn(2, 5, 8, device=device).to(dtype)]
-    assert_gradients_as_accurate(operator, definition, tensors, weights, factor=2)
+    check_gradients(operator, definition, tensors, weights, factor=2)
 
 
 @pytest.mark.parametrize("typed", [False, True])

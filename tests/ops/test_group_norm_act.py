@@ -1,6 +1,6 @@
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, check_gradients, check_operator
 
 from kfconvert import ops
 from kfconvert.ops.fused.group_norm_act import reference
@@ -18,7 +18,7 @@ def inputs(shape, dtype, device, offset=0.0):
 def test_as_accurate_as_aten(device, compiled, dtype, activation):
     x, weight, bias = inputs((3, 8, 5, 8), dtype, device)
     for w, b in ((weight, bias), (None, bias), (weight, None), (None, None)):
-        assert_as_accurate(ops.group_norm_act, reference, x, 4, w, b, activation=activation, negative_slope=0.2)
+        check_operator(ops.group_norm_act, reference, x, 4, w, b, activation=activation, negative_slope=0.2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -41,12 +41,12 @@ def test_shapes(device, shape, groups, dtype):
     y = ops.group_norm_act(x, groups, weight, bias, activation="silu")
     assert y.shape == x.shape and y.is_contiguous()
     if x.numel() > 0:
-        assert_as_accurate(ops.group_norm_act, reference, x, groups, weight, bias, 1e-6, "silu")
+        check_operator(ops.group_norm_act, reference, x, groups, weight, bias, 1e-6, "silu")
 
 
 def test_rows_far_from_zero(device):
     x, weight, bias = inputs((2, 8, 64, 64), torch.float32, device, offset=300.0)
-    assert_as_accurate(ops.group_norm_act, reference, x, 2, weight, bias)
+    check_operator(ops.group_norm_act, reference, x, 2, weight, bias)
 
 
 @pytest.mark.parametrize("inner", [1, 5, 64, 1000, 40000])
@@ -79,7 +79,7 @@ def test_gradients(device, compiled, dtype):
     x, weight, bias = inputs((3, 8, 6), dtype, device)
     grads = [torch.randn(x.shape, device=device).to(dtype)]
     mine, aten = ((lambda x, w, b, f=f: f(x, 4, w, b, activation="silu")) for f in (ops.group_norm_act, reference))
-    assert_gradients_as_accurate(mine, aten, [x, weight, bias], grads)
+    check_gradients(mine, aten, [x, weight, bias], grads)
 
 
 def test_gradcheck(device):

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from helpers import DTYPES, assert_gradients_as_accurate
+from helpers import DTYPES, check_gradients
 
 from kfconvert import ops
 from kfconvert.ops import group_norm_act
@@ -14,14 +14,14 @@ def inputs(shape, dtype, device):
     return x, *torch.randn(2, shape[1], device=device).to(dtype)
 
 
-def assert_as_accurate(tensors, groups, activation, factor=1.5):
+def check_operator(tensors, groups, activation, factor=1.5):
     grads = [torch.randn(tensors[0].shape, device=tensors[0].device).to(tensors[0].dtype)]
 
     def run(function):
         return lambda x, *affine: function(x, groups, *affine, activation=activation, negative_slope=0.2)
 
     mine, aten = run(group_norm_act), run(reference)
-    assert_gradients_as_accurate(mine, aten, tensors, grads, factor, activation)
+    check_gradients(mine, aten, tensors, grads, factor, activation)
 
 
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)
@@ -29,7 +29,7 @@ def assert_as_accurate(tensors, groups, activation, factor=1.5):
 def test_activations(device, dtype, activation):
     for shape in ((3, 8, 6, 8), (2, 6, 5, 5)):
         # Of the gradients of a few channels it is chance whose error is the larger one.
-        assert_as_accurate(inputs(shape, dtype, device), 2, activation, factor=4)
+        check_operator(inputs(shape, dtype, device), 2, activation, factor=4)
 
 
 # On CUDA: rows in registers, in packs and element by element, of many pieces and of few, with threads to spare; then
@@ -47,7 +47,7 @@ SHAPES = [
 def test_shapes(device, shape, groups, dtype):
     tensors = inputs(shape, dtype, device)
     if dtype != torch.float64:
-        return assert_as_accurate(tensors, groups, "silu", factor=4)  # chance, as above
+        return check_operator(tensors, groups, "silu", factor=4)  # chance, as above
     leaves, grad = [t.requires_grad_() for t in tensors], torch.randn_like(tensors[0])
     got, want = (
         torch.autograd.grad(f(leaves[0], groups, *leaves[1:], activation="silu"), leaves, grad)

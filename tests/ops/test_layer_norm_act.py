@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate, gradients
+from helpers import DTYPES, check_gradients, check_operator, gradients
 
 from kfconvert import ops
 from kfconvert.ops.fused.layer_norm_act import reference
@@ -24,7 +24,7 @@ def test_as_accurate_as_aten(device, compiled, dtype, activation):
     x, residual, weight, bias = inputs((6, 5, 96), (96,), dtype, device)
     for w, b in ((weight, bias), (weight, None), (None, bias), (None, None)):
         for r in (None, residual):
-            assert_as_accurate(
+            check_operator(
                 ops.layer_norm_act,
                 reference,
                 x,
@@ -69,14 +69,14 @@ LENGTHS = [
 def test_row_lengths(device, cols, dtype):
     x, residual, weight, bias = inputs((5, cols), (cols,), dtype, device)
     for r in (None, residual):
-        y, s = assert_as_accurate(ops.layer_norm_act, reference, x, cols, weight, bias, residual=r, return_sum=True)
+        y, s = check_operator(ops.layer_norm_act, reference, x, cols, weight, bias, residual=r, return_sum=True)
         assert s is x if r is None else torch.equal(s, x + r)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 130, 4097])
 def test_row_counts(device, compiled, rows):
     x, residual, weight, bias = inputs((rows, 64), (64,), torch.float32, device)
-    assert_as_accurate(
+    check_operator(
         ops.layer_norm_act,
         reference,
         x,
@@ -94,7 +94,7 @@ def test_several_normalized_dimensions(device, compiled, shape):
     for inner in (1, 2, 3):
         normalized = shape[-inner:]
         x, residual, weight, bias = inputs(shape, normalized, torch.float32, device)
-        assert_as_accurate(ops.layer_norm_act, reference, x, normalized, weight, bias, residual=residual)
+        check_operator(ops.layer_norm_act, reference, x, normalized, weight, bias, residual=residual)
 
 
 def test_any_strides(device, compiled):
@@ -105,20 +105,20 @@ def test_any_strides(device, compiled):
         (x, permuted),
         (x[:, ::2], residual[:, ::2]),
     ):
-        assert_as_accurate(ops.layer_norm_act, reference, view, (16,), weight.repeat(2)[::2], bias, residual=r)
+        check_operator(ops.layer_norm_act, reference, view, (16,), weight.repeat(2)[::2], bias, residual=r)
     image = torch.randn(2, 16, 3, 3, device=device).permute(0, 2, 3, 1)
-    assert_as_accurate(ops.layer_norm_act, reference, image, (16,), weight, bias)
+    check_operator(ops.layer_norm_act, reference, image, (16,), weight, bias)
 
 
 def test_misaligned_pointer(device):
     x = torch.randn(8 * 64 + 1, device=device).half()[1:].view(8, 64)
     weight = torch.randn(65, device=device).half()[1:]
-    assert_as_accurate(ops.layer_norm_act, reference, x, (64,), weight, None)
+    check_operator(ops.layer_norm_act, reference, x, (64,), weight, None)
 
 
 def test_large_mean_and_constant_rows(device):
     x = torch.randn(8, 256, device=device) + 1000
-    assert_as_accurate(ops.layer_norm_act, reference, x, (256,))
+    check_operator(ops.layer_norm_act, reference, x, (256,))
     assert torch.equal(
         ops.layer_norm_act(torch.full((2, 64), 3.0, device=device), 64), torch.zeros(2, 64, device=device)
     )
@@ -178,7 +178,7 @@ def test_gradients(device, compiled, activation, dtype):
             x, (96,), w, b, activation=activation, residual=r, return_sum=True, negative_slope=0.2
         )
 
-    assert_gradients_as_accurate(
+    check_gradients(
         run(ops.layer_norm_act), run(reference), [x, residual, weight, bias], weights, activation=activation
     )
 
@@ -211,7 +211,7 @@ def test_gradients_of_row_lengths(device, cols, dtype):
     def run(function):
         return lambda x, w, b: function(x, (cols,), w, b)
 
-    assert_gradients_as_accurate(run(ops.layer_norm_act), run(reference), [x, weight, bias], weights)
+    check_gradients(run(ops.layer_norm_act), run(reference), [x, weight, bias], weights)
 
 
 def test_gradients_are_the_same_at_every_call(device):
@@ -336,8 +336,8 @@ REPEATED = [((2, 3, 8), (3, 8)), ((2, 3, 8), (1, 3, 8)), ((2, 3, 8), (1, 1, 8)),
 def test_a_residual_that_repeats(device, compiled, shape, residual_shape, dtype):
     x, residual = torch.randn(shape, device=device).to(dtype), torch.randn(residual_shape, device=device).to(dtype)
     weight, bias = (torch.randn(8, device=device).to(dtype) for _ in range(2))
-    assert_as_accurate(ops.layer_norm_act, reference, x, (8,), weight, bias, residual=residual, return_sum=True)
-    assert_as_accurate(ops.layer_norm_act, reference, x, (8,), weight, None, activation="gelu", residual=residual)
+    check_operator(ops.layer_norm_act, reference, x, (8,), weight, bias, residual=residual, return_sum=True)
+    check_operator(ops.layer_norm_act, reference, x, (8,), weight, None, activation="gelu", residual=residual)
 
 
 @pytest.mark.parametrize("shape, residual_shape", REPEATED)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, check_gradients, check_operator
 
 from kfconvert import ops
 from kfconvert.ops.fused.linear_act import reference
@@ -18,7 +18,7 @@ def inputs(shape, out, dtype, device):
 def test_as_accurate_as_aten(device, compiled, dtype, activation):
     x, weight, bias = inputs((5, 48), 24, dtype, device)
     for b in (bias, None):
-        assert_as_accurate(ops.linear_act, reference, x, weight, b, activation=activation, negative_slope=0.2)
+        check_operator(ops.linear_act, reference, x, weight, b, activation=activation, negative_slope=0.2)
 
 
 @pytest.mark.parametrize("shape", [(8,), (1, 8), (3, 5, 7), (2, 3, 4, 9), (0, 8), (2, 0, 8), (4, 0), (1, 1)])
@@ -27,7 +27,7 @@ def test_as_accurate_as_aten(device, compiled, dtype, activation):
 def test_shapes(device, shape, out, activation):
     x, weight, bias = inputs(shape, out, torch.float32, device)
     for b in (bias, None):
-        assert_as_accurate(ops.linear_act, reference, x, weight, b, activation=activation)
+        check_operator(ops.linear_act, reference, x, weight, b, activation=activation)
 
 
 def test_any_strides(device):
@@ -35,7 +35,7 @@ def test_any_strides(device):
     transposed = weight.t().contiguous().t()
     for view in (x.transpose(0, 1), x[:, ::2], x.expand(6, 4, 16), x[:, 0], x[:, :1]):
         for w in (weight, transposed, weight.repeat(2, 2)[::2, ::2]):
-            assert_as_accurate(ops.linear_act, reference, view, w, bias.repeat(2)[::2], activation="relu")
+            check_operator(ops.linear_act, reference, view, w, bias.repeat(2)[::2], activation="relu")
 
 
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)
@@ -47,7 +47,7 @@ def test_gradients(device, compiled, activation, dtype):
     def run(function):
         return lambda *tensors: function(*tensors, activation=activation, negative_slope=0.2)
 
-    assert_gradients_as_accurate(run(ops.linear_act), run(reference), [x, weight, bias], weights, activation=activation)
+    check_gradients(run(ops.linear_act), run(reference), [x, weight, bias], weights, activation=activation)
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])

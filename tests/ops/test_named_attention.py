@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, check_gradients, check_operator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kfconvert import ops
@@ -35,8 +35,8 @@ def angles(shape, dtype, device, interleaved=False):
 def test_attention_score(device, dtype, scale):
     for leading in LEADING:
         q, k, _ = attended(leading, dtype, device)
-        assert_as_accurate(ops.attention_score, reference.attention_score, q, k, scale)
-        assert_gradients_as_accurate(
+        check_operator(ops.attention_score, reference.attention_score, q, k, scale)
+        check_gradients(
             lambda q, k: ops.attention_score(q, k, scale),
             lambda q, k: reference.attention_score(q, k, scale),
             [q, k],
@@ -58,16 +58,16 @@ def test_attention_score(device, dtype, scale):
 def test_attention_score_shapes(device, q, k):
     q, k = (tensor(shape, torch.float32, device) for shape in (q, k))
     scale = 0.5 if q.shape[-1] == 0 else None
-    assert_as_accurate(ops.attention_score, reference.attention_score, q, k, scale)
+    check_operator(ops.attention_score, reference.attention_score, q, k, scale)
     q = tensor(q.mT.shape, torch.float32, device).mT
-    assert_as_accurate(ops.attention_score, reference.attention_score, q, k, scale)
+    check_operator(ops.attention_score, reference.attention_score, q, k, scale)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_dropout(device, dtype):
     scores = tensor((2, 3, 5, 40), dtype, device)
     for tensors in (scores, scores.mT, scores[:0]):
-        assert_as_accurate(ops.attention_dropout, reference.attention_dropout, tensors, 0.3, False)
+        check_operator(ops.attention_dropout, reference.attention_dropout, tensors, 0.3, False)
     results = []
     for package in (ops, reference):
         torch.manual_seed(1)
@@ -90,7 +90,7 @@ def test_flash_attention(device, dtype, is_causal, scale):
     for leading in LEADING:
         for keys in (20, 24):
             tensors = attended(leading, dtype, device, keys=keys)
-            assert_as_accurate(
+            check_operator(
                 ops.flash_attention,
                 reference.flash_attention,
                 *tensors,
@@ -98,7 +98,7 @@ def test_flash_attention(device, dtype, is_causal, scale):
                 is_causal=is_causal,
                 factor=ATTENTION_FACTOR[device],
             )
-        assert_gradients_as_accurate(
+        check_gradients(
             lambda *t: ops.flash_attention(*t, scale, is_causal),
             lambda *t: reference.flash_attention(*t, scale, is_causal),
             tensors,
@@ -120,13 +120,13 @@ def test_flash_attention(device, dtype, is_causal, scale):
 )
 def test_flash_attention_shapes(device, shapes):
     tensors = attended(dtype=torch.float32, device=device, **shapes)
-    assert_as_accurate(ops.flash_attention, reference.flash_attention, *tensors, factor=ATTENTION_FACTOR[device])
+    check_operator(ops.flash_attention, reference.flash_attention, *tensors, factor=ATTENTION_FACTOR[device])
 
 
 def test_layouts(device):
     q, k, v = (tensor((2, 20, 3, 8), torch.float32, device).transpose(1, 2) for _ in "qkv")
     for tensors in ((q, k, v), (q.mT.contiguous().mT, k, v[..., :1].expand(2, 3, 20, 8))):
-        assert_as_accurate(ops.flash_attention, reference.flash_attention, *tensors, factor=ATTENTION_FACTOR[device])
+        check_operator(ops.flash_attention, reference.flash_attention, *tensors, factor=ATTENTION_FACTOR[device])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -134,9 +134,9 @@ def test_layouts(device):
 def test_fused_multihead_attention(device, dtype, leading):
     tensors = attended(leading, dtype, device, width=32, value_width=16)
     factor = ATTENTION_FACTOR[device]
-    assert_as_accurate(ops.fused_multihead_attention, reference.fused_multihead_attention, *tensors, 4, factor=factor)
+    check_operator(ops.fused_multihead_attention, reference.fused_multihead_attention, *tensors, 4, factor=factor)
     if 0 not in leading:
-        assert_gradients_as_accurate(
+        check_gradients(
             lambda *t: ops.fused_multihead_attention(*t, 4),
             lambda *t: reference.fused_multihead_attention(*t, 4),
             tensors,
@@ -158,9 +158,9 @@ def test_rope(device, dtype, interleaved):
         x = tensor(shape, dtype, device)
         cos, sin = angles(angle_shape, dtype, device, interleaved)
         for x in (x, tensor(x.mT.shape, dtype, device).mT if x.dim() > 1 else x):
-            assert_as_accurate(ops.rope, reference.rope, x, cos, sin, interleaved)
+            check_operator(ops.rope, reference.rope, x, cos, sin, interleaved)
     x, (cos, sin) = tensor((2, 7, 8), dtype, device), angles((7, 8), dtype, device, interleaved)
-    assert_gradients_as_accurate(
+    check_gradients(
         lambda *t: ops.rope(*t, interleaved),
         lambda *t: reference.rope(*t, interleaved),
         [x, cos, sin],
@@ -179,13 +179,13 @@ def test_rope_of_other_layouts(device, dtype, interleaved):
         (tensor((2, 2, 3, 2, 3, 2, 3, 8), dtype, device).transpose(0, 3).transpose(1, 5), (3, 1, 3, 8)),
     ):
         cos, sin = angles(angle_shape, dtype, device, interleaved)
-        y = assert_as_accurate(ops.rope, reference.rope, x, cos, sin, interleaved)
+        y = check_operator(ops.rope, reference.rope, x, cos, sin, interleaved)
         assert not y.requires_grad and y.data_ptr() != x.data_ptr()
         arguments = (x, cos, sin, interleaved, True)
         for operator in (torch.ops.kfconvert.rope.default, torch.ops.kfconvert.rope_inference.default):
             torch.library.opcheck(operator, arguments)
     x, (cos, sin) = tensor((3, 2, 5, 8), dtype, device).mT.contiguous().mT, angles((5, 8), dtype, device, interleaved)
-    assert_gradients_as_accurate(
+    check_gradients(
         lambda t: ops.rope(t, cos.to(t.dtype), sin.to(t.dtype), interleaved),
         lambda t: reference.rope(t, cos.to(t.dtype), sin.to(t.dtype), interleaved),
         [x],
@@ -213,8 +213,8 @@ def test_rope_attention(device, dtype, interleaved):
     cos, sin = angles((20, 8), dtype, device, interleaved)
     options = (0.3, True, interleaved)
     factor = ATTENTION_FACTOR[device]
-    assert_as_accurate(ops.rope_attention, reference.rope_attention, q, k, v, cos, sin, *options, factor=factor)
-    assert_gradients_as_accurate(
+    check_operator(ops.rope_attention, reference.rope_attention, q, k, v, cos, sin, *options, factor=factor)
+    check_gradients(
         lambda *t: ops.rope_attention(*t, cos.to(t[0].dtype), sin.to(t[0].dtype), *options),
         lambda *t: reference.rope_attention(*t, cos.to(t[0].dtype), sin.to(t[0].dtype), *options),
         [q, k, v],
@@ -242,9 +242,7 @@ def test_rope_attention(device, dtype, interleaved):
 def test_block_sparse_attention(device, leading, layout_leading, queries, keys, block_size):
     layout = random_layout(layout_leading, queries, keys, block_size, device)
     tensors = attended(leading, torch.float32, device, queries, keys, 16, 16)
-    assert_as_accurate(
-        ops.block_sparse_attention, reference.block_sparse_attention, *tensors, layout, block_size, factor=3
-    )
+    check_operator(ops.block_sparse_attention, reference.block_sparse_attention, *tensors, layout, block_size, factor=3)
 
 
 def random_layout(leading, queries, keys, block_size, device):
@@ -260,12 +258,10 @@ def test_block_sparse_attention_of_all_dtypes(device, dtype, queries, block_size
     tensors = attended((1, 2), dtype, device, queries, queries, 16, 16)
     call = (layout, block_size, 0.4)
     operator, definition = ops.block_sparse_attention, reference.block_sparse_attention
-    y = assert_as_accurate(operator, definition, *tensors, *call, factor=3)
+    y = check_operator(operator, definition, *tensors, *call, factor=3)
     assert (y[..., -(queries % block_size or block_size) :, :] == 0).all()
     weights = [tensor(tensors[0].shape, dtype, device)]
-    assert_gradients_as_accurate(
-        lambda *t: operator(*t, *call), lambda *t: definition(*t, *call), tensors, weights, factor=3
-    )
+    check_gradients(lambda *t: operator(*t, *call), lambda *t: definition(*t, *call), tensors, weights, factor=3)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -307,7 +303,7 @@ def test_chunked_attention(device, scores_are_written, dtype, chunk_size):
     for leading in ((), (2, 3), (0, 2)):
         tensors = attended(leading, dtype, device, value_width=12)
         for scale in (None, 0.3):
-            assert_as_accurate(
+            check_operator(
                 ops.chunked_attention,
                 reference.chunked_attention,
                 *tensors,
@@ -321,7 +317,7 @@ def test_chunked_attention(device, scores_are_written, dtype, chunk_size):
                 # On CUDA half types are summed in another order for other numbers of rows.
                 **({"rtol": 2e-2, "atol": 2e-3} if dtype.itemsize == 2 else {}),
             )
-    assert_gradients_as_accurate(
+    check_gradients(
         lambda *t: ops.chunked_attention(*t, chunk_size),
         lambda *t: reference.chunked_attention(*t, chunk_size),
         attended((2, 2), dtype, device),

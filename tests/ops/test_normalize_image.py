@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from helpers import DTYPES, compare
+from helpers import DTYPES
+from support.accuracy import assert_as_accurate
 
 from kfconvert import ops
 from kfconvert.kernels import reference
@@ -32,7 +33,7 @@ def check(image, mean, std, dtype, memory_format):
     """The result, in the given format and as accurate as the definition."""
     y = ops.normalize_image(image, mean, std, dtype=dtype, memory_format=memory_format)
     truth = reference.normalize_image(image, mean, std, dtype=torch.float64)
-    compare(y, reference.normalize_image(image, mean, std, dtype=dtype, memory_format=memory_format), truth)
+    assert_as_accurate(y, reference.normalize_image(image, mean, std, dtype=dtype, memory_format=memory_format), truth)
     planes = y.movedim(-3, -1) if memory_format == torch.channels_last else y
     assert planes.is_contiguous()
     return y

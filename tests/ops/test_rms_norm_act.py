@@ -1,6 +1,6 @@
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate, gradients
+from helpers import DTYPES, check_gradients, check_operator, gradients
 
 from kfconvert import ops
 from kfconvert.ops.fused.rms_norm_act import reference
@@ -28,7 +28,7 @@ def test_as_accurate_as_aten(device, compiled, dtype, activation):
     options = {"activation": activation, "negative_slope": 0.2}
     for w, offset in ((weight, 0.0), (weight, 1.0), (None, 1.0)):
         for r in (None, residual):
-            assert_as_accurate(ops.rms_norm_act, reference, x, (96,), w, residual=r, offset=offset, **options)
+            check_operator(ops.rms_norm_act, reference, x, (96,), w, residual=r, offset=offset, **options)
 
 
 # Every row length of the CUDA launch table, and the lengths around them that fall back to single elements.
@@ -43,45 +43,41 @@ LENGTHS = [
 def test_row_lengths(device, cols, dtype):
     x, residual, weight = inputs((5, cols), (cols,), dtype, device)
     for r, offset in ((None, 0.0), (residual, 1.0)):
-        y, s = assert_as_accurate(
-            ops.rms_norm_act, reference, x, cols, weight, residual=r, return_sum=True, offset=offset
-        )
+        y, s = check_operator(ops.rms_norm_act, reference, x, cols, weight, residual=r, return_sum=True, offset=offset)
         assert s is x if r is None else torch.equal(s, x + r)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 130, 4097])
 def test_row_counts(device, compiled, rows):
     x, residual, weight = inputs((rows, 64), (64,), torch.float32, device)
-    assert_as_accurate(
-        ops.rms_norm_act, reference, x, (64,), weight, residual=residual, activation="relu", return_sum=True
-    )
+    check_operator(ops.rms_norm_act, reference, x, (64,), weight, residual=residual, activation="relu", return_sum=True)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (0, 3, 4, 5), (2, 3, 0, 5)])
 def test_several_normalized_dimensions(device, compiled, shape):
     for inner in (1, 2, 3):
         x, residual, weight = inputs(shape, shape[-inner:], torch.float32, device)
-        assert_as_accurate(ops.rms_norm_act, reference, x, shape[-inner:], weight, residual=residual)
+        check_operator(ops.rms_norm_act, reference, x, shape[-inner:], weight, residual=residual)
 
 
 def test_any_strides(device, compiled):
     x, residual, weight = inputs((4, 6, 16), (16,), torch.float32, device)
     permuted = residual.permute(2, 0, 1).contiguous().permute(1, 2, 0)
     for view, r in ((x.transpose(0, 1), residual.transpose(0, 1)), (x, permuted), (x[:, ::2], residual[:, ::2])):
-        assert_as_accurate(ops.rms_norm_act, reference, view, (16,), weight.repeat(2)[::2], residual=r)
+        check_operator(ops.rms_norm_act, reference, view, (16,), weight.repeat(2)[::2], residual=r)
     image = torch.randn(2, 16, 3, 3, device=device).permute(0, 2, 3, 1)
-    assert_as_accurate(ops.rms_norm_act, reference, image, (16,), weight)
+    check_operator(ops.rms_norm_act, reference, image, (16,), weight)
 
 
 def test_misaligned_pointer(device):
     x = torch.randn(8 * 64 + 1, device=device).half()[1:].view(8, 64)
     weight = torch.randn(65, device=device).half()[1:]
-    assert_as_accurate(ops.rms_norm_act, reference, x, (64,), weight)
+    check_operator(ops.rms_norm_act, reference, x, (64,), weight)
 
 
 def test_a_mean_is_not_subtracted(device, compiled):
     x = torch.randn(8, 256, device=device) + 1000
-    assert_as_accurate(ops.rms_norm_act, reference, x, (256,))
+    check_operator(ops.rms_norm_act, reference, x, (256,))
     constant = torch.full((2, 64), 3.0, device=device)
     torch.testing.assert_close(ops.rms_norm_act(constant, 64), torch.ones_like(constant))
 
@@ -102,14 +98,14 @@ def test_nan_and_infinity(device, compiled, dtype):
 def test_a_float32_weight_beside_a_half_type(device, compiled, dtype, offset, columns):
     x, residual, weight = inputs((4, columns), (columns,), dtype, device, weight_dtype=torch.float32)
     for r in (None, residual):
-        assert_as_accurate(ops.rms_norm_act, reference, x, (columns,), weight, residual=r, offset=offset)
+        check_operator(ops.rms_norm_act, reference, x, (columns,), weight, residual=r, offset=offset)
     operator, aten = (
         lambda x, weight, f=f: f(x, (columns,), weight, activation="silu", offset=offset)
         for f in (ops.rms_norm_act, reference)
     )
     grad = torch.randn_like(x)
     assert [g.dtype for g in gradients(operator, (x, weight), (grad,))] == [dtype, torch.float32]
-    assert_gradients_as_accurate(operator, aten, (x, weight), (grad,))
+    check_gradients(operator, aten, (x, weight), (grad,))
 
 
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)
@@ -122,9 +118,7 @@ def test_gradients(device, compiled, activation, dtype):
     def run(function):
         return lambda x, r, w: function(x, (96,), w, residual=r, **options)
 
-    assert_gradients_as_accurate(
-        run(ops.rms_norm_act), run(reference), [x, residual, weight], weights, activation=activation
-    )
+    check_gradients(run(ops.rms_norm_act), run(reference), [x, residual, weight], weights, activation=activation)
 
 
 @pytest.mark.parametrize("cols", [1, 7, 64, 100, 257, 512, 768, 1024, 2048, 4096, 8192, 9000])
@@ -136,7 +130,7 @@ def test_gradients_of_row_lengths(device, cols, dtype):
     def run(function):
         return lambda x, w: function(x, (cols,), w)
 
-    assert_gradients_as_accurate(run(ops.rms_norm_act), run(reference), [x, weight], weights)
+    check_gradients(run(ops.rms_norm_act), run(reference), [x, weight], weights)
 
 
 def test_gradients_are_the_same_at_every_call(device):
@@ -239,7 +233,7 @@ REPEATED = [((2, 3, 8), (3, 8)), ((2, 3, 8), (1, 1, 8)), ((4, 5, 1, 8), (1, 8)),
 @pytest.mark.parametrize("shape, residual_shape", REPEATED)
 def test_a_residual_that_repeats(device, compiled, shape, residual_shape, dtype):
     x, residual, weight = (torch.randn(size, device=device).to(dtype) for size in (shape, residual_shape, (8,)))
-    assert_as_accurate(ops.rms_norm_act, reference, x, (8,), weight, residual=residual, return_sum=True)
+    check_operator(ops.rms_norm_act, reference, x, (8,), weight, residual=residual, return_sum=True)
 
 
 @pytest.mark.parametrize("shape, residual_shape", REPEATED)

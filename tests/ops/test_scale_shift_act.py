@@ -1,6 +1,6 @@
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, check_gradients, check_operator
 
 from kfconvert import ops
 from kfconvert.ops.fused.scale_shift_act import reference
@@ -18,7 +18,7 @@ def inputs(shape, dtype, device):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_as_accurate_as_aten(device, compiled, dtype, activation):
     tensors = inputs((3, 8, 5, 8), dtype, device)
-    assert_as_accurate(ops.scale_shift_act, reference, *tensors, activation=activation, negative_slope=0.2)
+    check_operator(ops.scale_shift_act, reference, *tensors, activation=activation, negative_slope=0.2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -45,7 +45,7 @@ def test_shapes_and_layouts(device, shape, dtype):
     if x.dim() > 3:
         layouts.append(x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d))
     for layout in layouts:
-        y = assert_as_accurate(ops.scale_shift_act, reference, layout, scale, shift, activation="relu")
+        y = check_operator(ops.scale_shift_act, reference, layout, scale, shift, activation="relu")
         assert y.numel() == 0 or y.stride() == torch.relu(layout).stride()
         assert y.data_ptr() != layout.data_ptr() or y.numel() == 0
 
@@ -53,13 +53,13 @@ def test_shapes_and_layouts(device, shape, dtype):
 def test_strided_and_misaligned(device):
     x, scale, shift = inputs((4, 16, 6, 10), torch.float16, device)
     for view in (x[..., ::2], x[:, :, 1:4], x[::2], x.transpose(2, 3)):
-        assert_as_accurate(ops.scale_shift_act, reference, view, scale, shift, activation="silu")
+        check_operator(ops.scale_shift_act, reference, view, scale, shift, activation="silu")
     many = torch.randn(33, device=device)
-    assert_as_accurate(ops.scale_shift_act, reference, x[:, :15], many[1:16], many[::2][:15])
+    check_operator(ops.scale_shift_act, reference, x[:, :15], many[1:16], many[::2][:15])
     flat = torch.randn(2 * 16 * 8 + 3, device=device).half()
     for offset in (1, 2, 3):
         view = flat[offset : offset + 256].view(2, 16, 8)
-        assert_as_accurate(ops.scale_shift_act, reference, view, many[1:17], many[3:19], activation="relu")
+        check_operator(ops.scale_shift_act, reference, view, many[1:17], many[3:19], activation="relu")
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "hardsigmoid", "relu6"])
@@ -80,7 +80,7 @@ def test_gradients(device, compiled, dtype):
     x, scale, shift = inputs((3, 8, 6), dtype, device)
     weights = [torch.randn(x.shape, device=device).to(dtype)]
     mine, aten = ((lambda *t, f=f: f(*t, activation="silu")) for f in (ops.scale_shift_act, reference))
-    assert_gradients_as_accurate(mine, aten, [x, scale, shift], weights)
+    check_gradients(mine, aten, [x, scale, shift], weights)
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "leaky_relu", "hardsigmoid"])

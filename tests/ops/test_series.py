@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate, assert_one_graph
+from helpers import DTYPES, assert_one_graph, check_gradients, check_operator
 
 from kfconvert.kernels import reference as references
 from kfconvert.kernels.reference import sliding_window_mean_std as reference
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:std_mean")  # by the definition,
 def test_as_accurate_as_aten(device, dtype, shape):
     x = torch.randn(shape, device=device).mul(3).add(1).to(dtype)
     for window in (1, 2, 7, 40):
-        results = assert_as_accurate(sliding_window_mean_std, reference, x, window)
+        results = check_operator(sliding_window_mean_std, reference, x, window)
         assert all(result.shape == (*shape[:-1], shape[-1] - window + 1) for result in results)
 
 
@@ -28,11 +28,11 @@ def test_reductions(device, dtype, reduce):
     for shape in ((40,), (3, 600), (2, 3, 200), (0, 40)):
         x = torch.randn(shape, device=device).mul(3).add(1).to(dtype)
         for size, stride in ((1, 1), (7, 2), (5, 9), (40, 1)):
-            y = assert_as_accurate(sliding_window, references.sliding_window, x, size, stride, reduce)
+            y = check_operator(sliding_window, references.sliding_window, x, size, stride, reduce)
             assert y.shape == (*shape[:-1], (shape[-1] - size) // stride + 1)
     x = torch.randn(3, 40, device=device).to(dtype)
     y = sliding_window(x, 6, 4, reduce)
-    assert_gradients_as_accurate(
+    check_gradients(
         lambda x: sliding_window(x, 6, 4, reduce),
         lambda x: references.sliding_window(x, 6, 4, reduce),
         [x],
@@ -102,7 +102,7 @@ def test_equal_values(device, dtype):
 def test_layouts(device):
     x = torch.randn(600, 8, device=device)
     for x in (x.t(), x[:, ::2].t(), x.view(8, 600)[:, ::2], x[:, 0].expand(4, 600), x[:, :1].expand(600, 40)):
-        assert_as_accurate(sliding_window_mean_std, reference, x, 9)
+        check_operator(sliding_window_mean_std, reference, x, 9)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -110,9 +110,7 @@ def test_gradients(device, dtype):
     x = torch.randn(3, 40, device=device).to(dtype)
     for window in (1, 2, 7, 40):
         weights = [torch.randn(3, 41 - window, device=device).to(dtype) for _ in range(2)]
-        assert_gradients_as_accurate(
-            lambda x: sliding_window_mean_std(x, window), lambda x: reference(x, window), [x], weights
-        )
+        check_gradients(lambda x: sliding_window_mean_std(x, window), lambda x: reference(x, window), [x], weights)
 
 
 def test_gradcheck(device):

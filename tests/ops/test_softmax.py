@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import DTYPES, assert_as_accurate, assert_gradients_as_accurate
+from helpers import DTYPES, check_gradients, check_operator
 
 from kfconvert import extension, ops
 from kfconvert.kernels import reference
@@ -24,8 +24,8 @@ def scores(shape, dtype, device):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_as_accurate_as_aten(device, compiled, shape, dtype):
     x = scores(shape, dtype, device)
-    assert_as_accurate(ops.softmax, reference.softmax, x)
-    assert_as_accurate(ops.softmax, reference.softmax, x, scale=0.125)
+    check_operator(ops.softmax, reference.softmax, x)
+    check_operator(ops.softmax, reference.softmax, x, scale=0.125)
 
 
 @pytest.mark.parametrize("shape", MASKS)
@@ -33,7 +33,7 @@ def test_as_accurate_as_aten(device, compiled, shape, dtype):
 def test_masks(device, compiled, dtype, shape):
     x = scores((2, 3, 5, 16), dtype, device)
     added = torch.randn(shape, device=device).to(dtype)
-    assert_as_accurate(ops.softmax, reference.softmax, x, scale=0.3, mask=added)
+    check_operator(ops.softmax, reference.softmax, x, scale=0.3, mask=added)
     y = ops.softmax(x, scale=0.3, mask=added > -0.5)
     torch.testing.assert_close(y, reference.softmax(x, scale=0.3, mask=added > -0.5), equal_nan=True)
 
@@ -63,15 +63,15 @@ def test_special_values(device, columns):
 def test_any_strides(device):
     base = scores((6, 10, 16), torch.float32, device)
     for view in (base.transpose(0, 1), base.transpose(1, 2), base[..., ::2], base[:, :, 1:9]):
-        assert_as_accurate(ops.softmax, reference.softmax, view)
+        check_operator(ops.softmax, reference.softmax, view)
     mask = torch.randn(16, 10, device=device).t()
-    assert_as_accurate(ops.softmax, reference.softmax, base, mask=mask)
+    check_operator(ops.softmax, reference.softmax, base, mask=mask)
 
 
 def test_other_dimensions(device, compiled):
     x = scores((4, 6, 8), torch.float32, device)
     for dim in (0, 1, 2, -2):
-        assert_as_accurate(ops.softmax, reference.softmax, x, dim=dim, scale=0.5)
+        check_operator(ops.softmax, reference.softmax, x, dim=dim, scale=0.5)
     assert ops.softmax(x[0, 0, 0]).item() == 1
 
 
@@ -84,7 +84,7 @@ def test_gradients(device, compiled, dtype, shape):
     def of(function):
         return lambda x, mask: function(x, scale=0.5, mask=mask)
 
-    assert_gradients_as_accurate(of(ops.softmax), of(reference.softmax), [x, mask], weights)
+    check_gradients(of(ops.softmax), of(reference.softmax), [x, mask], weights)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -111,7 +111,7 @@ def test_gradients_with_boolean_masks(device, dtype, shape):
             lambda x, of=package.softmax: of(x, scale=0.3, mask=of_columns)  # noqa: B023
             for package in (ops, reference)
         ]
-        assert_gradients_as_accurate(*functions, [x], weights)
+        check_gradients(*functions, [x], weights)
 
 
 @pytest.mark.parametrize("columns", [64, 200, 1000, 1024, 4096, 9000, 20_000, 20_001])
@@ -124,7 +124,7 @@ def test_gradients_of_rows_with_boolean_masks(device, dtype, columns):
             lambda x, of=package.softmax: of(x, scale=0.3, mask=mask)  # noqa: B023
             for package in (ops, reference)
         ]
-        assert_gradients_as_accurate(*functions, [x], [torch.randn_like(x)])
+        check_gradients(*functions, [x], [torch.randn_like(x)])
 
 
 @pytest.mark.parametrize("columns", [8, 37, 5000, 20_000])
@@ -211,8 +211,8 @@ def test_other_names(device, monkeypatch):
 def test_halves(device, compiled, dtype, shape):
     x, grad = (torch.randn(shape, device=device).to(dtype) for _ in "xg")
     op = ops.SoftMaxOp()
-    y = assert_as_accurate(op.forward, lambda x: torch.softmax(x, -1), x)
-    assert_as_accurate(op.backward, lambda g, y: torch.ops.aten._softmax_backward_data(g, y, -1, y.dtype), grad, y)
+    y = check_operator(op.forward, lambda x: torch.softmax(x, -1), x)
+    check_operator(op.backward, lambda g, y: torch.ops.aten._softmax_backward_data(g, y, -1, y.dtype), grad, y)
 
 
 def test_halves_of_a_module(device):

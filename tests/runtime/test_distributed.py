@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from support.small_models import assert_as_accurate, bert, cnn, converted, guard, inputs_of
+from support.small_models import assert_valid, bert, cnn, converted, guard, inputs_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -68,7 +68,7 @@ def check_ddp(original: nn.Module, fused: nn.Module, rank: int) -> None:
     for (name, own), (_, other) in zip(original.named_parameters(), fused.named_parameters()):
         torch.testing.assert_close(other, own, rtol=0, atol=0, msg=name)
         assert_same_everywhere(other)
-    assert_as_accurate(original.eval(), fused.eval())
+    assert_valid(original.eval(), fused.eval())
     assert guard(fused)["hits"]
 
 
@@ -79,7 +79,7 @@ def check_ddp_in_eval_mode(original: nn.Module, fused: nn.Module, rank: int) -> 
         train_step(wrapped.eval(), inputs_of(model, seed=rank), sgd(wrapped))
     for parameter in fused.parameters():
         assert_same_everywhere(parameter)
-    assert_as_accurate(original, fused)
+    assert_valid(original, fused)
     assert guard(fused)["hits"] and not guard(fused)["misses"]
 
 

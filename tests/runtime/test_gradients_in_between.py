@@ -244,15 +244,14 @@ def test_a_sparse_weight_where_gradients_are_wanted():
 
 
 class Parts(nn.Module):
-    """Two outputs, of which one does not depend on ``second``; ``unused`` is for none."""
+    """Two outputs, each by parameters of its own; ``unused`` is for none."""
 
     def __init__(self):
         super().__init__()
         self.first, self.second, self.unused = (nn.Linear(8, 8) for _ in range(3))
 
     def forward(self, x):
-        hidden = torch.relu(self.first(x))
-        return torch.relu(self.second(hidden)), hidden
+        return torch.relu(self.second(x)), torch.relu(self.first(x))
 
 
 def test_hooks_that_run_where_a_gradient_was_accumulated():
@@ -271,7 +270,7 @@ def test_hooks_that_run_where_a_gradient_was_accumulated():
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("part", ["first", ""])
+@pytest.mark.parametrize("part", ["first", "second", ""])
 def test_parameters_that_are_frozen_before_the_backward_pass(part):
     model, x = Parts().eval(), torch.randn(4, 8)
     fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
@@ -281,6 +280,7 @@ def test_parameters_that_are_frozen_before_the_backward_pass(part):
         each.get_submodule(part).requires_grad_(False)
         y.sum().backward()
         found.append([p.grad for p in each.parameters()])
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
     assert [grad is None for grad in found[0]] == [grad is None for grad in found[1]]
     torch.testing.assert_close(*([grad for grad in grads if grad is not None] for grads in found))
 

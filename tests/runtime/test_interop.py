@@ -9,7 +9,7 @@ import torch
 import transformers
 from support.small_models import (
     Gate,
-    assert_as_accurate,
+    assert_valid,
     bert,
     change_weights,
     cnn,
@@ -35,17 +35,17 @@ def logits(model, **inputs):
 
 def test_deepcopy_is_converted_and_independent(original, fused):
     twin = copy.deepcopy(fused)
-    assert_as_accurate(original, twin)
+    assert_valid(original, twin)
     assert guard(twin)["hits"] and not guard(twin)["misses"]
     change_weights(twin)
-    assert_as_accurate(original, fused)
+    assert_valid(original, fused)
     change_weights(original)
-    assert_as_accurate(original, twin)
+    assert_valid(original, twin)
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert.*pickled:RuntimeWarning")
 def test_pickle_keeps_the_model(original, fused):
-    assert_as_accurate(original, pickle.loads(pickle.dumps(fused)))
+    assert_valid(original, pickle.loads(pickle.dumps(fused)))
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert.*pickled:RuntimeWarning")
@@ -53,20 +53,20 @@ def test_torch_save_of_the_whole_model(original, fused, tmp_path):
     torch.save(fused, tmp_path / "model.pt")
     loaded = torch.load(tmp_path / "model.pt", weights_only=False)
     assert type(loaded) is type(original)
-    assert_as_accurate(original, loaded)
+    assert_valid(original, loaded)
 
 
 def test_a_pickled_model_can_be_converted_again():
-    assert_as_accurate(cnn(), convert(pickle.loads(pickle.dumps(converted(cnn)))))
+    assert_valid(cnn(), convert(pickle.loads(pickle.dumps(converted(cnn)))))
 
 
 def test_state_dict_goes_both_ways(make, original, fused):
     change_weights(fused)
     original.load_state_dict(fused.state_dict())
-    assert_as_accurate(original, fused)
+    assert_valid(original, fused)
     other = make()
     fused.load_state_dict(other.state_dict())
-    assert_as_accurate(other, fused)
+    assert_valid(other, fused)
 
 
 def test_save_pretrained_and_from_pretrained(original, fused, tmp_path):
@@ -98,16 +98,16 @@ def test_another_dtype(original, fused, move):
         logits(fused)  # what was derived from the weights before must not be used
     move(original), move(fused)
     assert next(fused.parameters()).dtype is next(original.parameters()).dtype
-    assert_as_accurate(original, fused)
+    assert_valid(original, fused)
 
 
 def test_channels_last_weights():
     original, fused = cnn(), converted(cnn)
     for model in (original, fused):
         model.to(memory_format=torch.channels_last)
-    assert_as_accurate(original, fused)
+    assert_valid(original, fused)
     images = inputs_of(original)["x"].contiguous(memory_format=torch.channels_last)
-    assert_as_accurate(original, fused, {"x": images})
+    assert_valid(original, fused, {"x": images})
 
 
 # Compilers and transforms
@@ -142,7 +142,7 @@ def test_functional_call_with_other_weights(original, fused):
         outputs = torch.func.functional_call(fused, given, (), inputs)
         outputs = outputs if isinstance(outputs, torch.Tensor) else outputs.logits
         torch.testing.assert_close(outputs, logits(other, **inputs), rtol=1e-4, atol=1e-5)
-    assert_as_accurate(original, fused)
+    assert_valid(original, fused)
 
 
 # Training tools and adapters
@@ -177,7 +177,7 @@ def test_trainer_of_transformers(tmp_path):
         assert model.config.use_cache is False
     assert not any("use_cache" in reason for reason in fused.kfconvert_info()["guard"]["misses"])
     torch.testing.assert_close(*map(torch.as_tensor, predictions), rtol=1e-3, atol=1e-4)
-    assert_as_accurate(original.eval(), fused.eval())
+    assert_valid(original.eval(), fused.eval())
 
 
 def test_peft_on_top_of_a_converted_model():
@@ -189,8 +189,8 @@ def test_peft_on_top_of_a_converted_model():
         config = peft.LoraConfig(target_modules=["q_proj", "up_proj"], r=2, init_lora_weights=False)
         adapted.append(peft.get_peft_model(model, config).eval())
     with pytest.warns(RuntimeWarning, match="replaced after the conversion"):
-        assert_as_accurate(*adapted, inputs_of(original))
-    assert_as_accurate(adapted[0].merge_and_unload(), convert(adapted[1].merge_and_unload()), inputs_of(original))
+        assert_valid(*adapted, inputs_of(original))
+    assert_valid(adapted[0].merge_and_unload(), convert(adapted[1].merge_and_unload()), inputs_of(original))
 
 
 class LoRA(nn.Module):
@@ -213,7 +213,7 @@ def test_an_adapter_put_in_later_is_noticed():
         block = model.bert.encoder.layer[1].intermediate
         block.dense = LoRA(block.dense)
     with pytest.warns(RuntimeWarning, match="replaced after the conversion"):
-        assert_as_accurate(original, fused)
+        assert_valid(original, fused)
     assert fused.kfconvert_info()["parts"]["bert.encoder.layer.0"]["hits"]
 
 
@@ -222,7 +222,7 @@ def test_a_model_with_an_adapter_is_converted_again():
     fused.head = LoRA(fused.head)
     again = convert(fused)
     with pytest.warns(RuntimeWarning, match="replaced after the conversion"):
-        assert_as_accurate(fused, again)
+        assert_valid(fused, again)
     assert guard(again)["hits"] and not guard(again)["misses"]
 
 
@@ -258,7 +258,7 @@ def test_a_weight_that_is_computed_from_now_on(change):
     fused = convert(original, example_inputs=x)
     change(original), change(fused)
     with pytest.warns(RuntimeWarning, match="a parameter was removed"):
-        assert_as_accurate(original, fused, x)
+        assert_valid(original, fused, x)
 
 
 def test_own_parametrization():
@@ -281,9 +281,9 @@ def check_changed(model, x=None):
     """Accurate when converted, and again with other weights."""
     inputs = inputs_of(model) if x is None else {"input": x}
     fused = convert(model.eval(), example_inputs=inputs)
-    assert_as_accurate(model, fused, inputs)
+    assert_valid(model, fused, inputs)
     change_weights(model, fused)
-    assert_as_accurate(model, fused, inputs)
+    assert_valid(model, fused, inputs)
     return fused
 
 
@@ -347,14 +347,14 @@ def test_tied_embeddings_of_a_language_model():
     original, fused = llama(), converted(llama)
     assert fused.lm_head.weight is fused.model.embed_tokens.weight
     change_weights(original, fused)
-    assert_as_accurate(original, fused)
+    assert_valid(original, fused)
 
 
 def test_one_tensor_for_two_arguments_of_the_example():
     original, x, y = Gate(), torch.randn(3, 6), torch.randn(3, 6)
     fused = convert(original, example_inputs=(x, x))
     for inputs in ((x, x), (x, y)):
-        assert_as_accurate(original, fused, inputs)
+        assert_valid(original, fused, inputs)
     assert guard(fused)["hits"] == 2
 
 

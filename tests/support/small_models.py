@@ -110,7 +110,7 @@ def _converted(make: Callable[[], nn.Module]) -> nn.Module:
     return fused
 
 
-def assert_as_accurate(original: nn.Module, converted: nn.Module, inputs=None) -> None:
+def assert_valid(original: nn.Module, converted: nn.Module, inputs=None) -> None:
     """``converted`` is as close to a float64 run of ``original`` as ``original`` itself."""
     result = validate_optimization(original, converted, inputs or inputs_of(original, batch=3, seed=1))
     assert result.passed, result.summary()

@@ -1,0 +1,42 @@
+"""The one measure of "as accurate": against float64, relative to the error of plain ATen in the same dtype."""
+
+import torch
+
+# In float64 plain ATen is the truth that we compare with, and its own rounding errors count as ours.
+FLOAT64_ULPS = 16
+
+
+def assert_as_accurate(actual, plain, exact, factor=1.5, slack=0.0, mean_ulps=1.0):
+    """The largest error of ``actual``, and the root mean square of its errors, are at most ``factor`` times those of
+    ``plain``, but for a unit in the last place of the largest value; in the mean for ``mean_ulps`` of it.
+
+    ``exact`` is in float64, where ``actual`` is so as well the largest error alone counts. Shapes, dtypes, devices and
+    the places of NaN and infinities must be those of ``plain``. ``slack`` is what is allowed on top, relative to the
+    largest true value; a ``factor`` of two numbers is that of the largest error and that of the mean.
+    """
+    assert actual.shape == plain.shape == exact.shape
+    assert actual.dtype == plain.dtype and actual.device == plain.device
+    if actual.numel() == 0:
+        return
+    finite = exact.isfinite() & plain.isfinite()
+    torch.testing.assert_close(actual.double()[~finite], plain.double()[~finite], equal_nan=True)
+    if not finite.any():
+        return
+    exact = exact[finite]
+    errors, allowed = ((each[finite].double() - exact).abs() for each in (actual, plain))
+    largest = exact.abs().max().item()
+    ulp = torch.finfo(actual.dtype).eps * max(largest, torch.finfo(actual.dtype).tiny)
+    of_largest, of_mean = factor if isinstance(factor, tuple) else (factor, factor)
+    if actual.dtype == torch.float64:
+        _assert_at_most(errors.max(), allowed.max(), of_largest, FLOAT64_ULPS * ulp + slack * largest)
+        return
+    _assert_at_most(errors.max(), allowed.max(), of_largest, ulp + slack * largest)
+    _assert_at_most(_root_mean_square(errors), _root_mean_square(allowed), of_mean, mean_ulps * ulp + slack * largest)
+
+
+def _root_mean_square(errors):
+    return errors.square().mean().sqrt()
+
+
+def _assert_at_most(error, plain, factor, slack):
+    assert error <= factor * plain + slack, f"error {error:.3e}, plain ATen {plain:.3e}, slack {slack:.3e}"
