@@ -6,13 +6,14 @@ import torch
 FLOAT64_ULPS = 16
 
 
-def assert_as_accurate(actual, plain, exact, factor=1.5, slack=0.0, mean_ulps=1.0):
+def assert_as_accurate(actual, plain, exact, factor=1.5, slack=0.0, ulps=1.0):
     """The largest error of ``actual``, and the root mean square of its errors, are at most ``factor`` times those of
-    ``plain``, but for a unit in the last place of the largest value; in the mean for ``mean_ulps`` of it.
+    ``plain``, but for ``ulps`` units in the last place of the largest value.
 
     ``exact`` is in float64, where ``actual`` is so as well the largest error alone counts. Shapes, dtypes, devices and
     the places of NaN and infinities must be those of ``plain``. ``slack`` is what is allowed on top, relative to the
-    largest true value; a ``factor`` of two numbers is that of the largest error and that of the mean.
+    largest true value. Of two numbers, a ``factor`` or ``ulps``, the first is for the largest error, the other for
+    the mean.
     """
     assert actual.shape == plain.shape == exact.shape
     assert actual.dtype == plain.dtype and actual.device == plain.device
@@ -26,12 +27,17 @@ def assert_as_accurate(actual, plain, exact, factor=1.5, slack=0.0, mean_ulps=1.
     errors, allowed = ((each[finite].double() - exact).abs() for each in (actual, plain))
     largest = exact.abs().max().item()
     ulp = torch.finfo(actual.dtype).eps * max(largest, torch.finfo(actual.dtype).tiny)
-    of_largest, of_mean = factor if isinstance(factor, tuple) else (factor, factor)
+    (of_largest, of_mean), (ulps_of_largest, ulps_of_mean) = _pair(factor), _pair(ulps)
     if actual.dtype == torch.float64:
         _assert_at_most(errors.max(), allowed.max(), of_largest, FLOAT64_ULPS * ulp + slack * largest)
         return
-    _assert_at_most(errors.max(), allowed.max(), of_largest, ulp + slack * largest)
-    _assert_at_most(_root_mean_square(errors), _root_mean_square(allowed), of_mean, mean_ulps * ulp + slack * largest)
+    _assert_at_most(errors.max(), allowed.max(), of_largest, ulps_of_largest * ulp + slack * largest)
+    errors, allowed = _root_mean_square(errors), _root_mean_square(allowed)
+    _assert_at_most(errors, allowed, of_mean, ulps_of_mean * ulp + slack * largest)
+
+
+def _pair(value):
+    return value if isinstance(value, tuple) else (value, value)
 
 
 def _root_mean_square(errors):
