@@ -123,8 +123,12 @@ def _functional_overload(node: fx.Node) -> torch._ops.OpOverload | None:
     found = getattr(getattr(aten, packet.removesuffix("_"), None), overload, None)
     if not packet.endswith("_") or found is None:
         return None
-    same = [a.name for a in found._schema.arguments] == [a.name for a in node.target._schema.arguments]
-    return found if same else None
+    takes, wanted = ([(a.name, str(a.type)) for a in target._schema.arguments] for target in (found, node.target))
+    if takes != wanted:  # as of pow_, which has the overload of another base
+        return None
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
+    # Comparisons keep the dtype of what they are written to, or give booleans.
+    return found if found(*args, **kwargs).dtype == node.meta["val"].dtype else None
 
 
 def _is_private(node: fx.Node, written: list[fx.Node], aliases: Aliases, order: dict[fx.Node, int]) -> bool:

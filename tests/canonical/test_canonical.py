@@ -139,6 +139,36 @@ def test_half_written_with_float_keeps_its_dtype():
     assert run(model, canonical_region(model, x), x)[0].dtype is torch.float16
 
 
+# Those that draw, and those that put other memory behind a tensor.
+NOT_TRIED = ("bernoulli_ cauchy_ detach_ exponential_ geometric_ log_normal_ normal_ random_ requires_grad_ resize_ "
+             "resize_as_ set_ uniform_").split()  # fmt: skip
+IN_PLACE = [n for n in dir(torch.Tensor) if n[-1] == "_" != n[-2] and hasattr(aten, n) and n not in NOT_TRIED]
+
+
+@pytest.mark.parametrize("number", [None, 2, 0.5, "tensor", "mask"])
+def test_every_method_that_writes_in_place(number):
+    x = torch.rand(3, 3) + 0.1
+    args = {None: (), "tensor": (x,), "mask": (x > 0.5,)}.get(number, (number,))
+
+    def works(name):
+        try:
+            return getattr(x * 2, name)(*args) is not None
+        except (TypeError, RuntimeError, IndexError):
+            return False
+
+    names = [name for name in IN_PLACE if works(name)]
+    assert len(names) > 20
+
+    def write(x):
+        written = [x * 2 for _ in names]
+        results = [1 - getattr(y, name)(*args) for name, y in zip(names, written)]
+        return results, written, [y.mean() for y in written]
+
+    model = OneArgument(write)
+    found = run(model, canonical_region(model, x), x)
+    torch.testing.assert_close(found, tuple(v for group in write(x) for v in group), rtol=0, atol=0, equal_nan=True)
+
+
 class CountsCalls(nn.Module):
     def __init__(self):
         super().__init__()
