@@ -120,13 +120,14 @@ def forget_written(tensors: Iterable[torch.Tensor]) -> None:
     filled = [(derived, storages) for derived, storages in filled if storages]
     if not filled:
         return
-    written = set(map(_memory, tensors))
+    written = set(map(memory_of, tensors))
     for derived, storages in filled:
-        if not written.isdisjoint(map(_memory, storages)):
+        if not written.isdisjoint(map(memory_of, storages)):
             derived.clear()
 
 
-def _memory(tensor: torch.Tensor) -> Any:
+def memory_of(tensor: torch.Tensor) -> Any:
+    """The same for tensors that share their memory."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse and wrapped tensors have no storage of their own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from ..process import libraries, switched_off
 from ..region import Place
-from .derived import Derived, Unchanged
+from .derived import Derived, Unchanged, memory_of
 from .watch import ROOT, flat_places, gather
 from .weak_module import WeakModule
 
@@ -66,6 +67,8 @@ class Program:
         self._flat: tuple[tuple[Any, ...], ...] | None = None
         self._kinds = [_kind(tensor) for tensor in self._tensors()]
         self._derived = Derived()
+        # Tensors that share memory among them, some of which plans depend on, and the versions that they had.
+        self._sharing: list[tuple[Tensor, int]] = []
         self._check_weights = self._unchecked = 0
 
     def run(self, leaves: list[Any]) -> tuple[Any, ...]:
@@ -109,9 +112,12 @@ class Program:
     def _current(self) -> dict[Any, SimpleNamespace]:
         """The plans, by layout, that hold for the tensors as they are."""
         tensors = self._tensors()
+        if any(tensor._version != version for tensor, version in self._sharing):
+            self.clear()
         derived = self._values(tensors)
         if not derived:
             self._require_kinds(tensors)
+            self._sharing = self._in_memory_of(tensors[: self._sources])
         elif self._check_weights and self._written_unseen():
             self.clear()
             derived = self._values(tensors)
@@ -123,6 +129,17 @@ class Program:
         except RuntimeError:  # a tensor without an address, such as a sparse one
             self._require_kinds(tensors)
             raise
+
+    def _in_memory_of(self, tensors: list[Tensor | None]) -> list[tuple[Tensor, int]]:
+        """Those of ``tensors`` that share memory with others of the model, and these others, with their versions. What
+        is written through one may leave no trace in another: after ``b.weight.data = a.weight.data`` each has a version
+        counter of its own."""
+        model = self._root()
+        found = {id(t): t for t in (*tensors, *model.parameters(), *model.buffers()) if t is not None}
+        users = Counter(map(memory_of, found.values()))
+        read = {memory_of(tensor) for tensor in tensors if tensor is not None}
+        shared = {memory for memory in read if users[memory] > 1}
+        return [(t, t._version) for t in found.values() if not t.is_inference() and memory_of(t) in shared]
 
     def _written_unseen(self) -> bool:
         self._unchecked += 1

@@ -125,6 +125,35 @@ def test_other_tensors_are_seen_each_time(both, change):
     assert_change_is_seen(both, change)
 
 
+@pytest.mark.parametrize("tied", ["before the conversion", "after it"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda layer: nn.init.constant_(layer.weight, 0.1),
+        lambda layer: layer.load_state_dict({name: 2 * value for name, value in layer.state_dict().items()}),
+        lambda layer: layer.weight.mul_(3),
+    ],
+)
+def test_a_write_through_another_tensor_in_the_same_memory(write, tied):
+    def tie(model):
+        model[3].weight.data = model[0].weight.data
+
+    block = (nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    model, x = nn.Sequential(*block, *map(copy.deepcopy, block)).eval(), torch.randn(2, 4, 9, 9)
+    plain = copy.deepcopy(model)
+    if tied != "after it":
+        tie(model)
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=x, inplace=True)
+    for each in (plain, fused):
+        tie(each)
+    with torch.no_grad():
+        fused(x)
+        for each in (plain, fused):
+            write(each[0])
+        torch.testing.assert_close(fused(x), plain(x))
+    assert fused.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
+
+
 @pytest.mark.filterwarnings("ignore:kfconvert")
 @pytest.mark.parametrize("name", ["first", "second", "head"])
 def test_every_call_of_a_module_with_a_hook_calls_it(both, name):
