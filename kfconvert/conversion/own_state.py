@@ -14,13 +14,18 @@ from torch.nn.parameter import is_lazy
 from ..accuracy import is_same_tensor
 from ..inputs import is_equal
 from ..runtime import (
+    GENERATORS,
     MISSING,
     OF_EVERY_MODULE,
+    as_bytes,
     code_walk,
     configurations,
+    generator_state,
+    generators,
     is_of_author,
     is_plain_object,
     plain_objects,
+    put_back,
 )
 
 _NOT_OWN = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
@@ -108,6 +113,8 @@ class _Frozen:
             self.value = frozenset(value)
         elif isinstance(value, numpy.ndarray):
             self.value = value.shape, value.tobytes() if not value.dtype.hasobject else None
+        elif isinstance(value, GENERATORS):
+            self.value = as_bytes(value)
         elif id(value) not in around and len(around) < _DEPTH:
             held = _held(value)
             self.value = None if held is None else len(held)
@@ -150,8 +157,10 @@ class OwnState:
         self._before = self._after = _Snapshot(model)
         self.written: set[str] = set()
         self._attributes = {id(vars(module)): vars(module) for module in model.modules()}
-        lists = [held for held in _outside(model).values() if isinstance(held, (list, collections.deque))]
-        self._outside = [(held, list(held)) for held in lists]
+        outside = list(_outside(model).values())
+        self._outside = [(held, list(held)) for held in outside if isinstance(held, (list, collections.deque))]
+        attributes = [value for module in model.modules() for value in _own(vars(module)).values()]
+        self._generators = [(each, generator_state(each)) for each in generators([*attributes, *outside])]
 
     def _restore_outside(self) -> None:
         """Tensors that a call has added to a list in the globals go again; who else may add there has no others."""
@@ -173,6 +182,8 @@ class OwnState:
         attributes go again, and items of lists and dicts are what they were then. What was added later is left, as in
         caches."""
         self._restore_outside()
+        for generator, state in self._generators:
+            put_back(generator, state)
         for key, (holder, after) in self._after.holders.items():
             _, before = self._before.holders.get(key, (holder, after))
             if isinstance(holder, dict):

@@ -2,11 +2,12 @@
 
 from .code import asked_of_compilers, code_walk
 from .configuration import configurations, implied, recorded_reads, without_cache
-from .contents import OF_EVERY_MODULE, is_of_author, is_plain_object, plain_objects
+from .contents import OF_EVERY_MODULE, generators, is_of_author, is_plain_object, plain_objects
 from .derived import Derived
 from .guarded import Ledger, Variant, guarded_forward, install, originals, uninstall
 from .model_state import global_hook, has_hooks, inner_hook
 from .program import Program
+from .random_generators import GENERATORS, as_bytes, generator_state, put_back
 from .tensor_facts import Asked, unsteady
 from .watch import MISSING, Entry, Watch
 
@@ -14,15 +15,19 @@ __all__ = [
     "Asked",
     "Derived",
     "Entry",
+    "GENERATORS",
     "Ledger",
     "MISSING",
     "OF_EVERY_MODULE",
     "Program",
     "Variant",
+    "as_bytes",
     "asked_of_compilers",
     "Watch",
     "code_walk",
     "configurations",
+    "generator_state",
+    "generators",
     "global_hook",
     "guarded_forward",
     "has_hooks",
@@ -33,6 +38,7 @@ __all__ = [
     "is_plain_object",
     "originals",
     "plain_objects",
+    "put_back",
     "recorded_reads",
     "uninstall",
     "unsteady",

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..region import Read
 from .configuration import names_by_class
 from .contents import Contents, Found, is_of_author, is_plain_object, items
+from .random_generators import GENERATORS
 from .watch import INSIDE, MISSING, inside
 
 # In every class of a module these are asked for by nn.Module itself.
@@ -148,7 +149,7 @@ class CodeWalk:
         elif isinstance(value, type):
             if is_of_author(value.__module__) and value not in self._wanted and not issubclass(value, nn.Module):
                 self.add_class(value, set())
-        elif isinstance(value, (*_CONTAINERS, contextvars.ContextVar, threading.local)):
+        elif isinstance(value, (*_CONTAINERS, *GENERATORS, contextvars.ContextVar, threading.local)):
             self._hold(name, value)
         elif is_plain_object(value):
             self._objects[id(value)] = name, value

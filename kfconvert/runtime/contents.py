@@ -17,6 +17,7 @@ import numpy
 from torch import Tensor, nn
 
 from ..inputs import is_equal
+from .random_generators import GENERATORS
 from .watch import ITEMS, MISSING, SIZE, TYPE, Entry
 
 # (path of the container in words, entry)
@@ -59,21 +60,25 @@ def items(value: Any) -> list[Any]:
 
 def plain_objects(values: list[Any]) -> list[Any]:
     """The distinct plain objects among ``values``, in containers there, and in each other's attributes."""
+    return [value for value in _reached(values) if is_plain_object(value)]
+
+
+def generators(values: list[Any]) -> list[Any]:
+    """The distinct random generators there."""
+    return [value for value in _reached(values) if isinstance(value, GENERATORS)]
+
+
+def _reached(values: list[Any]) -> list[Any]:
     found: dict[int, Any] = {}
-    seen: set[int] = set()
-    pending = [(value, 0) for value in values]
-    while pending and len(seen) < _MOST:
+    pending, opened = [(value, 0) for value in values], 0
+    while pending and opened < _MOST:
         value, depth = pending.pop()
-        if id(value) in seen or depth > _DEPTH:
+        if id(value) in found or depth > _DEPTH:
             continue
-        if is_plain_object(value):
-            found[id(value)] = value
-            inner = list(vars(value).values())
-        else:
-            inner = items(value)
-        if inner:
-            seen.add(id(value))
-            pending += [(each, depth + 1) for each in inner]
+        found[id(value)] = value
+        inner = list(vars(value).values()) if is_plain_object(value) else items(value)
+        opened += bool(inner)
+        pending += [(each, depth + 1) for each in inner]
     return list(found.values())
 
 
@@ -138,6 +143,9 @@ class Contents:
             return
         if isinstance(value, (collections.UserDict, collections.UserList)):
             value = value.data
+        if isinstance(value, GENERATORS):  # whose state may change between calls: only drawing in one matters
+            self.containers.setdefault(name, value)
+            return
         known = None if isinstance(value, (list, tuple, dict)) else _copied(value)
         if known is not None:
             self.compared.append((name, value, known))

@@ -6,7 +6,6 @@ import contextvars
 import copy
 import functools
 import os
-import random
 import threading
 from dataclasses import dataclass, field
 
@@ -201,17 +200,6 @@ def test_a_module_that_only_a_list_holds():
     ):
         model = Hidden([nn.LayerNorm(16)]).eval()
         assert_alike(model, convert(model), change)
-
-
-@pytest.mark.parametrize("draw", [random.random, numpy.random.rand], ids=["python", "numpy"])
-def test_random_numbers_that_no_graph_draws(draw):
-    class Drawing(Reading):
-        def read(self):
-            return draw()
-
-    fused = convert(Drawing())
-    with torch.no_grad():
-        assert not torch.equal(fused(X), fused(X))
 
 
 @pytest.mark.parametrize("asked", ["grad", "requires_grad", "inference", "deterministic"])
