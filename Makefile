@@ -17,7 +17,7 @@ FUZZ ?= 2000
 DEMO ?= --models resnet50 bert-base-uncased --weights auto --save-path out
 
 PACKAGES := torch torchvision transformers timm safetensors rich click numpy pydantic \
-	setuptools wheel ninja pybind11 ruff clang-format pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib
+	setuptools wheel ninja pybind11 ruff mypy clang-format pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib
 SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
 
 PYTHON_FILES := kfconvert tests scripts setup.py
@@ -43,6 +43,7 @@ check: $(VENV)/.packages
 	$(BIN)/ruff check $(PYTHON_FILES)
 	$(BIN)/ruff format --check $(PYTHON_FILES)
 	@$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+	$(BIN)/mypy
 
 format: $(VENV)/.packages
 	$(BIN)/ruff check --fix $(PYTHON_FILES)

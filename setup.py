@@ -22,6 +22,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -173,7 +174,8 @@ class Plan:
 
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "build.ninja").open("w") as file:
-            return self._write(Writer(file), folder)
+            output: Any = file  # Writer writes to it, but is annotated to take a string
+            return self._write(Writer(output), folder)
 
     def _write(self, ninja, folder: Path) -> dict[str, Path]:
         ninja.variable("ninja_required_version", "1.5")
@@ -248,7 +250,7 @@ class Plan:
     def facts_module(self, ninja, folder: Path, nvcc: str | None, out: Path) -> Path:
         facts = {
             "KFC_COMPILER": first_line([self.cxx, "--version"]),
-            "KFC_CUDA": re.search(r"release ([\d.]+)", run_text([nvcc, "--version"])).group(1) if nvcc else "",
+            "KFC_CUDA": re.findall(r"release ([\d.]+)", run_text([nvcc, "--version"]))[0] if nvcc else "",
             "KFC_CUDA_ARCHS": " ".join(cuda_archs()) if nvcc else "",
             "KFC_TORCH": torch_version(self.torch),
             "KFC_TORCH_TARGET": TORCH_TARGET,
@@ -261,7 +263,7 @@ class Plan:
             "-isystem",
             sysconfig.get_path("include"),
             "-isystem",
-            str(package_dir("pybind11") / "include"),
+            f"{package_dir('pybind11')}/include",
         ]
         flags = [*COMMON_FLAGS, "-O2", *includes, f"-I{folder}"]
         compiled = add_build(ninja, folder / "bindings.o", "cxx", [SOURCES / "bindings.cpp"], flags)
@@ -277,7 +279,7 @@ def first_line(command: list[str]) -> str:
 
 
 def torch_version(torch: Path) -> str:
-    return re.search(r"__version__\s*=\s*['\"]([^'\"]+)", (torch / "version.py").read_text()).group(1)
+    return re.findall(r"__version__\s*=\s*['\"]([^'\"]+)", (torch / "version.py").read_text())[0]
 
 
 PLAN = Plan()

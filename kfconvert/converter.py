@@ -127,7 +127,7 @@ class ModelConverter:
                 variants = programs(captures, stages)
             ledger = replace(prepared.model, variants)
             timings, reverted = time(prepared, captures, stages), verdict.reverted
-            speedup = timings and timings.speedup("converted")
+            speedup = None if timings is None else timings.speedup("converted")
             if self.select == "measured" and speedup is not None and speedup.high < 1:
                 reverted = revert(captures, f"the converted model is slower as a whole: {speedup.summary()}")
         finally:

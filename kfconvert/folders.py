@@ -84,10 +84,11 @@ def _has_complete(path: Path) -> bool:
 
 
 def names(path: Path) -> set[str]:
-    """The names of the files in the folder ``path``, without what only a writer needs."""
-    found = {entry.name for entry in path.iterdir()}
-    if _has_complete(path):
-        found |= {entry.name for entry in (path / _COMPLETE).iterdir()}
+    """The names of the files in the folder ``path``, without what only a writer needs. Raises as ``reading``."""
+    with reading(path):
+        found = {entry.name for entry in path.iterdir()}
+        if _has_complete(path):
+            found |= {entry.name for entry in (path / _COMPLETE).iterdir()}
     return {name for name in found if name != _COMPLETE and not fnmatch.fnmatch(name, _PARTIAL)}
 
 
@@ -139,7 +140,8 @@ def _partial(path: Path) -> Iterator[Path]:
 
 def _begin(partial: Path) -> int:
     """Makes the folder ``partial``, and what is missing above it; returns its lock."""
-    for attempt in range(_ATTEMPTS):
+    failures = 0
+    while True:
         partial.parent.mkdir(parents=True, exist_ok=True)
         try:
             with _locked(partial.parent, fcntl.LOCK_EX):
@@ -148,7 +150,8 @@ def _begin(partial: Path) -> int:
                 partial.mkdir()
                 return _lock(partial, fcntl.LOCK_EX)
         except FileNotFoundError:  # another writer had made the folder, failed, and removed it again
-            if attempt == _ATTEMPTS - 1:
+            failures += 1
+            if failures == _ATTEMPTS:
                 raise
 
 

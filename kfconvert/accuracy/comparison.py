@@ -90,7 +90,7 @@ class ValidationResult:
     def summary(self) -> str:
         """One line for people."""
         if not self.passed:
-            return self.reason if self.passed is None else f"not accurate: {self.reason}"
+            return f"{'' if self.passed is None else 'not accurate: '}{self.reason}"
         if self.optimized_error is None or self.original_error is None:
             return "accurate: all outputs are equal" if not self.differing else f"accurate: {self.reference}"
         ratio = "" if self.ratio is None else f", ratio {self.ratio:.2f}"
@@ -134,7 +134,10 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
         reason = "the original's outputs have another structure for each input"
     notes, errors, differing, unmeasured = [description], [], 0, []
     for name in names:
-        triples = [tuple(o.leaves.get(name) for o in outputs) for outputs in zip(truths, originals, optimized)]
+        triples: list[tuple[Any, Any, Any]] = [
+            (truth.leaves.get(name), ours.leaves.get(name), theirs.leaves.get(name))
+            for truth, ours, theirs in zip(truths, originals, optimized)
+        ]
         problem = next(filter(None, (_unequal(ours, theirs) for _, ours, theirs in triples)), None)
         ours = triples[0][1]
         if problem is None and isinstance(ours, Tensor) and not _inexact(ours):
@@ -143,7 +146,7 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
             differing += count
         elif problem is None and isinstance(ours, Tensor):
             measured = [_measure(name, *triple) for triple in triples]
-            own, new = (_worst([m[side] for m in measured]) for side in (0, 1))
+            own, new = _worst([m[0] for m in measured]), _worst([m[1] for m in measured])
             errors.append((own, new))
             if all(values.numel() > 0 and not values.isfinite().any() for _, values, _ in triples):
                 unmeasured.append(name)
@@ -165,14 +168,16 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
         passed, reason = None, "nothing could be compared: all values of the outputs are NaN or infinite"
     elif errors and all(stats.scale == 0 for stats, _ in errors):
         notes.append("all outputs are 0: this proves nothing about the layers before them")
-    own, new = (max(stats, key=lambda one: one.max_rel) for stats in zip(*errors)) if errors else (None, None)
+    original, converted = (
+        (max(stats, key=lambda one: one.max_rel) for stats in zip(*errors)) if errors else (None, None)
+    )
     return ValidationResult(
         passed=passed,
         reason=reason,
         reference="; ".join(notes),
-        original_error=own,
-        optimized_error=new,
-        ratio=new.max_rel / own.max_rel if own and own.max_rel > 0 else None,
+        original_error=original,
+        optimized_error=converted,
+        ratio=converted.max_rel / original.max_rel if converted and original and original.max_rel > 0 else None,
         accuracy_threshold=accuracy_threshold,
         differing=differing,
     )

@@ -205,6 +205,7 @@ def _unstorable(value: Any) -> str | None:
 def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
     if not hasattr(model, "kfconvert_info"):
         raise ArtifactError(f"this {type(model).__name__} is not a converted model")
+    info: Any = model.kfconvert_info
     sample = next((t for t in model.parameters() if t.is_floating_point()), None)
     return {
         "format": FORMAT,
@@ -219,7 +220,7 @@ def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
         "recipe": source,
         "calls": _calls(model),
         "parts": _parts(model),
-        "statistics": json_ready({key: value for key, value in model.kfconvert_info().items() if key != "guard"}),
+        "statistics": json_ready({key: value for key, value in info().items() if key != "guard"}),
     }
 
 
@@ -335,7 +336,7 @@ def _convert_again(model: nn.Module, record: dict[str, Any], device: torch.devic
     try:
         calls, parts, statistics = list(record["calls"]), record.get("parts", []), record["statistics"]
         if not calls and not parts:
-            model.kfconvert_info = partial(dict, statistics, guard={"hits": 0, "misses": {}}, parts={})
+            model.__dict__["kfconvert_info"] = partial(dict, statistics, guard={"hits": 0, "misses": {}}, parts={})
         elif device.type == torch.device(record["device"]).type:
             with only_new_garbage():
                 replay(model, device, calls, parts, statistics)

@@ -106,8 +106,9 @@ def _decide(captures: Captures, statistics: dict[str, Any]) -> None:
             # Several sites may lie in one module: they come in the order of the graph, then and now.
             recorded = decisions[site.region, site.match.pattern.name, site.module_path]
             _decision(recorded.pop(0) if recorded else None).apply_to(site)
-            if hasattr(site.replacement.module, "channels_last"):
-                site.replacement.module.channels_last = captured.channels_last
+            module: Any = site.replacement.module
+            if hasattr(module, "channels_last"):
+                module.channels_last = captured.channels_last
 
 
 def _decision(recorded: dict[str, Any] | None) -> Decision:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FORMAT = 3
-READABLE_FORMATS = (1, 2, 3)  # 1 knows no parts, 2 no checksums
+_Readable = Literal[1, 2, 3]  # 1 knows no parts, 2 no checksums
+READABLE_FORMATS = get_args(_Readable)
 WEIGHTS_FILE = "model.safetensors"
 RECORD_FILE = "kfconvert.json"
 
@@ -124,7 +125,7 @@ class _File(_Part):
 
 
 class Record(_Part):
-    format: Literal[READABLE_FORMATS]
+    format: _Readable
     model: str
     device: str = Field(max_length=100)
     recipe: dict[str, Any] | None

@@ -44,7 +44,7 @@ def _is_true(node: fx.Node, aliases: Aliases) -> bool:
         return least is not None and least > 0
     if node.target is aten.ge.Scalar:
         least = _least(node.args[0], aliases)
-        return least is not None and least >= node.args[1]
+        return least is not None and bool(least >= node.args[1])
     return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -89,7 +90,7 @@ def _is_identity(node: fx.Node) -> bool:
 
 
 def _is_forced_copy(conversion: fx.Node) -> bool:
-    kwargs = conversion.kwargs
+    kwargs: dict[str, Any] = conversion.kwargs
     return kwargs.get("copy", False) or kwargs.get("memory_format") is not None or len(conversion.args) > 3
 
 

@@ -107,7 +107,7 @@ def capture(
     sparse = _sparse_tensor(module, call)
     if sparse is not None:
         raise CaptureError(f"{sparse} is a sparse tensor")
-    reason = None
+    reason: CaptureError | None = None
     distinct = [places for index, places in enumerate(choices) if places not in choices[:index]]
     for places in distinct:
         if reason is not None and is_final(reason):
@@ -125,6 +125,7 @@ def capture(
         if refusal is None:
             return captured
         reason = reason or CaptureError(refusal)
+    assert reason is not None  # there is a choice, and none was returned
     raise reason
 
 

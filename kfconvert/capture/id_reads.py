@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class _Readers(TorchFunctionMode):
 
 
 def _is_warning() -> bool:
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != _WARNING:
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__", "").startswith("transformers.")

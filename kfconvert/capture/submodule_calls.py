@@ -110,8 +110,8 @@ def _behind(value: Any) -> list[nn.Module]:
     if isinstance(value, MethodType):
         return _behind(value.__self__)
     if isinstance(value, functools.partial):
-        held = (value.func, *value.args, *value.keywords.values())
-        return [module for each in held for module in _behind(each)]
+        parts = (value.func, *value.args, *value.keywords.values())
+        return [module for each in parts for module in _behind(each)]
     cells = getattr(value, "__closure__", None) or ()
     held = [cell.cell_contents for cell in cells if cell != _EMPTY]
     return [module for each in held if not callable(each) or isinstance(each, _WAYS) for module in _behind(each)]

@@ -267,7 +267,8 @@ def _same_containers(model: nn.Module):
 
 def _python_draws() -> tuple[Any, ...]:
     """The states of the generators that Python and NumPy share in a process."""
-    _, keys, position, *_ = numpy.random.get_state()
+    state: Any = numpy.random.get_state()
+    _, keys, position, *_ = state
     return random.getstate(), keys.tobytes(), position
 
 

@@ -92,7 +92,7 @@ class _Given(TorchFunctionMode):
     """Within the block, ``tensors`` collects the parameters and other tensors that torch's functions are given, by
     where their elements lie."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.tensors: dict[tuple[Any, ...], Tensor] = {}
 

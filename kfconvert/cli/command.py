@@ -91,7 +91,7 @@ def spread_models(args: list[str]) -> list[str]:
     ``["--models", "a", "b,c", "--json"]`` gives ``["--models", "a", "--models", "b,c", "--json"]``.
     """
     spread: list[str] = []
-    flag, bare = None, False
+    flag, bare = "", False
     for arg in args:
         if arg in _MULTIPLE or arg.startswith("--models="):
             flag, bare = "--models", "=" not in arg
@@ -101,7 +101,7 @@ def spread_models(args: list[str]) -> list[str]:
             bare = False
         else:
             spread += [flag] if bare else []  # no value at all: the parser is to complain
-            flag, bare = None, False
+            flag, bare = "", False
             spread.append(arg)
     return spread + ([flag] if bare else [])
 

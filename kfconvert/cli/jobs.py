@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class Jobs:
         """
         mistakes = [_mistake(name) for name in names]
         if all(mistakes):
-            for mistake in mistakes:
+            for mistake in filter(None, mistakes):
                 say_error(mistake)
             return [_result(name, mistake) for name, mistake in zip(names, mistakes)]
         targets = self._targets(names)
@@ -118,7 +118,7 @@ class Jobs:
             terminal.quieten_libraries()
             yield
 
-    def _targets(self, names: list[str]) -> dict[str, Path | None]:
+    def _targets(self, names: list[str]) -> Mapping[str, Path | None]:
         """The folder of each model, all of them checked before the long work begins."""
         if self.save_path is None:
             return dict.fromkeys(names)

@@ -21,7 +21,7 @@ class Results(io.TextIOBase):
         self.error = OSError(errno.EBADF, "it is closed") if stream is None else None
 
     @property
-    def encoding(self) -> str:
+    def encoding(self) -> str:  # type: ignore[override]  # io.TextIOBase has a property there, too
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
@@ -31,7 +31,7 @@ class Results(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        if self.error is None:
+        if self._stream is not None and self.error is None:
             try:
                 self._stream.write(text)
             except OSError as error:
@@ -39,7 +39,7 @@ class Results(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        if self.error is None:
+        if self._stream is not None and self.error is None:
             try:
                 self._stream.flush()
             except OSError as error:

@@ -69,7 +69,7 @@ class Layouts:
             site.reject(f"not faster, together with the guard of {first.path}: {slower}")
 
     def _select_layout(self, captured: Capture) -> None:
-        modules = [site.replacement.module for site in captured.sites if _has_layout(site)]
+        modules: list[Any] = [site.replacement.module for site in captured.sites if _has_layout(site)]
         laid_out = [module.channels_last for module in modules if id(module) in self._decided]
         forms = self._captures.forms
         if laid_out or (forms and captured is not forms[0]):

@@ -101,7 +101,9 @@ class _Frozen:
 
     def __init__(self, value: Any, around: frozenset[int] = frozenset(), itself: bool = False):
         """``itself``: another tensor with the same elements is another value."""
-        self.kind, self.value, self.version = type(value), None, None
+        self.kind = type(value)
+        self.value: Any = None
+        self.version: int | None = None
         self.itself = value if itself and isinstance(value, Tensor) else None
         self.inner: list[_Frozen] = []
         if isinstance(value, Tensor):

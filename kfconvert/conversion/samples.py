@@ -138,7 +138,7 @@ def _subgraph(site: Site, outer: list[fx.Node], change: Callable[[Any], Any] = _
     copies = {node: graph.placeholder(f"value_{index}") for index, node in enumerate(outer)}
     for node in _covered(site):
         copied = copies[node] = graph.node_copy(node, copies.__getitem__)
-        copied.args, copied.kwargs = (map_aggregate(given, change) for given in (copied.args, copied.kwargs))
+        copied.args, copied.kwargs = map_aggregate(copied.args, change), map_aggregate(copied.kwargs, change)
     graph.output(tuple(copies[node] for node in site.replacement.outputs))
     lower(graph)
     return fx.GraphModule(torch.nn.Module(), graph).forward

@@ -53,9 +53,10 @@ class Decision:
 
     def apply_to(self, site: Site) -> None:
         site.original_us, site.fused_us, site.error_ratio = self.original_us, self.fused_us, self.error_ratio
-        site.strategy = site.replacement.module.strategy = self.strategy
+        module: Any = site.replacement.module
+        site.strategy = module.strategy = self.strategy
         if self.strategy is None:
-            site.reject(self.reason)
+            site.reject(self.reason)  # type: ignore[arg-type]  # a site without a strategy has a reason
         else:
             site.status, site.reason = "applied", None
 
@@ -101,7 +102,7 @@ class Selector:
 
     def faster_layout(self, programs: dict[bool, Program], leaves: list[Any]) -> bool:
         """Whether the program with channels-last convolutions (True) is the faster one; both have run before."""
-        candidates = {str(layout): lambda p=program: p.run(leaves) for layout, program in programs.items()}
+        candidates = {str(layout): partial(program.run, leaves) for layout, program in programs.items()}
         budget = SECONDS_PER_LAYOUT * len(candidates)
         times = self._compare(candidates, budget)
         return times[str(True)].median_ms < times[str(False)].median_ms
@@ -143,7 +144,7 @@ class Selector:
         if not tried.plans:
             return Decision(None, tried.refusal)
         decision = self._fastest(operators, tried.medians) if self.timed else Decision(next(iter(tried.plans)), None)
-        error = tried.errors.get(decision.strategy)
+        error = None if decision.strategy is None else tried.errors.get(decision.strategy)
         ratio = None if error is None else error / max(original_error, torch.finfo(torch.float64).eps)
         return replace(decision, error_ratio=ratio)
 
@@ -165,7 +166,7 @@ class Selector:
         times = self._compare(repeated, budget)
         return {name: 1e3 * timing.median_ms / repeats for name, timing in times.items()}
 
-    def _compare(self, candidates: dict[str, Callable[[], Any]], budget_s: float) -> Comparison:
+    def _compare(self, candidates: Mapping[str, Callable[[], Any]], budget_s: float) -> Comparison:
         """The times of the first candidate and of the others, all of which have run before."""
 
         def decided(samples: Mapping[str, list[float]]) -> bool:
@@ -203,7 +204,8 @@ class _Trials:
         self._seconds: dict[str, float] = {}
         least, failed = math.inf, ""
         _set_layout(sample.site, channels_last)
-        module, inputs = sample.site.replacement.module, sample.laid_out(channels_last)
+        module: Any = sample.site.replacement.module
+        inputs = sample.laid_out(channels_last)
         # The last strategy of every module is plain ATen, which is what the original does.
         for strategy in module.strategies(*inputs)[:-1]:
             module.strategy = strategy
@@ -231,8 +233,9 @@ class _Trials:
 
 
 def _set_layout(site: Site, channels_last: bool) -> None:
-    if hasattr(site.replacement.module, "channels_last"):
-        site.replacement.module.channels_last = channels_last
+    module: Any = site.replacement.module
+    if hasattr(module, "channels_last"):
+        module.channels_last = channels_last
 
 
 def _repeat(call: Callable[[], Any], times: int) -> None:

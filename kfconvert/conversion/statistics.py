@@ -42,12 +42,12 @@ def conversion_stats(result: Result) -> dict[str, Any]:
     for pattern in REGISTRY:
         counts[f"{pattern.name}_found"] = found[pattern.name]
         counts[f"{pattern.name}_replaced"] = applied[pattern.name]
-    timed = result.timings is not None
+    timings = result.timings
     return {
         **counts,
         "total_found": found.total(),
         "total_replaced": applied.total(),
-        "speedup_achieved": result.timings.speedup("converted").ratio if timed and not result.reverted else None,
+        "speedup_achieved": timings.speedup("converted").ratio if timings is not None and not result.reverted else None,
         "sites": [site.as_dict() for site in sites],
         "part_sites": [site.as_dict() for site in inner],
         "near_misses": [_near_miss(miss, captured.path) for captured in main for miss in captured.findings.near_misses],
@@ -55,7 +55,7 @@ def conversion_stats(result: Result) -> dict[str, Any]:
         "parts_left_out": result.captures.left_out,
         "dynamic": result.captures.forms[0].region.dynamic() if result.captures.forms else [],
         "accuracy": result.accuracy.as_dict() if result.accuracy else None,
-        "timings": result.timings.as_dict() if timed else None,
+        "timings": timings.as_dict() if timings is not None else None,
         "seconds": {stage: round(seconds, 3) for stage, seconds in result.seconds.items()},
         "environment": _environment(result),
         "model": type(result.model).__name__,

@@ -74,7 +74,8 @@ class _Validation:
             def run(call: ExampleCall) -> Any:
                 given = call.copied()  # as the original gets them
                 with evaluation(self._model):
-                    return variant.run(captured.region.call.leaves(given.args, given.kwargs))
+                    leaves: Any = captured.region.call.leaves(given.args, given.kwargs)
+                    return variant.run(leaves)
 
             return judge(run)
 
@@ -116,10 +117,9 @@ class _Validation:
         judged: Callable[[Sequence[list[Site]]], ValidationResult],
     ) -> None:
         self.accuracy = self._accurate(applied, judged)
-        if self.accuracy.passed is None:
-            self.reverted = revert(self._captures, self.accuracy.reason)
-        elif not self.accuracy.passed:
-            self.reverted = revert(self._captures, f"{captured} differs from the model: {self.accuracy.reason}")
+        if not self.accuracy.passed:
+            differs = "" if self.accuracy.passed is None else f"{captured} differs from the model: "
+            self.reverted = revert(self._captures, f"{differs}{self.accuracy.reason}")
 
     def _accurate(
         self, applied: Callable[[], list[list[Site]]], judged: Callable[[Sequence[list[Site]]], ValidationResult]

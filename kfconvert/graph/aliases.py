@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import torch
 from torch import fx
@@ -32,7 +33,8 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
 def aliased_arguments(node: fx.Node) -> list[fx.Node]:
     """The arguments whose storage a result of ``node`` may share (views, in-place results, list items)."""
     if node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem":
-        return [node.args[0]]
+        container: Any = node.args[0]
+        return [container]
     schema = _schema(node)
     if schema is None:
         return []

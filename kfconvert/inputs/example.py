@@ -24,7 +24,7 @@ class ExampleCall:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
-    def __call__(self, model: nn.Module) -> Any:
+    def __call__(self, model: Callable[..., Any]) -> Any:
         return model(*self.args, **self.kwargs)
 
     def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> ExampleCall:
@@ -102,10 +102,10 @@ def example_call(
     """
     if (input_shape is None) == (example_inputs is None):
         raise InputError("give exactly one of input_shape and example_inputs")
-    if example_inputs is not None:
-        call = _call_of(example_inputs)
-    else:
+    if input_shape is not None:
         call = _call_for_shape(model, _checked_shape(input_shape))
+    else:
+        call = _call_of(example_inputs)
 
     def place(tensor: Tensor) -> Tensor:
         return tensor.to(device, dtype) if dtype and tensor.is_floating_point() else tensor.to(device)
@@ -127,7 +127,7 @@ def token_calls(model: nn.Module, call: ExampleCall) -> list[ExampleCall]:
     if ids is None or call.args or not set(call.kwargs) <= {"input_ids", *defaults}:
         return []
     parameters = inspect.signature(model.forward).parameters
-    forms = [("input_ids",)]
+    forms: list[tuple[str, ...]] = [("input_ids",)]
     if "attention_mask" in parameters:
         forms.append((*forms[-1], "attention_mask"))
         if "token_type_ids" in parameters and getattr(getattr(model, "config", None), "type_vocab_size", 0) > 1:

@@ -41,7 +41,7 @@ def described(arguments: Any) -> Any:
 
 def _describe(inputs: Any, tensors: list[Tensor]) -> Any:
     if isinstance(inputs, Tensor):
-        spec = {"shape": list(inputs.shape), "dtype": str(inputs.dtype).removeprefix("torch.")}
+        spec: dict[str, Any] = {"shape": list(inputs.shape), "dtype": str(inputs.dtype).removeprefix("torch.")}
         same = next((index for index, tensor in enumerate(tensors) if tensor is inputs), None)
         tensors.append(inputs)
         if inputs.dim() in _CHANNELS_LAST and not inputs.is_contiguous():
@@ -116,7 +116,7 @@ def _item(spec: Any) -> tuple[str, Any]:
     if not (isinstance(spec, dict) and len(spec) == 1):
         raise _unreadable("it is no dict of one kind")
     ((kind, value),) = spec.items()
-    types = {"value": _PLAIN, "tensor": dict, "dict": dict, "tuple": list, "list": list}
+    types: dict[str, Any] = {"value": _PLAIN, "tensor": dict, "dict": dict, "tuple": list, "list": list}
     if kind not in types:
         raise InputSpecError(f"the description of the example inputs has the unknown kind {str(kind)[:50]!r}")
     if not isinstance(value, types[kind]):
@@ -148,7 +148,8 @@ def _tensor(spec: dict[str, Any], generator: torch.Generator) -> Tensor:
         raise _unreadable(str(error).partition("\n")[0]) from error
 
 
-def _dtype(spec: dict[str, Any]) -> torch.dtype | None:
+def _dtype(spec: dict[str, Any]) -> Any:
+    """The dtype that ``spec`` names; None where there is none, which ``_check_tensor`` does not let pass."""
     name = spec.get("dtype")
     found = getattr(torch, name, None) if isinstance(name, str) else None
     return found if isinstance(found, torch.dtype) else None

@@ -151,7 +151,7 @@ def _strings(option: str, values: Sequence[str | os.PathLike]) -> tuple[str, ...
     is_list = isinstance(values, Sequence) and not isinstance(values, str)
     if not is_list or not all(isinstance(value, (str, os.PathLike)) for value in values):
         raise TypeError(f"kfconvert: {option} must be a list of strings, not {values!r}")
-    return tuple(map(os.fspath, values))
+    return tuple(os.fspath(value) for value in values)
 
 
 def _kept(library: Path) -> Registrations | None:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -40,6 +41,7 @@ def load(library: Path, name: str) -> ModuleType | None:
     if not hasattr(ctypes.CDLL(str(library)), f"PyInit_{name}"):
         return None
     spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None and spec.loader is not None  # the name of a library ends as that of a module in C
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -58,7 +60,12 @@ def load_on_trial(library: Path, name: str) -> Registrations:
     # sys.path: torch is to be found as it was found here. The root: no file there is taken for a module.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     command = [sys.executable, "-c", _TRIAL, str(library), name, str(report)]
-    options = {"cwd": os.sep, "env": environment, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    options: dict[str, Any] = {
+        "cwd": os.sep,
+        "env": environment,
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.DEVNULL,
+    }
     try:
         done = subprocess.run(command, stderr=subprocess.PIPE, timeout=LIMIT_S, **options)
     except subprocess.TimeoutExpired:

@@ -46,7 +46,7 @@ class Registrations:
 
 def names() -> set[str]:
     """Of all operators that are defined or have a kernel, and the schemas of all methods of classes."""
-    schemas = torch._C._jit_get_custom_class_schemas()
+    schemas = torch._C._jit_get_custom_class_schemas()  # type: ignore[attr-defined]  # the stubs lack it
     return {*torch._C._dispatch_get_all_op_names(), *map(str, schemas)}
 
 

@@ -93,8 +93,9 @@ def _ninja() -> str | None:
 @contextmanager
 def _ninja_on_path() -> Iterator[None]:
     """torch runs the ``ninja`` on PATH, where that of a virtual environment is only while it is activated."""
-    before = os.environ["PATH"]
-    os.environ["PATH"] = os.pathsep.join([before, os.path.dirname(_ninja())])
+    before, ninja = os.environ["PATH"], _ninja()
+    assert ninja is not None  # see check
+    os.environ["PATH"] = os.pathsep.join([before, os.path.dirname(ninja)])
     try:
         yield
     finally:

@@ -149,7 +149,7 @@ def _calls(tree: Tree) -> list[Op]:
 
 def _named_calls(tree: Tree) -> set[str]:
     """Capture names in ``tree`` that stand for calls, not for inputs."""
-    return {call.name for call in _calls(tree)} - {None}
+    return {call.name for call in _calls(tree) if call.name is not None}
 
 
 def _anchors(patterns: list[Pattern]) -> dict[Any, list[tuple[Op, str]]]:

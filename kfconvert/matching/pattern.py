@@ -16,7 +16,7 @@ class Replacement:
     """What takes the place of a match: ``module(*inputs)``.
 
     ``bindings`` names the attributes of the module that hold a live tensor of the model: (holder, attribute,
-    placeholder of the graph). ``original`` nodes are the values that the module returns, in its order.
+    placeholder of the graph). ``outputs`` are the nodes of the values that the module returns, in its order.
     """
 
     module: nn.Module

@@ -79,7 +79,7 @@ def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx
         copies[original] = result
 
 
-def _last(graph: fx.Graph, nodes: tuple[fx.Node, ...]) -> fx.Node:
+def _last(graph: fx.Graph, nodes: tuple[fx.Node, ...]) -> fx.Node | None:
     last = None
     for node in graph.nodes:
         if node.op == "placeholder" or node in nodes:
@@ -121,12 +121,12 @@ def _restore_layout(graph: fx.Graph, output: fx.Node, region: Region, copies: di
         # An input, or a view of one, is returned as it came.
         if any(member.op == "placeholder" for member in members) or not _is_contiguous(members[0]):
             continue
-        value, views = copies[members[0]], {copies[member] for member in members[1:]}
+        value, readers = copies[members[0]], {output, *(copies[member] for member in members[1:])}
         with graph.inserting_after(value):
             restored = graph.call_function(aten.contiguous.default, (value,))
         restored.meta = dict(members[0].meta)
         # Other users get the image as it is.
-        value.replace_all_uses_with(restored, lambda user, views=views: user is output or user in views)
+        value.replace_all_uses_with(restored, readers.__contains__)
 
 
 def _keep_batch_statistics(graph: fx.Graph) -> None:

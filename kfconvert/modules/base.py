@@ -1,6 +1,7 @@
 """What the fused modules share: activation, strategy, and checks of the modules that they wrap."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,12 +14,14 @@ from ..ops.registration import has_kernels
 from ..runtime import Derived, Entry, Watch
 from ..torch_state import transformed
 
-Plan = Callable[..., torch.Tensor]
+# It returns what the module does: a tensor, or a tuple of tensors.
+Plan = Callable[..., Any]
 # The memory format with the channels innermost, by the number of dimensions.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 # Attributes that no plan holds on to: forwards look at them at each call.
 _UNPREPARED = frozenset(("training", "strategy"))
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_Module = TypeVar("_Module", bound="FusedModule")
 
 
 class FusedModule(nn.Module):
@@ -107,7 +110,7 @@ class FusedModule(nn.Module):
         stores = [store for module in self.modules() for store in (module._parameters, module._buffers)]
         return [(store, key) for store in stores for key in store]
 
-    def train(self, mode: bool = True) -> "FusedModule":
+    def train(self: _Module, mode: bool = True) -> _Module:
         """A change of the mode announces that weights may have been written, also where :class:`Derived` sees none."""
         if mode != self.training:
             self.clear_derived()
@@ -147,7 +150,7 @@ def is_of(module: nn.Module, kind: type) -> bool:
     return type(module) is kind and "forward" not in vars(module) and not any(hooks)
 
 
-def require_plain(module: nn.Module, kinds: tuple[type, ...], kind_names: str) -> None:
+def require_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...], kind_names: str) -> None:
     """Raise unless ``module`` is one of ``kinds`` with that class's own forward and ordinary float weights.
 
     TypeError: another class, an own ``forward``, a lazy module not yet initialised, a weight that is a tensor

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -153,7 +154,7 @@ class FusedConvBN(FusedModule):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x: (N, C_in, *spatial), residual: as the result or None; returns (N, C_out, *spatial_out)."""
-        modules = self._modules
+        modules: dict[str, Any] = self._modules
         conv, bn = modules["conv"], modules["bn"]
         weight = held(conv, "weight")
         if x.dim() != weight.dim():
@@ -327,7 +328,7 @@ def _tensors(conv: nn.Module, bn: _BatchNorm | None) -> tuple[torch.Tensor | Non
         held(bn, "bias"),
         buffers["running_mean"],
         buffers["running_var"],
-        buffers["num_batches_tracked"],
+        buffers.get("num_batches_tracked"),
     )
 
 

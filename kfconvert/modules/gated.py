@@ -7,6 +7,7 @@ from ..ops.activations import apply_activation
 from ..ops.fused.act_mul import act_mul
 from ..ops.registration import has_kernels
 from .base import FusedModule, Plan, held, takes_plain_path
+from .linear import FusedLinear
 from .merged import FusedMergedLinear, plain_linear
 
 
@@ -27,7 +28,7 @@ class FusedGatedLinear(FusedModule):
 
     def __init__(self, gate: nn.Module, up: nn.Module, activation: str = "silu", negative_slope: float = 0.01):
         super().__init__(activation, negative_slope)
-        self.projection = FusedMergedLinear(gate, up)
+        self.projection: FusedMergedLinear | FusedLinear = FusedMergedLinear(gate, up)
         sizes = [linear.out_features for linear in self.projection.linears]
         if sizes[0] != sizes[1]:
             raise ValueError(f"gate and up have {sizes[0]} and {sizes[1]} features, expected the same")

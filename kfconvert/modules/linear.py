@@ -1,6 +1,7 @@
 """Linear layers with an activation: ``y = act(x W^T + b)``."""
 
 import math
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from .onednn import HAS_MKL, pointwise, runs_onednn
 _PACKED_MIN_ROWS = 16
 # A pack of MKL takes 8 to 11 MB more than its weight, whatever the size of that.
 MKL_MIN_WEIGHT_BYTES = 2**20
+_Linear = TypeVar("_Linear", bound="FusedLinear")
 
 
 class FusedLinear(FusedModule):
@@ -69,13 +71,13 @@ class FusedLinear(FusedModule):
 
     @classmethod
     def from_tensors(
-        cls,
+        cls: type[_Linear],
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         activation: str | None = None,
         negative_slope: float = 0.01,
         transposed: bool = False,
-    ) -> "FusedLinear":
+    ) -> _Linear:
         """A module that shares ``weight`` (out, in), or (in, out) when ``transposed``, and ``bias`` (out,) or
         None.
 
@@ -97,8 +99,8 @@ class FusedLinear(FusedModule):
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Module, activation: str | None = None, negative_slope: float = 0.01
-    ) -> "FusedLinear":
+        cls: type[_Linear], linear: nn.Module, activation: str | None = None, negative_slope: float = 0.01
+    ) -> _Linear:
         """A module that shares the parameters of an ``nn.Linear`` or of a Hugging Face ``Conv1D`` (weight
         (in, out)).
 

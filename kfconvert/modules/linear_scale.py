@@ -21,11 +21,14 @@ class FusedLinearScale(FusedLinear):
     Strategies: those of :class:`FusedLinear`, on the folded weights ("folded" in place of "kernel").
     """
 
+    gamma: torch.Tensor
+    permutation: tuple[int, ...] | None
+
     def __init__(self, *_, **__):
         raise TypeError("a FusedLinearScale is made of tensors: FusedLinearScale.from_tensors(weight, bias, gamma)")
 
     @classmethod
-    def from_tensors(
+    def from_tensors(  # type: ignore[override]  # other tensors, no activation
         cls,
         weight: torch.Tensor,
         bias: torch.Tensor | None,

@@ -1,6 +1,7 @@
 """Linear layers that read the same input, such as q, k and v of attention, as one matrix product."""
 
 import weakref
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,8 @@ class FusedMergedLinear(FusedModule):
         super().__init__()
         if len(linears) < 2:
             raise ValueError(f"expected two linear layers or more, got {len(linears)}")
-        self.linears = nn.ModuleList(map(plain_linear, linears))
+        # An nn.ModuleList does not say of which class its modules are.
+        self.linears: Any = nn.ModuleList(map(plain_linear, linears))
         kinds = {(m.in_features, m.weight.dtype, m.weight.device) for m in self.linears}
         if len(kinds) > 1:
             raise ValueError("the linear layers differ in input size, dtype or device")

@@ -77,7 +77,7 @@ class FusedLayerNorm(FusedNorm):
         return apply_activation(y, self.activation)
 
 
-class FusedAddLayerNorm(AddsResidual, FusedLayerNorm):
+class FusedAddLayerNorm(AddsResidual, FusedLayerNorm):  # type: ignore[misc]  # its methods take an argument more
     """``s = x + residual; y = act(layer_norm(s))``.
 
     x: (..., *normalized_shape); residual: x's dtype, and x's shape or one that repeats over it. Returns y, or
@@ -99,7 +99,7 @@ class FusedAddLayerNorm(AddsResidual, FusedLayerNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, bias, activation, device, dtype)
         self._set_options(return_sum)
 
-    def _kernel(self, x: torch.Tensor, residual: torch.Tensor):
+    def _kernel(self, x: torch.Tensor, residual: torch.Tensor):  # type: ignore[override]  # an argument more
         return layer_norm_act(
             x,
             self.normalized_shape,

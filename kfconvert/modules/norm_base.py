@@ -1,5 +1,8 @@
 """What the fused norms share: the normalised shape, strategies, and the residual addition before the norm."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -11,6 +14,8 @@ class FusedNorm(FusedModule):
     """Base of the fused norms; a subclass has ``_kernel`` and ``reference``, which take the norm's inputs."""
 
     default_activation = "none"
+    _kernel: Callable[..., Any]
+    reference: Callable[..., Any]
 
     def __init__(self, normalized_shape, eps: float, activation: str | None):
         super().__init__(activation or self.default_activation)
@@ -55,14 +60,14 @@ class FusedNorm(FusedModule):
         return f"{self.normalized_shape}, eps={self.eps}, {self._activation_repr()}"
 
 
-class AddsResidual:
-    """Before a FusedNorm among the bases: the norm of ``x + residual``, with ``return_sum`` also that sum."""
+class AddsResidual(FusedNorm):
+    """Before another FusedNorm among the bases: the norm of ``x + residual``, with ``return_sum`` also that sum."""
 
     def _set_options(self, return_sum: bool = False, **options) -> None:
         super()._set_options(**options)
         self.return_sum = return_sum
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor):
+    def forward(self, x: torch.Tensor, residual: torch.Tensor):  # type: ignore[override]  # an argument more
         """x, residual: (..., *normalized_shape); returns y, or (y, x + residual) with ``return_sum``."""
         if self.strategy == "composition":
             return self.reference(x, residual)

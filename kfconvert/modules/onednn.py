@@ -21,7 +21,7 @@ _POINTWISE = {
 }
 
 
-_IN_PLACE = {
+_IN_PLACE: dict[str, Finish] = {
     "relu": torch.relu_,
     "gelu": torch.ops.aten.gelu_,
     "gelu_tanh": lambda y: torch.ops.aten.gelu_(y, approximate="tanh"),
@@ -76,7 +76,7 @@ def runs_onednn(x: torch.Tensor) -> bool:
     anyway.
     """
     return (
-        HAS_ONEDNN
+        HAS_ONEDNN  # type: ignore[return-value]  # torch leaves the descriptor of ``enabled`` untyped
         and x.device.type == "cpu"
         and x.dtype == torch.float32
         and x.numel() > 0

@@ -61,7 +61,7 @@ class FusedRMSNorm(FusedNorm):
         return f"{super().extra_repr()}, offset={self.offset}"
 
 
-class FusedAddRMSNorm(AddsResidual, FusedRMSNorm):
+class FusedAddRMSNorm(AddsResidual, FusedRMSNorm):  # type: ignore[misc]  # its methods take an argument more
     """``s = x + residual; y = act(rms_norm(s))``.
 
     x: (..., *normalized_shape); residual: x's dtype, and x's shape or one that repeats over it. Returns y, or
@@ -83,7 +83,7 @@ class FusedAddRMSNorm(AddsResidual, FusedRMSNorm):
         super().__init__(normalized_shape, eps, elementwise_affine, activation, offset, device, dtype)
         self._set_options(return_sum, offset=offset)
 
-    def _kernel(self, x: torch.Tensor, residual: torch.Tensor):
+    def _kernel(self, x: torch.Tensor, residual: torch.Tensor):  # type: ignore[override]  # an argument more
         return rms_norm_act(
             x,
             self.normalized_shape,

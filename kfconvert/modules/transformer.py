@@ -93,7 +93,7 @@ class FusedTransformerLayer(nn.TransformerEncoderLayer):
                  nn.Dropout: (self.dropout, self.dropout1, self.dropout2)}  # fmt: skip
         return self.activation in _NAMES and all(is_of(m, kind) for kind, modules in kinds.items() for m in modules)
 
-    def _fed_forward(self, x):
+    def _fed_forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The result of the feed-forward block, and its last bias where that is still to be added."""
         first, second = self.linear1, self.linear2
         bias = None if self._drops(self.dropout2) else second.bias

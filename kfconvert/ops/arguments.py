@@ -4,8 +4,11 @@ import inspect
 import sys
 import typing
 from operator import index
+from types import FrameType
 
 import torch
+
+_NO_NUMBER: typing.Any = None  # which float and index refuse
 
 
 def named(error: Exception) -> Exception:
@@ -13,7 +16,8 @@ def named(error: Exception) -> Exception:
 
     Called where something has no attribute of a tensor: a call with tensors spends no time on it.
     """
-    calls, frame = [], sys._getframe(1)
+    calls = []
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(__package__):
         function = frame.f_globals.get(frame.f_code.co_name)
         if inspect.isfunction(function) and function.__code__ is frame.f_code:
@@ -52,7 +56,7 @@ def require_share(operator: str, name: str, value) -> None:
 def as_number(operator: str, name: str, value) -> float:
     """``float(value)``; TypeError where that is no number, or text."""
     try:
-        return float(value if not isinstance(value, str) else None)
+        return float(value if not isinstance(value, str) else _NO_NUMBER)
     except (TypeError, ValueError):
         raise _type_error(operator, name, "a number", value) from None
 
@@ -60,7 +64,7 @@ def as_number(operator: str, name: str, value) -> float:
 def as_integer(operator: str, name: str, value) -> int:
     """``operator.index(value)``; TypeError where that is no integer."""
     try:
-        return index(value if not isinstance(value, bool) else None)
+        return index(value if not isinstance(value, bool) else _NO_NUMBER)
     except TypeError:
         raise _type_error(operator, name, "an integer", value) from None
 

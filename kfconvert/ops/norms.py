@@ -15,7 +15,7 @@ def as_shape(normalized_shape: int | Sequence[int]) -> Sequence[int]:
     if isinstance(normalized_shape, (int, torch.SymInt)):
         return (normalized_shape,)
     try:
-        return (index(normalized_shape),)
+        return (index(normalized_shape),)  # type: ignore[arg-type]  # whatever else it may be
     except TypeError:
         got = type(normalized_shape).__name__
         text = f"kfconvert: normalized_shape must be an integer or a tuple of integers, got {got}"

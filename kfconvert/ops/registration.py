@@ -7,6 +7,7 @@ kernel of a small model, even under no_grad.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -54,7 +55,7 @@ def differentiate(operator: torch._ops.OpOverload, backward: Callable, setup_con
         return output
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function = type(name.removeprefix("kfconvert::"), (torch.autograd.Function,), methods)
+    function: Any = type(name.removeprefix("kfconvert::"), (torch.autograd.Function,), methods)
     return _at_once(operator, function.apply)
 
 

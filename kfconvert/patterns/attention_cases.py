@@ -25,7 +25,9 @@ class _Attention(nn.Module):
 
 
 class _Masked(_Attention):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward(  # type: ignore[override]  # an argument more
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
+    ) -> Tensor | tuple[Tensor, ...]:
         return self.function(q, k, v, mask)
 
 
@@ -34,7 +36,7 @@ class _BufferMask(_Attention):
         super().__init__(function)
         self.register_buffer("mask", mask)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, ...]:
         return self.function(q, k, v, self.mask)
 
 

@@ -91,6 +91,19 @@ class _Unbatched(nn.Module):
         return torch.relu(self.bn(self.conv(x)))
 
 
+class _Uncounted(nn.Module):
+    """A batch norm of somebody's own, without the counter of nn.BatchNorm2d, which tells of training."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3)
+        self.register_buffer("mean", torch.randn(8))
+        self.register_buffer("variance", torch.rand(8) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(nn.functional.batch_norm(self.conv(x), self.mean, self.variance, training=self.training))
+
+
 def _images() -> tuple[Tensor, ...]:
     return (torch.randn(2, 8, 9, 9),)
 
@@ -124,6 +137,7 @@ _SPECIAL_CASES = {
             lambda: (torch.randn(2, 8, 5, 5, 5),),
         ),
         Case(lambda: _SharedConv(torch.relu), _images, 0, "also used by"),
+        Case(_Uncounted, _images, 1),
         Case(_Unbatched, lambda: (torch.randn(8, 9, 9),), 0, "no batch dimension"),
         Case(
             lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU()),

@@ -102,7 +102,8 @@ class _Bounds:
         if node.target in _FROM_FIRST:
             return self.least(node.args[0])
         if node.target is aten.add.Tensor and not node.kwargs:
-            return sum_bound(*map(self.least, node.args), traced(node).dtype)
+            left, right = map(self.least, node.args)
+            return sum_bound(left, right, traced(node).dtype)
         if node.target is aten.mul.Tensor:
             return self._product(*node.args)
         if node.target is aten.div.Tensor and constant_value(node.args[1]):

@@ -59,25 +59,28 @@ class _Attention(nn.Module):
         query, value = self.query(x), self.value(x)
         key = self.key(x.sin() if self.separate else x)
         heads = [t.view(*x.shape[:-1], -1, 8).transpose(1, 2) for t in (query, key, value)]
-        mixed = nn.functional.scaled_dot_product_attention(*heads, enable_gqa=True)
+        mixed = nn.functional.scaled_dot_product_attention(*heads, enable_gqa=True)  # type: ignore[misc]  # three heads
         return mixed.transpose(1, 2).reshape(x.shape)
+
+
+_Function = Callable[[Tensor, nn.Module, nn.Module], Tensor | tuple[Tensor, ...]]
 
 
 class _Branches(nn.Module):
     """``forward`` is a function of x and two layers."""
 
-    def __init__(self, function: Callable[[Tensor, nn.Module, nn.Module], Tensor], tied: bool = False):
+    def __init__(self, function: _Function, tied: bool = False):
         super().__init__()
         self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
         self.function = function
         if tied:
             self.second.weight = self.first.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
         return self.function(x, self.first, self.second)
 
 
-def _branches(function: Callable[[Tensor, nn.Module, nn.Module], Tensor], tied: bool = False):
+def _branches(function: _Function, tied: bool = False):
     return lambda: _Branches(function, tied)
 
 

@@ -35,7 +35,8 @@ def _builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], 
         held = {name: captures[name] for name in ("weight", "bias") if captures[name] is not None}
         live = {name: tensor(node) for name, node in held.items()}
         fixed = (captures["normalized_shape"], live.get("weight"), live.get("bias"), captures["eps"], activation)
-        inputs, outputs = (captures["x"],), (match.root,)
+        inputs: tuple[fx.Node, ...] = (captures["x"],)
+        outputs: tuple[fx.Node, ...] = (match.root,)
         if "residual" in captures:
             keeps_sum = match.is_kept("sum")
             module = FusedAddLayerNorm.from_tensors(*fixed, return_sum=keeps_sum)

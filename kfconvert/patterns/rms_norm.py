@@ -116,7 +116,8 @@ def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
     weight = captures.get("weight")
     fixed = (_normalized_shape(captures), None if weight is None else tensor(weight), _eps(captures))
     offset = float(captures.get("offset", 0.0))
-    inputs, outputs = (captures["x"],), (match.root,)
+    inputs: tuple[fx.Node, ...] = (captures["x"],)
+    outputs: tuple[fx.Node, ...] = (match.root,)
     if "sum" in captures:
         keeps_sum = match.is_kept("sum")
         module = FusedAddRMSNorm.from_tensors(*fixed, offset=offset, return_sum=keeps_sum)
@@ -142,14 +143,16 @@ class _Norm(nn.Module):
 
 
 class _AddNorm(_Norm):
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]  # an argument more
         return self.formula(x + residual, self.weight)
 
 
 class _PreNorm(_Norm):
     """The sum goes on as the residual stream."""
 
-    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(  # type: ignore[override]  # an argument more
+        self, x: Tensor, residual: Tensor
+    ) -> tuple[Tensor, Tensor]:
         stream = x + residual
         return self.formula(stream, self.weight), stream
 

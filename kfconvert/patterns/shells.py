@@ -55,6 +55,6 @@ def norm_shell(captures: dict[str, Any], tensor: Live) -> tuple[nn.Module, Bindi
 def hold(module: nn.Module, nodes: dict[str, fx.Node | None], tensor: Live) -> Bindings:
     """Put the live tensors themselves, not copies, in the place of those on the meta device."""
     for name, node in nodes.items():
-        store = module._buffers if name in module._buffers else module._parameters
+        store: dict[str, Any] = module._buffers if name in module._buffers else module._parameters
         store[name] = None if node is None else tensor(node)
     return [(module, name, node) for name, node in nodes.items() if node is not None]

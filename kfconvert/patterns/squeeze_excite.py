@@ -62,7 +62,7 @@ def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
         convs.append(conv)
         bindings += held
     activation, gate = _ACTIVATIONS[captures["hidden"].target], _GATES[captures["gate"].target]
-    module = FusedSqueezeExcite(*convs, activation, gate).eval()
+    module = FusedSqueezeExcite(convs[0], convs[1], activation, gate).eval()
     return Replacement(module, (captures["x"],), tuple(bindings), (match.root,))
 
 
@@ -77,7 +77,7 @@ class _SqueezeExcite(nn.Module):
     def scales(self, x: Tensor) -> Tensor:
         return self.gate(self.conv2(self.activation(self.conv1(x))))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         return x * self.scales(x.mean((2, 3), keepdim=True))
 
 

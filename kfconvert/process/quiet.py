@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from .turns import ThisThread
 
@@ -54,7 +55,8 @@ def _handlers() -> list[logging.Handler]:
 
 @contextmanager
 def _unwarned() -> Iterator[None]:
-    own, filters = _OfThread(), warnings.filters
+    own = _OfThread()
+    filters: Any = warnings.filters  # which is a list, and annotated as a sequence
     entry = ("ignore", own, Warning, None, 0)
     filters.insert(0, entry)
     try:
@@ -63,6 +65,7 @@ def _unwarned() -> Iterator[None]:
         own.over = True
         # Another thread that is within catch_warnings now has a copy; and one that left it has put back the list that
         # it found.
-        for known in (filters, warnings.filters):
+        lists: list[Any] = [filters, warnings.filters]
+        for known in lists:
             while entry in known:
                 known.remove(entry)

@@ -35,14 +35,14 @@ class ImplementationResult:
     the outputs of the first, relative to the largest value of the output that it is in; None where they
     cannot be compared. `agrees`: they have the same structure, shapes and dtypes, and differ by at most 1e-6
     and 4 units of rounding of their dtype; exact values and the places of NaN and infinities are the same;
-    sparse tensors stand for dense ones.
+    sparse tensors stand for dense ones. It is None where nothing could be compared.
     `reason` is one line, None when `agrees`; "the original" in it is the first implementation.
     """
 
     name: str
     measurement: Measurement
     speedup: Speedup | None
-    agrees: bool
+    agrees: bool | None
     difference: float | None
     reason: str | None
 
@@ -58,7 +58,8 @@ class ImplementationResult:
 
     def summary(self) -> str:
         """One line for people."""
-        agreement = "outputs agree" if self.agrees else f"outputs do NOT agree: {self.reason}"
+        told = {True: "outputs agree", False: "outputs do NOT agree", None: "whether outputs agree is not known"}
+        agreement = told[self.agrees] + ("" if self.agrees else f": {self.reason}")
         parts = [self.measurement.summary()] + ([self.speedup.summary(), agreement] if self.speedup else [])
         return f"{self.name}: {'; '.join(parts)}"
 
@@ -109,7 +110,7 @@ class KernelProfiler:
             ImportError: matplotlib is not installed.
         """
         if isinstance(results, (str, Path)):
-            results, path = None, results
+            path, results = results, None
         shown = self.results if results is None else {_label_of(results, self.results): results}
         if not any(shown.values()):
             raise ValueError("there is nothing to plot: call compare_implementations first")
@@ -121,10 +122,11 @@ class KernelProfiler:
 
     def summary(self) -> str:
         """A table of all results as plain text."""
-        console = Console(file=StringIO(), width=WIDTH, color_system=None)
+        text = StringIO()
+        console = Console(file=text, width=WIDTH, color_system=None)
         for label, rows in self.results.items():
             console.print(_table(label, rows))
-        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def compare_functions(
@@ -188,7 +190,7 @@ def _outputs(fn: Callable[..., Any], call: ExampleCall) -> Any:
         return call.copied()(fn)
 
 
-def _agreement(first: Any, outputs: Any) -> tuple[bool, float | None, str | None]:
+def _agreement(first: Any, outputs: Any) -> tuple[bool | None, float | None, str | None]:
     """(agrees, difference, reason) of an `ImplementationResult`."""
     first, outputs = (pytree.tree_map_only(Tensor, _dense, side) for side in (first, outputs))
     try:
@@ -202,6 +204,9 @@ def _agreement(first: Any, outputs: Any) -> tuple[bool, float | None, str | None
 
 def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.layout in (torch.strided, torch.jagged) else tensor.to_dense()
+
+
+_AGREEMENTS = {True: "", False: "DIFFERS", None: "not known"}
 
 
 def _table(title: str, rows: list[ImplementationResult]) -> Table:
@@ -222,6 +227,6 @@ def _table(title: str, rows: list[ImplementationResult]) -> Table:
             "" if share is None else f"{100 * share:.0f} %",
             "" if measurement.launches is None else str(measurement.launches),
             "" if measurement.peak_bytes is None else bytes_text(measurement.peak_bytes),
-            difference if row.agrees else f"{difference} DIFFERS".strip(),
+            f"{difference} {_AGREEMENTS[row.agrees]}".strip(),
         )
     return table

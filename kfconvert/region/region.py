@@ -83,6 +83,6 @@ class Region:
 
 def _draws(node: fx.Node) -> bool:
     if node.target is torch.ops.aten.scaled_dot_product_attention.default:
-        dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+        dropout: Any = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         return dropout != 0.0
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -52,9 +52,10 @@ class Explanation:
         return tree
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+        text = io.StringIO()
+        console = Console(file=text, width=_WIDTH, color_system=None)
         console.print(self)
-        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def _headline(self) -> Text:
         stats = self._stats

@@ -133,8 +133,9 @@ class CodeWalk:
             self._function(value, depth)
         elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
             self.follow(value.__func__, name, depth + 1)
-            if is_plain_object(getattr(value, "__self__", None)):
-                self.follow(value.__self__, name, depth + 1)
+            owner = getattr(value, "__self__", None)
+            if is_plain_object(owner):
+                self.follow(owner, name, depth + 1)
         elif isinstance(value, property):
             self.follow(value.fget, name, depth + 1)
         elif isinstance(value, functools.cached_property):
@@ -201,7 +202,8 @@ class CodeWalk:
                     self._note(value, key, f"{function.__module__}.{name}")
         if {"environ", "getenv"} & (looked_up | attributes):
             for key in constants:
-                self._note(os.environ._data, os.environ.encodekey(key), f"{key} in the environment")
+                environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]  # not public
+                self._note(environment, os.environ.encodekey(key), f"{key} in the environment")
 
     def _global(self, store: dict[str, Any], name: str, names: frozenset[str], module: str) -> None:
         value = store[name]
@@ -242,7 +244,9 @@ def _is_followed(module: str | None) -> bool:
 @functools.lru_cache(4096)
 def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     """What ``code``, and functions within it, look up: names of globals and of attributes, and all its strings."""
-    looked_up, attributes, constants = set(), set(), set()
+    looked_up: set[str] = set()
+    attributes: set[str] = set()
+    constants: set[str] = set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             looked_up.add(instruction.argval)

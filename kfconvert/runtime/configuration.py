@@ -84,7 +84,8 @@ def without_cache(model: nn.Module) -> Iterator[bool]:
 
 @contextmanager
 def _without_cache(config: Any) -> Iterator[bool]:
-    own, here = type(config), ThisThread()
+    own: Any = type(config)
+    here = ThisThread()
 
     def read(self: Any, name: str) -> Any:
         return False if name == "use_cache" and here else own.__getattribute__(self, name)

@@ -43,7 +43,7 @@ class Derived:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._entry = (None, None, None, None)
+        self._entry: tuple[Any, Any, Any, Any] = (None, None, None, None)
         self.settings: Watch | None = None  # for its owner, of what else the values depend on
         self._fingerprints: list[int] | None = None
         # Whether a source has no version, so that the fingerprints have to be compared at each call.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ def fingerprints(tensors: Iterable[Tensor | None]) -> list[int]:
     On the CPU a hash of the bytes (csrc/fingerprint.h), elsewhere the sum of the elements' bits, each times an odd
     number of its own, which one changed element always changes. All sums of a device are fetched at once.
     """
-    found: list[int | Tensor] = [0 if tensor is None else _fingerprint(tensor.detach()) for tensor in tensors]
+    found: list[Any] = [0 if tensor is None else _fingerprint(tensor.detach()) for tensor in tensors]
     by_device: dict[torch.device, list[int]] = {}
     for index, item in enumerate(found):
         if isinstance(item, Tensor):

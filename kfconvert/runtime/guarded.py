@@ -167,7 +167,8 @@ class GuardedForward:
         reads = {read for variant in variants for read in variant.region.settings}
         slots = {slot for variant in variants for slot in variant.region.slots.values()}
         unread = {slot for variant in variants for slot in variant.region.unread}
-        self.state = ModelState(model, reads, slots, unread) if variants else None
+        # None without variants: only what runs without them as well asks whether it is.
+        self.state: ModelState = ModelState(model, reads, slots, unread) if variants else None  # type: ignore[assignment]
         self.stale = False
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
@@ -196,7 +197,7 @@ class GuardedForward:
         if self.stale:
             self.refresh()
         for variant in self._candidates((len(args), *kwargs)):
-            leaves = variant.region.call.leaves(args, kwargs)
+            leaves: Any = variant.region.call.leaves(args, kwargs)
             try:
                 refusal = variant.refusal(leaves)
                 if refusal is None:
@@ -246,7 +247,7 @@ class GuardedForward:
         if not torch.is_grad_enabled():
             return self._counted(variant.run(leaves))
         places = self.state.parameter_places
-        parameters = [tensor for store, key in places if (tensor := store.get(key)) is not None]
+        parameters: list[torch.Tensor] = [tensor for store, key in places if (tensor := store.get(key)) is not None]
         if not needs_gradient(parameters, leaves):
             return self._counted(variant.run(leaves))
         reason = self._no_gradients(variant, parameters, leaves)
@@ -270,7 +271,7 @@ class GuardedForward:
     def _no_gradients(self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]) -> str | None:
         """Why this call has to run the original where gradients are wanted; None where they can be computed later."""
         region, known = variant.region, self.state.parameters
-        if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+        if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # the stubs lack it
             return "hooks of saved tensors are disabled around it, and gradients are wanted"
         if region.is_random:
             return "it draws random numbers, and gradients are wanted"
@@ -400,7 +401,7 @@ class GuardedForward:
         return {"given": (self.model, [], self.path, self.warning), "own_forward": self.own_forward}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["given"])
+        GuardedForward.__init__(self, *state["given"])
         self.own_forward = state["own_forward"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuardedForward:

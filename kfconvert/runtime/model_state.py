@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from ..process import is_of_trace, switched_off
-from ..region import Place, Read
+from ..region import Read
 from .code import code_walk
 from .configuration import WHOLE, configurations, names_by_class
 from .contents import OF_EVERY_MODULE, Contents, Found, first_different, items
-from .watch import MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
+from .watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
 from .weak_module import WeakModule
 
 # What nn.Module itself keeps in its instances, and what this package puts there, is looked at in other ways or not.
@@ -69,6 +69,7 @@ class ModelState:
         reads = frozenset(reads)
         self.owners, self.owner_reasons = _watched(*_modes(model, owners=True))
         self._layout = _layout(model)
+        self.children: Watch
         self._watch_children()
         fixed = *_structure(model), *_modes(model, owners=False)
         if any(isinstance(read, tuple) and read[1] in WHOLE for read in reads):
@@ -116,9 +117,9 @@ class ModelState:
             return self.fixed_reasons[changed]
         if type(model) is not self._class:
             return "the class of the model was changed after the conversion; convert it again"
-        changed = first_different(self.compared)
-        if changed is not None:
-            return f"what {changed} holds {_CHANGED}"
+        different = first_different(self.compared)
+        if different is not None:
+            return f"what {different} holds {_CHANGED}"
         changed = self.attributes.first_change(root)
         if changed is not None and (reason := self._changed_attribute(changed, root)):
             return reason
@@ -210,9 +211,9 @@ class Code:
         for name, before in self.switches.items():
             if _SWITCHES[name]() is not before:
                 return f"its code asks for {name}, which was {before} at the conversion"
-        changed = first_different(self.compared)
-        if changed is not None:
-            return f"what {changed} holds {_CHANGED}"
+        different = first_different(self.compared)
+        if different is not None:
+            return f"what {different} holds {_CHANGED}"
         watch = self.watch
         changed = watch.first_change()
         if changed is not None and switched_off():
@@ -323,7 +324,11 @@ def _attributes(
             if value is MISSING and not any(key in vars(kind) for kind in type(module).__mro__):
                 for store in (module._parameters, module._buffers, module._modules):
                     yield (store, key, MISSING), f"{name} was not there at the conversion; convert it again"
-            yield from _reasons(contents.of(name, value))
+            if isinstance(module, nn.RNNBase) and key == "_flat_weights":
+                # Its parameters again, with which it only computes: what they hold is no matter.
+                yield (value, ITEMS, tuple(value)), f"the attribute {name} {_CHANGED}"
+            else:
+                yield from _reasons(contents.of(name, value))
 
 
 def _unread(
@@ -363,9 +368,9 @@ def _settings(model: nn.Module, reads: frozenset[Read], contents: Contents) -> I
             yield from _reasons(contents.of(f"{name} in the configuration of the model", value))
 
 
-def _tied_places(model: nn.Module) -> list[list[Place]]:
+def _tied_places(model: nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
     """The groups of places that hold one and the same tensor; a region reads each group at one place only."""
-    groups: dict[int, list[Place]] = {}
+    groups: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for module in model.modules():
         for store in (module._parameters, module._buffers):
             for key, tensor in store.items():

@@ -52,7 +52,7 @@ class Program:
         images: tuple[int, ...],
     ):
         self.fused, self._images = fused, images
-        self.modules = dict(module._modules)
+        self.modules: dict[str, Any] = dict(module._modules)
         self.code = type(module).forward
         # A graph and its module refer to each other, and would keep the weights until the cyclic collector comes by.
         module._modules.clear()
@@ -62,7 +62,7 @@ class Program:
         weights = [_unrooted(place, model) for place in weights]
         self._sources, self._weights = len(sources), weights
         self._read = _distinct([*sources, *held, *weights])
-        self._synced = [(_unrooted(source, model), place) for source, place in synced]
+        self._synced: list[tuple[Any, Any]] = [(_unrooted(source, model), place) for source, place in synced]
         # The same places as gather() takes them; made when they are first needed, see __getstate__.
         self._flat: tuple[tuple[Any, ...], ...] | None = None
         self._kinds = [_kind(tensor) for tensor in self._tensors()]

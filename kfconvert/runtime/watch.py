@@ -106,7 +106,7 @@ class Watch:
         return Watch, (self.entries,)
 
 
-def renewed(watch: Watch, changed: int, root: dict[str, Any] | None = None) -> tuple[Watch, int | None]:
+def renewed(watch: Watch, changed: int | None, root: dict[str, Any] | None = None) -> tuple[Watch, int | None]:
     """``watch``, in which the entry at the index ``changed`` does not hold, with all values that equal the expected
     ones expected from now on; and the index of an entry for which that is not so, None where all hold then."""
     while changed is not None:

@@ -105,14 +105,14 @@ def rebuild(
             checked = _Configured.model_validate(recipe).model_dump(by_alias=True)
             return huggingface.rebuild(checked, trust_source, shapes)
         if kind == "torchvision":
-            from . import torchvision_models as source
+            from .torchvision_models import rebuild as by_name
         elif kind == "timm":
-            from . import timm_models as source
+            from .timm_models import rebuild as by_name
         elif kind == "callable":
-            from . import callables as source
+            from .callables import rebuild as by_name
         else:
             raise ZooError(f"its recipe is of the unknown kind {kind!r}")
-        return source.rebuild(_Named.model_validate(recipe).model_dump())
+        return by_name(_Named.model_validate(recipe).model_dump())
     except ValidationError as error:
         raise ZooError(f"its recipe {first_fault(error)}") from error
 

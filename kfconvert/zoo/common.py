@@ -11,7 +11,7 @@ import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -103,14 +103,19 @@ def enliven(model: nn.Module) -> None:
         if parameter.dim() == 1:
             parameter.data += 0.02 * torch.randn(parameter.shape, generator=noise)
     for module in model.modules():
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
-            module.running_mean.copy_(0.1 * torch.randn(module.running_mean.shape, generator=noise))
-            module.running_var.copy_(0.5 + torch.rand(module.running_var.shape, generator=noise))
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            mean, variance = module.running_mean, module.running_var
+            if mean is not None and variance is not None:
+                mean.copy_(0.1 * torch.randn(mean.shape, generator=noise))
+                variance.copy_(0.5 + torch.rand(variance.shape, generator=noise))
+
+
+_Model = TypeVar("_Model", bound="nn.Module")
 
 
 def with_weights(
-    name: str, request: Request, pretrained: Callable[[], nn.Module], random: Callable[[], nn.Module]
-) -> tuple[nn.Module, str]:
+    name: str, request: Request, pretrained: Callable[[], _Model], random: Callable[[], _Model]
+) -> tuple[_Model, str]:
     """The model with the weights that ``request`` asks for, and which those are: "pretrained" or "random".
 
     Raises:

@@ -132,7 +132,7 @@ def _read_config(name: str, in_cache: bool) -> PreTrainedConfig:
         raise ZooError(f"{name}: its config cannot be read ({first_line(error)})") from error
 
 
-def _from_pretrained(source: str, config: PreTrainedConfig, model_class: type, local: bool) -> PreTrainedModel:
+def _from_pretrained(source: str, config: PreTrainedConfig, model_class: type[Any], local: bool) -> PreTrainedModel:
     _without_cache(config)
     try:
         model, info = model_class.from_pretrained(
@@ -151,7 +151,7 @@ def _from_pretrained(source: str, config: PreTrainedConfig, model_class: type, l
     return model
 
 
-def _random(config: PreTrainedConfig, model_class: type = AutoModel) -> PreTrainedModel:
+def _random(config: PreTrainedConfig, model_class: type[Any] = AutoModel) -> PreTrainedModel:
     _without_cache(config)
     return model_class.from_config(config) if model_class is AutoModel else model_class._from_config(config)
 

@@ -46,7 +46,8 @@ def build(name: str, request: Request) -> ZooModel:
     model, weights = with_weights(
         f"timm:{name}", request, lambda: _pretrained(name), lambda: timm.create_model(name, pretrained=False)
     )
-    channels, height, width = model.default_cfg["input_size"]
+    config: Any = model.default_cfg
+    channels, height, width = config["input_size"]
     recipe = {"kind": "timm", "name": name, "weights": weights, "timm": timm.__version__}
     return ZooModel(model, request.images(channels, height, width), recipe)
 

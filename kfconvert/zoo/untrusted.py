@@ -91,7 +91,7 @@ class _Bounded(TorchFunctionMode):
 
 def _kept(config_class: type[PreTrainedConfig], values: Mapping[str, Any]) -> dict[str, Any]:
     defaults = _defaults(config_class)
-    kept = {}
+    kept: dict[str, Any] = {}
     for name, value in values.items():
         inner = _class_within(config_class, name, value)
         if name in _INERT or (name in defaults and value == defaults[name]):
@@ -142,13 +142,18 @@ def _loads_kernels(config_class: type) -> bool:
     if not is_kernels_available():
         return False
     modeling = find_spec(config_class.__module__.replace("configuration_", "modeling_"))
-    source = Path(modeling.origin).read_text(encoding="utf-8") if modeling is not None else ""
+    if modeling is None:
+        return False
+    assert modeling.origin is not None  # it is a file, beside that of the configuration
+    source = Path(modeling.origin).read_text(encoding="utf-8")
     return re.search(r"\b(?:get|lazy_load)_kernel\(", source) is not None
 
 
 def _asks_for_defaults(config_class: type) -> bool:
     """Whether a configuration within this one, where none is given, may come from a hub."""
-    source = inspect.getsource(inspect.getmodule(config_class))
+    module = inspect.getmodule(config_class)
+    assert module is not None  # the class was imported from it
+    source = inspect.getsource(module)
     return re.search(r"^\s*[^>\s].*\w\.from_pretrained\(", source, re.MULTILINE) is not None
 
 

@@ -11,6 +11,7 @@ from test_artifact import BATCH, SmallNet, contents, converted, small_net
 from torch import nn
 
 import kfconvert
+from kfconvert import folders
 from kfconvert.artifact import files as artifact
 from kfconvert.artifact.files import ArtifactError
 
@@ -154,6 +155,21 @@ def test_saves_and_loads_at_the_same_time_all_succeed(fused, tmp_path):
     assert not failures and os.listdir(tmp_path) == ["net"]
     assert sorted(os.listdir(path)) == ["kfconvert.json", "model.safetensors"]
     artifact.load(path, model=SmallNet)
+
+
+def test_what_a_folder_holds_is_seen_whole_while_it_is_written(tmp_path):
+    def write(times):
+        for _ in range(times):
+            with folders.replacing(tmp_path) as folder:
+                (folder / "a").touch()
+                (folder / "b").touch()
+
+    write(1)
+    writers = [threading.Thread(target=write, args=(100,)) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert folders.names(tmp_path) == {"a", "b"}
 
 
 def test_saving_into_the_working_directory_keeps_it(fused, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import math
 import struct
 from pathlib import Path
 
@@ -120,6 +121,14 @@ def test_reports(x):
     table = profiler.summary()
     assert "float32[8, 16]" in table and "[wrong]" in table and table.count("DIFFERS") == 2
     assert max(map(len, table.splitlines())) <= implementations.WIDTH
+
+
+def test_where_nothing_can_be_compared_it_says_so(x):
+    profiler = KernelProfiler()
+    nothing = {name: lambda x: torch.full_like(x, math.nan) for name in ("one", "other")}
+    row = profiler.compare_implementations(nothing, x, **QUICK)[1]
+    assert row.agrees is None and "whether outputs agree is not known: " in row.summary()
+    assert "not known" in profiler.summary() and "DIFFERS" not in profiler.summary()
 
 
 def test_an_infinite_difference_is_none_in_json(x):

@@ -125,6 +125,27 @@ def test_other_tensors_are_seen_each_time(both, change):
     assert_change_is_seen(both, change)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_other_weights_of_a_recurrent_layer_are_no_change_of_its_list(kind):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.recurrent, self.head = kind(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return torch.relu(self.head(self.recurrent(x)[0]))
+
+    model, x = Recurrent().eval(), torch.randn(3, 2, 8)
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    others = {name: value * 2 for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for each in (model, fused):
+            each(x)
+            each.load_state_dict(others)
+        torch.testing.assert_close(fused(x), model(x))
+    assert fused.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
+
+
 @pytest.mark.parametrize("tied", ["before the conversion", "after it"])
 @pytest.mark.parametrize(
     "write",

@@ -47,11 +47,11 @@ def _region(known: Recording, form: CallForm, call: ExampleCall, places: Mapping
             copies[node] = _placeholder(graph, f"p_{path}_{name}".replace(".", "_"), node)
             slots[copies[node].name] = (path, name)
     for name, leaf in zip(_names(form, traced), traced):
-        node = known.node_of(leaf)
-        placeholder = _placeholder(graph, name, node)
+        given = known.node_of(leaf)
+        placeholder = _placeholder(graph, name, given)
         inputs.append(placeholder.name)
-        if node is not None:
-            copies[node] = placeholder
+        if given is not None:
+            copies[given] = placeholder
     for node in known.sizes:
         size = _size_of(node, traced)
         if size is None:

@@ -16,6 +16,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
+from ...region import Read
 from ...runtime import has_hooks
 from .structure import by_integers, contents, groups, is_operator, settings, unread
 from .traced_call import Recording
@@ -36,7 +37,7 @@ class Repetition:
         self._groups = [group for group in groups(blocks, also=lambda module: None) if len(group) > 1]
         self._used: set[str] = set()
         self.recordings: list[Recording] = []  # the calls of blocks that were traced
-        self.reads: set[str] = set()  # the names that the trace at hand has read from configurations so far
+        self.reads: set[Read] = set()  # the names that the trace at hand has read from configurations so far
         self.replayed = 0  # calls, in the last trace
         self.interfered = False  # whether the last trace differs from a plain one in any way
 
@@ -117,9 +118,10 @@ class Repetition:
         return recorded
 
     @contextmanager
-    def _reads_within(self) -> Iterator[set[str]]:
+    def _reads_within(self) -> Iterator[set[Read]]:
         """The set that is yielded holds, afterwards, the names that were read within the block."""
-        before, within = set(self.reads), set()
+        before = set(self.reads)
+        within: set[Read] = set()
         self.reads.clear()
         try:
             yield within
@@ -181,10 +183,10 @@ class _Record:
     nodes: tuple[fx.Node, ...]
     outputs: tuple[tuple[Any, fx.Node | None], ...]
     spec: pytree.TreeSpec
-    settings: frozenset[str]  # that it has read from configurations
+    settings: frozenset[Read]  # that it has read from configurations
 
     @classmethod
-    def of(cls, call: _Call, last: fx.Node, result: Any, settings: frozenset[str]) -> _Record | None:
+    def of(cls, call: _Call, last: fx.Node, result: Any, settings: frozenset[Read]) -> _Record | None:
         """The record of ``call``, which returned ``result``; ``last`` is the graph node before it.
 
         None where its nodes read more than its arguments, its own tensors, sizes and constants, where the sizes depend
@@ -202,9 +204,9 @@ class _Record:
             return None
         results, spec = pytree.tree_flatten(result)
         outputs = [(r, _node(call.tracer, r) if isinstance(r, Tensor) else None) for r in results]
-        for output, node in outputs:
+        for output, source in outputs:
             if isinstance(output, Tensor) and not _is_among(output, call.leaves):
-                if not isinstance(output, FakeTensor) or node not in nodes or output.storage_offset() != 0:
+                if not isinstance(output, FakeTensor) or source not in nodes or output.storage_offset() != 0:
                     return None
             elif not isinstance(output, (Tensor, *_CONSTANTS, *_SYMBOLIC)):
                 return None
@@ -241,6 +243,7 @@ class _Record:
         for mine, yours in zip(self.call.leaves, call.leaves):
             if mine is output:
                 return yours
+        assert isinstance(output, FakeTensor)  # ``of`` takes no other that is not among the leaves
         with proxy_tensor.disable_proxy_modes_tracing(), output.fake_mode:
             fake = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
         proxy_tensor.track_tensor(fake, fx.Proxy(copies[node], call.tracer), constant=None, tracer=call.tracer)

@@ -77,7 +77,7 @@ class _Unread:
     def __init__(self, name: str, note: Callable[[str], None]):
         self.__dict__.update(name=name, note=note)
 
-    @property
+    @property  # type: ignore[misc]  # that of object can be assigned
     def __class__(self) -> type:
         """Which ``isinstance`` asks for: a forward that does so would take this for no number."""
         asking = sys._getframe(1).f_globals.get("__name__", "")

@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from ...canonical import is_traced_batch_norm, restore_batch_norms
+from ...region import Read
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Recording:
     module: nn.Module
     path: str
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    settings: frozenset[str]
+    settings: frozenset[Read]
     state: dict[tuple[str, str], fx.Node]
     sizes: tuple[fx.Node, ...]
     outputs: tuple[Any, ...]
@@ -46,7 +47,7 @@ class Recording:
         module: nn.Module,
         path: str,
         arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        settings: frozenset[str],
+        settings: frozenset[Read],
         of_tensor: dict[int, fx.Node],
         state: dict[tuple[str, str], fx.Node],
         nodes: Iterable[fx.Node],

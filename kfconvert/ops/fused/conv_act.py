@@ -99,8 +99,8 @@ def conv_act(
         _check(x, weight, bias, residual, stride, padding, dilation, groups)
         return reference(x, weight, bias, residual, stride, padding, dilation, groups, activation, negative_slope)
     operator = _DIFFERENTIABLE if wants_gradient(x, weight, bias, residual) else _INFERENCE
-    stride, padding, dilation = ((n,) if isinstance(n, int) else n for n in (stride, padding, dilation))
-    return operator(x, weight, bias, residual, stride, padding, dilation, groups, code, negative_slope)
+    strides, paddings, dilations = ((n,) if isinstance(n, int) else n for n in (stride, padding, dilation))
+    return operator(x, weight, bias, residual, strides, paddings, dilations, groups, code, negative_slope)
 
 
 def _explicit_padding(x, weight, stride, padding, dilation):

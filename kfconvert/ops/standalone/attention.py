@@ -94,7 +94,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None,
     if is_causal and scale is not None and scale <= 0:
         # PyTorch's kernels scale after they have put -inf in the place of what is hidden.
         q, scale = (-q, -scale) if scale else (q * 0, 1.0)
-    y = F.scaled_dot_product_attention(*with_four_dimensions(q, k, v), scale=scale, is_causal=is_causal)
+    queries, keys, values = with_four_dimensions(q, k, v)
+    y = F.scaled_dot_product_attention(queries, keys, values, scale=scale, is_causal=is_causal)
     return y.reshape(*q.shape[:-2], *y.shape[-2:])
 
 
@@ -116,15 +117,15 @@ def chunked_attention(q: Tensor, k: Tensor, v: Tensor, chunk_size: int = 1024, s
     check_attention(operator, q, k, v)
     fits = within(operator, "chunk_size", 1, chunk_size, math.inf)
     require(fits, operator, f"chunk_size is {chunk_size}, expected 1 or more")
-    if q.shape[-2] <= chunk_size or _writes_no_scores(*with_four_dimensions(q, k, v), scale):
+    if q.shape[-2] <= chunk_size or _writes_no_scores(with_four_dimensions(q, k, v), scale):
         return flash_attention(q, k, v, scale)
     return torch.cat([flash_attention(part, k, v, scale) for part in q.split(chunk_size, -2)], -2)
 
 
-def _writes_no_scores(q, k, v, scale):
+def _writes_no_scores(tensors, scale):
     if recorded() or transformed():  # which do not take a function that returns a number
         return False
-    return torch._fused_sdp_choice(q, k, v, scale=scale) != SDPBackend.MATH.value
+    return torch._fused_sdp_choice(*tensors, scale=scale) != SDPBackend.MATH.value
 
 
 @declare(

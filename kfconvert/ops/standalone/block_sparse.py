@@ -64,13 +64,13 @@ def block_sparse_attention(
         layout = layout.expand(*leading, *layout.shape[-2:])
         layout = layout.reshape(math.prod(leading[:-1]), leading[-1], *layout.shape[-2:])
     layout = layout[(None,) * (4 - layout.dim())]
-    tensors = with_four_dimensions(q, k, v)
+    queries, keys, values = with_four_dimensions(q, k, v)
     if _has_kernel(q, k, v, block_size):
         mask = block_mask(layout, block_size, q.shape[-2], k.shape[-2])
-        y = _flex_attention()(*tensors, block_mask=mask, scale=scale)
+        y = _flex_attention()(queries, keys, values, block_mask=mask, scale=scale)
     else:
         mask = _expanded(layout, block_size, q.shape[-2], k.shape[-2])
-        y = F.scaled_dot_product_attention(*tensors, mask, scale=scale)
+        y = F.scaled_dot_product_attention(queries, keys, values, mask, scale=scale)
         # Of queries that see no key some of its kernels for half types return an average of v.
         y = y.masked_fill(~mask.any(-1, keepdim=True), 0)
     return y.reshape(*leading, *y.shape[-2:])
@@ -109,7 +109,7 @@ def block_mask(layout: torch.Tensor, block_size: int, queries: int, keys: int):
     )
 
 
-def _listed(tiles):
+def _listed(tiles) -> tuple[torch.Tensor, torch.Tensor]:
     """How many tiles each row has, and their columns in order, followed by the other columns."""
     order = torch.argsort(tiles.to(torch.int32), dim=-1, descending=True, stable=True)
     return tiles.sum(-1, dtype=torch.int32), order.to(torch.int32).contiguous()

@@ -107,7 +107,7 @@ def conv2d_bn_act(
     y = conv_act(x, weight, bias, None, stride, padding, dilation, groups)
     given = running_mean, running_var, bn_weight, bn_bias
     if any(t is not None and t.dtype != y.dtype for t in given):
-        given = (None if t is None else t.to(accumulator(y.dtype)) for t in given)
+        given = (None if t is None else t.to(accumulator(y.dtype)) for t in given)  # type: ignore[assignment]  # still 4
     batch = y if y.dim() == 4 else y.unsqueeze(0)
     return batch_norm_act(batch, *given, eps, activation).reshape(y.shape)
 

@@ -118,7 +118,7 @@ def _check(x, bias, residual, state, p, dim):
     require(0 <= p < 1, operator, f"p must be at least 0 and less than 1, got {p}")
 
 
-def keep_mask(like: Tensor, state: Tensor | None, seed: int, sequence: int, p: float) -> Tensor:
+def keep_mask(like: Tensor, state: Tensor | None, seed: int | Tensor, sequence: int | Tensor, p: float) -> Tensor:
     """Which elements of a tensor in the shape and dense layout of ``like`` are kept: the definition."""
     numel = like.numel()
     seed, sequence = (seed, sequence) if state is None else state.unbind()

@@ -28,13 +28,13 @@ def reference(
 ) -> Tensor:
     """The definition of :func:`normalize_image` in plain ATen. It rounds as torchvision's transforms do:
     mean, std and each step to float32, or to float64 where that is ``dtype``."""
-    mean, std = (value.reshape(-1, 1, 1) for value in _tensors(image, dtype, mean, std))
+    means, stds = (value.reshape(-1, 1, 1) for value in _tensors(image, dtype, mean, std))
     image = part_of(image, crop, flip)
     if memory_format == torch.channels_last:
         planes = image.contiguous().movedim(-1, -3)
     else:
         planes = image.movedim(-1, -3).contiguous()
-    return planes.to(mean.dtype).div_(255).sub_(mean).div_(std).to(dtype)
+    return planes.to(means.dtype).div_(255).sub_(means).div_(stds).to(dtype)
 
 
 @declare(

@@ -1,6 +1,7 @@
 """torch's optimizers in their fastest form for the parameters that they are given."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ class _Followed:
         super().__setstate__(state)
         self._follow()
 
-    def _follow(self) -> None:
+    def _follow(self: Any) -> None:
         self.register_step_post_hook(_count_writes)
 
 

@@ -131,8 +131,10 @@ def mse_loss(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         require(one == two or one == 1 or two == 1, operator, message)
     pair = None if reduction == "none" else kernel_pair(x, y)
     if pair is None:
-        return F.mse_loss(*torch.broadcast_tensors(x, y), reduction=reduction)
-    return _call(*pair, x.dim(), Term.SQUARED_DIFFERENCE, reduction == "mean")
+        x, y = torch.broadcast_tensors(x, y)
+        return F.mse_loss(x, y, reduction=reduction)
+    x, y = pair
+    return _call(x, y, x.dim(), Term.SQUARED_DIFFERENCE, reduction == "mean")
 
 
 def reduced_dims(operator, x, dim):

@@ -1,6 +1,7 @@
 """Statistics of series: windows that slide over the last dimension."""
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -38,7 +39,12 @@ def sliding_window(x: torch.Tensor, size: int, stride: int, reduce: str = "mean"
     return _REDUCTIONS[reduce](x.unfold(-1, size, stride), -1)
 
 
-_REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax, "min": torch.amin}
+_REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "mean": torch.mean,
+    "sum": torch.sum,
+    "max": torch.amax,
+    "min": torch.amin,
+}
 
 
 @declare(group="series", example=lambda t, rows, columns: (t(rows, 9), 3), runs="torch.std_mean")

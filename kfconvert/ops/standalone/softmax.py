@@ -4,6 +4,8 @@ Backward: with g = grad * y, scale * (g - y * sum(g)) is the gradient of x, 0 wh
 the same without scale is that of an additive mask, summed over the dimensions in which it was repeated.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -87,7 +89,10 @@ class SoftMaxOp:
     apply = staticmethod(checked(softmax))
 
     def __init__(self, module: object = None):
-        self._forward, self._backward = (softmax, _last_dim_backward) if module is None else _halves(module)
+        self._forward: Callable[..., Tensor] = softmax
+        self._backward: Callable[..., Tensor] = _last_dim_backward
+        if module is not None:
+            self._forward, self._backward = _halves(module)
 
     def __call__(self, *args, **kwargs) -> Tensor:
         """:func:`softmax` with all of its arguments, differentiable."""
