@@ -1,4 +1,4 @@
-"""Whether torch is transforming or recording the calls that are being made."""
+"""Whether torch is transforming or tracing the calls that are being made."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def is_transformed(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def recorded() -> bool:
-    """Whether calls are recorded, maybe with tensors without data: what Python reads from one would be fixed.
+def being_traced() -> bool:
+    """Whether calls are traced, maybe with tensors without data: what Python reads from one would be fixed.
 
     That is so in torch.compile, torch.export, torch.jit.trace and dispatch modes: make_fx, FakeTensorMode.
     """

@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "kfconvert"
 # Nothing is drawn from what prints, measures, finds models or builds.
 LEFT_OUT = (
-    "cli/", "conversion/statistics.py", "csrc", "explain.py", "extension.py", "graph/sources.py", "jit",
+    "__main__.py", "cli/", "conversion/statistics.py", "csrc", "explain.py", "extension.py", "graph/sources.py", "jit",
     "kernels/triton", "profiling", "report/", "version.py", "zoo",
 )  # fmt: skip
 OPERATORS = re.compile(

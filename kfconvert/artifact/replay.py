@@ -42,7 +42,7 @@ def replay(
 
     Args:
         calls: the arguments of each captured call form, the main one first, as ``inputs.described`` gives them.
-        parts: the submodules captured on their own: {"modules": paths, "call": arguments, "free": places of sizes}.
+        parts: the submodules captured on their own: {"modules": paths, "call": arguments, "free": dimensions of sizes}.
     """
     stages, asked = Stages(), frozenset(statistics.get("asked", ()))
     with one_at_a_time():
@@ -84,7 +84,7 @@ def _captures(
 def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, repetition: Repetition) -> list[Part]:
     """The modules in parts of one structure; these are several only where the record was not made of this model."""
     modules = {model.get_submodule(path): path for path in recorded["modules"]}
-    free = {name: [tuple(place) for place in places] for name, places in recorded["free"].items()}
+    free = {name: [tuple(place) for place in dimensions] for name, dimensions in recorded["free"].items()}
     parts = []
     for first, *others in groups(modules, lambda module: None):
         call = ExampleCall(kwargs=build(recorded["call"], device))

@@ -114,7 +114,7 @@ class _Submodules(_Part):
 
     @model_validator(mode="after")
     def _places_are_pairs(self) -> _Submodules:
-        if any(len(place) != 2 or min(place) < 0 for places in self.free.values() for place in places):
+        if any(len(place) != 2 or min(place) < 0 for dimensions in self.free.values() for place in dimensions):
             raise ValueError("a place of a free size is an argument and a dimension")
         return self
 

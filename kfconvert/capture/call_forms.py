@@ -16,7 +16,7 @@ from .blocks import Repetition
 from .captured import Capture, capture, unforeseen
 from .fewer_arguments import shorter
 from .submodule_calls import attribute_of, opaque_kind
-from .tracer import CACHE_IN_OUTPUT, free_places
+from .tracer import CACHE_IN_OUTPUT, free_dimensions
 
 
 def capture_forms(
@@ -75,7 +75,7 @@ def _capture_form(
     if derived is not None:
         return derived
     try:
-        choices = [free_places(model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
+        choices = [free_dimensions(model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
         return capture(model, "", call, choices, repetition=repetition)
     except CaptureError as error:
         return error

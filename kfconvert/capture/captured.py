@@ -18,7 +18,7 @@ from ..inputs import ExampleCall
 from ..matching import Findings, Site, find, rewrite
 from ..modules import CHANNELS_LAST
 from ..patterns import REGISTRY
-from ..region import CaptureError, LiveTensors, Places, Region
+from ..region import CaptureError, Dimensions, LiveTensors, Region
 from ..runtime import Variant, asked_of_compilers, global_hook, has_hooks, inner_hook
 from .blocks import Repetition, region_of_block
 from .tracer import is_final, trace
@@ -78,7 +78,7 @@ def capture(
     module: nn.Module,
     path: str,
     call: ExampleCall,
-    choices: Sequence[Mapping[str, Places]],
+    choices: Sequence[Mapping[str, Dimensions]],
     example: ExampleCall | None = None,
     repetition: Repetition | None = None,
     patience: float = math.inf,
@@ -108,13 +108,13 @@ def capture(
     if sparse is not None:
         raise CaptureError(f"{sparse} is a sparse tensor")
     reason: CaptureError | None = None
-    distinct = [places for index, places in enumerate(choices) if places not in choices[:index]]
-    for places in distinct:
+    distinct = [dimensions for index, dimensions in enumerate(choices) if dimensions not in choices[:index]]
+    for dimensions in distinct:
         if reason is not None and is_final(reason):
             break
-        seconds = patience if places is not distinct[-1] else math.inf
+        seconds = patience if dimensions is not distinct[-1] else math.inf
         try:
-            captured = _capture(module, path, call, places, example or call, repetition, seconds)
+            captured = _capture(module, path, call, dimensions, example or call, repetition, seconds)
         except CaptureError as error:
             reason = reason or error
             continue
@@ -144,7 +144,7 @@ def _sparse_tensor(module: nn.Module, call: ExampleCall) -> str | None:
 
 def _read_iterator(module: nn.Module, region: Region) -> str | None:
     """The name of an iterator among the attributes that the forward reads, None where there is none."""
-    reads = {read for read in region.settings if isinstance(read, tuple)}
+    reads = {read for read in region.reads if isinstance(read, tuple)}
     names = (
         (type(each), name) for each in module.modules() for name, v in vars(each).items() if isinstance(v, Iterator)
     )
@@ -181,15 +181,15 @@ def _capture(
     module: nn.Module,
     path: str,
     call: ExampleCall,
-    places: Mapping[str, Places],
+    dimensions: Mapping[str, Dimensions],
     example: ExampleCall,
     repetition: Repetition | None,
     seconds: float,
 ) -> Capture:
-    region = None if repetition is None else region_of_block(module, call, places, repetition.recordings)
+    region = None if repetition is None else region_of_block(module, call, dimensions, repetition.recordings)
     suspect = region is not None
     if region is None:
-        region = trace(module, call, places, repetition, seconds)
+        region = trace(module, call, dimensions, repetition, seconds)
         suspect = repetition is not None and repetition.interfered
     mark_weights(region.graph, region.slots.keys() | region.constants.keys())
     canonicalise(region.graph)
@@ -204,7 +204,7 @@ def _capture(
     captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
     run = captured.variant(()).run
     if suspect and not is_faithful(module, region, run, given):
-        return _capture(module, path, call, places, example, None, seconds)
+        return _capture(module, path, call, dimensions, example, None, seconds)
     if region.words_sizes and not holds_for_other_sizes(module, region, run, given):
         raise CaptureError("its code makes text of a size, or looks it up in a dict")
     if writes_arguments(module, region, given):

@@ -38,8 +38,8 @@ def shorter(captured: Capture, call: ExampleCall) -> Capture | None:
         return None
     if TYPES in absent and not _takes_zeros(captured.module):
         return None
-    places = [names.index(name) for name in absent]
-    guard, graph = _without(region.guard, places), _with_stand_ins(region, absent)
+    indices = [names.index(name) for name in absent]
+    guard, graph = _without(region.guard, indices), _with_stand_ins(region, absent)
     if guard is None or graph is None:
         return None
     arguments = {name: call.kwargs[name] for name in wanted}
@@ -48,7 +48,7 @@ def shorter(captured: Capture, call: ExampleCall) -> Capture | None:
         graph=graph,
         call=CallForm(captured.module.forward, (), arguments),
         guard=guard,
-        inputs=[name for index, name in enumerate(region.inputs) if index not in places],
+        inputs=[name for index, name in enumerate(region.inputs) if index not in indices],
         example=described(arguments),
     )
     leaves = list(arguments.values())
@@ -108,19 +108,19 @@ def _with_stand_ins(region: Region, absent: Collection[str]) -> fx.Graph | None:
     return graph
 
 
-def _without(guard: Guard, places: Collection[int]) -> Guard | None:
-    """``guard`` without the arguments at ``places``; None where those alone show a size."""
+def _without(guard: Guard, indices: Collection[int]) -> Guard | None:
+    """``guard`` without the arguments at ``indices``; None where those alone show a size."""
 
     def moved(index: int) -> int:
-        return index - sum(place < index for place in places)
+        return index - sum(place < index for place in indices)
 
-    tensors = [replace(t, index=moved(t.index)) for t in guard.tensors if t.index not in places]
+    tensors = [replace(t, index=moved(t.index)) for t in guard.tensors if t.index not in indices]
     shown = set().union(*(getattr(size, "free_symbols", ()) for tensor in tensors for size in tensor.sizes))
     if not guard.ranges.keys() <= shown:
         return None
-    constants = [(moved(index), value) for index, value in guard.constants if index not in places]
+    constants = [(moved(index), value) for index, value in guard.constants if index not in indices]
     free = {
-        name: [(moved(index), dimension) for index, dimension in found if index not in places]
+        name: [(moved(index), dimension) for index, dimension in found if index not in indices]
         for name, found in guard.free.items()
     }
     return Guard(tensors, constants, guard.constraints, guard.ranges, free, set(guard.one_is_safe))

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..inputs import CallForm, ExampleCall, variations, widened
-from ..region import CaptureError, Places, given_as
+from ..region import CaptureError, Dimensions, given_as
 from .blocks import Repetition, by_integers, groups, integers, is_operator, unread
 from .captured import Capture, capture
-from .submodule_calls import irregular, opaque_kind, record, sizes
+from .submodule_calls import irregular, observe, opaque_kind, sizes
 from .trial_runs import is_faithful
 
 # Seconds of this thread on the processor, not of a clock: on a busy machine fewer parts would be found.
@@ -76,9 +76,9 @@ class Parts:
         self._irregular = irregular(model, base)
         blocks = [group for group in alike if whole is None or _is_block(group, model)]
         wanted = [group[0] for group in blocks if self._is_plain(group, outlines[group[0]])]
-        self._calls = record(model, base, wanted, values=True)
+        self._calls = observe(model, base, wanted, values=True)
         # What the example call itself hands them, where the traced call is a wider one.
-        self._examples = self._calls if base is call else record(model, call, wanted, values=True)
+        self._examples = self._calls if base is call else observe(model, call, wanted, values=True)
         self._captured: dict[nn.Module, Part | None] = {}
         self._search(model, whole)
         self._leave_out_singles()
@@ -154,11 +154,11 @@ class Parts:
             except CaptureError as error:
                 self._refuse(subgroup, error)
 
-    def _capture_alike(self, group: list[nn.Module], recorded: nn.Module, patience: float) -> Part:
-        """Capture the first of ``group`` with the call that ``recorded``, of the same structure, received."""
-        first, call = group[0], self._calls[recorded]
-        choices = _choices(first, call, {name: calls.get(recorded) for name, calls in self._varied.items()})
-        example = self._examples.get(recorded, call)  # the example call itself may not reach it
+    def _capture_alike(self, group: list[nn.Module], observed: nn.Module, patience: float) -> Part:
+        """Capture the first of ``group`` with the call that ``observed``, of the same structure, received."""
+        first, call = group[0], self._calls[observed]
+        choices = _choices(first, call, {name: calls.get(observed) for name, calls in self._varied.items()})
+        example = self._examples.get(observed, call)  # the example call itself may not reach it
         captured = capture(first, self._paths[first], call, choices, example, self._repetition, patience)
         others = [captured.alike(self._paths[module], module) for module in group[1:]]
         return Part([captured, *others])
@@ -191,10 +191,10 @@ def _base(
         if wide is call:
             break
         try:
-            return wide, record(model, wide, modules, values=False)
+            return wide, observe(model, wide, modules, values=False)
         except Exception:  # the model takes no other batch or sequence: the call as it is remains
             continue
-    return call, record(model, call, modules, values=False)
+    return call, observe(model, call, modules, values=False)
 
 
 def _varied(
@@ -204,19 +204,21 @@ def _varied(
     found = {}
     for name, call in variations(base).items():
         try:
-            found[name] = record(model, call, modules, values=False)
+            found[name] = observe(model, call, modules, values=False)
         except Exception:  # this size is fixed
             continue
     return found
 
 
-def _choices(module: nn.Module, call: ExampleCall, varied: dict[str, ExampleCall | None]) -> list[dict[str, Places]]:
+def _choices(
+    module: nn.Module, call: ExampleCall, varied: dict[str, ExampleCall | None]
+) -> list[dict[str, Dimensions]]:
     """Free sizes to trace with: all that varied, those that varied with the batch, none."""
     try:
         form = CallForm(module.forward, call.args, call.kwargs)
     except ValueError as error:
         raise CaptureError(str(error)) from None
-    histories: dict[tuple[tuple[str, int], ...], Places] = {}
+    histories: dict[tuple[tuple[str, int], ...], Dimensions] = {}
     known = sizes(form.leaves(call.args, call.kwargs))
     others = {name: other and form.leaves(other.args, other.kwargs) for name, other in varied.items()}
     others = {name: sizes(leaves) for name, leaves in others.items() if leaves is not None}
@@ -226,11 +228,11 @@ def _choices(module: nn.Module, call: ExampleCall, varied: dict[str, ExampleCall
             changes = tuple((name, other) for name, other in history if other not in (None, size))
             if changes:
                 histories.setdefault((("", size), *changes), []).append((index, dimension))
-    named: dict[str, Places] = {}
-    for (_, (name, _), *_), places in histories.items():
+    named: dict[str, Dimensions] = {}
+    for (_, (name, _), *_), dimensions in histories.items():
         count = sum(known == name or known.startswith(f"{name} ") for known in named)
-        named[f"{name} {count + 1}" if count else name] = places
-    batch = {name: places for name, places in named.items() if name.split()[0] == "batch"}
+        named[f"{name} {count + 1}" if count else name] = dimensions
+    batch = {name: dimensions for name, dimensions in named.items() if name.split()[0] == "batch"}
     return [choice for choice in (named, batch) if choice] + [{}]
 
 

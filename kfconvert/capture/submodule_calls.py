@@ -1,4 +1,4 @@
-"""What the submodules of a model receive in a run of the model, recorded by hooks."""
+"""What the submodules of a model receive in a run of the model, seen by hooks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..torch_state import is_transformed
 from .blocks import inside
 
 
-def record(
+def observe(
     model: nn.Module, call: ExampleCall, modules: Iterable[nn.Module], values: bool
 ) -> dict[nn.Module, ExampleCall]:
     """The first call of each of ``modules`` during ``call`` of ``model``; one that was not called is missing.

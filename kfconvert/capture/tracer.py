@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from ..canonical import KeptContiguous, QuickBatchNorms, restore_batch_norms
 from ..inputs import CallForm, ExampleCall, described, is_equal, numbered
 from ..process import Shield, ThisThread, one_at_a_time, quiet_thread
-from ..region import CaptureError, Places, Read, Region, guard_from_placeholders
+from ..region import CaptureError, Dimensions, Read, Region, guard_from_placeholders
 from ..runtime import is_of_author, recorded_reads
 from ..torch_state import is_transformed
 from .blocks import Repetition
@@ -48,14 +48,14 @@ class _Raised(Exception):
 def trace(
     model: nn.Module,
     call: ExampleCall,
-    places: Mapping[str, Places] | None = None,
+    dimensions: Mapping[str, Dimensions] | None = None,
     repetition: Repetition | None = None,
     seconds: float = math.inf,
 ) -> Region:
     """Capture ``model`` as called in ``call``.
 
     Args:
-        places: the sizes that may vary afterwards, see ``free_places``, which names them by default.
+        dimensions: the sizes that may vary afterwards, see ``free_dimensions``, which names them by default.
         repetition: the blocks of one structure in ``model``, or in what it is part of, to trace each once; whether
             the graph is right has to be checked then, as a block may have effects that no graph shows.
         seconds: of processor time, after which to give up.
@@ -67,34 +67,34 @@ def trace(
     form = _call_form(model, call)
     leaves = form.leaves(call.args, call.kwargs)
     structure = pytree.tree_structure(form.keywords(leaves))
-    if places is None:
-        places = free_places(model, call)
+    if dimensions is None:
+        dimensions = free_dimensions(model, call)
     # A tensor that is given twice, or is a weight of the model, would be one value in the graph, and so in later calls.
     widened = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     dynamic: list[dict[int, Any] | None] = [None] * len(leaves)
-    for index, dimension in (place for group in places.values() for place in group):
+    for index, dimension in (place for group in dimensions.values() for place in group):
         # The exporter takes a size of 1 for a constant.
         if leaves[index].shape[dimension] == 1:
             widened[index] = torch.cat([widened[index]] * 2, dimension)
         dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
     # The exporter looks for those that go into **kwargs under its name.
     shapes = dict(inspect.signature(model.forward).bind(**pytree.tree_unflatten(dynamic, structure)).arguments)
-    with one_at_a_time(), recorded_reads(model) as settings:
+    with one_at_a_time(), recorded_reads(model) as reads:
         if repetition is not None:
-            repetition.reads = settings
+            repetition.reads = reads
         arguments = pytree.tree_unflatten(widened, structure)
         # The mode sees every call of an operator: none where there is no end to watch for.
         limit = nullcontext() if seconds == math.inf else Deadline(seconds)
-        with limit, _same_containers(model), _stating_sizes(model, form, places), _sizes_in_words() as asked:
+        with limit, _same_containers(model), _stating_sizes(model, form, dimensions), _sizes_in_words() as asked:
             program = _export(model, arguments, shapes, repetition)
-    region = _region(model, program, form, places, described(form.keywords(leaves)), frozenset(settings))
+    region = _region(model, program, form, dimensions, described(form.keywords(leaves)), frozenset(reads))
     region.words_sizes = bool(asked)
     return region
 
 
-def free_places(
+def free_dimensions(
     model: nn.Module, call: ExampleCall, free: Collection[str] = ("batch", "sequence")
-) -> dict[str, Places]:
+) -> dict[str, Dimensions]:
     """Where the sizes ``free`` stand among the flat arguments of ``call``.
 
     "batch" is dimension 0 of every tensor argument, which is not free where they disagree; "sequence" dimension 1 of
@@ -115,16 +115,16 @@ def free_places(
     if "sequence" in free:
         names = form.keywords(list(range(len(leaves)))).items()
         of_decoder = {i for name, inner in names if name.startswith("decoder_") for i in pytree.tree_leaves(inner)}
-        lengths: dict[tuple[int, bool], Places] = {}
+        lengths: dict[tuple[int, bool], Dimensions] = {}
         for index, tensor in tensors:
             if _holds_tokens(tensor):
                 lengths.setdefault((tensor.shape[1], index in of_decoder), []).append((index, 1))
-        found |= {numbered("sequence", number): places for number, places in enumerate(lengths.values())}
+        found |= {numbered("sequence", number): dimensions for number, dimensions in enumerate(lengths.values())}
     return found
 
 
 @contextmanager
-def _stating_sizes(model: nn.Module, form: CallForm, places: Mapping[str, Places]):
+def _stating_sizes(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimensions]):
     """Within the block, ``model`` runs behind a ``Shield`` and states at once which of its arguments' sizes are one:
     left to the operators that need it, the first of several blocks would be traced with more symbols than others."""
     own, forward = vars(model).get("forward"), model.forward
@@ -134,7 +134,7 @@ def _stating_sizes(model: nn.Module, form: CallForm, places: Mapping[str, Places
     def stating(*args: Any, **kwargs: Any) -> Any:
         leaves = form.leaves(args, kwargs)
         modes.extend(leaf.fake_mode for leaf in leaves if isinstance(leaf, FakeTensor))
-        for group in places.values():
+        for group in dimensions.values():
             shapes = [leaves[index].shape[dimension] for index, dimension in group]
             for size in shapes[1:]:
                 torch._check(size == shapes[0])
@@ -314,9 +314,9 @@ def _region(
     model: nn.Module,
     program: ExportedProgram,
     form: CallForm,
-    free: Mapping[str, Places],
+    free: Mapping[str, Dimensions],
     example: Any,
-    settings: frozenset[Read],
+    reads: frozenset[Read],
 ) -> Region:
     signature = program.graph_signature
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
@@ -348,4 +348,4 @@ def _region(
         raise CaptureError(str(error)) from None
     out_spec = program.call_spec.out_spec
     root = program.graph_module
-    return Region(program.graph, root, form, guard, inputs, slots, constants, out_spec, example, settings)
+    return Region(program.graph, root, form, guard, inputs, slots, constants, out_spec, example, reads)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..accuracy import seeded
-from ..region import CaptureError, Places, Region, given_as
+from ..region import CaptureError, Dimensions, Region, given_as
 from ..runtime import without_cache
 from ..torch_state import is_transformed
 
@@ -164,17 +164,17 @@ def is_faithful(model: nn.Module, region: Region, run: Callable[[list[Any]], Any
 def holds_for_other_sizes(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
     """Whether ``run`` computes what ``model`` does with each of the free sizes larger by half, and one less."""
 
-    def resized(places: Places, size: int) -> list[Any]:
+    def resized(dimensions: Dimensions, size: int) -> list[Any]:
         changed = list(leaves)
-        for index, dimension in places:
+        for index, dimension in dimensions:
             twice = torch.cat([changed[index]] * 2, dimension)
             changed[index] = twice.narrow(dimension, 0, size)
         return changed
 
-    for places in region.guard.free.values():
-        size = leaves[places[0][0]].shape[places[0][1]]
+    for dimensions in region.guard.free.values():
+        size = leaves[dimensions[0][0]].shape[dimensions[0][1]]
         if not all(
-            is_faithful(model, region, run, resized(places, n)) for n in {size + (size + 1) // 2, size - 1} - {0}
+            is_faithful(model, region, run, resized(dimensions, n)) for n in {size + (size + 1) // 2, size - 1} - {0}
         ):
             return False
     return True
@@ -187,21 +187,21 @@ def ignore_use_cache(model: nn.Module, region: Region, run: Callable[[list[Any]]
     It tells models of transformers to return a key-value cache; encoders read it too, and trainers turn it off. Few
     entries in the free sizes are enough: a cache shows in the structure of the outputs.
     """
-    if "use_cache" in region.settings:
+    if "use_cache" in region.reads:
         with without_cache(model) as changed:
             if changed and is_faithful(model, region, run, with_few(region, leaves)):
-                region.settings -= {"use_cache"}
+                region.reads -= {"use_cache"}
 
 
 def with_few(region: Region, leaves: list[Any]) -> list[Any]:
     """The flat user inputs of ``region`` cut to a few entries in each free size: a cheap call."""
-    return _cut(leaves, [place for places in region.guard.free.values() for place in places], FEW)
+    return _cut(leaves, [place for dimensions in region.guard.free.values() for place in dimensions], FEW)
 
 
-def _cut(leaves: list[Any], places: Places, size: int) -> list[Any]:
-    """``leaves`` with at most ``size`` entries in each of the ``places``."""
+def _cut(leaves: list[Any], dimensions: Dimensions, size: int) -> list[Any]:
+    """``leaves`` with at most ``size`` entries in each of the ``dimensions``."""
     cut = list(leaves)
-    for index, dimension in places:
+    for index, dimension in dimensions:
         cut[index] = cut[index].narrow(dimension, 0, min(size, cut[index].shape[dimension]))
     return cut
 

@@ -29,7 +29,7 @@ FURTHER = 8
 SHARE_OF_SEVERAL = 0.7
 
 # A call, its outputs in float64, and the original's.
-Sample = tuple[ExampleCall, Reference, Any]
+JudgedCall = tuple[ExampleCall, Reference, Any]
 
 
 class Judge:
@@ -59,12 +59,12 @@ class Judge:
             result = compare_all(runs, SHARE_OF_SEVERAL * self._accuracy_threshold)
         return replace(result, accuracy_threshold=self._accuracy_threshold)
 
-    def _every_sample(self) -> Iterator[Sample]:
+    def _every_sample(self) -> Iterator[JudgedCall]:
         """The call and its variations, each made when it is asked for first."""
         yield from list(self._samples)
         yield from self._made(self._variations)
 
-    def _made(self, changes: list[Callable[[Tensor], Tensor]]) -> Iterator[Sample]:
+    def _made(self, changes: list[Callable[[Tensor], Tensor]]) -> Iterator[JudgedCall]:
         """Samples of the call with each of the ``changes``, which are used up."""
         example, _, _ = self._samples[0]
         while changes:
@@ -95,7 +95,7 @@ class Judge:
         inexact = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         return min((leaf.numel() for leaf in inexact), default=0)
 
-    def _sample(self, call: ExampleCall) -> Sample:
+    def _sample(self, call: ExampleCall) -> JudgedCall:
         with originals():  # parts may be installed while several of them are judged
             return call, self._reference(call), model_outputs(self._model, call.args, call.kwargs)
 

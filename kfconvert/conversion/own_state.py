@@ -75,9 +75,9 @@ class Kept:
 
     def changed(self, later: Kept) -> list[tuple[str, str]]:
         """Module path and name of what ``later`` has otherwise; a global has the path of the model itself."""
-        places = self._values.keys() | later._values.keys()
+        paths = self._values.keys() | later._values.keys()
         missing = _Frozen(MISSING)
-        return [p for p in sorted(places) if not self._values.get(p, missing).is_same(later._values.get(p, missing))]
+        return [p for p in sorted(paths) if not self._values.get(p, missing).is_same(later._values.get(p, missing))]
 
 
 def _of_classes(kind: type) -> Iterator[tuple[str, Any]]:

@@ -27,8 +27,8 @@ def match(captures: Captures, stages: Stages) -> None:
 def _site(match: Match, live: LiveTensors, modules: dict[Any, Replacement]) -> Site:
     replacement = match.pattern.build(match, live.tensor)
     kind = repr(replacement.module)
-    places = tuple((name, id(live.tensor(node))) for _, name, node in replacement.bindings)
-    shared = modules.setdefault((match.pattern.name, kind, places), replacement)
+    tensors = tuple((name, id(live.tensor(node))) for _, name, node in replacement.bindings)
+    shared = modules.setdefault((match.pattern.name, kind, tensors), replacement)
     if shared is not replacement:
         holders = dict(zip(_holders(replacement), _holders(shared)))
         bindings = tuple((holders[owner], name, node) for owner, name, node in replacement.bindings)

@@ -85,15 +85,16 @@ class CallForm:
         if count > len(self.positional):
             return None
         given = self.positional[:count] + keywords
-        places = {name: index for index, name in enumerate(given)}
+        indices = {name: index for index, name in enumerate(given)}
         others = [name for name in given if name not in self.names]
         # What goes into **kwargs may be used in the order in which it is given.
         free = [name for name in given if name not in self.parameters]
         if free != [name for name in self.names if name not in self.parameters]:
             return None
-        if len(places) < len(given) or not places.keys() >= set(self.names) or not self.defaults.keys() >= set(others):
+        known = indices.keys() >= set(self.names) and self.defaults.keys() >= set(others)
+        if len(indices) < len(given) or not known:
             return None
-        return [places[name] for name in self.names], [(places[name], self.defaults[name]) for name in others]
+        return [indices[name] for name in self.names], [(indices[name], self.defaults[name]) for name in others]
 
 
 def _equals(value: Any, default: Any) -> bool:

@@ -88,7 +88,7 @@ class FusedAttention(FusedModule):
         return self.reference(q, k, v, *masks) if composed else self._sdpa(q, k, v, *masks)
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
-        """The definition in plain ATen calls."""
+        """In plain ATen calls."""
         rank = v.dim()
         q, k, v, mask = self._arranged(q, k, v, self._mask(q, masks))
         scores = torch.matmul(q, k.transpose(-1, -2)) * self.scale

@@ -86,10 +86,10 @@ class FusedModule(nn.Module):
     def _prepared(self, sources: Sequence[torch.Tensor | None]) -> dict:
         """What was prepared for ``sources`` (see :meth:`Derived.values`), and for the settings as they are: those of
         this module and of what it wraps may be assigned at any time."""
-        settings = self._derived.settings
-        if settings is None or settings.first_change() is not None:
+        conditions = self._derived.conditions
+        if conditions is None or conditions.first_change() is not None:
             self._derived.clear()
-            self._derived.settings = Watch(_settings(self))
+            self._derived.conditions = Watch(_settings(self))
         return self._derived.values(sources)
 
     def clear_derived(self) -> None:

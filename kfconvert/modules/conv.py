@@ -290,7 +290,7 @@ class FusedConvBN(FusedModule):
         return kernel
 
     def reference(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """The definition in plain ATen calls. Running statistics are never written."""
+        """In plain ATen calls. Running statistics are never written."""
         conv, bn = self.conv, self.bn
         geometry = _Geometry.of(conv)
         convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[conv.weight.dim()]

@@ -74,7 +74,7 @@ class AddsResidual(FusedNorm):
         return self._kernel(x, residual)
 
     def reference(self, x: torch.Tensor, residual: torch.Tensor):
-        """The definition in plain ATen calls."""
+        """In plain ATen calls."""
         total = x + residual
         y = super().reference(total)
         return (y, total) if self.return_sum else y

@@ -27,7 +27,7 @@ class FusedRotary(FusedModule):
         return self.reference(x, cos, sin) if self.choose(x, cos, sin) == "composition" else rope(x, cos, sin)
 
     def reference(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """The definition in plain ATen calls."""
+        """In plain ATen calls."""
         return reference(x, cos, sin)
 
     def _kernel(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ class FusedSqueezeExcite(FusedModule):
         return kernel
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """The definition in plain ATen calls."""
+        """In plain ATen calls."""
         conv1, conv2 = self.conv1, self.conv2
         hidden = F.conv2d(x.mean((2, 3), keepdim=True), conv1.weight, conv1.bias)
         hidden = apply_activation(hidden, self.activation)

@@ -24,7 +24,7 @@ class Operator:
         group: one of GROUPS.
         example: (t, rows, columns) -> positional arguments, ``t(*shape)`` being a float tensor; None where no tensors
             are taken.
-        reference: its definition in plain ATen where that stands beside it; those of the others are in
+        reference: the operator in plain ATen where that stands beside it; those of the others are in
             ``kernels/reference``.
         runs: the operators, ours or PyTorch's, that it calls where it has no kernel of its own; else None.
         why_aten: why this call runs on plain ATen although there is a kernel, with the parameters of ``function``; None

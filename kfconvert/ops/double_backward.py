@@ -1,4 +1,4 @@
-"""Gradients of gradients: a backward that is differentiated itself is that of the plain ATen definition.
+"""Gradients of gradients: a backward that is differentiated itself is that of the composition.
 
 The compiled backward kernels have no derivative of their own, and need none: they serve the usual backward.
 """
@@ -16,9 +16,9 @@ def is_differentiated() -> bool:
 
 
 def differentiable_gradients(
-    definition: Callable[..., Tensor], tensors: Sequence[Tensor | None], grad: Tensor
+    in_aten: Callable[..., Tensor], tensors: Sequence[Tensor | None], grad: Tensor
 ) -> list[Tensor | None]:
-    """The gradients of ``definition(*tensors)``, themselves differentiable; None where none is required.
+    """The gradients of ``in_aten(*tensors)``, themselves differentiable; None where none is required.
 
     tensors: those that the operator has saved; grad: the gradient of the result, in its shape and dtype.
     """
@@ -26,5 +26,5 @@ def differentiable_gradients(
         # Views: where one tensor is another, or was computed from it, each has its own part of the gradient.
         views = [None if tensor is None else tensor.view_as(tensor) for tensor in tensors]
         wanted = [view for view in views if view is not None and view.requires_grad]
-        found = iter(torch.autograd.grad(definition(*views), wanted, grad, create_graph=True))
+        found = iter(torch.autograd.grad(in_aten(*views), wanted, grad, create_graph=True))
     return [next(found) if view is not None and view.requires_grad else None for view in views]

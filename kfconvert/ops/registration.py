@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import extension
-from ..torch_state import recorded, transformed
+from ..torch_state import being_traced, transformed
 from .arguments import named, require_tensors
 
 LIBRARY = torch.library.Library("kfconvert", "DEF")
@@ -61,7 +61,7 @@ def differentiate(operator: torch._ops.OpOverload, backward: Callable, setup_con
 
 def _at_once(operator, differentiable):
     def call(*args):
-        if recorded() or transformed() or torch._C._is_any_autocast_enabled():
+        if being_traced() or transformed() or torch._C._is_any_autocast_enabled():
             return operator(*args)
         return differentiable(*args)
 

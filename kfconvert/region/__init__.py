@@ -1,6 +1,6 @@
 """A captured graph: the calls that it is valid for, and the tensors that it reads."""
 
-from .guard import Guard, Places, given_as, guard_from_placeholders
+from .guard import Dimensions, Guard, given_as, guard_from_placeholders
 from .live_tensors import LiveTensors, Place
 from .region import CaptureError, Read, Region
 
@@ -9,7 +9,7 @@ __all__ = [
     "Guard",
     "LiveTensors",
     "Place",
-    "Places",
+    "Dimensions",
     "Read",
     "Region",
     "given_as",

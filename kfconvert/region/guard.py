@@ -20,7 +20,7 @@ except ImportError:  # kfconvert doctor tells why
 
 
 # Where a free size stands among flat arguments: (index of the argument, dimension).
-Places = list[tuple[int, int]]
+Dimensions = list[tuple[int, int]]
 
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter)
 # So many combinations of sizes are remembered with the judgement on them.
@@ -56,9 +56,9 @@ class Guard:
     constants: list[tuple[int, Any]]
     constraints: list[sympy.Basic]
     ranges: dict[sympy.Symbol, tuple[int, int | None]]
-    # The places of each free size: "batch" and "sequence" -> (argument index, dimension). They are equal in the
+    # The dimensions of each free size: "batch" and "sequence" -> (argument index, dimension). They are equal in the
     # traced call and must be in any other, even where the graph itself would not notice.
-    free: dict[str, Places]
+    free: dict[str, Dimensions]
     # Tracing assumes that a free size is at least 2; sizes of 1 are admitted for the symbols in here, once
     # a run of the region with that size has been compared with the original.
     one_is_safe: set[sympy.Symbol] = field(default_factory=set)
@@ -120,8 +120,8 @@ class Guard:
 
     def _judge_sizes(self, shapes: list[torch.Size]) -> str | None:
         sizes = {guard.index: shape for guard, shape in zip(self.tensors, shapes)}
-        for name, places in self.free.items():
-            found = {sizes[index][dimension] for index, dimension in places}
+        for name, dimensions in self.free.items():
+            found = {sizes[index][dimension] for index, dimension in dimensions}
             if len(found) > 1:
                 return f"the arguments disagree on the {name} size: {sorted(found)}"
         values: dict[sympy.Symbol, int] = {}
@@ -163,10 +163,11 @@ def _is_same(value: Any, expected: Any) -> bool:
     return type(value) is type(expected) and type(value) not in (float, complex) and value == expected
 
 
-def guard_from_placeholders(values: list[Any], free: dict[str, Places]) -> Guard:
+def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions]) -> Guard:
     """The guard for user inputs whose traced values (fake tensors or constants) are ``values``.
 
-    ``free``: the places of the sizes that were left free, by name. Those that the trace fixed after all are dropped.
+    ``free``: the dimensions of the sizes that were left free, by name. Those that the trace fixed after all are
+    dropped.
 
     Raises:
         ValueError: a size is an expression of symbols that no input dimension carries by itself.
@@ -198,8 +199,8 @@ def guard_from_placeholders(values: list[Any], free: dict[str, Places]) -> Guard
         raise ValueError(f"sizes depend on {sorted(map(str, needed - carried))}, which no input dimension shows")
     by_index = {guard.index: guard for guard in tensors}
     free = {
-        name: places
-        for name, places in free.items()
-        if all(not isinstance(by_index[index].sizes[dimension], int) for index, dimension in places)
+        name: dimensions
+        for name, dimensions in free.items()
+        if all(not isinstance(by_index[index].sizes[dimension], int) for index, dimension in dimensions)
     }
     return Guard(tensors, constants, constraints, ranges, free)

@@ -30,7 +30,7 @@ class Region:
     returns a flat tuple; ``root`` holds the subgraphs that it calls. ``slots`` tells where the tensor of a
     placeholder lives in the model: (module path, attribute name). ``inputs`` names the placeholders of the user
     inputs in the order of ``call``'s leaves. ``example`` describes the keyword arguments that it was traced with (see
-    ``inputs.described``), None where that cannot be; ``settings`` has what it read of modules and of the objects
+    ``inputs.described``), None where that cannot be; ``reads`` has what it read of modules and of the objects
     that they hold (see ``runtime.configuration``).
     """
 
@@ -43,7 +43,7 @@ class Region:
     constants: dict[str, Tensor]
     out_spec: pytree.TreeSpec
     example: Any = None
-    settings: frozenset[Read] = frozenset()
+    reads: frozenset[Read] = frozenset()
     # Whether the code behind it makes text of free sizes, or keys of dicts.
     words_sizes: bool = False
     # What the code behind it asks of tensors, see ``tensor_facts``.
@@ -77,7 +77,7 @@ class Region:
 
     def dynamic(self) -> list[str]:
         """The free sizes in words, such as ``input_ids.shape[1]``."""
-        firsts = (places[0] for places in self.guard.free.values())
+        firsts = (dimensions[0] for dimensions in self.guard.free.values())
         return [f"{self.inputs[index]}.shape[{dimension}]" for index, dimension in firsts]
 
 

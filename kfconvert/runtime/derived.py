@@ -36,7 +36,7 @@ class Derived:
     taken by another tensor in the meantime. Pickled and deep-copied empty.
     """
 
-    __slots__ = ("__weakref__", "_entry", "_fingerprints", "_unversioned", "_versioned", "settings")
+    __slots__ = ("__weakref__", "_entry", "_fingerprints", "_unversioned", "_versioned", "conditions")
 
     def __init__(self):
         self.clear()
@@ -44,7 +44,7 @@ class Derived:
     def clear(self) -> None:
         """Forget everything."""
         self._entry: tuple[Any, Any, Any, Any] = (None, None, None, None)
-        self.settings: Watch | None = None  # for its owner, of what else the values depend on
+        self.conditions: Watch | None = None  # for its owner, of what else the values depend on
         self._fingerprints: list[int] | None = None
         # Whether a source has no version, so that the fingerprints have to be compared at each call.
         self._unversioned = False
@@ -152,10 +152,10 @@ def _announce_steps() -> None:
 
 
 # Address, version (None where there is none, or none that counts) and data pointer.
-Record = tuple[int, int | None, int]
+TensorState = tuple[int, int | None, int]
 
 
-def tensor_state_in_python(tensors: tuple[torch.Tensor | None, ...], versioned: int) -> list[Record]:
+def tensor_state_in_python(tensors: tuple[torch.Tensor | None, ...], versioned: int) -> list[TensorState]:
     """What ``has_state_in_python`` compares with; the version counts for the first ``versioned`` of the tensors."""
     return [
         (id(t), None, 0)
@@ -165,7 +165,7 @@ def tensor_state_in_python(tensors: tuple[torch.Tensor | None, ...], versioned: 
     ]
 
 
-def has_state_in_python(tensors: Sequence[torch.Tensor | None], state: list[Record]) -> bool:
+def has_state_in_python(tensors: Sequence[torch.Tensor | None], state: list[TensorState]) -> bool:
     """Whether ``tensors`` are those of ``state``, all of them still alive, and neither moved nor written."""
     return len(tensors) == len(state) and all(
         id(t) == known and (t is None or t.data_ptr() == pointer and (version is None or t._version == version))

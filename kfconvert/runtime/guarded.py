@@ -164,7 +164,7 @@ class GuardedForward:
         self.variants = variants
         self._by_spelling: dict[tuple, list[Variant]] = {}
         # While it is being unpickled, the model is still empty; without variants its state does not matter.
-        reads = {read for variant in variants for read in variant.region.settings}
+        reads = {read for variant in variants for read in variant.region.reads}
         slots = {slot for variant in variants for slot in variant.region.slots.values()}
         unread = {slot for variant in variants for slot in variant.region.unread}
         # None without variants: only what runs without them as well asks whether it is.

@@ -57,16 +57,16 @@ def run_recorded(
     """
     # Each once: a tied weight has one gradient, which autograd would add up for each time that it is given.
     wanted = list(dict.fromkeys(p for p in parameters if p.requires_grad))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     return _Recomputed.apply(
-        fused, original, leaves, differentiable, places, len(wanted), *wanted, *(leaves[i] for i in places)
+        fused, original, leaves, differentiable, indices, len(wanted), *wanted, *(leaves[i] for i in indices)
     )
 
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, fused, original, leaves, differentiable, places, count, *tensors):
-        ctx.original, ctx.places, ctx.count = original, places, count
+    def forward(ctx, fused, original, leaves, differentiable, indices, count, *tensors):
+        ctx.original, ctx.indices, ctx.count = original, indices, count
         ctx.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         ctx.save_for_backward(*tensors)
         outputs = _without_bases(fused(leaves), tensors)
@@ -83,7 +83,7 @@ class _Recomputed(torch.autograd.Function):
         leaves = list(ctx.constants)
         again = torch.is_grad_enabled()  # gradients of gradients are wanted (create_graph=True)
         barrier = _Barrier()
-        for place, tensor in zip(ctx.places, inputs):
+        for place, tensor in zip(ctx.indices, inputs):
             if again and tensor.requires_grad:
                 leaves[place] = _Alias.apply(tensor, barrier)
             else:
@@ -95,7 +95,7 @@ class _Recomputed(torch.autograd.Function):
             for output, gradient in zip(outputs, gradients)
             if isinstance(output, Tensor) and output.requires_grad and gradient is not None
         ]
-        wanted = [*parameters, *(leaves[place] for place in ctx.places)]
+        wanted = [*parameters, *(leaves[place] for place in ctx.indices)]
         sources = [tensor for tensor in wanted if tensor.requires_grad]
         if not sources:  # all were frozen since
             return (None,) * (6 + len(wanted))

@@ -225,11 +225,21 @@ def test_other_einsums_are_left_alone(equation):
     assert aten.einsum.default in targets(region)
 
 
-@pytest.mark.parametrize("visible, dropped", [(0, True), (1, False)])
-def test_only_an_additive_mask_that_is_zero_everywhere_is_dropped(visible, dropped):
+@pytest.mark.parametrize(
+    "shown, dropped",
+    [
+        (lambda x: torch.arange(5) >= 0, True),
+        (lambda x: torch.arange(5) >= 1, False),
+        (lambda x: torch.arange(5) + 1 >= 1, True),
+        (lambda x: torch.arange(5) + 1 >= 2, False),
+        (lambda x: x[0] + 1 >= 0, False),
+    ],
+    ids=["from 0", "from 1", "moved", "moved too little", "of values"],
+)
+def test_only_an_additive_mask_that_is_zero_everywhere_is_dropped(shown, dropped):
     def add_mask(x):
-        shown = (torch.arange(x.shape[-1]) >= visible)[None, :].expand(x.shape[0], -1)
-        return torch.relu(x.sin() + torch.where(shown, torch.tensor(0.0), -1e9))
+        everywhere = shown(x)[None, :].expand(x.shape[0], -1)
+        return torch.relu(x.sin() + torch.where(everywhere, torch.tensor(0.0), -1e9))
 
     model, x = OneArgument(add_mask), torch.randn(3, 5)
     region = canonical_region(model, x)

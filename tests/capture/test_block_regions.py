@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kfconvert import ModelConverter
 from kfconvert.capture.blocks.regions import region_of_block
 from kfconvert.capture.blocks.replay import Repetition
-from kfconvert.capture.tracer import free_places, trace
+from kfconvert.capture.tracer import free_dimensions, trace
 from kfconvert.inputs.example import ExampleCall
 from kfconvert.region.region import Region
 
@@ -78,9 +78,9 @@ class Rows(nn.Module):
         return torch.relu(self.linear(rows)).view(x.shape[0], x.shape[1], 6) + self.shift
 
 
-def traced(model: nn.Module, call: ExampleCall, places=None) -> Repetition:
+def traced(model: nn.Module, call: ExampleCall, dimensions=None) -> Repetition:
     repetition = Repetition(model)
-    trace(model, call, free_places(model, call) if places is None else places, repetition)
+    trace(model, call, free_dimensions(model, call) if dimensions is None else dimensions, repetition)
     return repetition
 
 
@@ -105,7 +105,7 @@ def test_the_regions_of_berts_blocks_are_those_of_their_own_traces():
         targets = [Counter(str(node.target) for node in r.graph.nodes if node.op != "placeholder") for r in (own, ours)]
         assert targets[0] == targets[1]
         assert ours.inputs == own.inputs and set(ours.slots.values()) == set(own.slots.values())
-        assert ours.guard.free == own.guard.free and ours.settings == own.settings and ours.out_spec == own.out_spec
+        assert ours.guard.free == own.guard.free and ours.reads == own.reads and ours.out_spec == own.out_spec
         assert ours.guard.refusal([torch.randn(3, 30, leaf.shape[-1]) for leaf in call.args]) is None
 
 

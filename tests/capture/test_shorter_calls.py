@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 from kfconvert import ModelConverter
 from kfconvert.capture.captured import capture
 from kfconvert.capture.fewer_arguments import shorter
-from kfconvert.capture.tracer import free_places
+from kfconvert.capture.tracer import free_dimensions
 from kfconvert.inputs.example import ExampleCall
 
 transformers = pytest.importorskip("transformers")
@@ -47,7 +47,7 @@ def calls(model):
 
 
 def captured(model, call):
-    return capture(model, "", call, [free_places(model, call)])
+    return capture(model, "", call, [free_dimensions(model, call)])
 
 
 def attention(capture):

@@ -12,29 +12,29 @@ from torch.utils import _pytree as pytree
 
 from ...graph import Aliases, aten, has_effect
 from ...inputs import CallForm, ExampleCall, described
-from ...region import Guard, Places, Region, guard_from_placeholders
+from ...region import Dimensions, Guard, Region, guard_from_placeholders
 from ...runtime import implied
 from .traced_call import Recording
 
 
 def region_of_block(
-    module: nn.Module, call: ExampleCall, places: Mapping[str, Places], recordings: Sequence[Recording]
+    module: nn.Module, call: ExampleCall, dimensions: Mapping[str, Dimensions], recordings: Sequence[Recording]
 ) -> Region | None:
     """What ``trace`` of ``module`` as called in ``call`` finds, from the last of the ``recordings`` that fits, whose
     trace began closest to the module; None where none fits.
 
-    Its sizes are free where ``places`` says so. Where the traced model limits them, nothing tells whether the module
-    does: it has to be traced by itself.
+    Its sizes are free where ``dimensions`` says so. Where the traced model limits them, nothing tells whether the
+    module does: it has to be traced by itself.
     """
     try:
         form = CallForm(module.forward, call.args, call.kwargs)
     except ValueError:
         return None
-    fitting = (_region(known, form, call, places) for known in reversed(recordings) if known.module is module)
+    fitting = (_region(known, form, call, dimensions) for known in reversed(recordings) if known.module is module)
     return next(filter(None, fitting), None)
 
 
-def _region(known: Recording, form: CallForm, call: ExampleCall, places: Mapping[str, Places]) -> Region | None:
+def _region(known: Recording, form: CallForm, call: ExampleCall, dimensions: Mapping[str, Dimensions]) -> Region | None:
     leaves, traced = (form.leaves(args, kwargs) for args, kwargs in ((call.args, call.kwargs), known.arguments))
     if traced is None or not all(map(_is_alike, traced, leaves)):
         return None
@@ -67,14 +67,14 @@ def _region(known: Recording, form: CallForm, call: ExampleCall, places: Mapping
     if any(node.op == "placeholder" and aliases.is_written(node) for node in graph.nodes):
         return None
     try:
-        guard = guard_from_placeholders(traced, places)
+        guard = guard_from_placeholders(traced, dimensions)
     except ValueError:
         return None
-    if guard.free.keys() != places.keys() or guard.refusal(leaves) is not None or _is_limited(guard):
+    if guard.free.keys() != dimensions.keys() or guard.refusal(leaves) is not None or _is_limited(guard):
         return None
     example = described(form.keywords(leaves))
-    settings = known.settings | implied(known.settings, known.module)
-    return Region(graph, nn.Module(), form, guard, inputs, slots, {}, known.spec, example, settings)
+    reads = known.reads | implied(known.reads, known.module)
+    return Region(graph, nn.Module(), form, guard, inputs, slots, {}, known.spec, example, reads)
 
 
 def _is_limited(guard: Guard) -> bool:

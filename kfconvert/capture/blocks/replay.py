@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ...region import Read
 from ...runtime import has_hooks
-from .structure import by_integers, contents, groups, is_operator, settings, unread
+from .structure import attribute_values, by_integers, contents, groups, is_operator, unread
 from .traced_call import Recording
 
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
@@ -99,16 +99,16 @@ class Repetition:
             known, refusals = records.get(call.key, (None, 0))
             if known is not None:
                 self.replayed += 1
-                self.reads |= known.settings
+                self.reads |= known.reads
                 return known.replay(call)
             if refusals == _RECORDINGS:
                 return forward(*args, **kwargs)
             last = next(iter(reversed(call.tracer.graph.nodes)))
             before = _attributes(module)
-            with self._reads_within() as settings:
+            with self._reads_within() as reads:
                 result = forward(*args, **kwargs)
             unchanged = _attributes(module) == before and call == _Call.of(call.tracer, module, args, kwargs)
-            record = _Record.of(call, last, result, frozenset(settings)) if unchanged else None
+            record = _Record.of(call, last, result, frozenset(reads)) if unchanged else None
             records[call.key] = (record, refusals + 1)
             recording = record and record.kept((args, kwargs))
             if recording is not None:
@@ -164,7 +164,7 @@ class _Call:
         ties = tuple(map([*traced, *state].index, [*traced, *state]))
         autocast = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
         modes = (torch.is_grad_enabled(), torch.get_default_dtype(), *autocast)
-        key = (id(tracer.graph), str(spec), tuple(described), ties, modes, settings(module))
+        key = (id(tracer.graph), str(spec), tuple(described), ties, modes, attribute_values(module))
         return cls(tracer, module, tuple(leaves), tuple(nodes), tuple(state), key)
 
     def __eq__(self, other: Any) -> bool:
@@ -183,10 +183,10 @@ class _Record:
     nodes: tuple[fx.Node, ...]
     outputs: tuple[tuple[Any, fx.Node | None], ...]
     spec: pytree.TreeSpec
-    settings: frozenset[Read]  # that it has read from configurations
+    reads: frozenset[Read]  # what it has read from configurations
 
     @classmethod
-    def of(cls, call: _Call, last: fx.Node, result: Any, settings: frozenset[Read]) -> _Record | None:
+    def of(cls, call: _Call, last: fx.Node, result: Any, reads: frozenset[Read]) -> _Record | None:
         """The record of ``call``, which returned ``result``; ``last`` is the graph node before it.
 
         None where its nodes read more than its arguments, its own tensors, sizes and constants, where the sizes depend
@@ -210,7 +210,7 @@ class _Record:
                     return None
             elif not isinstance(output, (Tensor, *_CONSTANTS, *_SYMBOLIC)):
                 return None
-        return cls(call, tuple(nodes), tuple(outputs), spec, settings)
+        return cls(call, tuple(nodes), tuple(outputs), spec, reads)
 
     def kept(self, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Recording | None:
         """What outlives the trace, where the call returned no sizes."""
@@ -221,7 +221,7 @@ class _Record:
         outputs = [value if node is None else node for value, node in self.outputs]
         path = call.tracer.path_of_module(call.module)
         state = {(inner, name): node for (inner, name, _), node in zip(_state(call.module), call.state)}
-        known = (call.module, path, arguments, self.settings)
+        known = (call.module, path, arguments, self.reads)
         return Recording.of(*known, of_tensor, state, self.nodes, outputs, self.spec)
 
     def replay(self, call: _Call) -> Any:

@@ -98,7 +98,7 @@ def integers(module: nn.Module) -> dict[tuple[str, str], int]:
     }
 
 
-def settings(module: nn.Module) -> Hashable:
+def attribute_values(module: nn.Module) -> Hashable:
     """The attributes of all submodules as they are now, but for those that ``unread`` has put out of reach."""
     held = [
         (path, name, value)
@@ -137,15 +137,15 @@ def is_operator(module: nn.Module) -> bool:
 
 
 def _structure(module: nn.Module) -> Hashable:
-    places: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     parts = []
     for path, inner in module.named_modules(remove_duplicate=False):
-        place = places.setdefault(id(inner), len(places))
+        place = numbers.setdefault(id(inner), len(numbers))
         own = sorted(((name, v) for name, v in vars(inner).items() if name not in _OWN), key=lambda item: item[0])
         attributes = tuple((name, _value(value)) for name, value in own if type(value) is not int)
         integers = tuple(name for name, value in own if type(value) is int)
         tensors = tuple(
-            (name, None if tensor is None else _tensor(tensor, places))
+            (name, None if tensor is None else _tensor(tensor, numbers))
             for store in (inner._parameters, inner._buffers)
             for name, tensor in store.items()
         )
@@ -158,8 +158,8 @@ def _hook_dicts(module: nn.Module) -> tuple[dict, ...]:
     return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
 
 
-def _tensor(tensor: Tensor, places: dict[int, int]) -> Hashable:
-    place = places.setdefault(id(tensor), len(places))
+def _tensor(tensor: Tensor, numbers: dict[int, int]) -> Hashable:
+    place = numbers.setdefault(id(tensor), len(numbers))
     return place, type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
 
 

@@ -19,7 +19,7 @@ from ...region import Read
 class Recording:
     """One call of ``module``, which lay at ``path`` in the traced model.
 
-    ``arguments`` are its args and kwargs as they were traced, with fake tensors, ``settings`` the names that it read
+    ``arguments`` are its args and kwargs as they were traced, with fake tensors, ``reads`` the names that it read
     from configurations. The nodes of the graph stand for the tensors among them (``node_of``), for those of the
     module (``state``, by module path and attribute name; tied ones share a node), for ``sizes`` that were computed
     before the call, and for what it computed. ``outputs`` has a node or a constant for each of the flat outputs, which
@@ -29,7 +29,7 @@ class Recording:
     module: nn.Module
     path: str
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    settings: frozenset[Read]
+    reads: frozenset[Read]
     state: dict[tuple[str, str], fx.Node]
     sizes: tuple[fx.Node, ...]
     outputs: tuple[Any, ...]
@@ -47,7 +47,7 @@ class Recording:
         module: nn.Module,
         path: str,
         arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        settings: frozenset[Read],
+        reads: frozenset[Read],
         of_tensor: dict[int, fx.Node],
         state: dict[tuple[str, str], fx.Node],
         nodes: Iterable[fx.Node],
@@ -74,7 +74,7 @@ class Recording:
         sizes = tuple(copy for copy in copies.values() if copy.op == "placeholder" and copy not in known)
         kept = tuple(copies[node] for node in nodes)
         outputs = tuple(copies[output] if isinstance(output, fx.Node) else output for output in outputs)
-        return cls(module, path, arguments, settings, state, sizes, outputs, spec, kept, of_tensor)
+        return cls(module, path, arguments, reads, state, sizes, outputs, spec, kept, of_tensor)
 
     def copy_into(self, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> fx.Node | None:
         """Append what the call computed, and its output, to ``graph``, where ``copies`` has all that it reads.

@@ -10,7 +10,7 @@ __all__ = ["act_mul"]
 
 
 def reference(gate, up, activation, negative_slope=0.01):
-    """The definition of :func:`act_mul` in plain ATen, differentiable."""
+    """:func:`act_mul` in plain ATen, differentiable."""
     return apply_activation(gate, activation, negative_slope) * up
 
 

@@ -27,7 +27,7 @@ __all__ = ["bias_act"]
 
 
 def reference(x, bias=None, residual=None, activation="none", negative_slope=0.01, dim=-1):
-    """The definition of :func:`bias_act` in plain ATen, differentiable."""
+    """:func:`bias_act` in plain ATen, differentiable."""
     return apply_activation(_sum(x, bias, residual, dim), activation, negative_slope)
 
 

@@ -39,7 +39,7 @@ def reference(
     activation="none",
     negative_slope=0.01,
 ):
-    """The definition of :func:`conv_act` in plain ATen, differentiable."""
+    """:func:`conv_act` in plain ATen, differentiable."""
     y = _CONVOLUTIONS[weight.dim()](x, weight, bias, stride, padding, dilation, groups)
     return apply_activation(y if residual is None else y + residual, activation, negative_slope)
 

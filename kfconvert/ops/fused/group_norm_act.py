@@ -38,7 +38,7 @@ __all__ = ["group_norm_act"]
 
 
 def reference(x, num_groups, weight=None, bias=None, eps=1e-5, activation="none", negative_slope=0.01):
-    """The definition of :func:`group_norm_act` in plain ATen, differentiable."""
+    """:func:`group_norm_act` in plain ATen, differentiable."""
     return apply_activation(_normalise(x, num_groups, weight, bias, eps), activation, negative_slope)
 
 
@@ -182,10 +182,10 @@ def _differentiate(ctx, grad, *_):
         return (None,) * 7
     if is_differentiated():
 
-        def definition(x, weight, bias):
+        def in_aten(x, weight, bias):
             return _compose(x, ctx.num_groups, weight, bias, ctx.eps, *options)
 
-        grad_x, grad_weight, grad_bias = differentiable_gradients(definition, (x, weight, bias), grad)
+        grad_x, grad_weight, grad_bias = differentiable_gradients(in_aten, (x, weight, bias), grad)
     else:
         grad_x, grad_weight, grad_bias = _BACKWARD(grad, x, mean, rstd, weight, bias, ctx.num_groups, *options)
         grad_weight = None if weight is None else grad_weight

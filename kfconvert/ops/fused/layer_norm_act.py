@@ -24,7 +24,7 @@ def reference(
     return_sum=False,
     negative_slope=0.01,
 ):
-    """The definition of :func:`layer_norm_act` in plain ATen, differentiable."""
+    """:func:`layer_norm_act` in plain ATen, differentiable."""
     s = x if residual is None else x + residual
     y = F.layer_norm(s, as_shape(normalized_shape), weight, bias, eps)
     y = apply_activation(y, activation, negative_slope)

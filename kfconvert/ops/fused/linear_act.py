@@ -23,7 +23,7 @@ __all__ = ["linear_act"]
 
 
 def reference(x, weight, bias=None, activation="none", negative_slope=0.01):
-    """The definition of :func:`linear_act` in plain ATen, differentiable."""
+    """:func:`linear_act` in plain ATen, differentiable."""
     return apply_activation(F.linear(x, weight, bias), activation, negative_slope)
 
 

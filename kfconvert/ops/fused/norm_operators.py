@@ -185,10 +185,10 @@ class NormOperators:
     def _differentiable_backward(self, ctx, grad, grad_sum, s, affine):
         """The gradients of s and of the affine tensors."""
 
-        def definition(s, *affine):
+        def in_aten(s, *affine):
             return self._compose(s, None, ctx.shape, *affine, ctx.eps, ctx.code, ctx.negative_slope, *ctx.more)
 
-        grad_s, *of_affine = differentiable_gradients(definition, (s, *affine), grad)
+        grad_s, *of_affine = differentiable_gradients(in_aten, (s, *affine), grad)
         return grad_s if grad_sum is None else grad_s + grad_sum, *of_affine
 
 

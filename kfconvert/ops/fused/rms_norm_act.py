@@ -26,7 +26,7 @@ def reference(
     offset=0.0,
     negative_slope=0.01,
 ):
-    """The definition of :func:`rms_norm_act` in plain ATen, differentiable."""
+    """:func:`rms_norm_act` in plain ATen, differentiable."""
     s = x if residual is None else x + residual
     y = apply_activation(_normalise(s, as_shape(normalized_shape), weight, eps, offset), activation, negative_slope)
     return (y, s) if return_sum else y

@@ -31,7 +31,7 @@ def _rotated(x, interleaved):
 
 
 def reference(x, cos, sin, interleaved=False):
-    """The definition of :func:`rope` in plain ATen, differentiable."""
+    """:func:`rope` in plain ATen, differentiable."""
     return x * cos + _rotated(x, interleaved) * sin
 
 

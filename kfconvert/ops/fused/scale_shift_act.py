@@ -23,7 +23,7 @@ __all__ = ["scale_shift_act"]
 
 
 def reference(x, scale, shift, activation="none", negative_slope=0.01):
-    """The definition of :func:`scale_shift_act` in plain ATen, differentiable."""
+    """:func:`scale_shift_act` in plain ATen, differentiable."""
     return apply_activation(_scaled(x, scale, shift), activation, negative_slope)
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from ...torch_state import recorded, transformed
+from ...torch_state import being_traced, transformed
 from ..arguments import require_share, within
 from ..declaration import declare
 from ..fused.rotary import rope
@@ -123,7 +123,7 @@ def chunked_attention(q: Tensor, k: Tensor, v: Tensor, chunk_size: int = 1024, s
 
 
 def _writes_no_scores(tensors, scale):
-    if recorded() or transformed():  # which do not take a function that returns a number
+    if being_traced() or transformed():  # which do not take a function that returns a number
         return False
     return torch._fused_sdp_choice(*tensors, scale=scale) != SDPBackend.MATH.value
 

@@ -41,7 +41,7 @@ def reference(
     activation: str = "none",
     negative_slope: float = 0.01,
 ) -> Tensor:
-    """The definition of :func:`batch_norm_act` in plain ATen, differentiable in x, weight and bias."""
+    """:func:`batch_norm_act` in plain ATen, differentiable in x, weight and bias."""
     return apply_activation(_normalise(x, mean, variance, weight, bias, eps), activation, negative_slope)
 
 
@@ -140,11 +140,11 @@ def _save(ctx, inputs, output):
 def _differentiable_backward(ctx, grad):
     x, mean, variance, weight, bias = ctx.saved_tensors
 
-    def definition(x, weight, bias):
+    def in_aten(x, weight, bias):
         y = _normalise(x, mean, variance, weight, bias, ctx.eps)
         return BY_CODE[ctx.code].reference(y, ctx.negative_slope)
 
-    return differentiable_gradients(definition, (x, weight, bias), grad)
+    return differentiable_gradients(in_aten, (x, weight, bias), grad)
 
 
 def _differentiate(ctx, grad):

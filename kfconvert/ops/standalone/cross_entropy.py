@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...torch_state import recorded, transformed
+from ...torch_state import being_traced, transformed
 from ..arguments import as_integer, require_share
 from ..declaration import declare
 from ..double_backward import differentiable_gradients, is_differentiated
@@ -60,7 +60,7 @@ def cross_entropy(
     _check(x, target)
     if not has_kernels(x):
         # Where Python can look at the values.
-        if x.is_cpu and type(target) is Tensor and not (recorded() or transformed()):
+        if x.is_cpu and type(target) is Tensor and not (being_traced() or transformed()):
             _check_targets(x, target, ignore_index)
         return F.cross_entropy(
             x, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...torch_state import recorded
+from ...torch_state import being_traced
 from ..activations import BY_CODE, CODES
 from ..arguments import require_share
 from ..declaration import declare
@@ -84,7 +84,7 @@ def _dropout_act(x, bias, residual, p, training, code, dim):
 
 def _draw(device):
     """(state, seed, sequence) as the operators take them."""
-    if recorded() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if being_traced() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return torch.randint(_LEAST, _MOST, (2,), device=device), 0, 0
     if device.type == "cpu":
         return None, *torch.randint(_LEAST, _MOST, (2,)).tolist()
@@ -179,10 +179,10 @@ def _differentiable_backward(grad, x, bias, state, seed, sequence, p, code, nega
     with torch.enable_grad():
         v = _sum(x, bias, dim)
 
-    def definition(v):
+    def in_aten(v):
         return _drop(BY_CODE[code].reference(v, negative_slope), x, state, seed, sequence, p)
 
-    return differentiable_gradients(definition, (v,), grad)[0]
+    return differentiable_gradients(in_aten, (v,), grad)[0]
 
 
 def _fake_backward(grad, x, bias, state, seed, sequence, p, code, negative_slope, dim):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...torch_state import recorded, transformed
+from ...torch_state import being_traced, transformed
 from ..arguments import as_number, require_tensors
 from ..declaration import declare, wants_gradients
 from ..fused.layer_norm_act import layer_norm_act
@@ -61,7 +61,7 @@ def embedding_layer_norm(
     """
     _check(ids, word, position, token_type, token_type_ids, weight, bias)
     # Where Python can look at the values.
-    if word.is_cpu and type(ids) is Tensor and not (recorded() or transformed()):
+    if word.is_cpu and type(ids) is Tensor and not (being_traced() or transformed()):
         _check_ids("ids", ids, "word", word)
         if token_type_ids is not None:
             _check_ids("token_type_ids", token_type_ids, "token_type", token_type)

@@ -26,7 +26,7 @@ def reference(
     dtype: torch.dtype = torch.float32,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    """The definition of :func:`normalize_image` in plain ATen. It rounds as torchvision's transforms do:
+    """:func:`normalize_image` in plain ATen. It rounds as torchvision's transforms do:
     mean, std and each step to float32, or to float64 where that is ``dtype``."""
     means, stds = (value.reshape(-1, 1, 1) for value in _tensors(image, dtype, mean, std))
     image = part_of(image, crop, flip)

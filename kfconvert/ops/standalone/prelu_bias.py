@@ -27,7 +27,7 @@ __all__ = ["prelu_bias"]
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    """The definition of :func:`prelu_bias` in plain ATen, differentiable."""
+    """:func:`prelu_bias` in plain ATen, differentiable."""
     weight = weight.expand(bias.shape) if weight.numel() == 1 else weight
     v = x + spread(bias, x, dim)
     return torch.where(v > 0, v, v * spread(weight, x, dim))

@@ -17,7 +17,7 @@ def _learns_the_scale(q, scale, *args, **kwargs):
 
 
 def reference_quantize(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
-    """The definition of :func:`quantize_int8` in plain ATen."""
+    """:func:`quantize_int8` in plain ATen."""
     wide = x.to(_wide(x.dtype))
     # A tensor: by a number ATen divides on CUDA as the product with its reciprocal, which rounds otherwise.
     scale = torch.as_tensor(_spread(scale, x, dim), dtype=wide.dtype, device=x.device)
@@ -56,7 +56,7 @@ def reference_dequantize(
     dim: int = -1,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The definition of :func:`dequantize_int8` in plain ATen, differentiable in ``scale``."""
+    """:func:`dequantize_int8` in plain ATen, differentiable in ``scale``."""
     return ((q.to(_wide(dtype)) - _spread(zero_point, q, dim)) * _spread(scale, q, dim)).to(dtype)
 
 

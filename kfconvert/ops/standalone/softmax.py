@@ -36,7 +36,7 @@ def _normalises_outer(x, dim=-1, scale=1.0, mask=None):
 
 
 def reference(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """The definition of :func:`softmax` in plain ATen, differentiable."""
+    """:func:`softmax` in plain ATen, differentiable."""
     v = x if scale == 1 else x * scale
     if mask is not None:
         v = v.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else v + mask
