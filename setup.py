@@ -223,8 +223,9 @@ class Plan:
         gencode.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
         ninja.rule("nvcc", f"{nvcc} -MMD -MF $out.d $flags -c $in -o $out", depfile="$out.d", deps="gcc")
         # The runtime is linked statically and its symbols stay inside: whichever libcudart torch brings is
-        # not ours.
-        ninja.rule("nvlink", f"{nvcc} -shared -cudart static -Xlinker --exclude-libs=ALL $in $flags -o $out")
+        # not ours. A kernel that is listed and has no launcher fails here, not where the library is loaded.
+        linker = "-Xlinker --exclude-libs=ALL -Xlinker -z,defs"
+        ninja.rule("nvlink", f"{nvcc} -shared -cudart static {linker} $in $flags -o $out")
         flags = [
             *(["-DKFC_TUNE"] if os.environ.get("KFCONVERT_TUNE") == "1" else []),
             "-std=c++17",

@@ -110,16 +110,24 @@ COMPOSITIONS = (
 
 
 def of_declaration(name: str, operator: Operator) -> Case:
-    """The case of an operator that takes tensors alone, all of which want a gradient where they are floats."""
+    """The case of an operator by its example: what it takes beside tensors stays as it is there, and all tensors of
+    floats want a gradient."""
 
     def inputs(make: Maker, rows: int, columns: int) -> tuple[Tensor, ...]:
-        return operator.example(make.normal, rows, columns)
+        return tuple(value for value in operator.example(make.normal, rows, columns) if isinstance(value, Tensor))
 
-    example = inputs(Maker(torch.device("cpu"), torch.float32), 5, 33)
-    if not all(isinstance(value, Tensor) for value in example):
-        raise TypeError(f"{name} takes more than tensors: it needs a case in bench_ops_cases.py, or timed_as")
-    floats = tuple(place for place, value in enumerate(example) if value.is_floating_point())
-    return Case(name, operator.group, inputs, gradients=() if operator.has_no_backward else floats)
+    example = operator.example(Maker(torch.device("cpu"), torch.float32).normal, 5, 33)
+
+    def call(library: Any) -> Function:
+        def of_tensors(*tensors: Tensor) -> Any:
+            left = iter(tensors)
+            return getattr(library, name)(*(next(left) if isinstance(value, Tensor) else value for value in example))
+
+        return of_tensors
+
+    tensors = [value for value in example if isinstance(value, Tensor)]
+    floats = tuple(index for index, tensor in enumerate(tensors) if tensor.is_floating_point())
+    return Case(name, operator.group, inputs, call, gradients=() if operator.has_no_backward else floats)
 
 
 _named = {case.operator for case in (*CASES, *COMPOSITIONS)}

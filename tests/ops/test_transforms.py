@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kfconvert import ops
 from kfconvert.kernels import reference
+from kfconvert.ops.declaration import OPERATORS
 
 # name -> (a call with the operators of a package, the shapes of its tensors)
 PAIR, ROWS, IMAGE = [(3, 4), (4,)], [(3, 4), (4,), (4,)], [(1, 2, 4, 4), (3, 2, 3, 3), (3,), (3,), (3,)]
@@ -65,6 +66,26 @@ CALLS = {
         lambda p, s: p.dequantize_int8(classes(s).to(torch.int8)[:, None].expand(3, 4), s, dtype=s.dtype),
         [(4,)],
     ),
+}
+# Whose tensors are no random numbers: variances (batch_norm_relu stands for that one), bytes, integers in the output.
+NO_EXAMPLE = ("batch_norm_act", "normalize_image", "quantize_int8")
+
+
+def of_declaration(name):
+    """The call of an operator's example, and the shapes of the tensors in it."""
+    example = OPERATORS[name].example(torch.randn, 3, 4)
+
+    def call(library, *tensors):
+        left = iter(tensors)
+        return getattr(library, name)(*(next(left) if isinstance(v, torch.Tensor) else v for v in example))
+
+    return call, [value.shape for value in example if isinstance(value, torch.Tensor)]
+
+
+CALLS |= {
+    name: of_declaration(name)
+    for name, operator in OPERATORS.items()
+    if operator.is_compiled and not operator.has_no_backward and name not in (*CALLS, *NO_EXAMPLE)
 }
 # Those whose backward is a compiled kernel.
 WITH_BACKWARD_KERNELS = [
