@@ -11,7 +11,7 @@ artifact
 converter validator zoo
 conversion
 capture
-capture.blocks patterns
+patterns
 matching modules
 canonical runtime ops profiling report
 region accuracy
@@ -22,8 +22,7 @@ GROUND = {"extension", "folders", "json_values", "process", "settings", "torch_s
 
 def room(path):
     """The room of a file: its folder, or the file itself where it stands at the top."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:2] if parts[:2] == ("capture", "blocks") else parts[:1])
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imports(path):
@@ -45,8 +44,7 @@ def target(module, name):
     folder = PACKAGE.joinpath(*parts)
     if (folder / f"{name}.py").exists() or (folder / name / "__init__.py").exists():
         parts.append(name)
-    found = ".".join(parts[:2] if parts[:2] == ["capture", "blocks"] else parts[:1])
-    return found, len(parts) == found.count(".") + 1
+    return parts[0] if parts else "", len(parts) == 1
 
 
 def arrows():

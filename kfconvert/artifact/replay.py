@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import Part, capture, capture_forms
-from ..capture.blocks import Repetition, groups
+from ..capture import Part, capture, capture_forms, groups
 from ..conversion import (
     Captures,
     Decision,
@@ -70,25 +69,24 @@ def _captures(
     stages: Stages,
 ) -> Captures:
     """The call forms and parts that were captured then."""
-    repetition = Repetition(model)
     with stages.stage("trace", len(calls) + len(parts)) as advance:
         forms = [ExampleCall(kwargs=build(spec, device)) for spec in calls]
-        found = capture_forms(model, forms, repetition, advance)
+        found = capture_forms(model, forms, advance)
         again = []
         for recorded in parts:
-            again += _part(model, recorded, device, repetition)
+            again += _part(model, recorded, device)
             advance()
     return gathered(model, forms, found, again, asked)
 
 
-def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, repetition: Repetition) -> list[Part]:
+def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device) -> list[Part]:
     """The modules in parts of one structure; these are several only where the record was not made of this model."""
     modules = {model.get_submodule(path): path for path in recorded["modules"]}
     free = {name: [tuple(place) for place in dimensions] for name, dimensions in recorded["free"].items()}
     parts = []
     for first, *others in groups(modules, lambda module: None):
         call = ExampleCall(kwargs=build(recorded["call"], device))
-        captured = capture(first, modules[first], call, [free], repetition=repetition)
+        captured = capture(first, modules[first], call, [free])
         parts.append(Part([captured, *(captured.alike(modules[module], module) for module in others)]))
     return parts
 

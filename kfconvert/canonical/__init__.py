@@ -2,14 +2,12 @@
 
 from .batch_norms import QuickBatchNorms, is_traced_batch_norm, restore_batch_norms
 from .contiguous import KeptContiguous
-from .masks import drop_true_masks
 from .passes import canonicalise
 
 __all__ = [
     "KeptContiguous",
     "QuickBatchNorms",
     "canonicalise",
-    "drop_true_masks",
     "is_traced_batch_norm",
     "restore_batch_norms",
 ]

@@ -3,6 +3,7 @@
 from .call_forms import capture_forms, refused_in_every_form
 from .captured import Capture, capture
 from .parts import Part, Parts, Refused, parents
+from .structure import groups
 from .submodule_calls import around
 from .trial_runs import with_few
 
@@ -14,6 +15,7 @@ __all__ = [
     "around",
     "capture",
     "capture_forms",
+    "groups",
     "parents",
     "refused_in_every_form",
     "with_few",

@@ -12,9 +12,7 @@ from torch.utils import _pytree as pytree
 from ..inputs import ExampleCall
 from ..region import CaptureError
 from ..runtime import unsteady
-from .blocks import Repetition
 from .captured import Capture, capture, unforeseen
-from .fewer_arguments import shorter
 from .submodule_calls import attribute_of, opaque_kind
 from .tracer import CACHE_IN_OUTPUT, free_dimensions
 
@@ -22,20 +20,18 @@ from .tracer import CACHE_IN_OUTPUT, free_dimensions
 def capture_forms(
     model: nn.Module,
     calls: Sequence[ExampleCall],
-    repetition: Repetition,
     advance: Callable[[], None],
     refusal: CaptureError | None = None,
 ) -> list[Capture | CaptureError]:
     """``model`` as called in each of ``calls``, or why that form cannot be captured; ``advance`` after each.
 
-    The longest is captured first: the others may be derived from it. Where there is a ``refusal``, none is tried.
+    Where there is a ``refusal``, none is tried.
     """
-    found: dict[int, Capture | CaptureError] = {}
-    for index in sorted(range(len(calls)), key=lambda index: -len(calls[index].kwargs)):
-        known = [form for form in found.values() if isinstance(form, Capture)]
-        found[index] = refusal or _capture_form(model, calls[index], known, repetition)
+    found = []
+    for call in calls:
+        found.append(refusal or _capture_form(model, call))
         advance()
-    return [found[index] for index in range(len(calls))]
+    return found
 
 
 def refused_in_every_form(
@@ -68,15 +64,10 @@ def _is_inference(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_inference()
 
 
-def _capture_form(
-    model: nn.Module, call: ExampleCall, known: Sequence[Capture], repetition: Repetition
-) -> Capture | CaptureError:
-    derived = next(filter(None, (shorter(other, call) for other in known)), None)
-    if derived is not None:
-        return derived
+def _capture_form(model: nn.Module, call: ExampleCall) -> Capture | CaptureError:
     try:
         choices = [free_dimensions(model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
-        return capture(model, "", call, choices, repetition=repetition)
+        return capture(model, "", call, choices)
     except CaptureError as error:
         return error
     except Exception as error:

@@ -20,7 +20,6 @@ from ..modules import CHANNELS_LAST
 from ..patterns import REGISTRY
 from ..region import CaptureError, Dimensions, LiveTensors, Region
 from ..runtime import Variant, asked_of_compilers, global_hook, has_hooks, inner_hook
-from .blocks import Repetition, region_of_block
 from .tracer import is_final, trace
 from .trial_runs import (
     admit_same_tensors,
@@ -29,7 +28,6 @@ from .trial_runs import (
     draws_untold,
     holds_for_other_sizes,
     ignore_use_cache,
-    is_faithful,
     take_constants,
     writes_arguments,
 )
@@ -80,14 +78,12 @@ def capture(
     call: ExampleCall,
     choices: Sequence[Mapping[str, Dimensions]],
     example: ExampleCall | None = None,
-    repetition: Repetition | None = None,
     patience: float = math.inf,
 ) -> Capture:
     """Capture ``module`` as called in ``call``, with the first of the ``choices`` of free sizes that works.
 
     Args:
         example: the call whose inputs the capture keeps; it must pass the guard. ``call`` by default.
-        repetition: see ``trace``.
         patience: seconds of processor time after which a choice gives way to the next; the last may take its time.
 
     Raises:
@@ -114,7 +110,7 @@ def capture(
             break
         seconds = patience if dimensions is not distinct[-1] else math.inf
         try:
-            captured = _capture(module, path, call, dimensions, example or call, repetition, seconds)
+            captured = _capture(module, path, call, dimensions, example or call, seconds)
         except CaptureError as error:
             reason = reason or error
             continue
@@ -183,14 +179,9 @@ def _capture(
     call: ExampleCall,
     dimensions: Mapping[str, Dimensions],
     example: ExampleCall,
-    repetition: Repetition | None,
     seconds: float,
 ) -> Capture:
-    region = None if repetition is None else region_of_block(module, call, dimensions, repetition.recordings)
-    suspect = region is not None
-    if region is None:
-        region = trace(module, call, dimensions, repetition, seconds)
-        suspect = repetition is not None and repetition.interfered
+    region = trace(module, call, dimensions, seconds)
     mark_weights(region.graph, region.slots.keys() | region.constants.keys())
     canonicalise(region.graph)
     given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))
@@ -203,8 +194,6 @@ def _capture(
     findings = find(region.graph, REGISTRY)
     captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
     run = captured.variant(()).run
-    if suspect and not is_faithful(module, region, run, given):
-        return _capture(module, path, call, dimensions, example, None, seconds)
     if region.words_sizes and not holds_for_other_sizes(module, region, run, given):
         raise CaptureError("its code makes text of a size, or looks it up in a dict")
     if writes_arguments(module, region, given):

@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 
 from ..inputs import CallForm, ExampleCall, variations, widened
 from ..region import CaptureError, Dimensions, given_as
-from .blocks import Repetition, by_integers, groups, integers, is_operator, unread
 from .captured import Capture, capture
+from .structure import by_integers, groups, integers, is_operator, unread
 from .submodule_calls import irregular, observe, opaque_kind, sizes
 from .trial_runs import is_faithful
 
@@ -47,7 +47,6 @@ class Parts:
 
     Args:
         counting: modules that change an attribute in every call, which no graph does, and the name of that.
-        repetition: the blocks of one structure in ``model``.
         cheap: a call of the same form with smaller sizes, if there is one, to trace with.
         whole: the seconds that it took to capture the model itself, None where it could not be. Where it was, only
             blocks that occur more than once are looked for, and no submodule that is most of the model, which would
@@ -60,7 +59,6 @@ class Parts:
         model: nn.Module,
         call: ExampleCall,
         counting: dict[nn.Module, str],
-        repetition: Repetition,
         cheap: ExampleCall | None = None,
         whole: float | None = None,
     ):
@@ -72,7 +70,7 @@ class Parts:
         self._varied = _varied(model, base, self._paths)
         alike = groups(outlines, lambda module: _kinds(outlines[module]))
         self._groups = {module: group for group in alike for module in group}
-        self._counting, self._repetition = counting, repetition
+        self._counting = counting
         self._irregular = irregular(model, base)
         blocks = [group for group in alike if whole is None or _is_block(group, model)]
         wanted = [group[0] for group in blocks if self._is_plain(group, outlines[group[0]])]
@@ -140,7 +138,7 @@ class Parts:
     def _capture(self, group: list[nn.Module], patience: float) -> None:
         used: set[str] = set()
         try:
-            with unread([group], used.add):
+            with unread(group, used.add):
                 part = self._capture_alike(group, group[0], patience)
             if self._is_faithful(part):
                 return self._take(part)
@@ -159,7 +157,7 @@ class Parts:
         first, call = group[0], self._calls[observed]
         choices = _choices(first, call, {name: calls.get(observed) for name, calls in self._varied.items()})
         example = self._examples.get(observed, call)  # the example call itself may not reach it
-        captured = capture(first, self._paths[first], call, choices, example, self._repetition, patience)
+        captured = capture(first, self._paths[first], call, choices, example, patience)
         others = [captured.alike(self._paths[module], module) for module in group[1:]]
         return Part([captured, *others])
 

@@ -17,7 +17,7 @@ from ..accuracy import model_outputs
 from ..inputs import ExampleCall, is_whole
 from ..runtime import OF_EVERY_MODULE
 from ..torch_state import is_transformed
-from .blocks import inside
+from .structure import inside
 
 
 def observe(

@@ -28,7 +28,6 @@ from ..process import Shield, ThisThread, one_at_a_time, quiet_thread
 from ..region import CaptureError, Dimensions, Read, Region, guard_from_placeholders
 from ..runtime import is_of_author, recorded_reads
 from ..torch_state import is_transformed
-from .blocks import Repetition
 from .deadline import Deadline
 
 CACHE_IN_OUTPUT = (
@@ -49,15 +48,12 @@ def trace(
     model: nn.Module,
     call: ExampleCall,
     dimensions: Mapping[str, Dimensions] | None = None,
-    repetition: Repetition | None = None,
     seconds: float = math.inf,
 ) -> Region:
     """Capture ``model`` as called in ``call``.
 
     Args:
         dimensions: the sizes that may vary afterwards, see ``free_dimensions``, which names them by default.
-        repetition: the blocks of one structure in ``model``, or in what it is part of, to trace each once; whether
-            the graph is right has to be checked then, as a block may have effects that no graph shows.
         seconds: of processor time, after which to give up.
 
     Raises:
@@ -80,13 +76,11 @@ def trace(
     # The exporter looks for those that go into **kwargs under its name.
     shapes = dict(inspect.signature(model.forward).bind(**pytree.tree_unflatten(dynamic, structure)).arguments)
     with one_at_a_time(), recorded_reads(model) as reads:
-        if repetition is not None:
-            repetition.reads = reads
         arguments = pytree.tree_unflatten(widened, structure)
         # The mode sees every call of an operator: none where there is no end to watch for.
         limit = nullcontext() if seconds == math.inf else Deadline(seconds)
         with limit, _same_containers(model), _stating_sizes(model, form, dimensions), _sizes_in_words() as asked:
-            program = _export(model, arguments, shapes, repetition)
+            program = _export(model, arguments, shapes)
     region = _region(model, program, form, dimensions, described(form.keywords(leaves)), frozenset(reads))
     region.words_sizes = bool(asked)
     return region
@@ -126,7 +120,7 @@ def free_dimensions(
 @contextmanager
 def _stating_sizes(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimensions]):
     """Within the block, ``model`` runs behind a ``Shield`` and states at once which of its arguments' sizes are one:
-    left to the operators that need it, the first of several blocks would be traced with more symbols than others."""
+    left to the operators that need it, the graph would have more symbols."""
     own, forward = vars(model).get("forward"), model.forward
     modes: list[FakeTensorMode] = []
 
@@ -179,21 +173,14 @@ def _holds_tokens(tensor: Tensor) -> bool:
     return tensor.dim() == 2 and not tensor.is_floating_point()
 
 
-def _export(
-    model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any], repetition: Repetition | None
-) -> ExportedProgram:
-
-    def export() -> ExportedProgram:
-        try:
-            return torch.export.export(model, (), kwargs, dynamic_shapes=dynamic, strict=False)
-        except _Raised as raised:
-            raise raised.error from None
-
+def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -> ExportedProgram:
     try:
         with quiet_thread(), torch.no_grad(), _nothing_kept(), KeptContiguous(), QuickBatchNorms(), _values_asked():
-            program = export() if repetition is None else repetition.trace(model, export)
+            program = torch.export.export(model, (), kwargs, dynamic_shapes=dynamic, strict=False)
     except CaptureError:
         raise
+    except _Raised as raised:
+        raise CaptureError(_export_reason(raised.error)) from raised.error
     except Exception as error:  # the exporter raises anything the model's own code may raise
         raise CaptureError(_export_reason(error)) from error
     for module in program.graph_module.modules():

@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from ..capture import Capture, Part, Parts, Refused, capture_forms, parents, refused_in_every_form, with_few
-from ..capture.blocks import Repetition
 from ..graph import blame, definition
 from ..inputs import ExampleCall, is_token_model, token_calls
 from ..region import CaptureError
@@ -48,17 +47,17 @@ class Captures:
 
 def trace(prepared: Prepared, stages: Stages) -> Captures:
     """The call as given, the other forms in which people call a token model, and the parts of the model."""
-    model, calls, repetition = prepared.model, [prepared.call], Repetition(prepared.model)
+    model, calls = prepared.model, [prepared.call]
     if is_token_model(model):
         calls += token_calls(model, prepared.call)
     with stages.stage("trace", len(calls) + 1) as advance:
         start = time.thread_time()
         refusal = refused_in_every_form(model, prepared.counting, prepared.outputs, prepared.asked)
-        found = capture_forms(model, calls, repetition, advance, refusal)
+        found = capture_forms(model, calls, advance, refusal)
         first = next((form for form in found if isinstance(form, Capture)), None)
         whole = None if first is None else time.thread_time() - start
         cheap = None if first is None else _cheap_call(first)
-        parts = Parts(model, prepared.call, prepared.counting, repetition, cheap, whole)
+        parts = Parts(model, prepared.call, prepared.counting, cheap, whole)
         advance()
     kept = () if unsteady(prepared.asked) else parts.found
     return gathered(model, calls, found, kept, prepared.asked, parts.refused, parts.left_out)

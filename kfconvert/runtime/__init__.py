@@ -1,7 +1,7 @@
 """What a converted model runs: a guard over all that its program relies on, then the program."""
 
 from .code import asked_of_compilers, code_walk
-from .configuration import configurations, implied, recorded_reads, without_cache
+from .configuration import configurations, recorded_reads, without_cache
 from .contents import OF_EVERY_MODULE, generators, is_of_author, is_plain_object, plain_objects
 from .derived import Derived
 from .guarded import Ledger, Variant, guarded_forward, install, originals, uninstall
@@ -31,7 +31,6 @@ __all__ = [
     "global_hook",
     "guarded_forward",
     "has_hooks",
-    "implied",
     "inner_hook",
     "install",
     "is_of_author",

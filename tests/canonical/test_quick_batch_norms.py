@@ -6,8 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.capture.blocks.regions import region_of_block
-from kfconvert.capture.blocks.replay import Repetition
 from kfconvert.capture.tracer import trace
 from kfconvert.graph.trees import aten
 from kfconvert.inputs.example import ExampleCall
@@ -68,17 +66,6 @@ def test_what_pytorch_refuses_is_refused_in_the_trace():
     assert converter.conversion_stats["total_replaced"] == 1
     with torch.no_grad():
         torch.testing.assert_close(converted(x), model(x))
-
-
-def test_blocks_are_derived_from_the_trace_of_the_model():
-    def block():
-        return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
-
-    model = nn.Sequential(*(nn.Sequential(block(), block()) for _ in range(2))).eval()
-    call, places, repetition = ExampleCall((torch.randn(2, 4, 6, 6),)), {"batch": [(0, 0)]}, Repetition(model)
-    trace(model, call, places, repetition)
-    region = region_of_block(model[0][0], call, places, repetition.recordings)
-    assert [node.target for node in region.graph.nodes].count(aten.batch_norm.default) == 1
 
 
 def test_a_call_by_keywords():

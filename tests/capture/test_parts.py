@@ -14,7 +14,7 @@ from torch import nn
 from kfconvert import ModelConverter, load, save
 from kfconvert.capture import captured as capture
 from kfconvert.capture import parts
-from kfconvert.capture.blocks.structure import groups
+from kfconvert.capture.structure import groups
 from kfconvert.conversion import steps as conversion
 from kfconvert.conversion.selector import Decision
 from kfconvert.inputs.example import ExampleCall, variations, widened

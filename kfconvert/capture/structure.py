@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from ...runtime import OF_EVERY_MODULE
+from ..runtime import OF_EVERY_MODULE
 
 _PLAIN = (bool, float, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -32,36 +32,30 @@ def groups(modules: Iterable[nn.Module], also: Callable[[nn.Module], Hashable]) 
     return list(found.values())
 
 
-def by_integers(group: Iterable[nn.Module], names: Container[str] | None = None) -> list[list[nn.Module]]:
-    """The modules of one group, divided into those that have equal integer attributes as well.
-
-    Args:
-        names: the attributes that count; all by default.
-    """
+def by_integers(group: Iterable[nn.Module]) -> list[list[nn.Module]]:
+    """The modules of one group, divided into those that have equal integer attributes as well."""
     found: dict[Hashable, list[nn.Module]] = defaultdict(list)
     for module in group:
-        values = integers(module).items()
-        found[tuple(item for item in values if names is None or item[0][1] in names)].append(module)
+        found[tuple(integers(module).items())].append(module)
     return list(found.values())
 
 
 @contextmanager
-def unread(alike: Iterable[Iterable[nn.Module]], note: Callable[[str], None] = lambda name: None) -> Iterator[None]:
-    """Within the block, using an integer attribute in which modules of one group differ is an error.
+def unread(group: Iterable[nn.Module], note: Callable[[str], None]) -> Iterator[None]:
+    """Within the block, using an integer attribute in which the modules of ``group`` differ is an error.
 
     Args:
-        alike: groups of modules of equal structure.
+        group: modules of equal structure.
         note: receives the name of an attribute that is used.
     """
     replaced: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
-    for group in alike:
-        known = [integers(module) for module in group]
-        for path, name in {key for own in known for key in own}:
-            if len({own.get((path, name)) for own in known}) == 1:
-                continue
-            for module in group:
-                holder = vars(module.get_submodule(path))
-                replaced.setdefault((id(holder), name), (holder, name, holder[name]))
+    known = [integers(module) for module in group]
+    for path, name in {key for own in known for key in own}:
+        if len({own.get((path, name)) for own in known}) == 1:
+            continue
+        for module in group:
+            holder = vars(module.get_submodule(path))
+            replaced.setdefault((id(holder), name), (holder, name, holder[name]))
     try:
         for holder, name, _ in replaced.values():
             holder[name] = _Unread(name, note)
@@ -96,20 +90,6 @@ def integers(module: nn.Module) -> dict[tuple[str, str], int]:
         for name, value in vars(inner).items()
         if type(value) is int and name not in _OWN
     }
-
-
-def attribute_values(module: nn.Module) -> Hashable:
-    """The attributes of all submodules as they are now, but for those that ``unread`` has put out of reach."""
-    held = [
-        (path, name, value)
-        for path, inner in module.named_modules()
-        for name, value in vars(inner).items()
-        if name not in _OWN and name != "forward" and type(value) is not _Unread
-    ]
-    values = tuple((path, name, value if type(value) is int else _value(value)) for path, name, value in held)
-    # Often every submodule holds the same configuration.
-    distinct = {id(value): value for *_, value in held if not isinstance(value, (tuple, list))}
-    return values, tuple((place, known) for place, value in distinct.items() if (known := inside(value)))
 
 
 def contents(value: Any) -> Iterable[Any]:
