@@ -15,6 +15,20 @@ Undo = Callable[[], Any] | None
 Targets = Callable[[nn.Module], Sequence[Any]]
 
 
+def without_frames(error: Exception) -> Exception:
+    """The exception alone, to be returned.
+
+    A traceback holds the frames that hold it, with the graphs of autograd in their variables, until the cyclic
+    collector runs; a parameter that a graph holds cannot be swapped (``torch.utils.swap_tensors``), so that whether
+    a later change raises would be a matter of chance.
+    """
+    met: BaseException | None = error
+    while met is not None:
+        met.__traceback__ = None
+        met = met.__cause__ or met.__context__
+    return error
+
+
 @dataclass
 class Subject:
     """A model and how it is called: ``arguments(seed)`` are the positional arguments of a call.
@@ -38,7 +52,7 @@ class Subject:
             with torch.no_grad():
                 return self.model(*self.inputs(seed))
         except Exception as error:  # what the original refuses, in whatever way, the converted one must refuse too
-            return error
+            return without_frames(error)
 
     def loss(self, seed: int = 0) -> Tensor:
         """A number that is linear in the outputs: its gradient does not depend on how those were rounded."""
@@ -53,7 +67,7 @@ class Subject:
         try:
             self.loss(seed).backward()
         except Exception as error:
-            return error
+            return without_frames(error)
         return [p.grad for p in self.model.parameters()]
 
 

@@ -21,6 +21,7 @@ from kfconvert.accuracy.comparison import ERROR_RATIO, compare
 from kfconvert.accuracy.float64_run import Reference
 
 from .adapter_changes import inject
+from .changes import without_frames
 from .random_models import BATCH, Chain, Description, build, call_arguments, laid_out, model_inputs
 from .state_changes import CHANGES, Alike, Subject
 
@@ -287,7 +288,7 @@ def _result(model: nn.Module, arguments: tuple[Any, ...]) -> Any:
     try:
         return model(*arguments)
     except Exception as error:  # an original may refuse a shape, a layout or a mode in any way
-        return error
+        return without_frames(error)
 
 
 def _gradients(model: nn.Module, description: Description) -> Any:
@@ -300,7 +301,7 @@ def _gradients(model: nn.Module, description: Description) -> Any:
         loss = sum((x.double() * torch.linspace(-1, 1, x.numel()).reshape(x.shape)).sum() for x in floating)
         loss.backward()
     except Exception as error:
-        return error
+        return without_frames(error)
     return [x.grad for x in (*model.parameters(), *tensors)]
 
 

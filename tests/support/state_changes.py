@@ -19,7 +19,7 @@ from . import (  # noqa: F401 - they register changes
     process_changes,
     weight_changes,
 )
-from .changes import CHANGES, Change, Subject, Undo
+from .changes import CHANGES, Change, Subject, Undo, without_frames
 
 __all__ = ["CHANGES", "Alike", "Change", "Subject", "assert_close", "difference", "in_a_thread"]
 
@@ -74,7 +74,7 @@ class Alike:
             try:
                 undone.append(in_a_thread(make) if thread else make())
             except Exception as error:
-                refused.append(error)
+                refused.append(without_frames(error))
         if refused and len(refused) < len(subjects):
             raise AssertionError("the change raises with one of the models only") from refused[0]
         self._refresh(change)
