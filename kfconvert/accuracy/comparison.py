@@ -22,10 +22,11 @@ from .outputs import Outputs
 # The optimised model may be this much further from float64 than the original. Another order of summation
 # moves the largest error of a big output by some tens of percent, a wrong formula by orders of magnitude.
 ERROR_RATIO = 1.5
-# Allowed on top of the threshold, in units of rounding, where the original has no error to compare with.
+# Where the original's error is 0, an error of so many units of rounding is allowed on top of the threshold.
 ULPS_WITHOUT_ERROR = 4
-# What the original is off by from the float64 run, as a share of the output's scale, where that must have gone another
-# way through the model: PyTorch's encoders, for one, put zeros in the place of padding in some dtypes only.
+# Where a value of the original is further from the float64 run than this share of the output's scale, that run must
+# have taken another path through the model: PyTorch's encoders, for one, put zeros in the place of padding in some
+# dtypes only.
 _FAR = {torch.float16: 0.25, torch.bfloat16: 0.5}
 # Percentiles of larger outputs are taken over a random sample of this size (torch.quantile takes up to 16 M).
 PERCENTILE_SAMPLE = 1 << 20
@@ -122,8 +123,8 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
     """Judge the outputs for several inputs together.
 
     runs: for each input the reference, the original's and the optimised model's outputs. For each output the largest
-    error over all inputs is judged by the rules of `validate_optimization`: of one input with few outputs it is a
-    matter of chance.
+    error over all inputs is judged by the rules of `validate_optimization`: for a single input with few output values
+    the largest error is a matter of chance.
     """
     truths = [Outputs(reference.outputs) for reference, _, _ in runs]
     originals, optimized = ([Outputs(outputs) for outputs in side] for side in list(zip(*runs))[1:])
@@ -208,9 +209,9 @@ def _unequal(ours: Any, theirs: Any) -> str | None:
 def _judge_exact(triples: Sequence[tuple[Any, Tensor, Tensor]]) -> tuple[str | None, str | None, int]:
     """(Why integers or booleans do not pass, a remark where they pass with differences, how many then differ.)
 
-    triples: their values in the float64 run, from the original and from the optimised model, for each input. What
-    rounding decides (the order of nearly equal scores, the class of a tie) may differ from the float64 run as often
-    as ERROR_RATIO times the original's.
+    triples: their values in the float64 run, from the original and from the optimised model, for each input. Rounding
+    decides some of these values (the order of nearly equal scores, the class of a tie): the optimised model's may
+    differ from the float64 run in ERROR_RATIO times as many places as the original's do.
     """
     differing = sum(int((ours != theirs).sum()) for _, ours, theirs in triples)
     if differing == 0:
@@ -250,7 +251,7 @@ def _measure(name: str, truth: Any, ours: Tensor, theirs: Tensor) -> tuple[Error
         truth = torch.where(unknown, ours, truth)
         note = f"has {int(unknown.sum())} values that are not finite there: the original's stand in"
     far = (ours - truth).abs() > _FAR.get(dtype, 1e-2) * truth.abs().max() if truth.numel() else unknown
-    # Where most are far off, the output is nothing but rounding.
+    # Where most values are far off, the output is nothing but rounding errors, and `truth` stays as it is.
     if 0 < far.sum() <= far.numel() / 2:
         truth = torch.where(far, ours, truth)
         note = f"has {int(far.sum())} values that no rounding explains: the original's stand in"
@@ -275,7 +276,7 @@ def _error_stats(name: str, truth: Tensor, value: Tensor) -> ErrorStats:
 
 
 def check_threshold(accuracy_threshold: float) -> None:
-    """Raises ValueError where no error could be compared with it; with NaN every comparison would be false."""
+    """Raises ValueError unless it is a number of at least 0; with NaN every comparison of an error would be false."""
     if not isinstance(accuracy_threshold, numbers.Real) or not accuracy_threshold >= 0:
         raise ValueError(f"accuracy_threshold must be a number of at least 0, not {accuracy_threshold!r}")
 

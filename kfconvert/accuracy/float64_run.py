@@ -40,8 +40,8 @@ def reference_outputs(original: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     """Outputs of a float64 copy of `original`, on its device, with floating-point inputs in float64.
 
     Where that fails because the model casts to other dtypes itself, its casts go to float64 as well. A model that
-    refuses float64 altogether (or there is no memory for it) is run in float32, and when that is its own dtype or
-    fails too, as it is; `Reference.description` says which and why.
+    refuses float64 altogether, or has no memory for it, is run in float32; where that is its own dtype, or fails too,
+    the model is run as it is. `Reference.description` says which of these was done and why.
     """
     runs = [
         ("float64 run of the original", torch.float64, nullcontext),
@@ -75,7 +75,8 @@ class _CastsToFloat64(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # Bits that are read as numbers have that width, and random numbers of another dtype are others.
+        # A view of bits as numbers needs a dtype of their width, and random numbers drawn in another dtype are
+        # different ones.
         if func is not torch.ops.aten.view.dtype and torch.Tag.nondeterministic_seeded not in func.tags:
             args, kwargs = tree_map(in_float64, (args, kwargs))
         return func(*args, **kwargs)
@@ -97,7 +98,7 @@ def _outputs_in(dtype: torch.dtype, original: nn.Module, args: tuple[Any, ...], 
     try:
         return model_outputs(replica, *tree_map(to_each(cast), (args, kwargs)))
     finally:
-        # twice the model's size: give it back before candidates are run
+        # the replica may be twice the model's size: free its memory before candidates are run
         del replica
         if remains() is not None:
             gc.collect()

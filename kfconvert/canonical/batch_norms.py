@@ -1,5 +1,6 @@
-"""Batch norms of inference, traced as an operator of our own: what PyTorch's own returns is worked out at every call
-from a dozen operators that it decomposes into, which makes them half of the time that a convolutional model takes."""
+"""Batch norms of inference, traced as an operator of our own: for PyTorch's own, the tracer works out the result of
+every call from the dozen operators that it decomposes into, which takes half of the time of tracing a convolutional
+model."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..graph import aten
 
-# No operator for use: it lives from the trace of a model until its graph is done.
+# This operator is not for use: it is in a graph only from the trace of a model until that graph is done.
 _LIBRARY = torch.library.Library("kfconvert_traced", "DEF")
 _LIBRARY.define(
     "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, "
@@ -42,7 +43,8 @@ class QuickBatchNorms(TorchFunctionMode):
 
 
 def _fits(x: Tensor, *of_channels: Tensor | None) -> bool:
-    """Whether PyTorch takes these tensors without a change of dtype; it is left to refuse, or to cast, others."""
+    """Whether PyTorch takes these tensors without a change of dtype; others are left to PyTorch, to refuse or to
+    cast."""
     if x.dim() < 2 or torch.is_autocast_enabled(x.device.type):
         return False
     return all(tensor is None or tensor.shape == x.shape[1:2] for tensor in of_channels)

@@ -21,15 +21,16 @@ _LAYOUT_READERS = {aten.as_strided.default, aten.view.dtype, aten.view_as_comple
 
 
 class KeptContiguous(TorchFunctionMode):
-    """Within the block, every call of ``Tensor.contiguous`` becomes one of the traced operator. PyTorch's own
-    returns the tensor itself, and tells nobody, where it is contiguous already."""
+    """Within the block, every call of ``Tensor.contiguous`` becomes one of the traced operator. PyTorch's own, where a
+    tensor is contiguous already, returns the tensor itself without a call that the tracer sees."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is Tensor.contiguous and args[0].is_contiguous(**kwargs):
-            # Of an alias: the tracer would take the result, the same object, for every later use of the tensor.
+            # Called on an alias: on the tensor itself the result would be the same object, and the tracer would take it
+            # for every later use of the tensor.
             return aten.contiguous.default(aten.alias.default(args[0]), **kwargs)
         return func(*args, **kwargs)
 

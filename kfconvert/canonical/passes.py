@@ -78,7 +78,8 @@ def _is_identity(node: fx.Node) -> bool:
     if node.target in _DROPOUTS:
         return not node.args[2]
     if node.target is aten.slice.Tensor:
-        # One that is returned is a tensor of its own, whose shape may be changed without that of the other.
+        # A slice that is returned is a tensor of its own: its shape may be changed in place without that of the sliced
+        # tensor.
         if any(user.op == "output" for user in node.users):
             return False
         _, _, start, end, step = arguments(node)

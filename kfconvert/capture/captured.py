@@ -55,7 +55,8 @@ class Capture:
         return [site for site in self.sites if site.status == "applied"]
 
     def variant(self, sites: Sequence[Site]) -> Variant:
-        """The program with the modules of ``sites``; the last one again, with its plans, where it would be the same."""
+        """The program with the modules of ``sites``. Where it would be the same as the last one, that is returned, with
+        its plans."""
         key = self.channels_last, tuple((id(site), site.replacement.module.strategy) for site in sites)
         known, variant = self._last
         if variant is None or known != key:
@@ -84,7 +85,7 @@ def capture(
 
     Args:
         example: the call whose inputs the capture keeps; it must pass the guard. ``call`` by default.
-        patience: seconds of processor time after which a choice gives way to the next; the last may take its time.
+        patience: seconds of processor time after which a choice gives way to the next; the last choice has no limit.
 
     Raises:
         CaptureError: none works; the reason is that of the first.
@@ -93,7 +94,8 @@ def capture(
     if hook is not None:
         raise CaptureError(hook)
     if has_hooks(module):
-        # They would become part of the program, which takes the place of forward: __call__ would run them again.
+        # The trace would make the hooks part of the program, which replaces forward only: __call__ would run them
+        # again.
         raise CaptureError(f"{path or 'the model'} has hooks of its own, which would be called twice")
     if not _calls_forward_alone(module, call):
         raise CaptureError(f"{path or 'the model'} has a __call__ of its own, which would run twice")
@@ -126,7 +128,8 @@ def capture(
 
 
 def unforeseen(error: Exception) -> CaptureError:
-    """For what a model's values raise where they are taken apart and put together again, among others."""
+    """The error for an exception that nobody foresaw, such as one that a model's values raise where pytree takes them
+    apart and puts them together again."""
     return CaptureError(f"it cannot be captured: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
 
 
@@ -155,8 +158,8 @@ def _is_channels_last(leaf: Any) -> bool:
 
 @torch.no_grad()
 def _calls_forward_alone(module: nn.Module, call: ExampleCall) -> bool:
-    """Whether a call of ``module`` returns what its forward does, which a program is to take the place of; a class may
-    have a ``__call__`` of its own, and those of transformers have one for training."""
+    """Whether a call of ``module`` returns what its forward does, since a program replaces the forward only. A class
+    may have a ``__call__`` of its own, as those of transformers have one for training."""
     own = type(module).__mro__[: type(module).__mro__.index(nn.Module)]
     if not any("__call__" in vars(base) for base in own):
         return True

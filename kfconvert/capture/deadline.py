@@ -9,16 +9,16 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# What runs on the way out has so long before the next error: it may have to put something back.
+# Code that cleans up after the error gets so many seconds before the next one, as it may have to put something back.
 GRACE_SECONDS = 1.0
 
 
 class Deadline(TorchFunctionMode):
     """Within the block, the first computation with a tensor that begins after ``seconds`` raises a TimeoutError.
 
-    They are seconds of this thread on the processor: a busy machine changes little in what is in time.
+    The seconds are processor time of this thread, so that the load of the machine hardly decides what is in time.
 
-    Calls that only set something never do, such as the one by which `torch.no_grad` turns gradients on again.
+    Calls that only set something never raise it, such as the one by which `torch.no_grad` turns gradients on again.
     """
 
     def __init__(self, seconds: float):

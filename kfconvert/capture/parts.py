@@ -21,9 +21,10 @@ from .structure import by_integers, groups, integers, is_operator, unread
 from .submodule_calls import irregular, observe, opaque_kind, sizes
 from .trial_runs import is_faithful
 
-# Seconds of this thread on the processor, not of a clock: on a busy machine fewer parts would be found.
+# In seconds of processor time of this thread: counted by the clock, fewer parts would be found on a busy machine.
 LEAST_SECONDS_WITHIN = 3.0
-# For one choice of free sizes: where many vary, windowed attention takes minutes.
+# In such seconds, for one choice of free sizes: where many sizes are free, the capture of windowed attention takes
+# minutes.
 PATIENCE = 8.0
 
 
@@ -46,12 +47,14 @@ class Parts:
     """The search for parts, from the largest submodules down.
 
     Args:
-        counting: modules that change an attribute in every call, which no graph does, and the name of that.
+        counting: modules that change an attribute in every call, which no graph does, each with the name of the
+            attribute.
         cheap: a call of the same form with smaller sizes, if there is one, to trace with.
         whole: the seconds that it took to capture the model itself, None where it could not be. Where it was, only
-            blocks that occur more than once are looked for, and no submodule that is most of the model, which would
-            miss whenever the model does. For parts of what was captured, which only serve calls that the larger one
-            misses, the search takes half as long as the captures around them, and refuses what it has no time for.
+            blocks that occur more than once are looked for, and none with most of the model's parameters: its guard
+            would miss whenever the model's does. Parts within a captured module only serve calls that its guard
+            refuses. Their search may take half the time of the captures around them; parts for which no time is left
+            are refused.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class Parts:
         blocks = [group for group in alike if whole is None or _is_block(group, model)]
         wanted = [group[0] for group in blocks if self._is_plain(group, outlines[group[0]])]
         self._calls = observe(model, base, wanted, values=True)
-        # What the example call itself hands them, where the traced call is a wider one.
+        # What these modules receive in the example call itself, as the traced call may be a wider one.
         self._examples = self._calls if base is call else observe(model, call, wanted, values=True)
         self._captured: dict[nn.Module, Part | None] = {}
         self._search(model, whole)
@@ -99,7 +102,7 @@ class Parts:
         late: set[nn.Module] = set()
         waiting = deque([(model, whole is not None)])
         while waiting:
-            module, inside = waiting.popleft()  # inside: it, or what it lies in, is captured itself
+            module, inside = waiting.popleft()  # inside: whether it, or a module around it, was captured
             for child in module.children():
                 group = self._groups.get(child)
                 if group is None or group[0] not in self._calls or (inside and is_operator(child)):
@@ -125,8 +128,8 @@ class Parts:
                     waiting.append((child, True))
 
     def _leave_out_singles(self) -> None:
-        """Drop single operators within other parts, which came along with operators of one structure elsewhere, and
-        bring the parts into the order of the model."""
+        """Drop single operators that lie within other parts: they were captured only because operators of the same
+        structure stand elsewhere. Then bring the parts into the order of the model."""
         paths = {captured.path for part in self.found for captured in part.captures}
         for part in self.found:
             if is_operator(part.captures[0].module):
@@ -142,7 +145,8 @@ class Parts:
                 part = self._capture_alike(group, group[0], patience)
             if self._is_faithful(part):
                 return self._take(part)
-            # Else they use integers in which they differ, by a way that cannot be seen, such as isinstance.
+            # Otherwise the modules use integers in which they differ in a way that ``unread`` cannot see, such as
+            # isinstance.
         except CaptureError as error:
             if not used:
                 return self._refuse(group, error)

@@ -73,7 +73,8 @@ class _Unread:
 
     @property  # type: ignore[misc]  # that of object can be assigned
     def __class__(self) -> type:
-        """Which ``isinstance`` asks for: a forward that does so would take this for no number."""
+        """``isinstance`` asks for this. A forward that calls it would learn that this is no number, so it counts as a
+        use."""
         asking = sys._getframe(1).f_globals.get("__name__", "")
         return _Unread if asking.partition(".")[0] in ("torch", "kfconvert") else self._refuse()
 
@@ -145,7 +146,7 @@ def _tensor(tensor: Tensor, numbers: dict[int, int]) -> Hashable:
 
 def _value(value: Any) -> Hashable:
     if isinstance(value, float):
-        return float, repr(value)  # which tells 0.0 from -0.0, and knows that NaN is NaN
+        return float, repr(value)  # repr tells 0.0 from -0.0, and is the same for every NaN
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, (tuple, list)):

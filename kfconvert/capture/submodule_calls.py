@@ -39,11 +39,12 @@ def observe(
 
 
 def irregular(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
-    """Modules of which a graph would leave something out, and why, as one run of ``call`` shows.
+    """Modules of which a graph would leave something out, each with the reason, as one run of ``call`` shows.
 
-    They hold, or have within, a plain object which is another one, or holds other values, at their call than after the
-    run: what they read there is no constant. Or they return something with attributes of its own, which no graph makes.
-    Or they hold a method of a module around them, or a reference to it: what they read there is not theirs to watch.
+    There are three reasons. A list, dict or plain object that the module, or a module within it, holds is replaced or
+    changed between its call and the end of the run, so that what is read from it is no constant. The module returns a
+    value with attributes of its own, which no graph can make. Or it holds a method of a module around it, or a
+    reference to one, and so can read state that its own program does not watch.
 
     Raises:
         Exception: whatever the model raises for this call.
@@ -131,8 +132,8 @@ def _run_once(model: nn.Module, call: ExampleCall, handles: Iterable[RemovableHa
 
 
 def around(model: nn.Module, attributes: Iterable[tuple[str, str]]) -> dict[nn.Module, str]:
-    """The modules that have one of the ``attributes``, given by module path and name, or have such a module within,
-    each with the dotted name of the first."""
+    """The modules that have one of the ``attributes``, given by module path and name, or contain a module that has one,
+    each with the dotted name of its first such attribute."""
     found: dict[nn.Module, str] = {}
     for path, name in attributes:
         pieces = path.split(".") if path else []
@@ -142,7 +143,8 @@ def around(model: nn.Module, attributes: Iterable[tuple[str, str]]) -> dict[nn.M
 
 
 def _objects(module: nn.Module) -> dict[str, Any]:
-    """What the lists, dicts and plain objects among the attributes of ``module`` hold; no run changes a ``config``."""
+    """What the lists, dicts and plain objects among the attributes of ``module`` hold, but for ``config``, which no run
+    changes."""
     return {
         name: (id(value), inside(value))
         for name, value in vars(module).items()
@@ -175,8 +177,8 @@ def sizes(leaves: list[Any]) -> list[tuple[int, ...] | None]:
 
 
 def opaque_kind(values: Any) -> type | None:
-    """The class of the first value that is no tensor with a shape, number, string or the like, in tuples, lists and
-    dicts."""
+    """The class of the first value, in tuples, lists and dicts too, that is neither a tensor with a shape nor a number,
+    string or the like."""
     kinds = (Tensor, bool, int, float, str, type(None), torch.dtype, torch.device)
     leaves = pytree.tree_leaves(values, is_leaf=is_whole)
     return next((type(leaf) for leaf in leaves if not isinstance(leaf, kinds) or _is_opaque(leaf)), None)
@@ -188,7 +190,8 @@ def _is_opaque(value: Any) -> bool:
 
 
 def attribute_of(outputs: Any) -> str | None:
-    """The name of an attribute that ``outputs``, or what is in them, has and the same made anew has not."""
+    """The name of an attribute that ``outputs``, or a value in them, has, and that the same value made by a program
+    would lack."""
     if isinstance(outputs, Tensor):
         named = [*vars(outputs)] if type(outputs) in (Tensor, nn.Parameter) else []
         return named[0] if named else "requires_grad" if outputs.requires_grad and outputs.is_leaf else None

@@ -37,7 +37,7 @@ CACHE_IN_OUTPUT = (
 
 
 class _Raised(Exception):
-    """What a traced forward raised: of a RuntimeError itself the exporter would print the graph to ``sys.stderr``."""
+    """Stands for a RuntimeError of a traced forward, for which the exporter would print the graph to ``sys.stderr``."""
 
     def __init__(self, error: RuntimeError):
         super().__init__(str(error))
@@ -65,7 +65,8 @@ def trace(
     structure = pytree.tree_structure(form.keywords(leaves))
     if dimensions is None:
         dimensions = free_dimensions(model, call)
-    # A tensor that is given twice, or is a weight of the model, would be one value in the graph, and so in later calls.
+    # Each argument becomes a tensor of its own: one that is given twice, or is a weight of the model, would be a single
+    # value in the graph, and so in later calls with different tensors.
     widened = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     dynamic: list[dict[int, Any] | None] = [None] * len(leaves)
     for index, dimension in (place for group in dimensions.values() for place in group):
@@ -73,11 +74,11 @@ def trace(
         if leaves[index].shape[dimension] == 1:
             widened[index] = torch.cat([widened[index]] * 2, dimension)
         dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
-    # The exporter looks for those that go into **kwargs under its name.
+    # The exporter looks for the arguments that go into a parameter **kwargs under the name of that parameter.
     shapes = dict(inspect.signature(model.forward).bind(**pytree.tree_unflatten(dynamic, structure)).arguments)
     with one_at_a_time(), recorded_reads(model) as reads:
         arguments = pytree.tree_unflatten(widened, structure)
-        # The mode sees every call of an operator: none where there is no end to watch for.
+        # A Deadline costs time at every call of an operator, so there is none where the seconds are unlimited.
         limit = nullcontext() if seconds == math.inf else Deadline(seconds)
         with limit, _same_containers(model), _stating_sizes(model, form, dimensions), _sizes_in_words() as asked:
             program = _export(model, arguments, shapes)
@@ -91,10 +92,10 @@ def free_dimensions(
 ) -> dict[str, Dimensions]:
     """Where the sizes ``free`` stand among the flat arguments of ``call``.
 
-    "batch" is dimension 0 of every tensor argument, which is not free where they disagree; "sequence" dimension 1 of
-    integer tensors (token ids, masks). Other lengths than that of the first, and that of what a decoder receives, are
-    free by themselves, as "sequence_2" and so on. Image sizes stay fixed: letting them vary makes capture take minutes
-    on windowed attention.
+    "batch" is dimension 0 of every tensor argument, and free only where all agree on it; "sequence" is dimension 1 of
+    integer tensors (token ids, masks). Lengths other than that of the first such tensor, and the length of a decoder's
+    inputs, are free sizes of their own, "sequence_2" and so on. Image sizes stay fixed: letting them vary makes capture
+    take minutes on windowed attention.
 
     Raises:
         CaptureError: the signature of ``model`` does not name all arguments of ``call``.
@@ -119,8 +120,8 @@ def free_dimensions(
 
 @contextmanager
 def _stating_sizes(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimensions]):
-    """Within the block, ``model`` runs behind a ``Shield`` and states at once which of its arguments' sizes are one:
-    left to the operators that need it, the graph would have more symbols."""
+    """Within the block, ``model`` runs behind a ``Shield`` and states at its start which sizes of its arguments are
+    equal: if the operators that need it had to find out, the graph would have more symbols."""
     own, forward = vars(model).get("forward"), model.forward
     modes: list[FakeTensorMode] = []
 
@@ -162,7 +163,8 @@ def _call_form(model: nn.Module, call: ExampleCall) -> CallForm:
 
 
 def _is_attribute(model: nn.Module, path: str, name: str) -> bool:
-    """Whether a constant is a plain attribute of a module: such a one may be assigned anew, and is read anew."""
+    """Whether a constant is a plain attribute of a module: as it may be assigned anew, it is read anew in every
+    call."""
     try:
         return isinstance(vars(model.get_submodule(path)).get(name), Tensor)
     except AttributeError:
@@ -194,7 +196,8 @@ def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -
 
 @contextmanager
 def _values_asked():
-    """A forward that catches what the exporter raises where values decide goes on as if there were none."""
+    """Refuses a forward that catches the exporter's error for a decision by the values of tensors: its trace goes on as
+    if there were no such decision."""
     own, here, asked = GuardOnDataDependentSymNode.__init__, ThisThread(), []
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -239,8 +242,8 @@ def _sizes_in_words():
 
 @contextmanager
 def _same_containers(model: nn.Module):
-    """The exporter leaves copies in the place of lists and dicts among the attributes: the very objects, which others
-    may hold as well, come back."""
+    """After the block, put the very lists and dicts among the attributes back, which others may hold as well: the
+    exporter leaves copies in their place."""
     before = [(module, dict(vars(module))) for module in model.modules()]
     try:
         yield
@@ -260,16 +263,16 @@ def _python_draws() -> tuple[Any, ...]:
 
 
 def _untrack(mode: FakeTensorMode) -> None:
-    """Break the circle of the traced inputs and the environment of their sizes, part of which lies in C++, where
-    Python's collector does not see it: both, and weak references to all weights, would stay for ever."""
+    """Break the reference cycle of the traced inputs and the environment of their sizes. Python's collector cannot see
+    it, as part of it lies in C++: both, and weak references to all weights, would stay for ever."""
     if mode.shape_env is not None and mode.shape_env.tracked_fakes:
         mode.shape_env.tracked_fakes.clear()
 
 
 @contextmanager
 def _nothing_kept():
-    """The exporter notes, for its own debugging and for as long as the process lives, every node of a trace; and up to
-    torch 2.11 it leaves a hook of its own in all modules where the forward raises."""
+    """After the block, remove what the exporter would leave behind in the process: notes of every node of a trace, for
+    its own debugging, and up to torch 2.11, where the forward raises, a hook of its own for all modules."""
     notes = getattr(proxy_tensor, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {})
     kept = (notes, torch_module._global_buffer_registration_hooks)
     before = [dict(store) for store in kept]

@@ -35,7 +35,8 @@ def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any
 
     def agrees(names: Collection[str]) -> bool:
         ones = [place for name in names for place in free[name]]
-        # With few of the others it is a fast check; some models take no fewer than they were given.
+        # With only a few entries in the other free sizes the check is fast; some models take no fewer than they were
+        # given.
         return any(_agrees(model, region, run, _cut(given, ones, 1)) for given in (few, leaves))
 
     safe = [name for name in free if agrees([name])]
@@ -45,8 +46,8 @@ def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any
 
 
 def admit_same_tensors(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
-    """Let those of the arguments be one tensor that are one among ``leaves``, where ``run``, traced as if they were
-    several, agrees with ``model``, which may ask for it."""
+    """Let arguments that are one and the same tensor among ``leaves`` be one tensor in later calls too, where ``run``,
+    traced as if they were several, agrees with ``model``, whose code may ask whether they are one."""
     given = given_as([leaf for leaf in leaves if isinstance(leaf, Tensor)])
     if len(set(given)) < len(given) and is_faithful(model, region, run, leaves):
         region.guard.admit_one_for_several(leaves)
@@ -54,8 +55,8 @@ def admit_same_tensors(model: nn.Module, region: Region, run: Callable[[list[Any
 
 @torch.no_grad()
 def draws_as_told(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
-    """Whether ``run`` draws the random numbers that ``model`` does, whatever the state of the generators: a forward
-    that seeds them itself leaves nothing of that in a graph."""
+    """Whether ``run`` draws the same random numbers as ``model`` for any state of the generators. A forward that seeds
+    them itself does not pass: no graph shows the seeding."""
 
     def drawn(function: Callable[[], Any], seed: int) -> list[Any]:
         with seeded(seed, leaves):
@@ -113,12 +114,12 @@ def _place_of(tensor: Tensor) -> tuple[Any, ...] | None:
 
 @torch.no_grad()
 def take_constants(model: nn.Module, region: Region, leaves: list[Any]) -> None:
-    """Let the constants of ``region``, which the tracer has under other objects, be the very tensors that ``model``
-    reads: what is written to them moves their versions.
+    """Replace the constants of ``region``, for which the tracer has objects of its own, by the very tensors that
+    ``model`` reads, so that writes to these move the versions that are watched.
 
     Raises:
-        CaptureError: one is a parameter, which ``model`` does not hold as such: nobody would see that it is replaced,
-            or that it wants a gradient.
+        CaptureError: one is a parameter that is not registered in ``model``: nobody would see that it is replaced, or
+            that it wants a gradient.
     """
     if not region.constants:
         return
@@ -154,7 +155,7 @@ def writes_arguments(model: nn.Module, region: Region, leaves: list[Any]) -> boo
 def is_faithful(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
     """Whether ``run``, the graph of ``region`` as traced, computes what ``model`` does, but for single roundings.
 
-    With no size cut, as masks, windows and shifts would not show in a few entries.
+    No size is cut for this, because masks, windows and shifts would not show in a few entries.
     """
     share = 0.01  # of the tolerance for other sizes, for which libraries may take other algorithms
     return _agrees(model, region, run, leaves, share)

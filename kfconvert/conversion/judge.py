@@ -14,18 +14,19 @@ from ..inputs import ExampleCall
 from ..matching import Site
 from ..runtime import originals
 
-# So many times the site at which the outputs become inaccurate is found by bisection and dropped. What fails after
-# that are many sites together, each of which is accurate enough.
+# At most so many times the site at which the outputs become inaccurate is found by bisection and dropped. If the model
+# still fails, it is because of many sites together, each of which is accurate enough by itself.
 MOST_BLAMED = 4
-# One input settles it where the error is so small a part of what always passes, or so small a multiple of the
-# original's: the largest errors of other inputs differ by some tens of percent.
+# One input is enough where its error is at most CLEAR_SHARE of the threshold, or CLEAR_RATIO times the original's
+# error: the largest errors for other inputs differ by some tens of percent only.
 CLEAR_SHARE, CLEAR_RATIO = 0.5, 1.25
-# Over so many values the mean error is no matter of chance: where it is the original's, but for some percent, so will
-# the largest errors of other inputs be.
+# Over at least MANY_VALUES values the mean error is no matter of chance: where it is at most CLEAR_MEAN times the
+# original's, the largest errors for other inputs will be near the original's, too.
 MANY_VALUES, CLEAR_MEAN = 500, 1.1
-# Where fewer values fail, or by their largest error alone, which may be chance, so many further inputs are looked at.
+# A failure may be chance where there are fewer values than MANY_VALUES, or where the largest error fails while the mean
+# error is clear. So many further inputs are judged then.
 FURTHER = 8
-# Of several inputs, what always passes is so much smaller, for the same reason: that inputs to come pass as well.
+# Where several inputs are judged, the threshold is multiplied by this, so that inputs to come pass as well.
 SHARE_OF_SEVERAL = 0.7
 
 # A call, its outputs in float64, and the original's.
@@ -35,7 +36,8 @@ JudgedCall = tuple[ExampleCall, Reference, Any]
 class Judge:
     """Compares a converted model with its original, whose ``outputs`` for ``call`` are given, against float64.
 
-    Where that is not clear, on variations of the call as well: for one input the largest error is a matter of chance.
+    Where one call does not decide, variations of it are judged as well: for one input the largest error is a matter of
+    chance.
     """
 
     def __init__(self, model: nn.Module, call: ExampleCall, outputs: Any, accuracy_threshold: float):
@@ -140,7 +142,8 @@ def drop_inaccurate(
 
 
 def _passing(items: list[list[Site]], judge: Callable[[Sequence[list[Site]]], ValidationResult]) -> int:
-    """How many of the first items pass where one more fails, by bisection; all together fail."""
+    """A number of first ``items`` that pass while one item more makes them fail, found by bisection; all together
+    fail."""
     good, bad = 0, len(items)
     while bad - good > 1:
         middle = (good + bad) // 2

@@ -17,11 +17,12 @@ from .stages import Stages
 
 
 class Layouts:
-    """Decides the sites of all captures. A module that serves several has one strategy: the first capture decides."""
+    """Decides the sites of all captures. A fused module that serves several captures has one strategy, which the first
+    of them decides."""
 
     def __init__(self, captures: Captures, selector: Selector):
         self._captures, self._selector = captures, selector
-        self._decided: dict[int, Site] = {}  # by the id of its module, the site for which it was decided
+        self._decided: dict[int, Site] = {}  # by the id of a fused module, the site for which its strategy was decided
         self._measured = [*captures.forms, *(part.captures[0] for part in captures.parts)]
 
     def select(self, stages: Stages) -> None:
@@ -50,7 +51,7 @@ class Layouts:
         self._decided |= {id(site.replacement.module): site for site in captured.sites}
 
     def _reject_slow(self, part: Part) -> None:
-        """Reject the sites of a part of which the guard costs what they save."""
+        """Reject the sites of a part whose guard costs as much time as they save."""
         first = part.captures[0]
         if not first.applied:
             return
@@ -84,7 +85,7 @@ class Layouts:
             self._lay_out(captured, channels_last=True)
 
     def _decide_others(self, part: Part) -> None:
-        """Decide the sites of the captures of a part as those of its first, whose graph they share."""
+        """Decide the sites of a part's further captures as those of its first capture, whose graph they share."""
         first, *others = part.captures
         for captured in others:
             captured.channels_last = first.channels_last

@@ -33,7 +33,8 @@ _NOT_OWN = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
 
 class _Snapshot:
     """Buffers and plain attributes of a model: the values of tensors, and what lists, dicts, sets and plain objects
-    among the attributes hold. By the ids of what is kept here as well."""
+    among the attributes hold. The keys are ids; the objects are kept as well, so that no other object can get their
+    ids."""
 
     def __init__(self, model: nn.Module):
         self.holders: dict[int, tuple[Any, Any]] = {}
@@ -81,7 +82,7 @@ class Kept:
 
 
 def _of_classes(kind: type) -> Iterator[tuple[str, Any]]:
-    """The names, with that of their class, and values of the attributes that modules of ``kind`` have in common."""
+    """The names (``Class.attribute``) and values of the class attributes that all modules of ``kind`` share."""
     for base in kind.__mro__:
         if is_of_author(base.__module__):
             for name, value in vars(base).items():
@@ -123,7 +124,7 @@ class _Frozen:
             self.inner = [_Frozen(each, around | {id(value)}) for each in held or ()]
 
     def is_same(self, later: _Frozen) -> bool:
-        """Whether it holds the same; what is looked at no closer counts as the same where it is of one class."""
+        """Whether ``later`` holds the same. Values that are not looked into count as the same if their classes are."""
         if self.kind is not later.kind or len(self.inner) != len(later.inner):
             return False
         if isinstance(self.value, Tensor):
@@ -150,9 +151,9 @@ def _held(value: Any) -> list[Any] | None:
 class OwnState:
     """The state that ``model`` keeps for itself, besides its parameters, as it was when this was made.
 
-    Some models learn a size, or make a part of themselves, in their first call; ``settled`` is told after that. What
-    changes again, in later calls, is counted, averaged or cached from call to call: only that is put back. ``written``
-    has the names of the attributes among it.
+    Some models learn a size, or make a part of themselves, in their first call; ``settled`` is to be called after that.
+    What changes again in later calls is a counter, an average or a cache: only that is put back. ``written`` has the
+    names of the attributes that were.
     """
 
     def __init__(self, model: nn.Module):
@@ -165,7 +166,8 @@ class OwnState:
         self._generators = [(each, generator_state(each)) for each in generators([*attributes, *outside])]
 
     def _restore_outside(self) -> None:
-        """Tensors that a call has added to a list in the globals go again; who else may add there has no others."""
+        """Remove the tensors that a call has added to a list in the globals; nobody else is expected to add tensors
+        there."""
         for held, before in self._outside:
             known = set(map(id, before))
             added = [item for item in held if isinstance(item, Tensor) and id(item) not in known]
@@ -180,9 +182,9 @@ class OwnState:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put back what has changed since the first call, to what it was before; of what came with that call,
-        attributes go again, and items of lists and dicts are what they were then. What was added later is left, as in
-        caches."""
+        """Give what has changed since the first call the value that it had before that call. What only came with that
+        call has no such value: an attribute is removed, and an item of a list or dict gets its value after that call.
+        Entries that were added to dicts later are left, as in caches."""
         self._restore_outside()
         for generator, state in self._generators:
             put_back(generator, state)

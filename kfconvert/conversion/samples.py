@@ -46,7 +46,7 @@ class Sample:
         return self.subgraph(*self.arguments)
 
     def exact(self) -> Any:
-        """The original in float64 throughout, where the model itself casts as well."""
+        """The result of the original subgraph in float64 throughout: the model's own casts become casts to float64."""
         return self.exact_subgraph(*map(_in_float64, self.arguments))
 
 

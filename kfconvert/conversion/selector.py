@@ -20,18 +20,20 @@ from ..region import LiveTensors, Region
 from ..runtime import Program
 from .samples import Sample, sample_inputs
 
-# A candidate that covers several operators is kept when it is not slower than this; a swap of one operator for
-# another must be faster than its inverse. Medians nearer to each other than this are not told apart here.
+# A candidate that covers several operators may take up to this multiple of the original's time; one that stands for a
+# single operator must be faster by this factor. Medians that differ by less than this are not told apart here.
 SAME_TIME = 1.02
 SECONDS_PER_CANDIDATE = 0.01
-# So many rounds, and so much of the time to spend, are enough where they leave no doubt whether the original is slower.
+# Timing ends after so many rounds and this share of its time budget, if they leave no doubt whether the original is
+# slower.
 LEAST_ROUNDS = 3
 ENOUGH = 0.25
-# On CUDA so many calls are launched between two synchronisations: the time of one is then what the device needs for
-# it, or what the host needs to launch it where that is more, without the latency of the synchronisation.
+# On CUDA so many calls are launched between two synchronisations: the time of one is then the larger of what the device
+# needs to run it and what the host needs to launch it, without the latency of the synchronisation.
 CALLS_IN_FLIGHT = 10
 SECONDS_PER_LAYOUT = 0.2
-# A strategy is not timed where its first call took longer than this, and so many times as long as the fastest.
+# A strategy is not timed if its first call took longer than SLOW_SECONDS and than HOPELESS times the fastest first
+# call.
 SLOW_SECONDS = 0.02
 HOPELESS = 2.0
 
@@ -119,8 +121,8 @@ class Selector:
         """The decision for each of the ``layouts``; the original is the same in all of them."""
         exact = _flat(sample.exact())
         own, seconds = _timed_error(sample.original, exact)
-        # Of root-mean-square errors; the user's threshold and one unit of rounding are always allowed, as the original
-        # may be exact by luck.
+        # The errors are root-mean-square errors. The user's threshold and one unit of rounding are always allowed,
+        # because the original may be exact by luck.
         allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps)
         trials = {layout: _Trials(sample, layout, exact, allowed) for layout in layouts}
         if self.timed:
@@ -179,9 +181,10 @@ class Selector:
 
 
 def _is_clear(samples: Mapping[str, list[float]]) -> bool:
-    """Whether the first candidate was slower in every round than another in any, or faster than all of them.
+    """Whether the first candidate's fastest round was slower than all rounds of another, or its slowest round faster
+    than all rounds of all others.
 
-    Which of the others is the fastest is not asked: those that so few rounds do not tell apart are equally good.
+    Which of the others is the fastest is left open: those that so few rounds cannot tell apart are equally good.
     """
     first, *others = samples.values()
     return min(map(max, others)) < min(first) or max(first) < min(map(min, others))
@@ -195,12 +198,13 @@ def _timed_error(call: Callable[[], Any], exact: list[Tensor]) -> tuple[float, f
 
 
 class _Trials:
-    """The fused strategies of a sample, each called once in one layout: ``plans`` are those accurate enough."""
+    """The fused strategies of a sample, each called once in one layout; ``plans`` has those that are accurate
+    enough."""
 
     def __init__(self, sample: Sample, channels_last: bool, exact: list[Tensor], allowed: float):
         self.plans: dict[str, Callable[[], Any]] = {}
         self.errors: dict[str, float] = {}
-        self.medians: dict[str, float] = {}  # microseconds, of the "original" too; those that were timed
+        self.medians: dict[str, float] = {}  # microseconds of "original" and of each strategy that was timed
         self._seconds: dict[str, float] = {}
         least, failed = math.inf, ""
         _set_layout(sample.site, channels_last)
@@ -250,7 +254,7 @@ def _flat(result: Any) -> list[Tensor]:
 def _error(outputs: list[Tensor], exact: list[Tensor]) -> float:
     """Root-mean-square error relative to the root mean square of the exact values, the worst of the outputs.
 
-    Infinite where an output is NaN or infinite in another way than the exact values are.
+    The error is infinite where NaN or infinities in an output are not those of the exact values.
     """
     return max((_relative_error(*pair) for pair in zip(outputs, exact)), default=0.0)
 

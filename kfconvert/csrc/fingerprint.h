@@ -1,6 +1,6 @@
-// fingerprint(address, bytes) -> int: 64 bits that tell what lies in host memory, wherever in it a change is. Words are
-// mixed into four lanes by the step of a multiply-and-rotate hash (as of MurmurHash3's body), so that it runs at about
-// the speed of memory. No defence against somebody who looks for collisions.
+// fingerprint(address, bytes) -> int: 64 bits that differ when bytes in host memory do, wherever the change is. Words
+// are mixed into four lanes by the step of a multiply-and-rotate hash (as of MurmurHash3's body), so that it runs at
+// about the speed of memory. The number is no defence against somebody who looks for collisions.
 #pragma once
 
 #include <Python.h>

@@ -4,8 +4,8 @@
 // kfconvert/runtime/derived.py.
 //
 // Objects are compared by address. Whoever calls keeps those that are compared with alive, so that no address can
-// pass to another object. A borrowed reference is never followed: looking up a key and reading an attribute of a
-// tensor subclass may run any code, which may change the dicts and lists at hand.
+// pass to another object. A borrowed reference is compared but never followed: looking up a key, or reading an
+// attribute of a tensor subclass, may run any code, and that code may change the dicts and lists at hand.
 #pragma once
 
 #include <Python.h>
@@ -55,8 +55,8 @@ inline bool is_flat(PyObject* object, Py_ssize_t size) {
 }
 
 // CPython gives each dict a number that no other dict has or had, and another one whenever an item is set, replaced or
-// removed (PEP 509). From 3.13 on there is none; there, and where KFC_DICT_WATCHERS is defined, the same number is
-// kept here by a watcher of dicts (PyDict_AddWatcher, from 3.12 on).
+// removed (PEP 509). Python 3.13 has no such number any more; from there on, and where KFC_DICT_WATCHERS is defined, a
+// watcher of dicts (PyDict_AddWatcher, from 3.12 on) keeps one here.
 #if PY_VERSION_HEX >= 0x030D0000 && !defined(KFC_DICT_WATCHERS)
 #define KFC_DICT_WATCHERS
 #endif
@@ -95,7 +95,7 @@ class DictVersions {
     }
     return 0;
   }
-  // Never destroyed: dicts are freed until the interpreter is gone.
+  // The map is never destroyed, because dicts are freed, and so noted here, until the interpreter is gone.
   static std::unordered_map<PyObject*, std::uint64_t>& versions() {
     static auto& map = *new std::unordered_map<PyObject*, std::uint64_t>();
     return map;
@@ -205,8 +205,8 @@ inline int holds(PyObject* holder, PyObject* key, PyObject* expected, const Mark
 }
 
 // first_change(entries, state, root, MISSING, SIZE, ITEMS, TYPE, INSIDE) -> index of the first entry that does not
-// hold; None where no dict was written since all held; -1 where one was, and all hold. `root` is the dict that None
-// stands for.
+// hold; None where all hold and no dict was written since its entries last held; -1 where all hold, but a dict was
+// written. `root` is the dict that None stands for.
 inline PyObject* first_change(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (!takes("first_change", count, 8) || !is_flat(arguments[0], 3)) return nullptr;
   PyObject* const entries = arguments[0];
@@ -436,7 +436,7 @@ inline PyObject* has_state(PyObject*, PyObject* const* arguments, Py_ssize_t giv
   Py_RETURN_TRUE;
 }
 
-// The first place among `indices`, up to `place`, at which `values` has the object that it has there.
+// The first position in `indices` that stands for the same object in `values` as position `place` does.
 inline std::uint64_t first_same(PyObject* values, PyObject* indices, Py_ssize_t place) {
   const auto value_at = [&](Py_ssize_t i) {
     const Py_ssize_t index = PyLong_AsSsize_t(PyTuple_GET_ITEM(indices, i));
@@ -474,7 +474,8 @@ inline PyObject* tensor_key(PyObject*, PyObject* const* arguments, Py_ssize_t gi
       PyErr_Clear();  // a layout or dtype that DLPack does not know
       Py_RETURN_NONE;
     }
-    // The very dtype: DLPack has one name for several, such as uint4 and uint8. They live as long as torch does.
+    // The address of torch's own dtype object, as DLPack has one name for several dtypes, such as uint4 and uint8.
+    // These objects live as long as torch does.
     Owned dtype(Py_TYPE(attributes->dtype)->tp_descr_get(attributes->dtype, tensor, type));
     if (dtype.get() == nullptr) return nullptr;
     const std::uint64_t kind = address(dtype.get());

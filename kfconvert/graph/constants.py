@@ -38,7 +38,7 @@ def _number_of(node: fx.Node) -> float | None:
     if node.target is aten.sqrt.default:
         number = constant_value(node.args[0])
         return number**0.5 if number is not None and number >= 0 else None
-    # Of one element before the search goes further: products of activations are deep.
+    # Only products of one element are searched further, as products of activations may be nested deeply.
     if node.target is aten.mul.Tensor and node.meta["val"].dim() == 0:
         left = constant_value(node.args[0])
         right = None if left is None else constant_value(node.args[1])

@@ -17,7 +17,7 @@ from torch import fx, nn
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
-# They run a model, and models are made of their modules, without being what its author wrote.
+# Code of these packages runs in the forward of a model, but is not what the model's author wrote.
 _TORCH, _KFCONVERT = (str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 

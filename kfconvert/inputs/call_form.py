@@ -81,7 +81,8 @@ class CallForm:
         return dict(zip(self.names, pytree.tree_unflatten(leaves, self.spec)))
 
     def _order(self, count: int, keywords: list[str]) -> Order | None:
-        """That of calls with ``count`` positional arguments and these keywords; None where none has this form."""
+        """The ``Order`` for calls with ``count`` positional arguments and these keywords; None where such a call cannot
+        have this form."""
         if count > len(self.positional):
             return None
         given = self.positional[:count] + keywords

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Whose == compares all that there is to them. Others, which models define, may compare less.
+# Types whose == compares all that there is to their values. The == of types that models define may compare less.
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 
 

@@ -70,7 +70,8 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 
 def to_each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``function``, for each distinct object once: a tensor that is given twice is still one that is given twice."""
+    """``function``, called once for each distinct object, so that one tensor given twice is still one tensor given
+    twice."""
     known: dict[int, tuple[Any, Any]] = {}
 
     def mapped(value: Any) -> Any:
@@ -149,8 +150,8 @@ def widened(call: ExampleCall) -> ExampleCall:
 def variations(call: ExampleCall) -> dict[str, ExampleCall]:
     """``call`` with one size changed: one more example, one more token, larger images; those that it has.
 
-    What has one length gets one more token together, as "sequence", then "sequence_2" for the next length; and each of
-    several tensors alone, as "length_1" and so on: a decoder's may be equal to its encoder's by chance.
+    All tensors of one length get one more token together, as "sequence", then "sequence_2" for the next length. Each of
+    several tensors also gets one alone, as "length_1" and so on: a decoder's length may equal its encoder's by chance.
     """
     tensors = call.tensors()
     found = {}

@@ -20,8 +20,8 @@ class InputSpecError(ValueError):
 
 
 def describe(inputs: Any) -> Any:
-    """A JSON value for ``inputs``: tensors by shape, dtype and, if integer or bool, range; one that is given again by
-    the number of the tensor that it is, in their order.
+    """A JSON value for ``inputs``: tensors by shape, dtype and, if integer or bool, range; a tensor that is given again
+    by its number among the tensors, in their order.
 
     Raises:
         InputSpecError: a leaf that is no tensor, number, string, bool or None, or more than LARGEST bytes.

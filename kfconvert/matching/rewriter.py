@@ -18,9 +18,9 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     """The program of ``region`` with the module of every site in ``sites`` in place of what it matched.
 
     ``channels_last``: the sites' modules may return channels-last images; outputs of the region, and what they are
-    views of, are then brought back to the layout that the original returns. Where the graph writes in place, so is the
-    value of each site: a reshape that is a view of a contiguous image copies a channels-last one, and a write would
-    miss the image.
+    views of, are then brought back to the layout that the original returns. Where the graph writes in place, the value
+    of each site is brought back, too: a reshape that is a view of a contiguous image copies a channels-last one, and a
+    write would miss the image.
     """
     writes = any(written_arguments(node) for node in region.graph.nodes)
     graph = fx.Graph()

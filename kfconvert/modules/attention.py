@@ -45,9 +45,9 @@ class FusedAttention(FusedModule):
         split: the first dimension of q and k is a product (B * split) and the terms broadcast to
             (B, split, ..., N, M). q, k: (B * heads, N, D), as in BLOOM, v of that form or (B, heads, M, E);
             or q, k, v: (B * windows, heads, N, D), as in Swin. The result has as many dimensions as v.
-        saturated: the terms may hold the lowest value of their dtype. CUDA's kernels scale scores by log2(e),
-            which makes -inf of it and zeros of rows that are uniform in the original; half of it has the same
-            meaning and stays finite.
+        saturated: the terms may hold the lowest value of their dtype. CUDA's kernels scale scores by log2(e), which
+            turns that value into -inf, and results that the original computes with uniform weights into zeros. Half of
+            the value hides as well, and stays finite.
         empty_rows: the terms may be -inf in whole rows, whose results are then NaN.
     Strategies: "sdpa" (``F.scaled_dot_product_attention``; not for half types on the CPU), "composition".
     """

@@ -34,7 +34,7 @@ class FusedModule(nn.Module):
 
     # Strategies whose plans read the parameters at each call, and so never grow stale.
     live_strategies: tuple[str, ...] = ("kernel", "composition")
-    # Whether results may have other strides than those of the operators that it stands for.
+    # Whether results may have other strides than the results of the operators that the module stands for.
     lays_out_anew: bool = False
 
     @checked
@@ -101,7 +101,7 @@ class FusedModule(nn.Module):
     def places(self) -> list[tuple[dict, str]]:
         """(dict, key) of each parameter and buffer that a plan holds on to, as it is or folded or packed.
 
-        Not of those that a plan looks up at each call. The tensor there may be None.
+        Tensors that a plan looks up at each call are left out. The tensor at a place may be None.
         """
         return [] if self.strategy in self.live_strategies else self.held_places()
 

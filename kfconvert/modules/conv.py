@@ -74,7 +74,7 @@ class _Geometry:
         )
 
     def is_linear(self, weight: torch.Tensor) -> bool:
-        """Whether this is a linear layer over the channels, on an image of one pixel."""
+        """Whether, on an image of one pixel, this convolution is a linear layer over the channels."""
         return weight.shape[2:].numel() == 1 and self.groups == 1 and self.pad is None and not any(self.padding)
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
@@ -258,7 +258,8 @@ class FusedConvBN(FusedModule):
         if strategy == "composition":
             return lambda x, residual=None: self.reference(formatted(x), residual)
         if "folded" not in values:
-            # Kept beyond this call: not for autograd to follow, nor an inference tensor.
+            # The folded weights outlive this call: autograd must not follow them, and they must not be inference
+            # tensors.
             with torch.inference_mode(False), torch.no_grad():
                 values["folded"] = self._folded()
         weight, bias = values["folded"]
@@ -318,8 +319,8 @@ class FusedConvBN(FusedModule):
 def _tensors(conv: nn.Module, bn: _BatchNorm | None) -> tuple[torch.Tensor | None, ...]:
     if bn is None:
         return held(conv, "weight"), held(conv, "bias")
-    # aten::batch_norm updates the running statistics without moving their version counters: only the count
-    # tells.
+    # aten::batch_norm updates the running statistics without moving their version counters: only that of
+    # num_batches_tracked tells of it.
     buffers = bn._buffers
     return (
         held(conv, "weight"),

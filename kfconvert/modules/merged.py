@@ -15,8 +15,8 @@ from .linear import FusedLinear
 class FusedMergedLinear(FusedModule):
     """``(x W1^T + b1, x W2^T + b2, ...)``.
 
-    x: (..., in_features); the results: (..., out_features) of each linear, a tuple in their order. With
-    "merged" they are views of one tensor, rows apart. All of one dtype and device.
+    x: (..., in_features); the results: (..., out_features) of each linear, a tuple in their order. With "merged" they
+    are views of one tensor, each a block of its columns. All of one dtype and device.
 
     ``linears``: two or more ``nn.Linear`` or Hugging Face ``Conv1D``, whose parameters are shared, or
     ``FusedLinear`` without an activation, kept as they are. ValueError for fewer, for an activation, and for
@@ -79,7 +79,7 @@ class FusedMergedLinear(FusedModule):
         return [(store, key) for store, key in super().places() if key != looked_up]
 
     def _merged(self) -> "_MergedProduct":
-        """One for all plans: the concatenated weight lives as long as a plan that reads it."""
+        """One product for all plans: its concatenated weight lives as long as one of the plans that read it."""
         values = self._prepared(self.sources())
         known = values.get("merged")
         product = known and known()

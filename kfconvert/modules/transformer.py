@@ -14,13 +14,14 @@ _NAMES = {F.relu: "relu", F.gelu: "gelu"}
 class FusedTransformerLayer(nn.TransformerEncoderLayer):
     """``torch.nn.TransformerEncoderLayer`` with the sums, norms and activations fused.
 
-    Parameters and their names, ``state_dict``, masks and results are those of torch's layer, which takes weights of
-    this one and the other way round; so is the whole forward where a submodule has hooks, a forward of its own, or was
-    replaced by one of another class. Only a mask of floats is added to the scores in evaluation mode, too, where torch
-    takes it for one of booleans. By library calls: the projections (q, k and v in one product) and attention,
-    ``torch.nn.MultiheadAttention``; on the CPU, in evaluation mode with ``batch_first`` and without gradients, the
-    whole layer, for which torch has one operator. By this package: ``act(x W1^T + b1)`` with the activation in the
-    product's epilogue, ``layer_norm(x + residual)`` in one pass, in training ``dropout(x + bias) + residual`` in one.
+    Parameters and their names, ``state_dict``, masks and results are those of torch's layer, so that each can load the
+    weights of the other. Where a submodule has hooks or a forward of its own, or was replaced by one of another class,
+    torch's forward runs. There is one difference: in evaluation mode, too, a mask of floats is added to the scores,
+    where torch takes it for one of booleans. Library calls compute the projections (q, k and v in one product) and
+    attention (``torch.nn.MultiheadAttention``), and on the CPU, in evaluation mode with ``batch_first`` and without
+    gradients, the whole layer, for which torch has one operator. This package computes ``act(x W1^T + b1)`` with the
+    activation in the product's epilogue, ``layer_norm(x + residual)`` in one pass, and in training ``dropout(x + bias)
+    + residual`` in one.
 
     Args:
         d_model, nhead, dim_feedforward: widths, and how many heads, which divide d_model.
@@ -83,7 +84,7 @@ class FusedTransformerLayer(nn.TransformerEncoderLayer):
 
     def _is_one_operator(self, src, mask):
         """Whether torch's forward is the faster one; only it takes the nested tensors of nn.TransformerEncoder."""
-        # On CUDA that operator has the GELU by tanh. It takes all but the zeros of a mask for masked.
+        # On CUDA torch's operator computes GELU by tanh. It takes every element of a mask that is not 0 for masked.
         inference = not (self.training or torch.is_grad_enabled()) and (mask is None or mask.dtype is torch.bool)
         return src.is_nested or (inference and src.is_cpu and self.self_attn.batch_first)
 

@@ -25,7 +25,8 @@ _before_trace: tuple[bool, bool] | None = None
 
 
 def libraries() -> tuple[bool, bool]:
-    """Whether oneDNN and cuDNN are on; the exporter turns them off for all threads, which is not what is asked here."""
+    """Whether oneDNN and cuDNN are on, leaving aside that the exporter turns them off for all threads during a
+    trace."""
     return _before_trace or _libraries_now()
 
 
@@ -64,8 +65,8 @@ class Shield:
     def raised(self) -> Iterator[None]:
         """Within the block, which lies in what is traced, other threads find the functions of before the trace.
 
-        Else the modules that they call would be looked up, and entered, in the tracer. At its end the exporter finds
-        what it has put there, and takes it away.
+        Otherwise the tracer would look up and record the modules that these threads call. At the end of the block the
+        exporter's functions are back in place, so that it finds them and takes them away.
         """
         here, changed = ThisThread(), []
         for holder, name, original in self._originals:

@@ -100,7 +100,7 @@ class Guard:
         self._verdicts.clear()
 
     def admit_one_for_several(self, leaves: list[Any]) -> None:
-        """Let those arguments be one tensor that are in ``leaves``."""
+        """Let the arguments that are one and the same tensor in ``leaves`` be one in other calls as well."""
         self.may_be_one.add(given_as([leaves[index] for index in self._indices]))
         self._verdicts.clear()
 

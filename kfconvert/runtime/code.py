@@ -25,10 +25,10 @@ from .contents import Contents, Found, is_of_author, is_plain_object, items
 from .random_generators import GENERATORS
 from .watch import INSIDE, MISSING, inside
 
-# In every class of a module these are asked for by nn.Module itself.
+# nn.Module itself looks these names up in the class of every module.
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
 _CONTAINERS = (list, dict, set)
-# Libraries whose code gives the same results where it asks whether it is being compiled.
+# Libraries whose code may ask whether it is being compiled, but gives the same results either way.
 _SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
 _OF_COMPILERS = frozenset(("is_compiling", "is_exporting", "is_dynamo_compiling"))
 # What Python itself asks of an object that stands in the globals.
@@ -51,8 +51,8 @@ def code_walk(classes: Iterable[type], functions: Iterable[Any], reads: Collecti
 
 
 def asked_of_compilers(classes: Iterable[type]) -> str | None:
-    """What the code of ``classes`` asks in order to do something else while it is compiled, None for nothing. While a
-    model is captured the answer is yes."""
+    """The function by which the code of ``classes`` asks whether it is being compiled, in order to do something else
+    then; None if it does not ask. While a model is captured the answer is yes."""
     walk = code_walk(classes, (), ())
     walk.reach()
     return next(iter(sorted(walk.of_compilers)), None)
@@ -73,7 +73,7 @@ class CodeWalk:
     def __init__(self):
         self.contents = Contents()
         self.asked_for: set[str] = set()
-        self.of_compilers: set[str] = set()  # asked for by code that may do something else then
+        self.of_compilers: set[str] = set()  # asked for by code that may do something else while it is compiled
         self._names: set[str] = set(_ALWAYS)  # of attributes, in all code that was reached
         self._wanted: dict[type, set[str]] = {}  # the names that are asked for in a class and those behind it
         self._objects: dict[int, tuple[str, Any]] = {}  # plain objects among the globals, with their names
@@ -111,7 +111,8 @@ class CodeWalk:
         yield from self._found.values()
 
     def _nearer(self, name: str, value: Any) -> None:
-        """Where something may be put later that comes before what the classes of an object have by a name."""
+        """Note the places where something that is put there later would come before what an object's classes have by a
+        name."""
         stores = [vars(value), *map(class_dict, type(value).__mro__[:-1])]
         for asked in self._names:
             found = next((index for index, store in enumerate(stores) if asked in store), 0)
@@ -162,8 +163,8 @@ class CodeWalk:
                 self.add_class(type(value), _OF_HELPERS)
 
     def _hold(self, name: str, container: Any) -> None:
-        # What is added to a global dict is no change: many keep what they have computed, by its arguments. Not so those
-        # of functions to choose from.
+        # An item that is added to a global dict is no change, as many such dicts cache results by their arguments. It
+        # is one where all items are functions, from which the code chooses.
         registry = isinstance(container, dict) and all(map(callable, container.values()))
         for path, entry in self.contents.of(name, container, sized=registry):
             self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
@@ -234,8 +235,8 @@ class CodeWalk:
 
 
 def _is_followed(module: str | None) -> bool:
-    """Whether functions of the Python module of this name are looked into: a model's, and the forwards of torch's own
-    modules, which look up what they call by name as well."""
+    """Whether functions of the Python module of this name are followed: those of a model's author, and the forwards of
+    torch's own modules, which also look up by name what they call."""
     return is_of_author(module) or (
         (module or "").startswith(("torch.nn.modules.", "torch.nn.functional")) and module != nn.Module.__module__
     )

@@ -19,7 +19,7 @@ def traced_here() -> bool:
     """
     if not (torch.compiler.is_compiling() or torch._C._get_tracing_state()):
         return False
-    # Dynamo takes this for true, and reads no further.
+    # While Dynamo traces this function, it knows that this is true, and so does not trace the last line.
     if torch.compiler.is_dynamo_compiling() or torch._C._get_tracing_state():
         return True
     return torch._C._len_torch_dispatch_stack() > 0
@@ -46,10 +46,10 @@ class Notice:
 
 
 def refuse_scripting() -> NoReturn:
-    """What stands for the globals of a guarded forward, which ``torch.jit.script`` asks for first.
+    """Called in place of the globals of a guarded forward, which ``torch.jit.script`` asks for first.
 
     Raises:
-        ScriptingError: always; others who ask take it for an attribute that is not there.
+        ScriptingError: always; as an AttributeError it tells others who ask that there is no such attribute.
     """
     raise ScriptingError(
         "torch.jit.script cannot compile the forward of a converted model: script the original model instead"

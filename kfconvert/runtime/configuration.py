@@ -18,7 +18,7 @@ from .contents import plain_objects
 
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
 
-# What gives all parameters or buffers, those added later included.
+# Names that give all parameters or buffers, including those that are added later.
 WHOLE = frozenset(
     ("parameters", "named_parameters", "buffers", "named_buffers", "_parameters", "_buffers", "state_dict")
 )
@@ -31,7 +31,7 @@ def configurations(model: nn.Module) -> list[Any]:
 
 
 def _is_read(name: str, value: Any) -> bool:
-    # The one is what generate() reads, and no forward; the others are this package's.
+    # Only generate() reads the generation_config, and no forward does; the other names are this package's.
     return name != "generation_config" and not name.startswith("kfconvert_") and name != "forward"
 
 
@@ -59,7 +59,8 @@ def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
 
 
 def implied(reads: Collection[Read], model: nn.Module) -> set[Read]:
-    """The settings of ``model`` that were read with the names ``reads``: all, or some by another name."""
+    """The settings of ``model`` that ``reads`` implies: all where ``__dict__`` was read, and those that were read by
+    another of their names."""
     found: set[Read] = set()
     for config in configurations(model):
         if "__dict__" in reads:
@@ -102,8 +103,8 @@ def _without_cache(config: Any) -> Iterator[bool]:
 
 
 class _Blank:
-    """The first base of a derived class: a class hears of one that is derived from it, and some keep a list of theirs,
-    but not of one that is given it as a base afterwards."""
+    """The base that a derived class is made with, before it is given its real one: a class is told when a subclass of
+    it is made, and some keep a list of these, but not when it becomes the base of a class that exists."""
 
 
 @contextmanager
@@ -152,8 +153,9 @@ def _derived(own: type, read: Callable[[Any, str], Any]) -> type:
 
 
 def _is_read_of_module(name: str, idle: str | None) -> bool:
-    """Whether reading the attribute ``name`` of a module, two frames up from here, makes its forward depend on it. What
-    every module has is read by torch; it and this package look into the dicts of modules on their own account."""
+    """Whether reading the attribute ``name`` of a module, two frames up from here, makes its forward depend on it.
+    Attributes that every module has do not count, as torch's own code reads them. Those that give all attributes,
+    parameters or buffers do, unless torch or this package reads them."""
     if name == "__dict__" or name in WHOLE:
         return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("torch", "kfconvert")
     if idle is not None and sys._getframe(2).f_globals.get("__name__") == idle:

@@ -23,7 +23,7 @@ from .watch import ITEMS, MISSING, SIZE, TYPE, Entry
 # (path of the container in words, entry)
 Found = tuple[str, Entry]
 
-# Objects within objects, and items in all of them, that are looked at; what lies deeper is taken as settled.
+# To what depth objects within objects are looked at, and how many in all; what lies beyond is taken as constant.
 _DEPTH, _MOST = 20, 50_000
 # Larger arrays would take too long to compare at each call.
 _MOST_BYTES = 1 << 16
@@ -143,7 +143,7 @@ class Contents:
             return
         if isinstance(value, (collections.UserDict, collections.UserList)):
             value = value.data
-        if isinstance(value, GENERATORS):  # whose state may change between calls: only drawing in one matters
+        if isinstance(value, GENERATORS):  # its state may change between calls; what matters is whether a call draws
             self.containers.setdefault(name, value)
             return
         known = None if isinstance(value, (list, tuple, dict)) else _copied(value)
@@ -164,7 +164,8 @@ class Contents:
             yield from self.of(name, item, sized, depth + 1)
 
     def _of_module(self, name: str, module: nn.Module) -> Iterator[Found]:
-        """A module that only a list or an object holds: none of the model's, whose state is watched by itself."""
+        """The entries for a module that only a list or an object holds; modules of the model itself are watched by
+        ``ModelState``."""
         for inner in module.modules():
             for store in (inner._parameters, inner._buffers, inner._modules):
                 yield name, (store, SIZE, len(store))

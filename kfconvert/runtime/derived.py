@@ -32,8 +32,8 @@ class Derived:
     Other writes leave no trace in a tensor: through ``tensor.data`` (``p.data.add_(1)``), ``tensor.numpy()``, DLPack
     or the storage. Call :meth:`clear` after those, or ask :meth:`overwritten`.
 
-    The sources, and their storage, are kept alive until the next check: only so can their address not be
-    taken by another tensor in the meantime. Pickled and deep-copied empty.
+    The sources, and their storage, are kept alive until the next check, so that no other tensor can take their address
+    in the meantime. Copies and pickles of this are empty.
     """
 
     __slots__ = ("__weakref__", "_entry", "_fingerprints", "_unversioned", "_versioned", "conditions")
@@ -44,7 +44,7 @@ class Derived:
     def clear(self) -> None:
         """Forget everything."""
         self._entry: tuple[Any, Any, Any, Any] = (None, None, None, None)
-        self.conditions: Watch | None = None  # for its owner, of what else the values depend on
+        self.conditions: Watch | None = None  # set by the owner: watches what else the values depend on
         self._fingerprints: list[int] | None = None
         # Whether a source has no version, so that the fingerprints have to be compared at each call.
         self._unversioned = False
@@ -58,8 +58,8 @@ class Derived:
         """The dict of what was derived from ``sources``, a list or tuple, as they are now.
 
         Args:
-            versioned: of so many sources, the first, in-place writes count; of the others only that they are the same
-                tensors, at the same place. Of all by default.
+            versioned: in-place writes count for so many of the sources, the first ones, by default for all; the others
+                only have to be the same tensors at the same place.
             fingerprinted: take note of what the sources hold, for :meth:`overwritten`.
         """
         values, state, _, _ = self._entry
@@ -105,7 +105,7 @@ class Unchanged:
         return _has_state(tensors, self._state)
 
 
-# Those that hold anything, to be told of the steps of optimizers.
+# The Derived that hold anything: they have to be told of the steps of optimizers.
 _filled: "weakref.WeakSet[Derived]" = weakref.WeakSet()
 _lock = threading.Lock()
 

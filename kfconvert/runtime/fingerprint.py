@@ -20,8 +20,8 @@ _CHUNK = 1 << 22
 def fingerprints(tensors: Iterable[Tensor | None]) -> list[int]:
     """One number for each tensor, of 64 bits; 0 for None.
 
-    On the CPU a hash of the bytes (csrc/fingerprint.h), elsewhere the sum of the elements' bits, each times an odd
-    number of its own, which one changed element always changes. All sums of a device are fetched at once.
+    On the CPU a hash of the bytes (csrc/fingerprint.h), elsewhere the sum of the elements' bits, each multiplied by an
+    odd number of its own: a change of one element always changes that sum. All sums of a device are fetched at once.
     """
     found: list[Any] = [0 if tensor is None else _fingerprint(tensor.detach()) for tensor in tensors]
     by_device: dict[torch.device, list[int]] = {}

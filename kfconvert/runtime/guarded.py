@@ -29,7 +29,8 @@ from .recompute import is_connected, needs_gradient, run_recorded
 from .tensor_facts import facts
 from .weak_module import WeakModule
 
-# So many different reasons of misses are told apart: sizes of arguments, which stand in them, are without end.
+# Misses are counted under so many different reasons at most: a reason may name sizes of arguments, of which there is no
+# end.
 MAX_REASONS = 100
 OTHER_REASONS = "other reasons"
 _CHANGED_IN_BETWEEN = "the model was changed between forward and backward, which computes it again: "
@@ -41,14 +42,15 @@ class Variant:
 
     region: Region
     program: Program
-    # Of each image among the flat inputs, whether the example's was contiguous, where one was channels-last: results of
-    # other images are laid out otherwise then.
+    # Whether each image among the flat inputs of the example was contiguous; empty if none was channels-last. If one
+    # was, images in another memory format give results in another memory format.
     layout: tuple[bool, ...] = ()
-    # What its code asks of tensors, for the example and the weights.
+    # The answers to what its code asks of tensors, for the example's tensors and the weights.
     facts: list[Any] = field(default_factory=list)
 
     def facts_of(self, leaves: list[Any]) -> list[Any]:
-        """What the code behind the program would be told. Raises UnfitTensors where a tensor was removed."""
+        """The answers that the code behind the program would get to what it asks of tensors. Raises UnfitTensors where
+        a tensor was removed."""
         asked = self.region.asked
         return facts(asked, (*leaves, *self.program.tensors())) if asked else []
 
@@ -100,7 +102,7 @@ class Ledger:
         self.guarded: dict[str, GuardedForward] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # A part that was taken out of the model is in no copy of it.
+        # A copy of the model does not contain a part that was taken out of it.
         return {**self.__dict__, "guarded": {path: g for path, g in self.guarded.items() if g.is_alive()}}
 
     def info(self) -> dict[str, Any]:
@@ -120,8 +122,8 @@ class Ledger:
             guarded.refresh()
 
     def begin(self, check_weights: int) -> None:
-        """Hand the model over: nothing counts that the conversion itself has done. The weights behind plans are
-        compared with what they are now each time after ``check_weights`` calls; 0 for never."""
+        """Hand the model over: what the conversion itself has done does not count. After every ``check_weights`` calls
+        the weights behind plans are compared with what they are now; 0 for never."""
         self.reset_counters()
         for guarded in self.guarded.values():
             guarded.begin(check_weights)
@@ -163,11 +165,12 @@ class GuardedForward:
         self.own_forward = None if guarded_forward(model) else model.__dict__.get("forward")
         self.variants = variants
         self._by_spelling: dict[tuple, list[Variant]] = {}
-        # While it is being unpickled, the model is still empty; without variants its state does not matter.
+        # While a model is being unpickled it is still empty; there are no variants then, so that its state does not
+        # matter.
         reads = {read for variant in variants for read in variant.region.reads}
         slots = {slot for variant in variants for slot in variant.region.slots.values()}
         unread = {slot for variant in variants for slot in variant.region.unread}
-        # None without variants: only what runs without them as well asks whether it is.
+        # None without variants; only the methods that also run without variants check for that.
         self.state: ModelState = ModelState(model, reads, slots, unread) if variants else None  # type: ignore[assignment]
         self.stale = False
         self.reset_counters()
@@ -205,17 +208,18 @@ class GuardedForward:
             except UnfitTensors as error:
                 refusal = str(error)
             except RuntimeError as error:
-                # What the graph asserts of sizes that depend on values, at some place within it.
+                # Only an assertion within the graph, about sizes that depend on values, is a miss; other errors are
+                # passed on.
                 if "Runtime assertion failed" not in str(error):
                     raise
                 refusal = "sizes that depend on the values of its arguments are not as in the example"
-            # The refusal of a variant that takes these arguments says more than that another takes others.
+            # If a variant takes this call form, its refusal says more than that of a variant which takes another.
             reason = refusal if leaves is not None else reason
         return self._missed(reason or self._other_form(), args, kwargs)
 
     def _has_copy(self, module: nn.Module) -> bool:
-        """Whether ``module`` was made of this one by copy.copy() or DataParallel, which give it the very same
-        attributes; else somebody has assigned this forward to it, which stays that of its own model."""
+        """Whether ``module`` was made of this model by copy.copy() or DataParallel, which give it the very same
+        attributes. If not, somebody has assigned this forward to it, and the forward still runs its own model."""
         model = self.model
         names = ("kfconvert_info", "kfconvert_refresh")
         return type(module) is type(model) and all(vars(module).get(n) is vars(model).get(n) for n in names)
@@ -231,7 +235,7 @@ class GuardedForward:
 
     def _candidates(self, spelling: tuple) -> list[Variant]:
         """The variants that may serve calls with so many positional arguments and these keywords, those with the most
-        arguments first: the others serve where some are None."""
+        arguments first; those with fewer serve calls in which some arguments are None."""
         try:
             return self._by_spelling[spelling]
         except KeyError:
@@ -280,7 +284,8 @@ class GuardedForward:
         if region.returns_inputs:
             return "it returns an input or a weight as it is, and gradients are wanted"
         if not all(map(operator.is_, parameters, known)) or len(parameters) != len(known):
-            # torch.func.functional_call puts others in place for the time of one call; backward comes later.
+            # torch.func.functional_call puts other parameters in place for the time of one call; backward comes after
+            # it.
             return "its parameters are not those it was converted with, and gradients are wanted"
         if any(map(_has_hooks, parameters)):
             return "a parameter has hooks, which backward would call twice, or for nothing"
@@ -294,8 +299,8 @@ class GuardedForward:
     def _differentiable(
         self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]
     ) -> tuple[bool, ...] | None:
-        """Which of the flat outputs of the original have a gradient, where these of its parameters and arguments want
-        one; None where one of them is computed from another. Looked up in one run of it."""
+        """Which of the flat outputs of the original have a gradient, given which of its parameters and arguments want
+        one; None where one output is computed from another. It is looked up in one run of the original."""
         tensors = (*parameters, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
         wanted = bytes(tensor.requires_grad for tensor in tensors)
         known = variant.region.differentiable
@@ -306,7 +311,7 @@ class GuardedForward:
         return known[wanted]
 
     def _look_up_differentiable(self, variant: Variant, leaves: list[Any]) -> tuple[bool, ...] | None:
-        # Those who keep what a forward saves for backward (checkpoints, offloading) are to keep nothing of this one.
+        # Hooks that keep what a forward saves for backward (checkpoints, offloading) must keep nothing of this run.
         unkept = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)
         with originals(), torch.enable_grad(), unkept:
             outputs = pytree.tree_leaves(self.original(**variant.region.call.keywords(leaves)))
@@ -423,7 +428,8 @@ def _called_module(frame: Any) -> nn.Module | None:
 
 
 def _onlooker() -> str | None:
-    """Why a program would leave out somebody who watches the operators of the original: a mode of this thread."""
+    """Why a program must not run under a mode of this thread, which would not see the original's operators; None
+    without one."""
     for index in range(torch._C._len_torch_function_stack()):
         mode = torch._C._get_function_stack_at(index)
         # torch.set_default_device is a mode too, and decides about new tensors only.
@@ -439,7 +445,7 @@ def install(model: nn.Module, variants: dict[str, list[Variant]], stats: dict[st
     model ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays."""
     warning = MissWarning(model)
     ledger = Ledger(stats, warning)
-    # From the inside out: what watches a module expects the forwards of those within it.
+    # From the inside out: the ModelState of a module expects the guarded forwards of the modules within it.
     for path in sorted(variants, key=lambda path: path.count(".") + bool(path), reverse=True):
         module = model.get_submodule(path)
         guarded = ledger.guarded[path] = GuardedForward(module, variants[path], path, warning)

@@ -19,9 +19,9 @@ from .contents import OF_EVERY_MODULE, Contents, Found, first_different, items
 from .watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
 from .weak_module import WeakModule
 
-# What nn.Module itself keeps in its instances, and what this package puts there, is looked at in other ways or not.
+# What nn.Module itself and this package keep in the instance dict of a module is watched in other ways, or not at all.
 _OWN_KEYS = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
-# Which decide in training only, or how much memory it takes.
+# Attributes that matter in training only, or only for how much memory training takes.
 _TRAINING_KEYS = frozenset(("gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"))
 _UNWATCHED = _OWN_KEYS | _TRAINING_KEYS
 _HOOK_KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -34,7 +34,8 @@ _GLOBAL_HOOKS = tuple(
         "_global_backward_pre_hooks",
     )
 )
-# What code asks of a tensor, or of torch, to do something else where gradients are wanted; traces are made without.
+# What code asks of a tensor, or of torch, in order to do something else where gradients are wanted. Traces are made
+# without gradients.
 _OF_GRADIENTS = frozenset(("is_grad_enabled", "requires_grad", "grad_fn", "is_leaf"))
 # Switches that code can ask for.
 _SWITCHES = {
@@ -48,8 +49,8 @@ _CHANGED = "was changed after the conversion; convert it again"
 class ModelState:
     """Tells whether a model is still as it was when this was made, as far as its programs depend on it.
 
-    Weights may change freely, and so may what the trace did not read (``reads``). Of what it did read, the very
-    objects are watched; where another stands that is equal, that one is watched from then on.
+    Weights may change freely, and so may what the trace did not read (``reads``). Of what it did read, the very objects
+    are watched; if an equal object takes the place of one, that is watched from then on.
 
     ``announced`` is set where a module with weights was written since the last look, as ``train()`` and ``eval()``
     do: its weights may have been written in ways that leave no trace in them.
@@ -62,8 +63,8 @@ class ModelState:
         slots: Collection[tuple[str, str]] = (),
         unread: Collection[tuple[str, str]] = (),
     ):
-        """``slots``: path and name of each tensor that the programs read anew in every call; ``unread``: of those that
-        one of them does not compute with."""
+        """``slots``: path and name of each tensor that the programs read anew in every call; ``unread``: those of them
+        with which at least one program does not compute."""
         self._root = WeakModule(model)
         self._class = type(model)
         reads = frozenset(reads)
@@ -84,8 +85,8 @@ class ModelState:
         self.code = Code(model, reads)
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
         self._watch_hooks()
-        # Programs look at every tensor that they read; one is enough to tell a model that was moved as a whole from
-        # arguments of another kind.
+        # Programs check every tensor that they read themselves. Here one tensor is enough to tell a model that was
+        # moved as a whole from a call with arguments of another kind.
         floating = [(p, p.dtype, p.device) for p in model.parameters() if p.is_floating_point()]
         self.samples = floating[:1]
         self.autocast_type = floating[0][2].type if floating else "cpu"
@@ -107,7 +108,8 @@ class ModelState:
         if changed is not None:
             return self.owner_reasons[changed]
         if self.children.first_change(root) is not None or self.children.written:
-            # Something was written where the submodules are held: their order counts as well, the very dict does not.
+            # A dict that holds submodules was written or replaced: their order counts as well, but not which dict holds
+            # them.
             if not _is_same(_layout(model), self._layout):
                 self.children = Watch(self.children.entries)  # which looks again at the next call
                 return _REPLACED
@@ -156,7 +158,8 @@ class ModelState:
         self.hooked = inner_hook(model) or self._replaced_parameter()
 
     def _replaced_parameter(self) -> str | None:
-        """What may come with a hook: a parameter that is gathered for the time of a call."""
+        """Why a replaced parameter forbids the program, as in a distributed run, where a hook may gather parameters for
+        the time of a call; else None."""
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         current = [store.get(key) for store, key in self.parameter_places]
         if distributed and not all(map(operator.is_, current, self.parameters)):
@@ -174,8 +177,9 @@ class ModelState:
         self.compared = contents.compared
 
     def _changed_attribute(self, changed: int | None, root: dict[str, Any]) -> str | None:
-        """Why the program must not run where an attribute has another value; equal ones are watched anew, and of the
-        parameters and buffers that the program does not read those of the same kind."""
+        """Why the program must not run where an attribute has another value; None where it may. It may with an equal
+        value, and, for a parameter or buffer with which it does not compute, with one of the same kind: these are
+        watched from then on."""
         while changed is not None and changed < self._first_attribute:
             store, key, expected = entry = self.attributes.entries[changed]
             held = store.get(key)
@@ -217,7 +221,7 @@ class Code:
         watch = self.watch
         changed = watch.first_change()
         if changed is not None and switched_off():
-            for _ in range(2):  # as it may begin to replace things just now
+            for _ in range(2):  # twice, as the trace may begin to replace things in between
                 changed = Watch(map(_beside_trace, watch.entries)).first_change()
                 if changed is None:
                     break
@@ -237,7 +241,7 @@ def _functions(model: nn.Module) -> list[Any]:
 
 
 def _beside_trace(entry: Entry) -> Entry:
-    """``entry``, or one that holds where a trace, in another thread, makes that fail for now."""
+    """``entry``; or, if a trace in another thread makes it fail for now, an entry that always holds."""
     holder, key, expected = entry
     held = holder.get(key) if isinstance(holder, dict) and isinstance(key, str) else None
     return ({}, SIZE, 0) if held is not expected and is_of_trace(held, expected) else entry
@@ -277,7 +281,7 @@ def _children(module: nn.Module, model: nn.Module) -> Iterator[Entry]:
 def _structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
     for module in model.modules():
         for store in (module._parameters, module._buffers):
-            # One that was None, or not there, is none that the program would read.
+            # The program would not read a tensor that later takes the place of None.
             for key, tensor in store.items():
                 if tensor is None:
                     reason = f"the parameter or buffer {key} was None at the conversion; convert it again"
@@ -296,7 +300,7 @@ def _sizes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
 
 
 def _modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, str]]:
-    """Of the modules that hold tensors themselves, or of the others."""
+    """The modes of the modules that hold tensors themselves (``owners``), or of all others."""
     for module in model.modules():
         if bool(module._parameters or module._buffers) is owners:
             name = "the model" if module is model else f"a {type(module).__name__} inside the model"
@@ -306,7 +310,8 @@ def _modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, str]]:
 def _attributes(
     model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]], contents: Contents
 ) -> Iterator[tuple[Entry, str]]:
-    # Tensors among the attributes are read anew in every call, those that several modules have at one place only.
+    # Programs read tensors among the attributes anew in every call, but one that several modules hold at one of its
+    # places only.
     holders = Counter(id(tensor) for module in model.modules() for tensor in _tensors(module))
     by_class = names_by_class(reads)
     for path, module in model.named_modules():
@@ -320,12 +325,14 @@ def _attributes(
                 contents.numbers_of(name, value)  # its numbers stand in the graph
             if not (isinstance(value, Tensor) and holders[id(value)] == 1 and (path, key) in slots):
                 yield (_held(module, model), key, value), f"the attribute {name} {_CHANGED}"
-            # Asked for by hasattr() or getattr(); to ask the class itself would call its descriptors.
+            # The code asked by hasattr() or getattr(). The dicts of the classes are searched here, as getattr would
+            # call descriptors.
             if value is MISSING and not any(key in vars(kind) for kind in type(module).__mro__):
                 for store in (module._parameters, module._buffers, module._modules):
                     yield (store, key, MISSING), f"{name} was not there at the conversion; convert it again"
             if isinstance(module, nn.RNNBase) and key == "_flat_weights":
-                # Its parameters again, with which it only computes: what they hold is no matter.
+                # The list holds the module's parameters again, with which the code only computes: their contents do not
+                # matter.
                 yield (value, ITEMS, tuple(value)), f"the attribute {name} {_CHANGED}"
             else:
                 yield from _reasons(contents.of(name, value))

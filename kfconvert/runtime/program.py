@@ -67,7 +67,8 @@ class Program:
         self._flat: tuple[tuple[Any, ...], ...] | None = None
         self._kinds = [_kind(tensor) for tensor in self._tensors()]
         self._derived = Derived()
-        # Tensors that share memory among them, some of which plans depend on, and the versions that they had.
+        # Tensors whose memory is shared with a tensor that plans depend on, these included, each with the version that
+        # it had.
         self._sharing: list[tuple[Tensor, int]] = []
         self._check_weights = self._unchecked = 0
 
@@ -85,7 +86,8 @@ class Program:
         return tuple([leaves[index].is_contiguous() for index in self._images])
 
     def check_weights(self, runs: int) -> None:
-        """Compare what the plans depend on with what it is now each time after so many runs; 0 for never."""
+        """From now on, compare the tensors that plans depend on with what they hold now after every ``runs`` runs; 0
+        for never."""
         self._check_weights, self._unchecked = runs, 0
         if runs:
             self._derived.note()
@@ -101,7 +103,7 @@ class Program:
         return [tensor for tensor in self._tensors() if tensor is not None]
 
     def unchanged(self) -> Unchanged:
-        """For the tensors as they are now. Raises UnfitTensors where one has no address."""
+        """Tells later whether the tensors are still as they are now. Raises UnfitTensors where one has no address."""
         tensors = self._tensors()
         try:
             return Unchanged([tensor for tensor in tensors if tensor is not None])
@@ -143,14 +145,14 @@ class Program:
 
     def _written_unseen(self) -> bool:
         self._unchecked += 1
-        # Reading the result of a fingerprint would break a recording.
+        # To read the result of a fingerprint on the host would break the recording of a CUDA graph.
         if self._unchecked < self._check_weights or _is_recording():
             return False
         self._unchecked = 0
         return self._derived.overwritten()
 
     def _tensors(self) -> list[Tensor | None]:
-        """All that the program reads, those first that plans hold on to."""
+        """All tensors that the program reads; those that plans hold on to come first."""
         root = vars(self._root())
         read, _, synced = self._places()
         try:
@@ -209,7 +211,7 @@ def _distinct(places: Iterable[tuple[Any, str]]) -> list[tuple[Any, str]]:
 
 
 def _kind(tensor: Any) -> tuple[Any, ...] | None:
-    """What a program relies on of a tensor: dtype, device, shape, layout and class, plain ones being alike."""
+    """What a program relies on of a tensor: dtype, device, shape, layout and class; all plain classes count as one."""
     if tensor is None:
         return None
     if not isinstance(tensor, Tensor):

@@ -27,8 +27,8 @@ def needs_gradient(parameters: list[Tensor], leaves: list[Any]) -> bool:
 
 
 def is_connected(outputs: list[Any]) -> bool:
-    """Whether autograd finds one of ``outputs`` on the way from another to what that was computed from: its gradient
-    then has the share of the other, which outputs of one function do not have."""
+    """Whether autograd's graph has one of ``outputs`` among what another was computed from: the gradient of the one
+    then includes a share that comes through the other, which separate outputs of one autograd function do not have."""
     ends = {output.grad_fn for output in outputs if isinstance(output, Tensor) and output.grad_fn is not None}
     seen: set[Any] = set()
     pending = [node for end in ends for node, _ in end.next_functions]
@@ -55,7 +55,8 @@ def run_recorded(
     Gradients reach the ``parameters`` and leaves that require them. As ever in autograd, changing one of them in
     place between forward and backward is an error.
     """
-    # Each once: a tied weight has one gradient, which autograd would add up for each time that it is given.
+    # Each parameter once: a tied weight has one gradient, which autograd would add up for each time that the weight is
+    # given.
     wanted = list(dict.fromkeys(p for p in parameters if p.requires_grad))
     indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     return _Recomputed.apply(
@@ -70,7 +71,7 @@ class _Recomputed(torch.autograd.Function):
         ctx.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         ctx.save_for_backward(*tensors)
         outputs = _without_bases(fused(leaves), tensors)
-        # An output that nobody uses has no gradient, and what only leads to it none of zeros.
+        # An output that nobody uses has no gradient; what only leads to it must not get a gradient of zeros either.
         ctx.set_materialize_grads(False)
         without = (o for o, wanted in zip(outputs, differentiable) if isinstance(o, Tensor) and not wanted)
         ctx.mark_non_differentiable(*without)
@@ -109,8 +110,9 @@ class _Recomputed(torch.autograd.Function):
 
 
 def _without_bases(outputs: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """``outputs`` with views as tensors of their own, over the same memory, into which callers may write: autograd
-    forbids it for views that were made in here. Not where that memory is another's as well."""
+    """``outputs`` with each view replaced by a tensor of its own over the same memory, so that callers may write into
+    it: autograd forbids that for views that were made in here. A view stays if another output or an input shares its
+    memory."""
     memory = Counter(_memory(value) for value in (*outputs, *inputs) if isinstance(value, Tensor))
     return tuple(
         value.new_empty(0).set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
@@ -132,8 +134,9 @@ class _Barrier:
 class _Alias(torch.autograd.Function):
     """An input as a tensor of its own, so that one which is given twice gets a gradient for each place.
 
-    While the barrier is closed, none goes on to what the input was computed from: an input may depend on another, or
-    on a parameter, and autograd outside adds that part itself. Open, gradients of gradients pass.
+    While the barrier is closed, no gradient goes on to what the input was computed from: an input may depend on
+    another, or on a parameter, and autograd outside adds that part itself. Once it is open, gradients of gradients
+    pass.
     """
 
     @staticmethod

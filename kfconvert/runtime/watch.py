@@ -71,8 +71,9 @@ class Watch:
         self._flat: tuple[Any, ...] | None = None
         self._order: list[int] = []
         self._state: Any = None
-        # Whether the last check found that a dict was written, though what it held before may be back. Only where dicts
-        # have versions, which is so where this is compiled; a dict given the very object that it holds has the same.
+        # Whether the last check found that a dict was written, even if all entries hold again. Only the compiled check
+        # can tell, by the versions of dicts; a key that is set to the very object that it holds leaves the version as
+        # it is.
         self.written = False
 
     def first_change(self, root: dict[str, Any] | None = None) -> int | None:
@@ -107,8 +108,9 @@ class Watch:
 
 
 def renewed(watch: Watch, changed: int | None, root: dict[str, Any] | None = None) -> tuple[Watch, int | None]:
-    """``watch``, in which the entry at the index ``changed`` does not hold, with all values that equal the expected
-    ones expected from now on; and the index of an entry for which that is not so, None where all hold then."""
+    """``watch``, in which the entry at the index ``changed`` does not hold, made anew to expect the values of now
+    wherever they equal the expected ones; and the index of an entry whose value is not equal, None where all entries
+    hold then."""
     while changed is not None:
         holder, key, expected = watch.entries[changed]
         holder = root if holder is ROOT else holder

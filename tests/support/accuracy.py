@@ -10,9 +10,9 @@ def assert_as_accurate(actual, plain, exact, factor=1.5, slack=0.0, ulps=1.0):
     """The largest error of ``actual``, and the root mean square of its errors, are at most ``factor`` times those of
     ``plain``, but for ``ulps`` units in the last place of the largest value.
 
-    ``exact`` is in float64, where ``actual`` is so as well the largest error alone counts. Shapes, dtypes, devices and
-    the places of NaN and infinities must be those of ``plain``. ``slack`` is what is allowed on top, relative to the
-    largest true value. Of two numbers, a ``factor`` or ``ulps``, the first is for the largest error, the other for
+    ``exact`` is in float64; if ``actual`` is in float64 as well, only the largest error counts. Shapes, dtypes, devices
+    and the places of NaN and infinities must be those of ``plain``. ``slack`` is what is allowed on top, relative to
+    the largest true value. Of two numbers, a ``factor`` or ``ulps``, the first is for the largest error, the other for
     the mean.
     """
     assert actual.shape == plain.shape == exact.shape

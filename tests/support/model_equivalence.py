@@ -25,8 +25,8 @@ from .changes import without_frames
 from .random_models import BATCH, Chain, Description, build, call_arguments, laid_out, model_inputs
 from .state_changes import CHANGES, Alike, Subject
 
-# A few numbers carry no reliable largest error: where the original's own error on the very inputs is not enough, its
-# worst over this many other inputs of the same kind, and weights, stands for it.
+# The largest error over a few numbers is not reliable: where the original's error on the very inputs is too small to
+# allow the conversion's, its worst error over this many other inputs of the same kind, and other weights, is used.
 OTHER_INPUTS = 240
 # A site may be rejected for rounding, not for computing something else: largest errors in reasons, by dtype.
 ROUNDING = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
@@ -133,7 +133,7 @@ class Pair:
         for theirs, ours in zip(*found):
             assert (theirs is None) is (ours is None), "other parameters or inputs have gradients"
             if theirs is not None:
-                # The recomputed graph may add the contributions to one tensor in another order.
+                # The graph that backward recomputes may add the contributions to one gradient in another order.
                 scale = ours.double().nan_to_num(0.0, 0.0, 0.0).abs().max().item()
                 atol = 16 * torch.finfo(ours.dtype).eps * scale
                 torch.testing.assert_close(theirs, ours, rtol=0, atol=atol, equal_nan=True, msg="other gradients")
@@ -213,7 +213,7 @@ class Pair:
 
 def exact_twin(original: nn.Module) -> nn.Module:
     """A copy of a random model, and of all that was done to it, with the same weights and in float64 throughout."""
-    # A weight that older weight norms have computed is no leaf of autograd, which a copy refuses.
+    # The weight that an older weight norm has computed is no leaf of autograd, and such a tensor cannot be copied.
     held = [value for module in original.modules() for value in vars(module).values() if isinstance(value, Tensor)]
     twin = copy.deepcopy(original, {id(tensor): tensor.detach().clone() for tensor in held if not tensor.is_leaf})
     for module in twin.modules():

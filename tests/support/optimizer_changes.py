@@ -44,7 +44,7 @@ def _optimizers() -> dict[str, Optimizer]:
 
 
 OPTIMIZERS = _optimizers()
-# Some that stand for all where the way of training matters: they write with versions and without.
+# A few optimizers stand for all where the way of training matters: some move the versions of weights, some do not.
 TYPICAL = ("SGD loop", "AdamW fused", "Adam foreach", "kfconvert fused_sgd")
 
 
@@ -69,7 +69,7 @@ def _made(module: nn.Module, make: Optimizer) -> torch.optim.Optimizer:
 
 
 def _steps(subject: Subject, model: nn.Module, make: Optimizer) -> None:
-    """Two steps, a call before each: nothing is said to the model but by the optimizer."""
+    """Two steps with a call before each: only the optimizer tells the model of them."""
     optimizer = _made(model, make)
     for _ in range(2):
         _step(model, optimizer)

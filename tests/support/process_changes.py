@@ -145,7 +145,8 @@ def _patched(holder: Any, name: str, value: Any) -> Undo:
 
 
 def classes(model: nn.Module) -> list[type[nn.Module]]:
-    # Those of parametrized modules are made for each, and not shared with the other model.
+    # The classes of parametrized modules are left out: each is made for one module, and not shared with the other
+    # model.
     return list(dict.fromkeys(type(module) for module in inner(model) if not is_parametrized(module)))
 
 

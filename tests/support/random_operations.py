@@ -17,7 +17,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class Operation:
-    """``run(layer, tensors, **options)`` for tensors of which the first satisfies ``applies``.
+    """``run(layer, tensors, **options)`` computes it, for tensors of which the first satisfies ``applies``.
 
     ``layer(tensors, **options)``, if any, makes the module that holds the weights. ``writes``: it writes into its
     first tensor. ``options``: a strategy for each option by name.

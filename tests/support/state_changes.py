@@ -110,7 +110,8 @@ class Alike:
         return expected
 
     def compare_gradients(self, what: str, seed: int = 0) -> None:
-        """All together: single ones may be nothing but rounding, such as those of the bias of an attention's keys."""
+        """Compare all gradients together: a single one may be nothing but rounding, such as that of the bias of
+        attention keys."""
         expected, actual = self.original.gradients(seed), self.converted.gradients(seed)
         if isinstance(expected, list) and isinstance(actual, list):
             given = [gradient is not None for gradient in expected]

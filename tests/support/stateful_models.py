@@ -128,7 +128,7 @@ class Stateful(nn.Module):
 
 
 class Blocks(nn.Module):
-    """No graph can be made of it, but of its blocks. (batch, 5, 16) -> (batch, 5, 16)"""
+    """No graph can be made of this model as a whole, but graphs of its blocks can. (batch, 5, 16) -> (batch, 5, 16)"""
 
     def __init__(self):
         super().__init__()

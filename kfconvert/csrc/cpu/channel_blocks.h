@@ -6,9 +6,9 @@
 
 namespace {
 
-// Calls body(channel, count, begin, n) for the blocks of a row of `channels` channels of `inner` elements: n elements
-// of each of `count` channels from number `channel` on, in one piece from element `begin` of the row on, at most
-// kBlock.
+// Calls body(channel, count, begin, n) for each block of a row, which has `channels` channels of `inner` elements. A
+// block has n elements of each of the `count` channels from `channel` on, at most kBlock together; they lie in one
+// piece from element `begin` of the row on.
 template <class Body>
 void for_channel_blocks(int64_t channels, int64_t inner, Body body) {
   const int64_t most = inner < kBlock ? kBlock / inner : 1;

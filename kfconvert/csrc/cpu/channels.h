@@ -22,8 +22,8 @@ KFC_FN void for_channels(const Arguments& a, int64_t begin, int64_t n, Part part
   }
 }
 
-// v[i] = x[i] after its channel, that of element begin + i; channels.row(channel, x, v, scratch, n) takes consecutive
-// channels, an element each, channels.run(channel, x, v, n) many elements of one channel.
+// v[i] = what the channel of element begin + i makes of x[i]. channels.row(channel, x, v, scratch, n) takes one element
+// each of n consecutive channels, channels.run(channel, x, v, n) takes n elements of one channel.
 template <class Channels, class Arguments, class X, class V>
 KFC_ROW void apply_channels(const Arguments& a, int64_t begin, const X* x, V* v, int64_t n) {
   const Channels channels(a);

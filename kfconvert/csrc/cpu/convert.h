@@ -1,6 +1,6 @@
 // float16 and bfloat16 as bare 16-bit words, and rows of them to and from the accumulation type.
-// Own types, not torch's: files built for AVX-512 must not hold inline functions that other files could pick
-// up.
+// These are types of our own, not torch's: a file built for AVX-512 must not hold inline functions that the linker
+// could give to other files as well.
 #pragma once
 
 #include "vector_math.h"
@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-// Row functions are calls, not inlined: hundreds of elements pay for each, and the build is several times
+// Row functions are not inlined: a call costs little beside its hundreds of elements, and the build is several times
 // faster.
 #define KFC_ROW static __attribute__((noinline))
 
@@ -186,7 +186,7 @@ KFC_FN A* result_row(T* to, A* scratch) {
   }
 }
 
-// Rounds what was computed in result_row(to, ...) to its place, where it is not there already.
+// Rounds a row that was computed in result_row(to, ...) into `to`, unless it was computed there.
 template <class T, class A>
 KFC_FN void store_result(const A* row, T* to, int64_t n) {
   if constexpr (!__is_same(T, A)) store_row(row, to, n);

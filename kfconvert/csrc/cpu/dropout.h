@@ -6,7 +6,7 @@
 
 namespace {
 
-// to[i] = dropout(from[i]), element begin + i, of at most kBlock; begin is a multiple of 4.
+// to[i] = dropout(from[i]), where from[i] is element number begin + i; n is at most kBlock, and begin a multiple of 4.
 template <class A>
 KFC_ROW void drop(const kfc::DropoutAct& a, int64_t begin, const A* from, A* to, int64_t n) {
   const A scale = static_cast<A>(a.scale);

@@ -1,4 +1,4 @@
-// Maxima of rows, and sums of exponentials of what is not above them.
+// Maxima of rows, and sums of exp(element - maximum).
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,7 @@
 
 namespace {
 
-// The largest of v[i] and of `largest`; no NaN.
+// The largest of all v[i] and of `largest`; a NaN does not count.
 template <class A>
 KFC_ROW A largest_of(const A* v, int64_t n, A largest) {
   const Vector<A> known = Vector<A>{} + largest;
@@ -20,7 +20,7 @@ KFC_ROW A largest_of(const A* v, int64_t n, A largest) {
   return across<A>(maxima[0], [](auto a, auto b) { return b > a ? b : a; });
 }
 
-// Of whole vectors.
+// As exponentials_row, for elements that fill whole vectors.
 template <class A>
 KFC_FN double exponentials(const A* v, A* out, int64_t n, A largest) {
   double total = 0;
@@ -32,7 +32,8 @@ KFC_FN double exponentials(const A* v, A* out, int64_t n, A largest) {
   return total;
 }
 
-// out[i] = exp(v[i] - largest); returns their sum, in double: beside the one that is 1 the others lose their digits
+// out[i] = exp(v[i] - largest); returns their sum, in double: in float, small terms would lose digits when they are
+// added to the largest one, which is 1
 template <class A>
 KFC_ROW double exponentials_row(const A* v, A* out, int64_t n, A largest) {
   const int64_t whole = n / kWidth<A> * kWidth<A>;
@@ -58,7 +59,7 @@ struct OnlineSum {
     const A next = largest_of(v, n, largest);
     if (next > largest) total *= Math<A>::exp(largest - next);
     largest = next;
-    // Of a block of nothing but -inf and NaN only the NaN count.
+    // In a block of only -inf and NaN, exp(-inf - 0) is 0, so that only the NaN count.
     total += exponentials_row(v, scratch, n, next == A(-INFINITY) ? A(0) : next);
   }
 };

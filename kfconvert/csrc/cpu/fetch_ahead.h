@@ -5,7 +5,8 @@
 
 namespace {
 
-// Asks for n elements that are read or written next, in another pass: to wait for them takes up to a fifth of the time.
+// Prefetches n elements that are read or written next, in another pass: to wait for them there takes up to a fifth of
+// the time.
 template <class T>
 KFC_FN void fetch_ahead(const T* from, int64_t n) {
   constexpr int64_t kLine = 64 / sizeof(T);

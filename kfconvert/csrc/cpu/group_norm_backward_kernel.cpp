@@ -54,7 +54,7 @@ void group_norm_backward_range(const kfc::GroupNormBackward& a, int64_t begin, i
     T* grad_x = static_cast<T*>(a.grad_x) + r * cols;
     A* g_row = result_row(grad_x, scratch.row(0));
     const A mean = static_cast<const A*>(a.mean)[r];
-    // Of one value nothing is left, of which rounding would make something.
+    // The gradient of a row of a single element is 0; an rstd of 0 keeps rounding errors out of it.
     const double rstd = cols == 1 ? A(0) : static_cast<const A*>(a.rstd)[r];
     double* row_products = sums.row(0);
     double* row_totals = sums.row(1);

@@ -10,7 +10,7 @@ namespace kfc {
 template <class Arguments>
 using RangeKernel = void(const Arguments&, int64_t begin, int64_t end);
 
-// Adds what a share of the elements has to the row `share` of sums.partials, which must start as zeros.
+// Adds the sums of the elements begin to end to row `share` of sums.partials, which must start as zeros.
 template <class Arguments>
 using SummingKernel = void(const Arguments&, const ChannelTotals& sums, int64_t begin, int64_t end, int64_t share);
 

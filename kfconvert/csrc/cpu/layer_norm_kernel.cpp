@@ -24,13 +24,13 @@ const A* load_sum(const kfc::LayerNorm& a, int64_t first, int64_t rows, const Sc
   if (a.sum == nullptr) return s;
   T* sum = static_cast<T*>(a.sum) + first * cols;
   store_row(static_cast<const A*>(s), sum, rows * cols);
-  // The backward subtracts the mean from the sum as stored: of a row of almost equal values the mean of another row
-  // would be all that is left.
+  // The backward subtracts the mean from the sum as stored, so the mean must be that of the stored row: in a row of
+  // almost equal values the difference of the two means would otherwise be all that is left.
   return a.centred && a.rstd != nullptr ? as_accumulator(static_cast<const T*>(sum), s, rows * cols) : s;
 }
 
-// y and the statistics of rows first to first + rows - 1, s, which together are at most a block: activated and stored
-// all at once, as one by one it takes twice as long. `next` as for write_row.
+// Writes y and the statistics of rows first to first + rows - 1, whose elements are s, together at most a block. They
+// are activated and stored all at once, as it takes twice as long one by one. `next` as for write_row.
 template <class T, class A>
 void write_short_rows(const kfc::LayerNorm& a, int64_t first, int64_t rows, const A* s, const A* weight, const A* bias,
                       const T* next) {

@@ -50,20 +50,20 @@ struct RowStatistics {
   A rstd;
 };
 
-// Of row r, s, written to where they are wanted.
+// The statistics of row r, whose elements are s; they are also stored in a.mean and a.rstd, where these are not null.
 template <class A>
 RowStatistics<A> statistics_of(const kfc::LayerNorm& a, int64_t r, const A* s) {
   A* none = nullptr;  // s needs no conversion
   const Moments<A> moments = a.centred ? moments_of(s, a.cols, none) : moments_about_zero(s, a.cols, none);
-  // Rounded once, as its error is one of the whole row.
+  // Computed in double and rounded once, because an error in rstd is an error of the whole row.
   const A rstd = static_cast<A>(1.0 / __builtin_sqrt(moments.variance + a.eps));
   if (a.mean != nullptr) static_cast<A*>(a.mean)[r] = moments.mean;
   if (a.rstd != nullptr) static_cast<A*>(a.rstd)[r] = rstd;
   return {moments.mean, rstd};
 }
 
-// y and the statistics of row r, s, of any length; `next` is what will be read for the row after it, null after the
-// last.
+// Writes y and the statistics of row r, whose elements are s, of any length. `next` points to what will be read for the
+// next row, to be prefetched; null after the last row.
 template <class T, class A>
 void write_row(const kfc::LayerNorm& a, int64_t r, const A* s, const A* weight, const A* bias, const T* next) {
   alignas(64) A block[kBlock];

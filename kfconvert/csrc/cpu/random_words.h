@@ -9,9 +9,9 @@ namespace {
 #if defined(__AVX2__)
 
 // Several counters at a time: a 32-bit word in the lower half of each 64-bit lane, beside anything in the upper half.
-// So the processor's product of 32-bit words takes them as they are; of a loop over plain words the compiler makes
-// products of 64-bit words, which take three times as long. Halves are moved by shuffles, which have an execution port
-// of their own where shifts share one with the products.
+// The processor's product of 32-bit words takes them in this form; for a loop over plain words the compiler would use
+// products of 64-bit words, which take three times as long. Halves are moved by shuffles, because shuffles have an
+// execution port of their own, while shifts share one with the products.
 using Lanes = Vector<uint64_t>;
 constexpr int kLanes = kWidth<uint64_t>;
 
@@ -59,7 +59,7 @@ KFC_FN void store_in_turn(Lanes a, Lanes b, uint32_t* to) {
 
 // Words 4 first to 4 first + kBlock - 1 of sequence number `sequence` of `seed`.
 KFC_ROW void random_words(uint64_t seed, uint64_t sequence, uint64_t first, uint32_t* words) {
-  // In memory: where they are operands of the instructions themselves. In registers there is no room for all.
+  // The keys are kept in memory, from where instructions take them as operands: there are not enough registers for all.
   alignas(64) Lanes keys[2][kPhiloxRounds];
   PhiloxKey key = philox_key(seed);
   for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -85,7 +85,7 @@ KFC_ROW void random_words(uint64_t seed, uint64_t sequence, uint64_t first, uint
 
 #else
 
-// A round for all blocks after the other: as loops over arrays the rounds become vector instructions.
+// One round after the other, each for all blocks: as loops over arrays the rounds become vector instructions.
 KFC_ROW void random_words(uint64_t seed, uint64_t sequence, uint64_t first, uint32_t* words) {
   constexpr int64_t blocks = kBlock / 4;
   alignas(64) uint32_t c[4][blocks];

@@ -1,4 +1,4 @@
-// Sums over rows: that of a block in the accumulation type, that of the blocks in double, as a row may have a million
+// Sums over rows. A block is summed up in the accumulation type, and the blocks in double, as a row may have a million
 // elements. Mean and variance of rows, in two passes.
 #pragma once
 
@@ -54,8 +54,8 @@ KFC_ROW A sum_of_products(const A* a, const A* b, int64_t n) {
   return sum_vectors<A>(n, [=](auto load) { return load(a) * load(b); });
 }
 
-// Sixteen additions, or a few more, for each element of a vector of float, so that rounding stays near 3e-7 of a sum at
-// most, even where the terms, and with them all roundings, are alike.
+// For a block of so many elements, each element of a vector of float sums up sixteen terms, or a few more. So the
+// rounding error is near 3e-7 of a sum at most, even where the terms, and with them all roundings, are alike.
 constexpr int64_t kSumBlock = 16 * kChains * kWidth<float>;
 static_assert(kSumBlock <= kBlock);
 
@@ -86,7 +86,7 @@ Moments<A> moments_of(const T* x, int64_t cols, A* scratch) {
     squares += static_cast<double>(deviations.squares);
     return deviations.sum;
   });
-  // Else what rounding left over in the mean would be all there is of a row of equal values.
+  // Without this correction the result for a row of equal values would be nothing but the rounding error of its mean.
   const double correction = left * inverse;
   mean += static_cast<A>(correction);
   const double variance = squares * inverse - correction * correction;

@@ -26,16 +26,16 @@ KFC_FN uint32_t bits_from_float(float value) {
 
 KFC_FN float magnitude_of(float x) { return float_from_bits(bits_from_float(x) & 0x7fffffffu); }
 
-// The smaller of two numbers without a sign; beside a NaN, the other one. As integers it is one instruction, where a
-// comparison that lets a NaN through takes several.
+// The smaller of two numbers that are not negative; if one is a NaN, the other. To compare them as integers takes one
+// instruction; a comparison of floats that lets a NaN through takes several.
 KFC_FN float at_most(float magnitude, float bound) {
   const int32_t a = static_cast<int32_t>(bits_from_float(magnitude));
   const int32_t b = static_cast<int32_t>(bits_from_float(bound));
   return float_from_bits(static_cast<uint32_t>(a < b ? a : b));
 }
 
-// x, or the nearest number of magnitude `limit`; a NaN stays one. The bound that is taken is no constant, lest the
-// compiler makes a path of its own, with a copy of all that follows, for each bound.
+// x, or `limit` with the sign of x where |x| is larger; a NaN stays a NaN. The bound is computed with its sign: for two
+// constant bounds the compiler would make two paths, each with a copy of all that follows.
 KFC_FN float within(float x, float limit) {
   const float bound = float_from_bits(bits_from_float(limit) | (bits_from_float(x) & 0x80000000u));
   return magnitude_of(x) > limit ? bound : x;
@@ -122,8 +122,8 @@ struct Math<double> {
 };
 
 // |v| < 1: cdf(v) = 1 / 2 + v P(v^2); else cdf(-y) = exp(-y^2 / 2) T(y - 2.5) for y = |v|, which shares its exponential
-// with the density; T is erfcx(y / sqrt(2)) / 2, to 2e-8 up to 2.5, then ever less as the exponential falls, up to 5,
-// beyond which nothing is left of it beside 1.
+// with the density; T is erfcx(y / sqrt(2)) / 2, exact to 2e-8 up to y = 2.5, and less exact from there to y = 5, as
+// the exponential falls; beyond 5 the product is too small to count beside 1.
 template <>
 struct Cheaper<Math<float>, float> : AsWritten<Math<float>, float> {
   KFC_FN float within(float v, float limit) { return ::within(v, limit); }

@@ -77,7 +77,7 @@ KFC_FN A across(Vector<A> v, Join join) {
 #if defined(__AVX2__)
   if constexpr (sizeof(A) == 4) {
 #if defined(__AVX512F__)
-    // By masks that leave nothing out: in the other forms GCC 12 sees uninitialised operands.
+    // These forms take masks, which leave nothing out here: in the forms without, GCC 12 sees uninitialised operands.
     const __m256 low = _mm512_maskz_extractf32x8_ps(0xff, (__m512)v, 0);
     const __m256 eight = join(low, _mm512_maskz_extractf32x8_ps(0xff, (__m512)v, 1));
 #else
@@ -98,7 +98,8 @@ KFC_FN A across(Vector<A> v, Join join) {
   return parts[0];
 }
 
-// Four vectors at a time, as each addition waits for the last one to its vector.
+// Sums are kept in four vectors, to which terms are added in turn, as each addition to a vector waits for the one
+// before.
 constexpr int kChains = 4;
 
 template <class A>
@@ -106,9 +107,9 @@ KFC_FN A sum_of_chains(const Vector<A> (&sums)[kChains]) {
   return across<A>((sums[0] + sums[1]) + (sums[2] + sums[3]), [](auto a, auto b) { return a + b; });
 }
 
-// step(k, load) for n elements in the order of memory: load(row, fill) gives the same elements of any row, beyond the
-// end `fill`; k is the chain of additions. A row that is read in several places at a time, all in one page, is no
-// stream to a CPU, which then fetches nothing ahead.
+// Calls step(k, load) for each vector of n elements, in the order of memory: load(row, fill) gives these elements of
+// any row, and `fill` beyond its end; k is the chain of additions for them. The order matters, because a CPU prefetches
+// a row that is read as one stream, but not one that is read at several places of a page in turn.
 template <class A, class Step>
 KFC_FN void in_vectors(int64_t n, Step step) {
   int64_t i = 0;

@@ -1,11 +1,12 @@
 // Backward passes that write a gradient for each element and add up what belongs to channels, in one pass over memory:
 // the channel of element i is (i / inner) % channels
 //
-// A gradient is a functor, of which kBlocks blocks fit on a multiprocessor: these have enough in flight, and every
-// further one would write partial sums. `values_of_channels` reads what belongs to N channels, `add` computes the
-// elements at to at + N - 1, stores what is to be stored and adds their terms to totals[k][j], k less than kTotals.
-// Threads keep the totals of their channels in registers; a block writes one row of partial sums at its end, which a
-// second kernel adds up. Without totals it is a forward pass, whose values of channels take more than a read.
+// A gradient is a functor; kBlocks of its blocks fit on a multiprocessor. So many have enough loads in flight, and
+// every further block would write one more row of partial sums. `values_of_channels` reads what belongs to N channels,
+// `add` computes the elements at to at + N - 1, stores what is to be stored and adds their terms to totals[k][j], k
+// less than kTotals. Threads keep the totals of their channels in registers; a block writes one row of partial sums at
+// its end, which a second kernel adds up. Without totals it is a forward pass, whose values of channels take more than
+// a read.
 #pragma once
 
 #include "add_partials.cuh"
@@ -129,8 +130,8 @@ void launch_gradient(const Gradient& gradient, const BiasAct& a, const ChannelTo
                     Divider(inner / N));
 }
 
-// Into how many shares the elements of each channel are dealt, of which each block of the grid has one, for so many
-// blocks a multiprocessor.
+// Into how many shares the elements of each channel are divided for a grid of `blocks` blocks a multiprocessor; each
+// block takes one share.
 inline int64_t shares_of(const BiasAct& a, int64_t blocks) {
   if (a.numel == 0) return 0;
   const int64_t pack = a.dtype == DType::f64 ? 1 : a.dtype == DType::f32 ? 4 : 8;

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(row_block(THREADS))
     OnlineSum<A, Math<A>> online;
     A sum = 0;
     for (int64_t first = 0; first < a.cols; first += kStep) {
-      // What the row does not have is no largest value and adds nothing.
+      // Beyond the end of the row, elements are -inf: they do not change the largest value, and add nothing to the sum.
       RowWords<T, N, ITEMS> words(-INFINITY);
       words.template load<THREADS>(from + first, a.cols - first, active);
       if (first == 0 && valid) of_target = widen(from[target]);

@@ -29,7 +29,7 @@ __device__ __forceinline__ void gradient_of_channel(const GroupNormBackward& a, 
   }
 }
 
-// Of rows of one value nothing is left, of which rounding would make something.
+// The gradient of a row of a single element is 0; an rstd of 0 keeps rounding errors out of it.
 template <class A>
 __device__ __forceinline__ A rstd_of(const GroupNormBackward& a, int64_t row) {
   return a.channels * a.inner == 1 ? A(0) : static_cast<const A*>(a.rstd)[row];
@@ -53,8 +53,9 @@ __device__ __forceinline__ void write_grad_x(T* grad_x, A rstd, A mean_g, A mean
   store<N>(grad_x, g);
 }
 
-// How a row is dealt to the threads of a block: each channel in `pieces` pieces of `lanes` packs, the last one what is
-// left; `lanes` neighbouring threads are a team, which takes the pieces team, team + teams, ...
+// How a row is divided among the threads of a block: each channel is cut into `pieces` pieces of `lanes` packs, of
+// which the last may have fewer; `lanes` neighbouring threads are a team, which takes the pieces team, team + teams,
+// ...
 struct Deal {
   int lanes;  // a power of two
   int pieces;
@@ -258,7 +259,7 @@ bool launch_in_registers(const GroupNormBackward& a, int64_t most, cudaStream_t 
   const int64_t packs = a.inner / N;
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
   if (a.rows > kMostBlocks || a.channels > most * ITEMS || packs > most * ITEMS) return false;
-  int64_t lanes = 32;  // so many that the fewest idle, of those the most
+  int64_t lanes = 32;  // the number that leaves the fewest idle, or the largest of several such
   for (int64_t fewer = 16; fewer >= kLeastLanes; fewer /= 2) {
     if (rounded_up(packs, fewer) < rounded_up(packs, lanes)) lanes = fewer;
   }

@@ -39,8 +39,9 @@ struct RowMoments {
   A rstd;
 };
 
-// Of a row whose packs s the THREADS threads hold, in two passes; what the row does not have is 0. `shared` holds
-// kMomentValues: every sum has its own place, which no thread reads any more when the next row comes to it.
+// The moments of a row whose packs s the THREADS threads hold, in two passes; elements beyond the row's end are 0.
+// `shared` holds kMomentValues: every sum has its own place, so that no thread still reads it when the next row writes
+// there.
 template <bool CENTRED, int THREADS, int ITEMS, int N, class A>
 __device__ __forceinline__ RowMoments<A> moments_of(const A (&s)[ITEMS][N], int64_t cols, const NormScalars<A>& norm,
                                                     bool active, A* shared) {
@@ -77,7 +78,8 @@ __device__ __forceinline__ RowMoments<A> moments_of(const A (&s)[ITEMS][N], int6
 }
 
 // Kahan's compensated sum ("Further remarks on reducing truncation errors", 1965): a thread adds up thousands of terms
-// of a long row, and roundings that are all alike, as those of squares of one magnitude, would add up as well.
+// of a long row, and without compensation roundings that are all alike, as those of squares of one magnitude, would add
+// up as well.
 template <class A>
 struct CompensatedSum {
   A sum = 0;
@@ -117,9 +119,9 @@ __device__ __forceinline__ RowMoments<A> moments_of_long_row(Load load, int64_t 
   return {mean, rsqrt(variance + norm.eps)};
 }
 
-// Weight and bias, of the dtype of x, of a thread's packs of columns, for all its rows. EARLY ones are loaded before
-// the first row, so that the row is waited for at the same time: behind its sums they would be waited for anew. But
-// that takes registers that a long row needs.
+// Weight and bias, of the dtype of x, for a thread's packs of columns and all its rows. If EARLY, they are loaded
+// before the first row, so that one wait serves both; after the sums of the row there would be a second wait. But that
+// takes registers that a long row needs.
 template <bool CENTRED, class T, int N, int THREADS, int ITEMS, bool EARLY>
 class RowAffine {
  public:
@@ -166,8 +168,8 @@ class RowAffine {
     Word<P> word;
     if constexpr (EARLY) {
       word = kept[item];
-      // The empty instruction keeps the compiler from converting ahead of the rows: that would wait for the word
-      // before the first row is asked for.
+      // The empty instruction keeps the compiler from moving the conversion ahead of the loads of the rows, where it
+      // would wait for the word before the first row is even asked for.
       asm volatile("" : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w));
     } else {
       word = word_at(from, item);
@@ -181,9 +183,9 @@ class RowAffine {
   Word<P> bias_[kKept];
 };
 
-// Of kernels that hold rows of up to 32 elements a thread, so many blocks fit a multiprocessor with 64 registers a
-// thread. With them 1024 rows of 4096 float16 elements are all on their way at once on an H100. Weights and biases that
-// are asked for early need more registers.
+// So many blocks of a kernel that holds rows of up to 32 elements a thread fit a multiprocessor, with 64 registers a
+// thread. Then an H100 has 1024 rows of 4096 float16 elements all on their way at once. Weights and biases that are
+// asked for early need more registers.
 template <int THREADS, bool EARLY>
 constexpr int kNormBlocks = EARLY ? 1 : 1024 / row_block(THREADS);
 

@@ -23,8 +23,8 @@ constexpr int64_t kShortRow = 16384;
 // Threads of a block: rows that a warp or less takes share one.
 __host__ __device__ constexpr int block_of(int threads) { return threads <= 32 ? kThreads : threads; }
 
-// Rows or parts of rows, as many elements each but for the last of a row; of rows that are not cut, and of parts of one
-// row, one after the other.
+// The rows, or parts of rows, that are summed up. All have `length` elements but for the last part of a row. Rows that
+// are not cut, and the parts of a single row, lie one after the other.
 struct Pieces {
   int64_t count;
   int64_t total;  // elements of all that lie one after the other

@@ -27,8 +27,8 @@ inline unsigned row_grid(int64_t rows, int rows_per_block, int threads) {
   return static_cast<unsigned>(wanted < most ? wanted : most);
 }
 
-// Threads that share a row, packs that each of them holds, and whether a norm asks for its weight and bias early:
-// before the first row, where they take registers, and not behind its sums, where they are waited for.
+// How many threads share a row, how many packs each of them holds, and whether a norm loads its weight and bias early:
+// before the first row they take registers, after its sums they would have to be waited for.
 template <int THREADS, int ITEMS, bool EARLY>
 struct RowShape {
   static constexpr int threads = THREADS;
@@ -73,8 +73,8 @@ __device__ __forceinline__ void for_rows(int64_t rows, Body body) {
   }
 }
 
-// A thread's packs of a row as they are in memory. All rows that belong together are loaded before the first is
-// converted, which waits for it.
+// A thread's packs of a row as they are in memory. Load all rows that belong together before the first is converted, as
+// a conversion waits for its load.
 template <class T, int N, int ITEMS>
 struct RowWords {
   using P = Pack<T, N>;
@@ -89,7 +89,7 @@ struct RowWords {
     for (int i = 0; i < ITEMS; ++i) words[i] = word;
   }
 
-  // What the row does not have stays absent, and `row` is not read where it is not active.
+  // Elements beyond the end of the row keep the value `absent`; a row that is not active is not read.
   template <int THREADS>
   __device__ __forceinline__ void load(const T* row, int64_t cols, bool active) {
     const int lane = threadIdx.x % THREADS;
@@ -164,7 +164,7 @@ struct OnlineSum {
     A next = largest;
     for_each(v, [&](A value) { next = max_of(next, value); });
     if (next == A(-INFINITY)) {
-      for_each(v, [&](A value) { total = value != value ? value : total; });  // a NaN is no largest value, but counts
+      for_each(v, [&](A value) { total = value != value ? value : total; });  // max_of skips a NaN; the sum must not
       return;
     }
     if (next > largest) total *= M::exp(largest - next);
@@ -176,7 +176,7 @@ struct OnlineSum {
   template <int THREADS>
   __device__ __forceinline__ A row_total(A& row_largest, A* shared) {
     row_largest = row_max<THREADS>(largest, shared);
-    // Where a thread has seen nothing, 0 is its part.
+    // A thread that has seen nothing but -inf and NaN adds its total, 0 or NaN, as it is: -inf - -inf would be NaN.
     return row_sum<THREADS>(largest == A(-INFINITY) ? total : total * M::exp(largest - row_largest), shared);
   }
 

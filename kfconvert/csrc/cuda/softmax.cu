@@ -35,7 +35,7 @@ struct MaskRow {
     return n / by;
   }
 
-  // Whether packs of N elements of it lie from multiples of their size on.
+  // Whether packs of N elements of the mask are aligned to their size.
   template <int N>
   __device__ bool packed() const {
     return !repeated && reinterpret_cast<uintptr_t>(data) % (boolean ? N : N * sizeof(T)) == 0;
@@ -55,8 +55,8 @@ struct MaskRow {
     }
   }
 
-  // v = x * scale with the mask, for all packs of a thread. What can be loaded in packs is asked for before x is waited
-  // for.
+  // v = x * scale with the mask, for all packs of a thread. A mask that can be loaded in packs is loaded before the
+  // kernel waits for x.
   template <int THREADS, int N, int ITEMS, class A>
   __device__ void scale_and_apply(const RowWords<T, N, ITEMS>& x, A scale, int64_t cols, bool active,
                                   A (&v)[ITEMS][N]) const {
@@ -227,7 +227,7 @@ __device__ __forceinline__ A load_pair(const Softmax& a, int64_t at, A (&y)[N], 
   return total;
 }
 
-// 0 where the bit of an element is, also where y is NaN.
+// The gradient of an element whose bit in `kept` is 0 is 0, even if y is NaN.
 template <class T, int N, class A>
 __device__ __forceinline__ void store_gradient(const Softmax& a, int64_t at, A total, const A (&y)[N], A (&grad)[N],
                                                uint32_t kept) {
@@ -237,11 +237,12 @@ __device__ __forceinline__ void store_gradient(const Softmax& a, int64_t at, A t
   store<N>(static_cast<T*>(a.y) + at, grad);
 }
 
-// So many threads, or what whole blocks there are in that, fit a multiprocessor with the registers for two rows.
+// So many threads, rounded down to whole blocks, fit a multiprocessor if each has the registers for its part of two
+// rows.
 template <int ELEMENTS>
 constexpr int kBackwardThreads = ELEMENTS > 24 ? 768 : 1024;
 
-// With a mask in kernels of their own: the search for the row's place in it takes registers.
+// Calls with a mask have kernels of their own, because finding the row's place in the mask takes registers.
 template <class T, int N, int THREADS, int ITEMS, bool masked>
 __global__ void __launch_bounds__(row_block(THREADS), kBackwardThreads<ITEMS * N> / row_block(THREADS))
     softmax_backward_kernel(Softmax a) {

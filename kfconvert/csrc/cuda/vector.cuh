@@ -51,8 +51,8 @@ struct Math<double> {
 struct HalfMath {
   static __device__ __forceinline__ float exp(float x) { return __expf(x); }
   static __device__ __forceinline__ float tanh(float x) { return tanhf(x); }
-  // 2 ulp. The operator rounds to the last bit, in as many instructions as an exponential takes: silu of 1 M float16
-  // elements and a bias takes 3.0 us with it, 2.0 with this.
+  // Exact to 2 ulp. The operator / rounds correctly, but takes as many instructions as an exponential: silu of 1 M
+  // float16 elements and a bias takes 3.0 us with the operator, 2.0 us with this.
   static __device__ __forceinline__ float divide(float a, float b) {
     float quotient;
     asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
@@ -75,15 +75,15 @@ struct HalfMath {
 
 namespace {
 
-// 1 ulp, and 0 for what is below the normal numbers.
+// Exact to 1 ulp; a result below the normal numbers becomes 0.
 KFC_FN float rough_reciprocal(float v) {
   float reciprocal;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
   return reciprocal;
 }
 
-// The operator / branches for quotients that are out of range, so that one element waits for another. These take a
-// Newton step from a reciprocal of 1 ulp without a branch, and are as exact as / but for ties.
+// The operator / has a branch for quotients that are out of range, so that one element waits for another. The functions
+// here take a Newton step from a reciprocal of 1 ulp, without a branch, and are as exact as / except for ties.
 template <>
 struct Cheaper<kfc::Math<float>, float> : AsWritten<kfc::Math<float>, float> {
   KFC_FN float divide(float a, float b) {
@@ -176,8 +176,8 @@ struct Access<1> {
   using type = unsigned char;
 };
 
-// A pack as it is in memory. One that may not be loaded is best chosen as such: of packs the compiler would choose each
-// element.
+// A pack as one word of memory. Where a pack is loaded under a condition only, choose between words: between packs the
+// compiler would choose element by element.
 template <class P>
 using Word = typename Access<sizeof(P)>::type;
 
@@ -213,8 +213,8 @@ __device__ __forceinline__ P load_pack(const T* from) {
   return pack_of<P>(load_word<P>(from));
 }
 
-// By the intrinsic: assignments of structs the compiler takes apart, and not always does it put the parts together
-// again. The second of two packs of a thread came out as eight stores of two bytes.
+// Stores by an intrinsic, because the compiler takes assignments of structs apart and does not always join the parts
+// again: the second of two packs of a thread came out as eight stores of two bytes.
 template <class P, class T>
 __device__ __forceinline__ void store_pack(T* to, const P& pack) {
   __stwb(reinterpret_cast<Word<P>*>(to), word_of(pack));
@@ -258,8 +258,8 @@ __device__ __forceinline__ void store_wide(T* to, const A (&from)[N]) {
   }
 }
 
-// Whether weight and bias are of the dtype of x. Kernels that hold rows in registers take these only: a test of the
-// dtype at each pack would keep the loads of one behind the use of those before.
+// Whether weight and bias have the dtype of x. Kernels that hold rows in registers require that: with a test of the
+// dtype at each pack, the loads of a pack would wait until the packs before it have been used.
 template <class T, class Arguments>
 bool has_own_affine(const Arguments& a) {
   return sizeof(T) != 2 || a.affine_dtype != DType::f32;
@@ -275,7 +275,7 @@ __device__ __forceinline__ void load_affine(const void* from, bool is_float, int
   }
 }
 
-// weight + offset of a norm; adding an offset of 0 would make 0 of a weight of -0.
+// weight + offset of a norm. An offset of 0 is not added, as it would turn a weight of -0 into 0.
 template <int N, class T, class Arguments, class A>
 __device__ __forceinline__ void load_weight(const Arguments& a, int64_t col, A (&to)[N]) {
   load_affine<N, T>(a.weight, a.affine_dtype == DType::f32, col, to);
@@ -326,8 +326,8 @@ __device__ __forceinline__ void activate_backward_pack(int code, const A (&g)[N]
   KFC_DISPATCH_ACTIVATION(code, (activate_backward_each<act, M>(g, v, slope)));
 }
 
-// The same two as calls that are not inlined: the kernels of the norms unroll over a row's packs. Inlined, all
-// activations for every pack would take minutes to compile and registers from all norms.
+// The same two functions, not inlined: the kernels of the norms unroll over a row's packs, and all activations inlined
+// for every pack would take minutes to compile and cost all norms registers.
 template <class T, class A, int N>
 __device__ __noinline__ Pack<A, N> activate_call(int code, Pack<A, N> v, A slope) {
   activate_pack<T>(code, v.v, slope);
@@ -348,11 +348,11 @@ __device__ __noinline__ Pack<A, N> activate_backward_call(int code, Pack<A, N> g
   return g;
 }
 
-// In place of an activation: whichever is given at run time. An int, as the template arguments of kernels must be of a
-// type with a name outside of this file.
+// Stands in place of an activation for whichever one is given at run time. It is an int, because template arguments of
+// kernels must be of a type that has a name outside of this file.
 constexpr int kAny = -1;
 
-// v[i] = act(v[i]) with the activation of the kernel, or, of one for kAny, that of the code.
+// v[i] = act(v[i]) with the activation `act` of the kernel; in a kernel for kAny, with the one that `code` names.
 template <int act, class T, int N, class A>
 __device__ __forceinline__ void activate_as(int code, A (&v)[N], A slope) {
   if constexpr (act != kAny) {
@@ -386,8 +386,8 @@ __device__ __forceinline__ void activate_backward_as(int code, A (&g)[N], const 
   }
 }
 
-// Calls launch with the activation as a compile-time constant: those that follow norms have kernels of their own, which
-// inline them, all others share one.
+// Calls launch with the activation as a compile-time constant: those that commonly follow norms have kernels of their
+// own, which inline them; all others share the kernel for kAny.
 template <class Launch>
 void dispatch_row_activation(int code, Launch launch) {
   switch (code) {
@@ -404,7 +404,7 @@ void dispatch_row_activation(int code, Launch launch) {
   }
 }
 
-// Sums over WIDTH neighbouring lanes, all at once: the latency of one.
+// Sums over WIDTH neighbouring lanes. All SUMS sums are taken at once, in the latency of one.
 template <int WIDTH, class A, int SUMS>
 __device__ __forceinline__ void lane_sums(A (&values)[SUMS]) {
 #pragma unroll
@@ -416,7 +416,8 @@ __device__ __forceinline__ void lane_sums(A (&values)[SUMS]) {
 
 // Adds up over the THREADS threads of a row: within a warp by shuffles, across warps through shared memory. Every
 // thread gets the sums. With more than a warp a row, all threads of the block must call it; `shared` holds 32 values
-// for each sum. FREE: all threads have been at a barrier since the last of them read what is there.
+// for each sum. FREE: all threads have passed a barrier since `shared` was last read, so that it may be written at
+// once.
 template <int THREADS, bool FREE = false, class A, int SUMS>
 __device__ __forceinline__ void row_sums(A (&values)[SUMS], A* shared) {
   lane_sums<(THREADS < 32 ? THREADS : 32)>(values);
@@ -432,7 +433,7 @@ __device__ __forceinline__ void row_sums(A (&values)[SUMS], A* shared) {
     }
     __syncthreads();
     if constexpr (kWarps <= 8) {
-      // Reads of one address at a time, which follow each other sooner than shuffles do.
+      // All lanes read the same address at a time: such reads follow each other sooner than shuffles do.
 #pragma unroll
       for (int k = 0; k < SUMS; ++k) {
         values[k] = shared[32 * k + first];
@@ -454,10 +455,10 @@ __device__ __forceinline__ A row_sum(A value, A* shared) {
   return values[0];
 }
 
-// Takes what rounding left over in the mean of a row out of its mean and variance: the corrected two-pass algorithm
-// (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983). Of a row of equal values that would
-// be all there is. Other rows have less of it than they vary, so that `deviations`, which returns a thread's part of
-// the sum of deviations from `mean`, is called for rows that hardly vary only.
+// Corrects the mean and variance of a row for the rounding error of the mean: the corrected two-pass algorithm (Chan,
+// Golub and LeVeque, "Algorithms for computing the sample variance", 1983). The variance of a row of equal values would
+// be nothing but that error. Where a row varies, the error is smaller than the variance, so that `deviations`, which
+// returns a thread's part of the sum of deviations from `mean`, is called only for rows that hardly vary.
 template <int THREADS, bool FREE = false, class A, class Deviations>
 __device__ __forceinline__ void correct_moments(A& mean, A& variance, A inverse, A* shared, Deviations deviations) {
   bool needed = variance < A(1e-6) * mean * mean;
