@@ -156,6 +156,19 @@ FOUND: dict[str, Description] = {
         outputs=(8,),
         dtype="float16",
     ),
+    # A norm of nearly equal values in float64 was refused, rightly, but with nothing about their rounding.
+    "norm_of_noise": Description(
+        inputs=(Input("sequence"), Input("rows", "expanded")),
+        steps=(
+            Step("cast", (1,), {"dtype": "float64"}),
+            Step("batch_norm", (2,), {"affine": False, "tracked": False}),
+            Step("activation", (3,), {"form": ("sigmoid", "functional")}),
+            Step("layer_norm", (4,), {"last": 1, "affine": False, "bias": False}),
+            Step("number", (5,), {"kind": "add"}),
+            Step("square_linear", (6,), {"bias": False}),
+        ),
+        outputs=(7,),
+    ),
 }
 
 

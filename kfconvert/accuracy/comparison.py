@@ -135,11 +135,13 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
         reason = "the original's outputs have another structure for each input"
     notes, errors, differing, unmeasured = [description], [], 0, []
     for name in names:
-        triples: list[tuple[Any, Any, Any]] = [
+        stored: list[tuple[Any, Any, Any]] = [
             (truth.leaves.get(name), ours.leaves.get(name), theirs.leaves.get(name))
             for truth, ours, theirs in zip(truths, originals, optimized)
         ]
-        problem = next(filter(None, (_unequal(ours, theirs) for _, ours, theirs in triples)), None)
+        problem = next(filter(None, (_stored_otherwise(ours, theirs) for _, ours, theirs in stored)), None)
+        triples: list[tuple[Any, Any, Any]] = [tuple(map(_dense, triple)) for triple in stored]
+        problem = problem or next(filter(None, (_unequal(ours, theirs) for _, ours, theirs in triples)), None)
         ours = triples[0][1]
         if problem is None and isinstance(ours, Tensor) and not _inexact(ours):
             problem, remark, count = _judge_exact(triples)
@@ -184,8 +186,31 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
     )
 
 
+def _stored_otherwise(ours: Any, theirs: Any) -> str | None:
+    """Whether they are on different devices, or one is sparse or nested and the other not in the same way."""
+    if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
+        return None
+    if ours.device != theirs.device:
+        return f"is on {theirs.device}, the original's is on {ours.device}"
+    if ours.is_nested != theirs.is_nested:
+        return f"is {'' if theirs.is_nested else 'not '}nested, unlike the original's"
+    return None if ours.layout is theirs.layout else f"has the layout {theirs.layout}, the original's {ours.layout}"
+
+
+def _dense(value: Any) -> Any:
+    """What a tensor holds as one that can be compared: of a nested tensor all elements in a row, zeros for the device
+    meta."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.is_meta:
+        return torch.zeros(value.shape, dtype=value.dtype)
+    if value.is_nested:
+        return torch.cat([part.flatten() for part in value.unbind()])
+    return value if value.layout is torch.strided else value.to_dense()
+
+
 def _unequal(ours: Any, theirs: Any) -> str | None:
-    """What differs beyond rounding: kind, shape, dtype, device, exact values, places of NaN and infinity."""
+    """What differs beyond rounding: kind, shape, dtype, exact values, places of NaN and infinity."""
     if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
         same = type(ours) is type(theirs) and ours == theirs
         return None if same else f"is {theirs!r:.40}, the original's is {ours!r:.40}"
@@ -193,8 +218,6 @@ def _unequal(ours: Any, theirs: Any) -> str | None:
         return f"has shape {tuple(theirs.shape)}, the original's is {tuple(ours.shape)}"
     if ours.dtype != theirs.dtype:
         return f"has dtype {theirs.dtype}, the original's is {ours.dtype}"
-    if ours.device != theirs.device:
-        return f"is on {theirs.device}, the original's is on {ours.device}"
     if not _inexact(ours):
         return None  # see _judge_exact
     ours, theirs = _float64(ours), _float64(theirs)

@@ -178,7 +178,8 @@ def addmm_to_linear(graph: fx.Graph) -> None:
                 continue
             if before.dim() != after.dim() or not _same_sizes(before.shape[:-1], after.shape[:-1]):
                 continue
-            if bias.meta["val"].dim() != 1:
+            # The reshape may also have cut the rows of x, into heads for example.
+            if bias.meta["val"].dim() != 1 or not _same_sizes(before.shape[-1:], weight.meta["val"].shape[:1]):
                 continue
             with graph.inserting_before(node):
                 transposed = graph.call_function(aten.t.default, (weight,))

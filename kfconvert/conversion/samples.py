@@ -49,6 +49,10 @@ class Sample:
         """The result of the original subgraph in float64 throughout: the model's own casts become casts to float64."""
         return self.exact_subgraph(*map(_in_float64, self.arguments))
 
+    def exact_of_neighbours(self) -> Any:
+        """As :meth:`exact`, of inputs that differ from these by as little as their own rounding."""
+        return self.exact_subgraph(*map(_neighbour, self.arguments))
+
 
 class _Recorder(fx.Interpreter):
     """Runs a region's graph and keeps the inputs of one site of each kind."""
@@ -130,6 +134,15 @@ def _in_float64(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     return in_float64(value)
+
+
+def _neighbour(value: Any) -> Any:
+    """In float64, each element times a random factor that is 1 within half a unit of rounding of its dtype."""
+    if not (isinstance(value, Tensor) and value.is_floating_point()):
+        return _in_float64(value)
+    generator = torch.Generator(value.device).manual_seed(0)
+    shifts = torch.rand(value.shape, generator=generator, dtype=torch.float64, device=value.device) - 0.5
+    return value.double() * (1 + torch.finfo(value.dtype).eps * shifts)
 
 
 def _subgraph(site: Site, outer: list[fx.Node], change: Callable[[Any], Any] = _unchanged) -> Callable[..., Any]:

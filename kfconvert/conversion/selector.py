@@ -226,6 +226,9 @@ class _Trials:
             self.refusal = f"no fused implementation for {sample.dtype} on this device{failed}"
         else:
             self.refusal = f"error {least:.1e} against float64, allowed {allowed:.1e}"
+            noise = _error(_flat(sample.exact_of_neighbours()), exact)
+            if noise > allowed:
+                self.refusal += f"; rounding its inputs alone makes {noise:.1e}"
 
     def promising(self, original_seconds: float) -> list[str]:
         """The strategies to time, by the seconds that the first call of each, and of the original, took."""

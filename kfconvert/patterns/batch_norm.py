@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from ..graph import Op, Var, aten
 from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedBatchNormAct
 from .activations import negative_slope, with_activation
-from .checks import dtype_refusal, weights_refusal
-from .shells import NORM_ARGUMENTS, NORM_TENSORS, norm_shell
+from .checks import dtype_refusal, traced, weights_refusal
+from .shells import NORM_ARGUMENTS, NORM_MODULES, NORM_TENSORS, norm_shell
 
 _NORM = Op(aten.batch_norm.default, Var("x"), *NORM_ARGUMENTS, name="norm")
 
@@ -21,6 +22,8 @@ def _refusal(match: Match) -> str | None:
     captures = match.captures
     if captures["training"]:
         return "the batch norm uses the statistics of the batch"
+    if traced(captures["norm"]).dim() not in NORM_MODULES:
+        return f"its input has {traced(captures['norm']).dim()} dimensions, which no batch norm module takes"
     tensors = {name: captures[name] for name in NORM_TENSORS}
     return weights_refusal(**tensors) or dtype_refusal(captures["x"], *tensors.values())
 
@@ -53,6 +56,14 @@ class _UsedTwice(_DenseLayer):
         return self.activation(hidden) + hidden
 
 
+class _OfSixDimensions(nn.BatchNorm3d):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps).relu()
+
+    def __init__(self) -> None:
+        super().__init__(8)
+
+
 def _images() -> tuple[Tensor, ...]:
     return (torch.randn(2, 8, 9, 9),)
 
@@ -79,6 +90,7 @@ _SPECIAL_CASES = {
             "statistics of the batch",
         ),
         Case(lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), _images, 0),
+        Case(_OfSixDimensions, lambda: (torch.randn(2, 8, 1, 2, 1, 3),), 0, "6 dimensions"),
     ),
 }
 

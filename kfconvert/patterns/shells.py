@@ -11,7 +11,7 @@ from ..graph import Var
 from .checks import traced
 
 _CONV_MODULES = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
-_NORM_MODULES = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+NORM_MODULES = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 
 # What aten.batch_norm takes beside its input.
 NORM_ARGUMENTS = tuple(map(Var, ("scale", "shift", "mean", "variance", "training", "momentum", "eps", "cudnn_enabled")))
@@ -40,7 +40,7 @@ def conv_shell(captures: dict[str, Any], tensor: Live) -> tuple[nn.Module, Bindi
 
 def norm_shell(captures: dict[str, Any], tensor: Live) -> tuple[nn.Module, Bindings]:
     """The batch norm of the captures ``NORM_ARGUMENTS`` and "norm", its call."""
-    norm = _NORM_MODULES[traced(captures["norm"]).dim()](
+    norm = NORM_MODULES[traced(captures["norm"]).dim()](
         traced(captures["mean"]).shape[0],
         captures["eps"],
         captures["momentum"],

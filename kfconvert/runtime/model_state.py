@@ -16,6 +16,7 @@ from ..region import Read
 from .code import code_walk
 from .configuration import WHOLE, configurations, names_by_class
 from .contents import OF_EVERY_MODULE, Contents, Found, first_different, items
+from .output_recording import is_recording_hook, recorded_outputs, wanted_outputs
 from .watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
 from .weak_module import WeakModule
 
@@ -143,7 +144,7 @@ class ModelState:
             return reason
         if self.hooks.first_change() is not None or self.hooks.written:
             self._watch_hooks()
-        return self.hooked
+        return self.hooked or (self._recording() if self.recorded else None)
 
     def _watch_children(self) -> None:
         model = self._root()
@@ -156,6 +157,12 @@ class ModelState:
         self.hooks = Watch((hooks, SIZE, len(hooks)) for hooks in kinds)
         self.hooks.first_change()
         self.hooked = inner_hook(model) or self._replaced_parameter()
+        self.recorded = recorded_outputs(module for module in model.modules() if module is not model)
+
+    def _recording(self) -> str | None:
+        """Why an outer call that has transformers record the outputs of submodules forbids the program; else None."""
+        wanted = self.recorded & wanted_outputs()
+        return f"hooks record {', '.join(sorted(wanted))}, which a fused program would not call" if wanted else None
 
     def _replaced_parameter(self) -> str | None:
         """Why a replaced parameter forbids the program, as in a distributed run, where a hook may gather parameters for
@@ -402,7 +409,5 @@ def global_hook() -> str | None:
 def has_hooks(module: nn.Module) -> bool:
     """Whether ``module`` itself has hooks that its ``__call__`` runs around its forward."""
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    # transformers leaves its recording hooks in place after a call with output_hidden_states=True. They do
-    # nothing in calls that do not ask for it, and one that asks has other arguments or another config.
-    idle = "transformers.utils.output_capturing"
-    return any(getattr(hook, "__module__", None) != idle for kind in kinds for hook in kind.values())
+    # Those that transformers leaves in place are asked for by themselves, see recorded_outputs.
+    return any(not is_recording_hook(hook) for kind in kinds for hook in kind.values())

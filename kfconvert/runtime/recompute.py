@@ -115,11 +115,16 @@ def _without_bases(outputs: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> tupl
     memory."""
     memory = Counter(_memory(value) for value in (*outputs, *inputs) if isinstance(value, Tensor))
     return tuple(
-        value.new_empty(0).set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
-        if isinstance(value, Tensor) and value._is_view() and memory[_memory(value)] == 1
-        else value
+        _own(value) if isinstance(value, Tensor) and value._is_view() and memory[_memory(value)] == 1 else value
         for value in outputs
     )
+
+
+def _own(view: Tensor) -> Tensor:
+    """A tensor over the memory of ``view``; what is read conjugated or negated from there is copied."""
+    if view.is_conj() or view.is_neg():
+        return view.resolve_conj().resolve_neg()
+    return view.new_empty(0).set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
 
 
 def _memory(tensor: Tensor) -> int:

@@ -185,6 +185,23 @@ def test_writing_to_an_argument_or_buffer_is_refused(model):
         canonical_region(model, torch.randn(3, 5))
 
 
+def test_conv1d_over_parts_of_rows_is_none():
+    """As with one projection for all heads: the rows of the product are not those of the input."""
+
+    class PerHead(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+
+        def forward(self, x):
+            return torch.addmm(self.bias, x.reshape(-1, 4), self.weight).reshape(x.shape)
+
+    model, x = PerHead(), torch.randn(2, 3, 8)
+    region = canonical_region(model, x)
+    assert aten.addmm.default in targets(region)
+    torch.testing.assert_close(run(model, region, x)[0], model(x))
+
+
 def test_conv1d_of_gpt2_is_a_linear():
     model, x = Conv1D(6, 4), torch.randn(2, 3, 4)
     region = canonical_region(model, x)

@@ -153,6 +153,24 @@ def test_momentum_of_a_parameter_whose_first_gradient_comes_later(device, option
     torch.testing.assert_close(*found)
 
 
+def test_momentum_of_a_parameter_whose_first_gradient_a_later_closure_makes(device):
+    found = []
+    for make in (ops.fused_sgd, partial(torch.optim.SGD, foreach=False)):
+        params = parameters(torch.float64, device)
+        optimizer = make(params, lr=0.1, momentum=0.9)
+        for step in range(4):
+
+            def closure(params=params, optimizer=optimizer, step=step):
+                optimizer.zero_grad()
+                loss = sum(parameter.square().sum() for parameter in params[: 1 + step])
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+        found.append(params)
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
 def test_a_copy_tells_of_its_writes(device, name, duplicate):

@@ -88,3 +88,62 @@ def test_results_of_attention_lie_as_those_of_the_original(after):
     assert fused.kfconvert_info()["attention_replaced"] == 1
     assert outputs.stride() == expected.stride()
     torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
+
+
+LAZY = {
+    "conj": lambda y: torch.fft.rfft(y).conj(),
+    "adjoint": lambda y: torch.complex(y, y + 1).mH,
+    "imaginary part": lambda y: torch.complex(y, y + 1).conj().imag,
+}
+
+
+@pytest.mark.parametrize("after", LAZY.values(), ids=LAZY)
+@pytest.mark.parametrize("gradients", [True, False])
+def test_values_that_are_conjugated_or_negated_when_they_are_read(after, gradients):
+    model = Returns(after).eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(4, 8))
+    x = torch.randn(4, 8)
+    with torch.set_grad_enabled(gradients):
+        expected, outputs = model(x), fused(x)
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
+    torch.testing.assert_close(outputs.resolve_conj(), expected.resolve_conj())
+    if gradients:
+        for out in (expected, outputs):
+            out.abs().square().sum().backward()
+        for ours, theirs in zip(fused.parameters(), model.parameters()):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+OTHERWISE_STORED = {
+    "sparse": lambda y: y.to_sparse(),
+    "compressed": lambda y: y.to_sparse_csr(),
+    "nested": lambda y: torch.nested.nested_tensor([y[0], y[1, :2]]),
+    "meta": lambda y: (y, y.to("meta")),
+}
+
+
+@pytest.mark.parametrize("after", OTHERWISE_STORED.values(), ids=OTHERWISE_STORED)
+@pytest.mark.filterwarnings("ignore")
+def test_models_that_return_tensors_without_a_dense_memory_convert(after):
+    model = Returns(after).eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(4, 8))
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        pairs = zip(*([out if isinstance(out, tuple) else (out,) for out in (model(x), fused(x))]))
+    for expected, actual in pairs:
+        assert (actual.layout, actual.device, actual.is_nested) == (
+            expected.layout,
+            expected.device,
+            expected.is_nested,
+        )
+        if not expected.is_nested and not expected.is_meta:
+            torch.testing.assert_close(actual.to_dense(), expected.to_dense())
+
+
+class Returns(nn.Module):
+    def __init__(self, after):
+        super().__init__()
+        self.linear, self.after = nn.Linear(8, 8), after
+
+    def forward(self, x):
+        return self.after(torch.relu(self.linear(x)))

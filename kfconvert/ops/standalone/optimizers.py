@@ -69,20 +69,18 @@ class FusedAdamW(_Followed, torch.optim.AdamW):
 class FusedSGD(_Followed, torch.optim.SGD):
     """What :func:`fused_sgd` returns."""
 
-    def _follow(self) -> None:
-        super()._follow()
-        self.register_step_pre_hook(_begin_momentum)
+    def _init_group(self, group, *lists):
+        """torch's fused step takes a group of which all parameters have a momentum, or none. One that gets its first
+        gradient after others begins with zeros, so that its momentum becomes that gradient.
 
-
-def _begin_momentum(optimizer, args, kwargs):
-    """torch's fused step takes a group of which all parameters have a momentum, or none. One that gets its first
-    gradient after others begins with zeros, so that its momentum becomes that gradient."""
-    for group in optimizer.param_groups:
+        A step asks for its groups after it has called its closure, which may be what makes the gradients.
+        """
         members = [member for member in group["params"] if member.grad is not None] if group["momentum"] else []
-        late = [member for member in members if optimizer.state[member].get("momentum_buffer") is None]
+        late = [member for member in members if self.state[member].get("momentum_buffer") is None]
         if len(late) < len(members):
             for member in late:
-                optimizer.state[member]["momentum_buffer"] = torch.zeros_like(member)
+                self.state[member]["momentum_buffer"] = torch.zeros_like(member)
+        return super()._init_group(group, *lists)
 
 
 def _made(fused_kind, kind, params, lr, options):
