@@ -47,6 +47,9 @@ class ModelConverter:
         check_weights: after so many calls the weights behind folded and packed ones are compared with what they were,
             to find writes that leave no trace in a tensor (through ``.data``, NumPy, DLPack or a storage); 0 for never.
             Each time all of them are read. By default 100 on the CPU and 0 on CUDA.
+        cuda_graphs: on CUDA, whether calls without gradients are recorded as CUDA graphs, one for each combination of
+            the inputs' sizes that comes more than once, and replayed, which costs the host one launch; "auto" does so
+            where it is faster for the example.
     """
 
     def __init__(
@@ -55,7 +58,10 @@ class ModelConverter:
         accuracy_threshold: float = 1e-6,
         select: str = "measured",
         check_weights: int | None = None,
+        cuda_graphs: bool | str = "auto",
     ):
+        if cuda_graphs not in (True, False, "auto"):
+            raise ConversionError(f"cuda_graphs must be True, False or 'auto', not {cuda_graphs!r}")
         if select not in ("measured", "all"):
             raise ConversionError(f"select must be 'measured' or 'all', not {select!r}")
         if check_weights is not None and (type(check_weights) is not int or check_weights < 0):
@@ -65,6 +71,7 @@ class ModelConverter:
         except ValueError as error:
             raise ConversionError(str(error)) from None
         self.check_weights = check_weights
+        self.cuda_graphs = cuda_graphs
         self.validate_accuracy = validate_accuracy
         self.accuracy_threshold = accuracy_threshold
         self.select = select
@@ -126,7 +133,8 @@ class ModelConverter:
             elif verdict.dropped:
                 variants = programs(captures, stages)
             ledger = replace(prepared.model, variants)
-            timings, reverted = time(prepared, captures, stages), verdict.reverted
+            wanted = None if self.cuda_graphs == "auto" else bool(self.cuda_graphs)
+            timings, reverted = time(prepared, captures, ledger, wanted, stages), verdict.reverted
             speedup = None if timings is None else timings.speedup("converted")
             if self.select == "measured" and speedup is not None and speedup.high < 1:
                 reverted = revert(captures, f"the converted model is slower as a whole: {speedup.summary()}")
@@ -174,9 +182,12 @@ def auto_convert_model(
     accuracy_threshold: float = 1e-6,
     inplace: bool = False,
     check_weights: int | None = None,
+    cuda_graphs: bool | str = "auto",
 ) -> nn.Module:
     """``ModelConverter(...).convert_model(...)`` in one call; see there."""
-    converter = ModelConverter(validate_accuracy, accuracy_threshold, check_weights=check_weights)
+    converter = ModelConverter(
+        validate_accuracy, accuracy_threshold, check_weights=check_weights, cuda_graphs=cuda_graphs
+    )
     return converter.convert_model(
         model, input_shape, device, example_inputs=example_inputs, dtype=dtype, inplace=inplace
     )

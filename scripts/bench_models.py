@@ -11,8 +11,10 @@ ids are uniform, and no attention mask is given. For each model and batch size a
 (see kfconvert.profiling), so that the ratios belong to one state of the machine. A variant that fails
 becomes a row that says why.
 
-"+ CUDA graph" rows replay the same forward from a graph captured here, the copy of the inputs included: they
-show what is left when launching costs nothing. They are no feature of kfconvert.
+On CUDA torch.compile runs in its mode reduce-overhead, which records CUDA graphs as kfconvert does where that
+is faster. "replayed" rows replay a forward from a graph captured here, the copy of the inputs included: the time
+of the device alone. "extra MiB" is by how much the memory that PyTorch has set aside on the device grew while the
+variant was prepared, after its unused part was given back.
 """
 
 import argparse
@@ -40,7 +42,20 @@ from kfconvert.profiling import compare_timings
 
 EAGER = "eager"
 COMPILED = "torch.compile"
-TRANSFORMERS = {"bert-base": ("BertModel", "BertConfig"), "gpt2": ("GPT2Model", "GPT2Config")}
+LLAMA = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+}  # TinyLlama's
+TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert-base": ("BertModel", "BertConfig", {}),
+    "gpt2": ("GPT2Model", "GPT2Config", {}),
+    "gpt2-lm": ("GPT2LMHeadModel", "GPT2Config", {"use_cache": False}),
+    "llama-1.1b": ("LlamaForCausalLM", "LlamaConfig", {"use_cache": False, **LLAMA}),
+}
 IMAGE_SIZE = 224
 SEED = 0
 
@@ -59,6 +74,7 @@ class Row:
     speedup_vs_eager: dict[str, Any] | None = None
     speedup_vs_compile: dict[str, Any] | None = None
     prepare_s: float | None = None  # to the first result, compilation and conversion included
+    extra_mib: float | None = None  # device memory that its preparation took
     error: float | None = None  # largest error against float64, relative to the output's scale
     failure: str | None = None
     details: dict[str, Any] | None = None
@@ -107,6 +123,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="CPU threads (default: as torch chooses)")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of timing a model and batch size")
     parser.add_argument("--max-autotune", action="store_true", help="also torch.compile(mode='max-autotune')")
+    parser.add_argument("--compile-converted", action="store_true", help="also torch.compile of the converted model")
     parser.add_argument("--out", help="JSON file for the results")
     parser.add_argument("--markdown", action="store_true", help="print a markdown table")
     options = parser.parse_args()
@@ -132,13 +149,14 @@ def bench(name: str, batch: int, device: torch.device, options: argparse.Namespa
         try:
             note(f"{name}, batch {batch}: preparing {variant}")
             with torch.no_grad():
-                synchronize(device)
+                before = reserved_mib(device)
                 start = time.perf_counter()
                 call, row.details = prepare()
                 out = call()
                 synchronize(device)
                 row.prepare_s = time.perf_counter() - start
                 out = tensors_only(out)
+                row.extra_mib = reserved_mib(device) - before
             if eager_out is None:
                 eager_out = out
             checked = comparison.compare(reference, eager_out, out)
@@ -178,14 +196,16 @@ def variants(case: Case, device: torch.device, options: argparse.Namespace) -> I
     yield EAGER, lambda: (forward(case.model, case.inputs), None)
     if case.is_cnn and device.type == "cuda":
         yield "eager channels-last", lambda: channels_last(case)
-    yield COMPILED, lambda: compiled(case, "default")
+    yield COMPILED, lambda: compiled(case.model, case.inputs, "reduce-overhead" if device.type == "cuda" else "default")
     if options.max_autotune:
-        yield "torch.compile max-autotune", lambda: compiled(case, "max-autotune")
+        yield "torch.compile max-autotune", lambda: compiled(case.model, case.inputs, "max-autotune")
     converted: list[nn.Module] = []
     yield "kfconvert", lambda: convert(case, device, converted)
+    if options.compile_converted:
+        yield "torch.compile(kfconvert)", lambda: compiled(one(converted), case.inputs, "reduce-overhead")
     if device.type == "cuda":
-        yield "eager + CUDA graph", lambda: (captured(case.model, case.inputs), None)
-        yield "kfconvert + CUDA graph", lambda: (captured(one(converted), case.inputs), None)
+        yield "eager replayed", lambda: (captured(case.model, case.inputs), None)
+        yield "kfconvert replayed", lambda: (captured(one(converted), case.inputs), None)
 
 
 def forward(model: nn.Module, inputs: dict[str, Tensor]) -> Callable[[], Any]:
@@ -198,8 +218,10 @@ def channels_last(case: Case) -> tuple[Callable[[], Any], None]:
     return forward(model, inputs), None
 
 
-def compiled(case: Case, mode: str) -> tuple[Callable[[], Any], None]:
-    return forward(torch.compile(case.model, mode=mode), case.inputs), None
+def compiled(model: nn.Module, inputs: dict[str, Tensor], mode: str) -> tuple[Callable[[], Any], None]:
+    call = forward(torch.compile(model, mode=mode), inputs)
+    call()  # the second call records CUDA graphs
+    return call, None
 
 
 def convert(case: Case, device: torch.device, converted: list[nn.Module]) -> tuple[Callable[[], Any], dict[str, Any]]:
@@ -244,8 +266,9 @@ def build_case(name: str, batch: int, seq_len: int, device: torch.device, dtype:
     if name in TRANSFORMERS:
         import transformers
 
-        model_class, config_class = (getattr(transformers, part) for part in TRANSFORMERS[name])
-        model = model_class(config_class()).eval().to(device, dtype)
+        *classes, options = TRANSFORMERS[name]
+        model_class, config_class = (getattr(transformers, part) for part in classes)
+        model = model_class(config_class(**options)).eval().to(device, dtype)
         ids = torch.randint(model.config.vocab_size, (batch, seq_len))
         return Case(name, model, {"input_ids": ids.to(device)}, is_cnn=False)
     import torchvision
@@ -323,19 +346,20 @@ def markdown(environment: dict[str, Any], rows: list[Row]) -> str:
         f"{environment['device']}, {environment['dtype']}, {environment['date']}; {versions}.",
         f"`{environment['command']}`",
         "",
-        "| model | batch | variant | ms (quartiles) | x eager | x compile | prepare s | error vs float64 |",
-        "|---|---:|---|---:|---:|---:|---:|---:|",
+        "| model | batch | variant | ms (quartiles) | x eager | x compile | prepare s | extra MiB | error vs float64 |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         cells = [row.model, str(row.batch), label(row)]
         if row.median_ms is None:
-            cells += [f"failed: {row.failure}", "", "", "", ""]
+            cells += [f"failed: {row.failure}", "", "", "", "", ""]
         else:
             cells += [
                 f"{row.median_ms:.3f} ({row.q1_ms:.3f} to {row.q3_ms:.3f})",
                 ratio(row.speedup_vs_eager),
                 ratio(row.speedup_vs_compile),
                 f"{row.prepare_s:.1f}",
+                f"{row.extra_mib:.0f}",
                 f"{row.error:.1e}",
             ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -365,6 +389,15 @@ def ratio(speedup: dict[str, Any] | None) -> str:
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def reserved_mib(device: torch.device) -> float:
+    """What is set aside on the device once it is idle; 0 on the CPU."""
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device) / 2**20
 
 
 def release(device: torch.device) -> None:

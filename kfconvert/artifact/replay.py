@@ -53,6 +53,8 @@ def replay(
         _decide(captures, statistics)
         ledger = replace(model, programs(captures, stages))
         own_state.restore()
+    recorded = statistics.get("cuda_graphs") or {}
+    ledger.graphs.enabled = device.type == "cuda" and bool(recorded.get("enabled"))
     check_weights = calls_between_checks(statistics.get("check_weights"), device)
     result = Result(model, device, ExampleCall(), captures, ledger, stages.seconds, asked, frozenset(), check_weights)
     hand_over(result)

@@ -93,6 +93,7 @@ class _Statistics(_Part):
     speedup_achieved: float | None = None
     seconds: dict[str, float] = {}
     check_weights: int | None = Field(None, ge=0)
+    cuda_graphs: dict[str, Any] | None = None
     not_written: list[str] | None = None
     asked: list[str] = []
     environment: dict[str, Any] = {}

@@ -136,6 +136,13 @@ def spread_models(args: list[str]) -> list[str]:
     show_default=True,
     help="auto takes random weights, and says so, where no hub can be reached; pretrained fails then.",
 )
+@click.option(
+    "--cuda-graphs",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    show_default=True,
+    help="On CUDA, record the forward and replay it; auto does so where it is faster.",
+)
 @click.option("--list-models", is_flag=True, help="List the names known without a network.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on stdout.")
 @click.option("--version", is_flag=True, help="Print the versions and whether compiled kernels are there.")
@@ -149,6 +156,7 @@ def command(
     batch_size: int,
     seq_len: int | None,
     weights: str,
+    cuda_graphs: str,
     list_models: bool,
     as_json: bool,
     version: bool,
@@ -177,7 +185,10 @@ def command(
             raise click.UsageError("--models needs at least one name")
         from .jobs import Jobs
 
-        jobs = Jobs(save_path, device, dtype, weights, {"batch_size": batch_size, "seq_len": seq_len})
+        sizes = {"batch_size": batch_size, "seq_len": seq_len}
+        jobs = Jobs(
+            save_path, device, dtype, weights, sizes, cuda_graphs if cuda_graphs == "auto" else cuda_graphs == "on"
+        )
         results = jobs.run(names, show=None if as_json else _show(), say_error=_say_error)
         if as_json:
             click.echo(json.dumps({"kfconvert": __version__, "models": results}, indent=2))

@@ -29,9 +29,10 @@ def conversion_stats(result: Result) -> dict[str, Any]:
     ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed or the
     original is given back), ``sites``, ``near_misses``, ``regions``, ``parts_left_out`` (how many submodules there was
     no time to look at), ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``seconds`` a stage, ``check_weights``
-    (calls, 0 for never), ``asked`` (what the model's code asks of tensors, see ``runtime.tensor_facts``),
-    ``not_written`` (attributes that the forward sets for others to read, which fused calls leave as they are),
-    ``environment``, ``model``, ``inputs``, ``layout``, ``reverted`` and ``nothing_fused`` (None or why).
+    (calls, 0 for never), ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of
+    tensors, see ``runtime.tensor_facts``), ``not_written`` (attributes that the forward sets for others to read, which
+    fused calls leave as they are), ``environment``, ``model``, ``inputs``, ``layout``, ``reverted`` and
+    ``nothing_fused`` (None or why).
     """
     main = result.captures.outermost()
     sites = [site for captured in main for site in captured.sites]
@@ -63,6 +64,7 @@ def conversion_stats(result: Result) -> dict[str, Any]:
         "example": described(result.call.kwargs or result.call.args),
         "asked": sorted(result.asked),
         "check_weights": result.check_weights,
+        "cuda_graphs": result.ledger.graphs.info(),
         "not_written": sorted(result.not_written) if applied.total() else [],
         "layout": "channels_last" if any(captured.channels_last for captured in main) else "contiguous",
         "reverted": result.reverted,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 from ..accuracy import ValidationResult
 from ..inputs import ExampleCall
 from ..profiling import Comparison, compare_timings
-from ..runtime import Ledger, Variant, install, originals, uninstall
+from ..runtime import CALLS_BEFORE, CudaGraphs, Ledger, Variant, install, originals, uninstall
 from .captures import Captures
 from .preparation import Prepared
 from .stages import Stages
@@ -22,6 +23,8 @@ from .statistics import conversion_stats
 # To time the original and the converted model, together.
 SECONDS_PER_MODEL = 1.0
 LEAST_ROUNDS = 3
+# The names, among the timings, of the converted model as it is not handed over.
+WITH_GRAPHS, WITHOUT_GRAPHS = "with CUDA graphs", "without CUDA graphs"
 
 # After so many calls writes to weights that leave no trace are looked for. On CUDA each look is a pass over all weights
 # that the host has to wait for.
@@ -65,8 +68,17 @@ def replace(model: nn.Module, variants: dict[str, list[Variant]]) -> Ledger:
     return ledger
 
 
-def time(prepared: Prepared, captures: Captures, stages: Stages) -> Comparison | None:
-    """The original against the converted model; None where nothing was converted."""
+def time(
+    prepared: Prepared, captures: Captures, ledger: Ledger, cuda_graphs: bool | None, stages: Stages
+) -> Comparison | None:
+    """The original against the converted model; None where nothing was converted.
+
+    Args:
+        cuda_graphs: whether the converted model records CUDA graphs; None where it does if that is faster. What was
+            decided is set in ``ledger.graphs``, and the other is among the timings where both were tried.
+    """
+    graphs = ledger.graphs
+    graphs.enabled = cuda_graphs is not False and prepared.device.type == "cuda"
     if not any(captured.applied for captured in captures.outermost()):
         return None
     own = prepared.call.copied()
@@ -78,13 +90,36 @@ def time(prepared: Prepared, captures: Captures, stages: Stages) -> Comparison |
         with originals():
             return converted()
 
+    def launched() -> Any:
+        graphs.enabled = False
+        try:
+            return converted()
+        finally:
+            graphs.enabled = True
+
     with stages.stage("time", 1) as advance:
         candidates = {"original": original, "converted": converted}
+        if graphs.enabled and _is_recorded(converted, graphs):
+            candidates[WITHOUT_GRAPHS] = launched
         timings = compare_timings(
             candidates, prepared.device, budget_s=SECONDS_PER_MODEL, min_rounds=LEAST_ROUNDS, settled=True
         )
+        if cuda_graphs is None and WITHOUT_GRAPHS in timings:
+            if timings["converted"].median_ms > timings[WITHOUT_GRAPHS].median_ms:
+                graphs.enabled = False
+                graphs.clear()
+                timings = timings.renamed({"converted": WITH_GRAPHS, WITHOUT_GRAPHS: "converted"})
         advance()
     return timings
+
+
+def _is_recorded(call: Callable[[], Any], graphs: CudaGraphs) -> bool:
+    """Whether ``call``, made often enough, is replayed from a recording."""
+    with torch.no_grad():
+        for _ in range(CALLS_BEFORE + 1):
+            before = graphs.replays
+            call()
+    return graphs.replays > before
 
 
 def calls_between_checks(wanted: int | None, device: torch.device) -> int:

@@ -89,6 +89,10 @@ class Comparison(Mapping[str, Timing]):
     def __len__(self) -> int:
         return len(self._timings)
 
+    def renamed(self, names: Mapping[str, str]) -> "Comparison":
+        """The same timings, those of the candidates in ``names`` under other names."""
+        return Comparison({names.get(name, name): times for name, times in self._samples.items()})
+
     def speedup(self, name: str, baseline: str | None = None) -> Speedup:
         """Speed-up of a candidate over `baseline` (the first candidate unless named)."""
         return _speedup(self._samples[baseline or self.baseline], self._samples[name])

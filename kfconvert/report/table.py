@@ -221,7 +221,7 @@ def _speedup(name: str, speedup: dict[str, Any], named: bool) -> str:
 
 
 def _speed_style(stats: dict[str, Any]) -> str:
-    speedups = ((stats.get("timings") or {}).get("speedups") or {}).values()
-    if any(s["measurable"] and s["ratio"] < 1 for s in speedups):
-        return "bold red"
-    return "green" if any(s["measurable"] for s in speedups) else ""
+    speedup = ((stats.get("timings") or {}).get("speedups") or {}).get("converted")
+    if not speedup or not speedup["measurable"]:
+        return ""
+    return "bold red" if speedup["ratio"] < 1 else "green"

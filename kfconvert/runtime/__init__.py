@@ -3,6 +3,7 @@
 from .code import asked_of_compilers, code_walk
 from .configuration import configurations, recorded_reads, without_cache
 from .contents import OF_EVERY_MODULE, generators, is_of_author, is_plain_object, plain_objects
+from .cuda_graphs import CALLS_BEFORE, CudaGraphs
 from .derived import Derived
 from .guarded import Ledger, Variant, guarded_forward, install, originals, uninstall
 from .model_state import global_hook, has_hooks, inner_hook
@@ -13,6 +14,8 @@ from .watch import MISSING, Entry, Watch
 
 __all__ = [
     "Asked",
+    "CALLS_BEFORE",
+    "CudaGraphs",
     "Derived",
     "Entry",
     "GENERATORS",

@@ -23,6 +23,7 @@ from ..inputs import MAX_SPELLINGS
 from ..region import Region
 from ..torch_state import transformed
 from .compilers import Notice, refuse_scripting, traced_here
+from .cuda_graphs import CudaGraphs
 from .model_state import ModelState
 from .program import Program, UnfitTensors
 from .recompute import is_connected, needs_gradient, run_recorded
@@ -67,8 +68,11 @@ class Variant:
     def structured(self, outputs: tuple[Any, ...]) -> Any:
         return pytree.tree_unflatten(outputs, self.region.out_spec)
 
-    def run(self, leaves: list[Any]) -> Any:
-        return self.structured(self.program.run(leaves))
+    def run(self, leaves: list[Any], graphs: CudaGraphs | None = None) -> Any:
+        """The outputs; by a recording of ``graphs`` where there is one."""
+        if graphs is None:
+            return self.structured(self.program.run(leaves))
+        return self.structured(graphs.run(self.program, leaves, self.region.is_random))
 
 
 class MissWarning:
@@ -94,11 +98,12 @@ class MissWarning:
 class Ledger:
     """What a converted model answers about itself: its statistics, and the counters of its guarded forwards.
 
-    ``guarded``: the guarded forward of each captured module by its path; "" is the model itself.
+    ``guarded``: the guarded forward of each captured module by its path; "" is the model itself. ``graphs``: the CUDA
+    graphs that they are run by.
     """
 
-    def __init__(self, stats: dict[str, Any], warning: MissWarning):
-        self.stats, self.warning = stats, warning
+    def __init__(self, stats: dict[str, Any], warning: MissWarning, graphs: CudaGraphs):
+        self.stats, self.warning, self.graphs = stats, warning, graphs
         self.guarded: dict[str, GuardedForward] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,9 +112,10 @@ class Ledger:
 
     def info(self) -> dict[str, Any]:
         """The conversion statistics and, under "guard", hits and misses by reason; under "parts" those of each
-        submodule that was captured on its own."""
+        submodule that was captured on its own; under "cuda_graphs" the recordings there are now."""
         counts = {path: {"hits": g.hits, "misses": dict(g.misses)} for path, g in self.guarded.items()}
-        return {**self.stats, "guard": counts.pop("", {"hits": 0, "misses": {}}), "parts": counts}
+        guard = counts.pop("", {"hits": 0, "misses": {}})
+        return {**self.stats, "guard": guard, "parts": counts, "cuda_graphs": self.graphs.info()}
 
     def refresh(self) -> None:
         """Prepare everything derived from weights anew at the next call.
@@ -130,6 +136,7 @@ class Ledger:
 
     def reset_counters(self) -> None:
         self.warning.given = False
+        self.graphs.reset_counters()
         for guarded in self.guarded.values():
             guarded.reset_counters()
 
@@ -158,9 +165,9 @@ class GuardedForward:
     the original forward, is counted by reason, and warned about once a model.
     """
 
-    def __init__(self, model: nn.Module, variants: list[Variant], path: str, warning: MissWarning):
+    def __init__(self, model: nn.Module, variants: list[Variant], path: str, warning: MissWarning, graphs: CudaGraphs):
         self._model = WeakModule(model)
-        self.path, self.warning = path, warning
+        self.path, self.warning, self.graphs = path, warning, graphs
         # A forward that somebody has put on the instance before, if any, stays the original one.
         self.own_forward = None if guarded_forward(model) else model.__dict__.get("forward")
         self.variants = variants
@@ -249,11 +256,11 @@ class GuardedForward:
 
     def _run(self, variant: Variant, leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled():
-            return self._counted(variant.run(leaves))
+            return self._counted(variant.run(leaves, self.graphs))
         places = self.state.parameter_places
         parameters: list[torch.Tensor] = [tensor for store, key in places if (tensor := store.get(key)) is not None]
         if not needs_gradient(parameters, leaves):
-            return self._counted(variant.run(leaves))
+            return self._counted(variant.run(leaves, self.graphs))
         reason = self._no_gradients(variant, parameters, leaves)
         if reason is not None:
             return self._missed(reason, args, kwargs)
@@ -403,7 +410,7 @@ class GuardedForward:
 
     def __getstate__(self) -> dict[str, Any]:
         # Programs are built from traced graphs, which do not pickle; the weights and the class of the model do.
-        return {"given": (self.model, [], self.path, self.warning), "own_forward": self.own_forward}
+        return {"given": (self.model, [], self.path, self.warning, self.graphs), "own_forward": self.own_forward}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         GuardedForward.__init__(self, *state["given"])
@@ -443,12 +450,12 @@ def _onlooker() -> str | None:
 def install(model: nn.Module, variants: dict[str, list[Variant]], stats: dict[str, Any]) -> Ledger:
     """Give the submodules of ``model`` named in ``variants`` their guarded forwards ("" is the model itself), and the
     model ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays."""
-    warning = MissWarning(model)
-    ledger = Ledger(stats, warning)
+    warning, graphs = MissWarning(model), CudaGraphs(type(model).__name__)
+    ledger = Ledger(stats, warning, graphs)
     # From the inside out: the ModelState of a module expects the guarded forwards of the modules within it.
     for path in sorted(variants, key=lambda path: path.count(".") + bool(path), reverse=True):
         module = model.get_submodule(path)
-        guarded = ledger.guarded[path] = GuardedForward(module, variants[path], path, warning)
+        guarded = ledger.guarded[path] = GuardedForward(module, variants[path], path, warning, graphs)
         module.__dict__["forward"] = guarded
     model.__dict__["kfconvert_info"] = ledger.info
     model.__dict__["kfconvert_refresh"] = ledger.refresh

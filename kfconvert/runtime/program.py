@@ -23,6 +23,12 @@ class UnfitTensors(RuntimeError):
     """A tensor of the model is not of the kind that a program was made for; the message says which and how."""
 
 
+class Plans(SimpleNamespace):
+    """By the names of fused modules, what each answers to ``plan(*inputs)``."""
+
+    recordings: Any = None  # for whoever records calls by these plans: they are worth nothing without them
+
+
 class Program:
     """``run(leaves)`` computes the flat outputs from the flat inputs and the live tensors. It must not be called
     where autograd would record: plans read folded and packed copies of the weights.
@@ -74,12 +80,24 @@ class Program:
 
     def run(self, leaves: list[Any]) -> tuple[Any, ...]:
         """Raises UnfitTensors, before anything is computed, where a tensor of the model has become of another kind."""
+        return self.computed(self.plans(leaves), leaves)
+
+    def plans(self, leaves: list[Any]) -> Plans:
+        """Those for the flat inputs ``leaves``, which hold until a tensor behind them changes. Raises as ``run``."""
         derived = self._current()
         layout = (libraries(), *self.layout(leaves))
         plans = derived.get(layout)
         if plans is None:
             plans = derived[layout] = self._unplanned()
-        return self.code(plans, *gather(self._places()[1], vars(self._root())), *leaves)
+        return plans
+
+    def computed(self, plans: Plans, leaves: list[Any]) -> tuple[Any, ...]:
+        """The flat outputs, by ``plans`` that were just asked for."""
+        return self.code(plans, *self.read_by_code(), *leaves)
+
+    def read_by_code(self) -> list[Tensor]:
+        """The tensors of the model that the code itself reads."""
+        return gather(self._places()[1], vars(self._root()))
 
     def layout(self, leaves: list[Any]) -> tuple[bool, ...]:
         """Of each image among the flat inputs, whether it is contiguous."""
@@ -111,7 +129,7 @@ class Program:
             self._require_kinds(tensors)
             raise
 
-    def _current(self) -> dict[Any, SimpleNamespace]:
+    def _current(self) -> dict[Any, Plans]:
         """The plans, by layout, that hold for the tensors as they are."""
         tensors = self._tensors()
         if any(tensor._version != version for tensor, version in self._sharing):
@@ -125,7 +143,7 @@ class Program:
             derived = self._values(tensors)
         return derived
 
-    def _values(self, tensors: list[Tensor | None]) -> dict[Any, SimpleNamespace]:
+    def _values(self, tensors: list[Tensor | None]) -> dict[Any, Plans]:
         try:
             return self._derived.values(tensors, versioned=self._sources, fingerprinted=self._check_weights > 0)
         except RuntimeError:  # a tensor without an address, such as a sparse one
@@ -192,9 +210,9 @@ class Program:
                 raise UnfitTensors(f"the tensor {name} has other sizes than at the conversion: {sizes}")
             raise UnfitTensors(f"the tensor {name} was replaced by a {type(tensor).__name__}")
 
-    def _unplanned(self) -> SimpleNamespace:
+    def _unplanned(self) -> Plans:
         """Plans that make themselves at their first call, from the inputs that come then."""
-        plans = SimpleNamespace(**self.modules)
+        plans = Plans(**self.modules)
         for name in self.fused:
             setattr(plans, name, _first_call(plans, name, self.modules[name]))
         return plans
@@ -224,7 +242,7 @@ def _is_recording() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _first_call(plans: SimpleNamespace, name: str, module: Any) -> Callable[..., Any]:
+def _first_call(plans: Plans, name: str, module: Any) -> Callable[..., Any]:
     def call(*inputs: Tensor) -> Any:
         disturbed = switched_off()
         plan = module.plan(*inputs)

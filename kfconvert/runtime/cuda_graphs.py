@@ -1,0 +1,248 @@
+"""Which calls of a model's programs are recorded as CUDA graphs, and for how long."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from ..process import switched_off
+from .program import Plans, Program
+from .recording import Pool, Recording, Unrecordable
+
+MOST_RECORDINGS = 16
+# A kind of call is recorded at its second call: what comes once would only be slower.
+CALLS_BEFORE = 2
+# Where there is no place left, a kind of call takes that of the least used recording once it came so many times as
+# often, and so many times more. Lengths in random order come equally often, and would else be recorded all the time.
+TIMES_AS_OFTEN, TIMES_MORE = 2, 8
+# After so many calls without a recording all counts are halved, so that what came often long ago gives way.
+HALVED_AFTER = 1024
+# So many kinds of calls are counted for a program: lengths of texts may be without end.
+MOST_COUNTED = 1024
+# A program of which so many kinds of calls could not be recorded, and none could, is not tried any more.
+MOST_REFUSALS = 3
+# How far a replay may be from the call that was recorded, relative to the largest value: atomic additions of libraries
+# come in no fixed order, while what a recording gets wrong is wrong altogether.
+TOLERANCE = 1e-2
+
+# One recording at a time in a process.
+_one = threading.Lock()
+
+
+class _Calls:
+    """The calls by one set of plans, by their kind."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.counts: Counter[Any] = Counter()
+        self.recordings: dict[Any, Recording] = {}
+        self.refused: set[Any] = set()
+        self.unrecorded = 0
+
+
+class CudaGraphs:
+    """Runs the programs of a model, by a recording where there is one. A call that cannot be recorded runs as it is,
+    and is counted by the reason; the first reason is warned about.
+
+    A recording belongs to the plans that it was made with, and goes with them where a weight is written or replaced.
+
+    Args:
+        model_name: for the warning.
+        most: how many recordings there may be of each program, for as many combinations of the inputs' sizes.
+    """
+
+    def __init__(self, model_name: str, most: int = MOST_RECORDINGS):
+        self.model_name, self.most = model_name, most
+        self.enabled = False
+        self._pools: dict[torch.device, Pool] = {}
+        self._calls: WeakSet[_Calls] = WeakSet()
+        self.reset_counters()
+
+    def run(self, program: Program, leaves: list[Any], is_random: bool) -> tuple[Any, ...]:
+        """The flat outputs of ``program`` for the flat inputs ``leaves``; raises as ``Program.run``.
+
+        Args:
+            is_random: whether the program draws random numbers, so that no two calls are alike.
+        """
+        device = _device(leaves) if self.enabled else None
+        if device is None or torch.cuda.is_current_stream_capturing():
+            return program.run(leaves)
+        plans = program.plans(leaves)
+        calls = plans.recordings
+        if calls is None:
+            calls = plans.recordings = _Calls()
+            self._calls.add(calls)
+        key = (_switches(), *[_kind(leaf) for leaf in leaves])
+        recording = calls.recordings.get(key)
+        if recording is not None:
+            recording.calls += 1
+            self.replays += 1
+            return recording.replay(leaves)
+        self.launched += 1
+        outputs = program.computed(plans, leaves)
+        if self._is_wanted(calls, key) and _one.acquire(blocking=False):
+            try:
+                self._record(program, plans, key, leaves, None if is_random else outputs, device)
+            finally:
+                _one.release()
+        return outputs
+
+    def info(self) -> dict[str, Any]:
+        """``enabled``; ``recordings`` there are and the ``bytes`` that they took; of the calls since the conversion,
+        how many were ``replayed`` and how many ``launched`` one kernel after the other; ``refused``: how many times a
+        call could not be recorded, by the reason."""
+        recordings = [recording for calls in list(self._calls) for recording in list(calls.recordings.values())]
+        return {
+            "enabled": self.enabled,
+            "recordings": len(recordings),
+            "bytes": sum(recording.bytes for recording in recordings),
+            "replayed": self.replays,
+            "launched": self.launched,
+            "refused": dict(self.refused),
+        }
+
+    def reset_counters(self) -> None:
+        self.replays = self.launched = 0
+        self.refused: Counter[str] = Counter()
+
+    def clear(self) -> None:
+        """Forget all recordings."""
+        for calls in list(self._calls):
+            calls.clear()
+
+    def _is_wanted(self, calls: _Calls, key: Any) -> bool:
+        if switched_off() or key in calls.refused or (len(calls.refused) >= MOST_REFUSALS and not calls.recordings):
+            return False
+        counts = calls.counts
+        if len(counts) >= MOST_COUNTED:
+            counts.clear()
+        calls.unrecorded += 1
+        if calls.unrecorded >= HALVED_AFTER:
+            calls.unrecorded = 0
+            for kind in counts:
+                counts[kind] //= 2
+            for recording in calls.recordings.values():
+                recording.calls //= 2
+        counts[key] += 1
+        if counts[key] < CALLS_BEFORE or not self.most:
+            return False
+        if len(calls.recordings) < self.most:
+            return True
+        least = min(recording.calls for recording in calls.recordings.values())
+        return counts[key] > TIMES_AS_OFTEN * least + TIMES_MORE
+
+    def _record(
+        self,
+        program: Program,
+        plans: Plans,
+        key: Any,
+        leaves: list[Any],
+        outputs: tuple[Any, ...] | None,
+        device: torch.device,
+    ) -> None:
+        """Record the call that gave ``outputs``, None where it draws random numbers."""
+        calls: _Calls = plans.recordings
+        if len(calls.recordings) >= self.most:
+            least = min(calls.recordings, key=lambda kind: calls.recordings[kind].calls)
+            del calls.recordings[least]
+        pool = self._pools.get(device)
+        if pool is None:
+            pool = self._pools[device] = Pool(device)
+        try:
+            weights = program.read_by_code()
+            call = partial(program.computed, plans)
+            recording = Recording(call, leaves, weights, pool, is_random=outputs is None)
+            if outputs is not None and not _are_alike(recording.replay(leaves), outputs):
+                raise Unrecordable("a replay gives other results than the call that was recorded")
+        except Unrecordable as reason:
+            calls.refused.add(key)
+            self._refuse(str(reason))
+        except torch.OutOfMemoryError:
+            self.clear()
+            self.most = 0
+            self._refuse("there is too little memory for a CUDA graph")
+        else:
+            if not switched_off():  # else a trace in another thread may have changed the libraries for it
+                recording.calls = calls.counts.pop(key, 0)
+                calls.recordings[key] = recording
+
+    def _refuse(self, reason: str) -> None:
+        if not self.refused:
+            warnings.warn(
+                f"kfconvert: {self.model_name} runs without a CUDA graph for this call: {reason}. Further calls are "
+                "counted in model.kfconvert_info().",
+                RuntimeWarning,
+                stacklevel=8,
+            )
+        self.refused[reason] += 1
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CudaGraphs:
+        duplicate = CudaGraphs(self.model_name, self.most)
+        duplicate.enabled = self.enabled
+        return duplicate
+
+    def __reduce__(self):
+        return CudaGraphs, (self.model_name, self.most)
+
+
+def _device(leaves: list[Any]) -> torch.device | None:
+    """The GPU on which all tensors among ``leaves`` are, None where there is none."""
+    found = None
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            if not leaf.is_cuda or (found is not None and leaf.device != found):
+                return None
+            found = leaf.device
+    return found
+
+
+def _kind(leaf: Any) -> Any:
+    """What a recording depends on of an input; the guard of the program has seen to all else."""
+    return (leaf.shape, leaf.stride()) if isinstance(leaf, Tensor) else None
+
+
+def _switches() -> tuple[Any, ...]:
+    """The settings of the process by which PyTorch and its libraries choose among kernels."""
+    return tuple([switch() for switch in _SWITCHES])
+
+
+_precision = torch._C._get_fp32_precision_getter
+_SWITCHES = (
+    lambda: _precision("cuda", "matmul"),
+    lambda: _precision("cuda", "conv"),
+    lambda: _precision("generic", "all"),
+    torch._C._get_cudnn_benchmark,
+    torch._C._get_cudnn_deterministic,
+    torch._C._get_deterministic_algorithms,
+    torch._C._get_deterministic_fill_uninitialized_memory,
+    torch._C._get_blas_preferred_backend,
+    torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
+    torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+    torch._C._get_cublas_allow_fp16_accumulation,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+)
+
+
+def _are_alike(replayed: tuple[Any, ...], outputs: tuple[Any, ...]) -> bool:
+    return all(_is_alike(one, other) for one, other in zip(replayed, outputs))
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor):
+        return one is other or one == other
+    if not (one.is_floating_point() or one.is_complex()) or not one.numel():
+        return torch.equal(one, other)
+    scale = other.abs().nan_to_num(0, 0, 0).max()
+    return bool(torch.isclose(one, other, rtol=0, atol=TOLERANCE * float(scale), equal_nan=True).all())

@@ -1,0 +1,89 @@
+"""CUDA graphs by the calls of the driver, with the memory of PyTorch's pools.
+
+``torch.cuda.CUDAGraph`` does more: while it captures, no other thread of the process can draw random numbers on the
+device, and a capture that fails leaves the process so. The calls are those of the CUDA driver API, "Graph Management"
+and "Stream Management".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+# Does not wait for the legacy default stream, nor that for it.
+_NON_BLOCKING = 1
+# Only calls of the capturing thread that cannot be captured end a capture.
+_THREAD_LOCAL = 1
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Raises RuntimeError with the driver's name for what went wrong."""
+    code = getattr(_driver(), name)(*arguments)
+    if code:
+        found = ctypes.c_char_p()
+        _driver().cuGetErrorName(code, ctypes.byref(found))
+        raise RuntimeError((found.value or b"CUDA error").decode())
+
+
+def new_stream() -> int:
+    """The pointer of a new stream on the current device, which is not waited for by the default stream."""
+    stream = ctypes.c_void_p()
+    _call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+    return stream.value or 0
+
+
+class DriverGraph:
+    """What a thread launches on its current stream, which is not the default one, within :meth:`capture`.
+
+    Args:
+        handle: a pool as ``torch.cuda.graph_pool_handle()`` names it; what is allocated within the capture lies there.
+    """
+
+    def __init__(self, handle: Any):
+        self._handle, self._executable = handle, ctypes.c_void_p()
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Raises RuntimeError where a call within it cannot be captured."""
+        device, stream = torch.cuda.current_device(), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        graph = ctypes.c_void_p()
+        torch._C._cuda_beginAllocateCurrentThreadToPool(device, self._handle)
+        try:
+            _call("cuStreamBeginCapture_v2", stream, _THREAD_LOCAL)
+            try:
+                yield
+            except BaseException:
+                _driver().cuStreamEndCapture(stream, ctypes.byref(graph))
+                raise
+            _call("cuStreamEndCapture", stream, ctypes.byref(graph))
+            _call("cuGraphInstantiateWithFlags", ctypes.byref(self._executable), graph, ctypes.c_ulonglong(0))
+        except BaseException:
+            torch._C._cuda_releasePool(device, self._handle)
+            raise
+        else:
+            release = weakref.finalize(self, _release, self._executable.value or 0, device, self._handle)
+            release.atexit = False
+        finally:
+            torch._C._cuda_endAllocateToPool(device, self._handle)
+            if graph:
+                _driver().cuGraphDestroy(graph)
+
+    def replay(self) -> None:
+        """On the current stream of this thread and device."""
+        _call("cuGraphLaunch", self._executable, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+
+
+def _release(executable: int, device: int, handle: Any) -> None:
+    _driver().cuGraphExecDestroy(ctypes.c_void_p(executable))
+    torch._C._cuda_releasePool(device, handle)

@@ -1,0 +1,278 @@
+"""One call of a program as a CUDA graph: recorded once, and replayed for other arguments of the same kind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .driver_graph import DriverGraph, new_stream
+
+Call = Callable[[list[Any]], Sequence[Any]]
+
+
+class Unrecordable(Exception):
+    """Why a call cannot be recorded."""
+
+
+class Pool:
+    """The device memory of the recordings of one model.
+
+    All of them share it, so that a replay overwrites what another has computed on its way: their replays take turns on
+    the device, whatever streams they are launched on.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        #: The stream on which calls are recorded, and on which nothing runs.
+        self.stream = _stream_for_recording(self, device)
+        self._handle: Any = None
+        self._recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._last: torch.cuda.Stream | None = None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Within the block, what this thread launches on the device comes after all replays before it."""
+        with self._lock, torch.cuda.device(self.device):
+            stream = torch.cuda.current_stream()
+            if self._last is not None and self._last != stream:
+                stream.wait_stream(self._last)
+            self._last = stream
+            yield
+
+    @contextmanager
+    def memory_of(self, recording: Recording) -> Iterator[Any]:
+        """Within the block, which takes it into use: the pool as PyTorch knows it. It is another one where no recording
+        is left: PyTorch gives back the memory of a pool after its last graph, and does not take its name again."""
+        others = list(self._recordings)  # which therefore outlive the block
+        if not others:
+            self._handle = torch.cuda.graph_pool_handle()
+        yield self._handle
+        self._recordings.add(recording)
+        del others
+
+
+# Streams whose pools are gone, by device.
+_unused: dict[torch.device, list[int]] = {}
+_unused_lock = threading.Lock()
+
+
+def _stream_for_recording(pool: Pool, device: torch.device) -> torch.cuda.Stream:
+    """A stream of the pool's own. cuBLAS keeps one workspace for each stream, which calls recorded on it write to when
+    they are replayed: were it one of PyTorch's 32 streams, somebody else's products could be using it meanwhile."""
+    with _unused_lock:
+        known = _unused.setdefault(device, [])
+        pointer = known.pop() if known else None
+    if pointer is None:
+        with torch.cuda.device(device):
+            pointer = new_stream()
+    else:
+        torch.cuda.synchronize(device)  # the last replays of the pool before may be running still
+    weakref.finalize(pool, _unused[device].append, pointer).atexit = False
+    return torch.cuda.ExternalStream(pointer, device=device)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """An output that is an input as it is."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """An output that is the same at each replay: a number, None, or a weight as it is."""
+
+    value: Any
+
+
+class Recording:
+    """A recorded call; :meth:`replay` gives the outputs for other inputs.
+
+    The recording reads inputs of its own, to which those given are copied, and the weights where they lie: it holds for
+    as long as these stay there, and for inputs of the same shapes, strides, dtypes and device.
+
+    Args:
+        call: computes the flat outputs from the flat inputs. It has run once before with inputs of this kind, so that
+            nothing is left to be set up.
+        leaves: the flat inputs.
+        weights: the tensors that ``call`` reads beside them, those that it may return among them.
+        pool: where the memory of the recording comes from.
+        is_random: whether ``call`` draws random numbers.
+
+    Raises:
+        Unrecordable: an output is no tensor of its own, or the CUDA graph could not be made.
+        torch.OutOfMemoryError: there is too little memory.
+    """
+
+    def __init__(self, call: Call, leaves: list[Any], weights: Sequence[Tensor], pool: Pool, is_random: bool = False):
+        if any(tensor.device != pool.device for tensor in weights):
+            raise Unrecordable("a tensor of the model is on another device than its inputs")
+        self.calls = 0  # for the owner to count
+        self._pool = pool
+        before = torch.cuda.memory_reserved(pool.device)
+        # Tensors made under inference_mode could not be written to by a replay without it.
+        with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(pool.device):
+            static, outputs = self._record(call, leaves, is_random)
+        self._inputs = _by_dtype(static)
+        self._kinds, self._written = _kinds_of(outputs, static, weights)
+        self._make = [_maker(tensor) for tensor in self._written]
+        #: Bytes by which the memory that PyTorch holds on the device has grown.
+        self.bytes = max(0, torch.cuda.memory_reserved(pool.device) - before)
+
+    def _record(self, call: Call, leaves: list[Any], is_random: bool) -> tuple[list[Any], Sequence[Any]]:
+        """The inputs that the recording reads, and the outputs that it writes. Both lie in the memory of the pool, so
+        that nobody but other recordings gets it when this one goes while a replay still runs."""
+        collecting = gc.isenabled()
+        gc.disable()  # a graph that is freed during the recording would end it
+        try:
+            self._pool.stream.wait_stream(torch.cuda.current_stream())
+            with self._pool.memory_of(self) as handle, torch.cuda.stream(self._pool.stream):
+                self._graph = _RandomGraph(handle) if is_random else DriverGraph(handle)
+                with self._graph.capture():
+                    static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+                    outputs = call(static)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise Unrecordable(str(error).splitlines()[0]) from None
+        finally:
+            if collecting:
+                gc.enable()
+        return static, outputs
+
+    def replay(self, leaves: list[Any]) -> tuple[Any, ...]:
+        """The flat outputs for the flat inputs ``leaves``, in tensors of the caller's own."""
+        with self._pool.turn(), torch.no_grad():
+            for static, indices in self._inputs:
+                _copy(static, [leaves[index] for index in indices])
+            self._graph.replay()
+            own = [make() for make in self._make]
+            _copy(own, self._written)
+        found = iter(own)
+        return tuple(
+            next(found) if kind is None else leaves[kind.index] if isinstance(kind, _Given) else kind.value
+            for kind in self._kinds
+        )
+
+
+class _RandomGraph:
+    """A graph that draws other numbers at each replay.
+
+    PyTorch then counts in its generators, for whole graphs in advance, and has other threads draw none while one is
+    captured; that is why other graphs are captured without it.
+    """
+
+    def __init__(self, handle: Any):
+        self._graph, self._handle = torch.cuda.CUDAGraph(), handle
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        # Other threads may use the device meanwhile.
+        self._graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
+        try:
+            yield
+            self._graph.capture_end()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+    def _abandon(self) -> None:
+        """End a capture that has failed. Where the end fails as well, PyTorch goes on taking memory for it, and refuses
+        random numbers, until another capture has ended."""
+        try:
+            self._graph.capture_end()
+        except RuntimeError:
+            device = torch.cuda.current_device()
+            torch._C._cuda_endAllocateToPool(device, self._handle)
+            empty = torch.cuda.CUDAGraph()
+            empty.capture_begin(capture_error_mode="thread_local")
+            empty.capture_end()
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """In one launch, where all are of one dtype."""
+    if len(targets) == 1:
+        targets[0].copy_(sources[0])
+    elif targets:
+        torch._foreach_copy_(targets, sources)
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """An empty tensor that lies in memory as ``tensor`` does."""
+    if not _has_no_overlap(tensor):
+        raise Unrecordable("elements of an argument share memory")
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _by_dtype(static: list[Any]) -> list[tuple[list[Tensor], list[int]]]:
+    """Tensors that one launch can copy to, with their indices among the inputs."""
+    found: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
+    for index, value in enumerate(static):
+        if isinstance(value, Tensor):
+            tensors, indices = found.setdefault(value.dtype, ([], []))
+            tensors.append(value)
+            indices.append(index)
+    return list(found.values())
+
+
+def _kinds_of(
+    outputs: Sequence[Any], static: list[Any], weights: Sequence[Tensor]
+) -> tuple[list[_Given | _Fixed | None], list[Tensor]]:
+    """What each output is, None where a replay writes it, and those that it writes."""
+    given = {id(value): index for index, value in enumerate(static) if isinstance(value, Tensor)}
+    known = {id(weight) for weight in weights}
+    held = {_memory(tensor) for tensor in (*weights, *(value for value in static if isinstance(value, Tensor)))}
+    kinds: list[_Given | _Fixed | None] = []
+    written: list[Tensor] = []
+    for value in outputs:
+        if not isinstance(value, Tensor) or id(value) in known:
+            kinds.append(_Fixed(value))
+        elif id(value) in given:
+            kinds.append(_Given(given[id(value)]))
+        elif not value.is_cuda:
+            raise Unrecordable("an output lies in the memory of the host")
+        elif value.numel() and _memory(value) in held:
+            raise Unrecordable("an output shares memory with another, an argument or a weight")
+        else:
+            held.add(_memory(value))
+            written.append(value)
+            kinds.append(None)
+    return kinds, written
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _maker(tensor: Tensor) -> Callable[[], Tensor]:
+    """Makes tensors that lie in memory as ``tensor`` does."""
+    if torch.empty_like(tensor).stride() == tensor.stride():
+        return partial(torch.empty_like, tensor)
+    if not _has_no_overlap(tensor):
+        raise Unrecordable("elements of an output share memory")
+    return partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _has_no_overlap(tensor: Tensor) -> bool:
+    """Whether each element has memory of its own: sorted by stride, each dimension lies beyond all before it."""
+    reach = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size <= 1:
+            continue
+        if stride < reach:
+            return False
+        reach += stride * (size - 1)
+    return True

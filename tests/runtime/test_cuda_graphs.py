@@ -1,0 +1,480 @@
+"""Calls of converted models that are replayed from CUDA graphs: right whatever changes, and never in the way."""
+
+import copy
+import gc
+import pickle
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from kfconvert import ModelConverter
+from kfconvert.runtime.cuda_graphs import MOST_RECORDINGS
+
+pytestmark = pytest.mark.cuda
+
+
+class Net(nn.Module):
+    def __init__(self, width=64):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(width, 256), nn.LayerNorm(256), nn.Linear(256, width)
+        self.register_buffer("scale", torch.full((width,), 2.0))
+
+    def forward(self, x):
+        return torch.relu(self.second(self.norm(torch.nn.functional.gelu(self.first(x))))) * self.scale
+
+
+def converted(model=None, width=64, **options):
+    torch.manual_seed(0)
+    model = (model or Net(width)).cuda().eval()
+    converter = ModelConverter(select="all", cuda_graphs=options.pop("cuda_graphs", True), **options)
+    return model, converter.convert_model(model, example_inputs=torch.randn(4, width, device="cuda"))
+
+
+def inputs(rows=4, width=64, seed=0):
+    return torch.randn(rows, width, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
+
+
+def assert_replayed(original, fused, x, calls=3):
+    """The outputs are those of the original, in the last call from a recording."""
+    with torch.no_grad():
+        for index in range(calls):
+            before = fused.kfconvert_info()["cuda_graphs"]["replayed"]
+            y = x + index
+            torch.testing.assert_close(fused(y), original(y), atol=1e-4, rtol=1e-4)
+    assert fused.kfconvert_info()["cuda_graphs"]["replayed"] == before + 1
+
+
+def test_a_kind_of_call_is_recorded_when_it_comes_again():
+    original, fused = converted()
+    assert fused.kfconvert_info()["cuda_graphs"]["recordings"] == 1  # that of the example
+    assert_replayed(original, fused, inputs(4), calls=1)
+    with torch.no_grad():
+        fused(inputs(7))
+        assert fused.kfconvert_info()["cuda_graphs"]["recordings"] == 1
+        fused(inputs(7))
+        assert fused.kfconvert_info()["cuda_graphs"]["recordings"] == 2
+    assert_replayed(original, fused, inputs(7), calls=1)
+    info = fused.kfconvert_info()["cuda_graphs"]
+    assert info["replayed"] == 2 and info["launched"] == 2 and not info["refused"]
+
+
+def test_outputs_are_the_callers_own():
+    original, fused = converted()
+    x = inputs()
+    with torch.no_grad():
+        first = fused(x)
+        kept = first.clone()
+        second = fused(-x)
+        assert torch.equal(first, kept) and first.data_ptr() != second.data_ptr()
+        first.zero_()
+        torch.testing.assert_close(fused(x), original(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.second.weight.data.copy_(m.second.weight * 3),
+        lambda m: m.second.weight.detach().mul_(3),
+        lambda m: m.scale.mul_(3),
+        lambda m: setattr(m, "scale", m.scale * 3),
+        lambda m: setattr(m.second, "weight", nn.Parameter(m.second.weight.detach() * 3)),
+        lambda m: m.load_state_dict({k: v * 3 for k, v in m.state_dict().items()}),
+        lambda m: nn.init.constant_(m.norm.weight, 3),
+        lambda m: m.cpu() and m.cuda(),
+        lambda m: setattr(m.norm, "eps", 3.0),
+    ],
+)
+def test_changes_between_replays_are_seen(change):
+    original, fused = converted()
+    assert_replayed(original, fused, inputs())
+    with torch.no_grad():
+        for model in (original, fused):
+            change(model)
+    fused.kfconvert_refresh()
+    x = inputs(seed=1)
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(fused(x), original(x), atol=1e-4, rtol=1e-4)
+
+
+def test_steps_of_an_optimizer_between_replays_are_seen():
+    original, fused = converted()
+    for _ in range(3):
+        assert_replayed(original, fused, inputs())
+        for model in (original, fused):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+            model.train()(inputs(seed=2)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+    assert_replayed(original, fused, inputs())
+
+
+def test_gradients_are_those_of_the_original_and_nothing_is_recorded_for_them():
+    original, fused = converted()
+    before = fused.kfconvert_info()["cuda_graphs"]
+    found = []
+    for model in (original, fused):
+        x = inputs().requires_grad_()
+        model(x).sum().backward()
+        found.append([x.grad, *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
+    assert fused.kfconvert_info()["cuda_graphs"] == before
+
+
+def test_inference_mode_and_no_grad_take_turns():
+    original, fused = converted()
+    for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
+        for _ in range(3):
+            with mode():
+                out = fused(inputs())
+                torch.testing.assert_close(out, original(inputs()), atol=1e-4, rtol=1e-4)
+                assert out.is_inference() is (mode is torch.inference_mode)
+    assert fused.kfconvert_info()["cuda_graphs"]["replayed"] == 9
+
+
+def test_switches_of_libraries_have_recordings_of_their_own():
+    original, fused = converted(Net(512), 512)
+    x = inputs(64, 512)
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        for precision in ("tf32", "ieee", "tf32", "ieee"):
+            torch.backends.cuda.matmul.fp32_precision = precision
+            with torch.no_grad():
+                expected = fused.kfconvert_info()["cuda_graphs"]
+                outs = [fused(x) for _ in range(3)]
+                exact = original.double()(x.double())
+                original.float()
+                error = ((outs[-1] - exact).abs().max() / exact.abs().max()).item()
+                assert error < 1e-6 if precision == "ieee" else error > 1e-6, (precision, error, expected)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert fused.kfconvert_info()["cuda_graphs"]["recordings"] >= 3
+
+
+def test_no_more_recordings_than_allowed_and_lengths_in_random_order_do_not_push_each_other_out():
+    original, fused = converted()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _ in range(40):
+            for rows in torch.randperm(2 * MOST_RECORDINGS, generator=generator).tolist():
+                x = inputs(rows + 1)
+                torch.testing.assert_close(fused(x), original(x), atol=1e-4, rtol=1e-4)
+    info = fused.kfconvert_info()["cuda_graphs"]
+    assert info["recordings"] == MOST_RECORDINGS
+    assert info["replayed"] > 0.4 * (info["replayed"] + info["launched"])
+
+
+def test_a_length_that_comes_most_often_gets_a_recording():
+    original, fused = converted()
+    with torch.no_grad():
+        for rows in range(1, MOST_RECORDINGS + 5):
+            for _ in range(3):
+                fused(inputs(rows))
+        for _ in range(30):
+            fused(inputs(100))
+    assert_replayed(original, fused, inputs(100), calls=1)
+    assert fused.kfconvert_info()["cuda_graphs"]["recordings"] == MOST_RECORDINGS
+
+
+def test_threads_and_streams():
+    original, fused = converted()
+    xs = [inputs(1 + seed % 5, seed=seed) for seed in range(10)]
+    with torch.no_grad():
+        expected = [original(x) for x in xs]
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work(index):
+        stream = torch.cuda.Stream() if index % 2 else torch.cuda.default_stream()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for turn in range(100):
+                which = (turn * 7 + index) % 10
+                out = fused(xs[which])
+                if not torch.allclose(out, expected[which], atol=1e-4, rtol=1e-4):
+                    wrong.append((index, turn))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert fused.kfconvert_info()["cuda_graphs"]["replayed"] > 500
+
+
+def test_other_threads_draw_random_numbers_and_allocate_while_calls_are_recorded():
+    original, fused = converted()
+    stop, failures = threading.Event(), []
+
+    def work():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            while not stop.is_set():
+                try:
+                    x = torch.randn(1 << 20, device="cuda")
+                    assert torch.nn.functional.dropout(x).isfinite().all()
+                except Exception as error:
+                    failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    with torch.no_grad():
+        for rows in range(1, MOST_RECORDINGS):
+            for _ in range(3):
+                x = inputs(rows)
+                torch.testing.assert_close(fused(x), original(x), atol=1e-4, rtol=1e-4)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert fused.kfconvert_info()["cuda_graphs"]["recordings"] >= MOST_RECORDINGS - 1
+
+
+def test_two_models_on_two_streams():
+    """Their recordings have nothing in common, workspaces of libraries included."""
+    pairs = [converted(Net(512), 512) for _ in range(2)]
+    x = inputs(64, 512)
+    with torch.no_grad():
+        expected = [original(x) for original, _ in pairs]
+        for _, fused in pairs:
+            for _ in range(3):
+                fused(x)
+        streams = [torch.cuda.Stream() for _ in pairs]
+        torch.cuda.synchronize()
+        for _ in range(50):
+            outs = []
+            for (_, fused), stream in zip(pairs, streams):
+                with torch.cuda.stream(stream):
+                    outs.append([fused(x) for _ in range(5)])
+            torch.cuda.synchronize()
+            for out, wanted in zip(outs, expected):
+                for each in out:
+                    torch.testing.assert_close(each, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_within_another_capture_the_program_is_captured_as_it_is():
+    original, fused = converted()
+    x = inputs()
+    with torch.no_grad():
+        fused(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = fused(x)
+        x.mul_(2)
+        graph.replay()
+        torch.testing.assert_close(out, original(x), atol=1e-4, rtol=1e-4)
+
+
+class Drops(Net):
+    def forward(self, x):
+        return nn.functional.dropout(super().forward(x), 0.5, training=True)
+
+
+def test_random_numbers_are_new_in_each_replay_and_those_of_the_seed():
+    _, fused = converted(Drops())
+    x = inputs()
+    with torch.no_grad():
+        fused(x), fused(x)
+        assert fused.kfconvert_info()["guard"]["hits"] == 2, fused.kfconvert_info()["guard"]
+        assert not torch.equal(fused(x), fused(x))
+        torch.manual_seed(5)
+        first = [fused(x) for _ in range(3)]
+        torch.manual_seed(5)
+        assert all(torch.equal(a, fused(x)) for a in first)
+    assert fused.kfconvert_info()["cuda_graphs"]["replayed"] > 3
+
+
+class Synchronises(Net):
+    def forward(self, x):
+        scale = torch.tensor([2.0] * 64).to(x.device)  # a copy that the host waits for
+        return super().forward(x) * scale
+
+
+def test_what_cannot_be_recorded_runs_as_it_is_and_is_told_once():
+    original, fused = converted(Synchronises(), cuda_graphs=True)
+    x = inputs(5)
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        for index in range(6):
+            torch.testing.assert_close(fused(x + index), original(x + index), atol=1e-4, rtol=1e-4)
+    info = fused.kfconvert_info()["cuda_graphs"]
+    if info["refused"]:
+        assert sum("CUDA graph" in str(each.message) for each in caught) == 1
+        assert info["recordings"] == 0
+    # Nothing of the failed recording is left behind.
+    assert torch.rand(3, device="cuda").sum() > 0
+    before = torch.cuda.memory_reserved()
+    block = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    del block
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before
+
+
+def test_a_failed_recording_leaves_the_process_as_it_was():
+    from kfconvert.runtime.recording import Pool, Recording, Unrecordable
+
+    pool = Pool(torch.device("cuda", 0))
+    x = inputs()
+    for call in (
+        lambda leaves: [leaves[0] * leaves[0].sum().item()],
+        lambda leaves: [torch.rand_like(leaves[0]).cpu()],
+    ):
+        with pytest.raises(Unrecordable):
+            Recording(call, [x], [], pool)
+        assert torch.rand(3, device="cuda").sum() > 0
+    before = torch.cuda.memory_reserved()
+    block = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    del block
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before
+    recording = Recording(lambda leaves: [leaves[0] + 1], [x], [], pool)
+    assert torch.equal(recording.replay([x])[0], x + 1)
+
+
+def test_copies_record_for_themselves_and_pickles_keep_nothing():
+    original, fused = converted()
+    assert_replayed(original, fused, inputs())
+    duplicate = copy.deepcopy(fused)
+    assert duplicate.kfconvert_info()["cuda_graphs"]["recordings"] == 0
+    assert_replayed(original, duplicate, inputs())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = pickle.loads(pickle.dumps(fused))
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(inputs()), original(inputs()), atol=1e-4, rtol=1e-4)
+
+
+def test_memory_goes_with_the_model():
+    gc.collect()
+    _, fused = converted(Net(512), 512)
+    with torch.no_grad():
+        for rows in range(1, 10):
+            for _ in range(3):
+                fused(inputs(rows, 512))
+    del fused, _
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(4):
+        _, fused = converted(Net(512), 512)
+        with torch.no_grad():
+            for rows in range(1, 10):
+                for _ in range(3):
+                    fused(inputs(rows, 512))
+        del fused, _
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before
+
+
+def test_weights_written_over_and_over_take_no_more_memory():
+    original, fused = converted()
+    sizes = []
+    with torch.no_grad():
+        for turn in range(12):
+            fused.second.weight.add_(0.1)
+            original.second.weight.add_(0.1)
+            assert_replayed(original, fused, inputs())
+            sizes.append(torch.cuda.memory_reserved())
+    assert sizes[-1] == sizes[4]
+
+
+def test_off_means_off():
+    original, fused = converted(cuda_graphs=False)
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(fused(inputs()), original(inputs()), atol=1e-4, rtol=1e-4)
+    info = fused.kfconvert_info()["cuda_graphs"]
+    assert not info["enabled"] and not info["recordings"] and not info["replayed"]
+
+
+def test_auto_keeps_what_is_faster():
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Net() for _ in range(6)]).cuda().eval()
+    converter = ModelConverter(select="all")
+    converter.convert_model(model, example_inputs=inputs())
+    stats = converter.conversion_stats
+    assert stats["cuda_graphs"]["enabled"]  # some 30 launches against one
+    timings = stats["timings"]["timings"]
+    assert timings["converted"]["median_ms"] < timings["without CUDA graphs"]["median_ms"]
+    assert stats["speedup_achieved"] == stats["timings"]["speedups"]["converted"]["ratio"]
+
+
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Net(), Net()
+
+    def forward(self, x):
+        x = self.first(x)
+        if x.sum().item() > 1e9:
+            return x
+        return self.second(x)
+
+
+def test_parts_are_recorded_each():
+    original, fused = converted(Parts())
+    assert not fused.kfconvert_info()["regions"][0]["captured"]
+    with torch.no_grad():
+        for index in range(4):
+            x = inputs() + index
+            torch.testing.assert_close(fused(x), original(x), atol=1e-4, rtol=1e-4)
+    info = fused.kfconvert_info()
+    assert info["cuda_graphs"]["recordings"] == 2 and info["cuda_graphs"]["replayed"] >= 4
+
+
+class Aliases(Net):
+    def forward(self, x, mask=None):
+        y = super().forward(x)
+        return {"all": y, "first": y[:, :3], "given": x, "weight": self.scale, "number": 3}
+
+
+def test_outputs_that_share_memory_are_not_recorded():
+    original, fused = converted(Aliases())
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for index in range(4):
+            x = inputs() + index
+            out = fused(x)
+            assert out["given"] is x and out["number"] == 3
+            assert out["first"].untyped_storage().data_ptr() == out["all"].untyped_storage().data_ptr()
+            torch.testing.assert_close(out["all"], original(x)["all"], atol=1e-4, rtol=1e-4)
+
+
+class Passes(Net):
+    def forward(self, x):
+        return {"all": super().forward(x), "given": x, "weight": self.scale, "transposed": (x * 2).t()}
+
+
+def test_outputs_that_are_inputs_weights_or_laid_out_otherwise():
+    original, fused = converted(Passes())
+    with torch.no_grad():
+        for index in range(5):
+            x = inputs() + index
+            ours, theirs = fused(x), original(x)
+            assert ours["given"] is x and ours["weight"] is fused.scale
+            assert ours["transposed"].stride() == theirs["transposed"].stride()
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    assert fused.kfconvert_info()["cuda_graphs"]["replayed"] >= 4
+
+
+@pytest.mark.parametrize("layout", ["transposed", "expanded", "sliced"])
+def test_inputs_laid_out_in_other_ways(layout):
+    original, fused = converted()
+    make = {
+        "transposed": lambda x: x.t().contiguous().t(),
+        "expanded": lambda x: x[:1].expand(4, 64),
+        "sliced": lambda x: (
+            torch.cat([x, x], 1)[:, ::2].contiguous()[:, :64] if x.size(1) > 64 else torch.cat([x, x], 1)[:, :64]
+        ),
+    }[layout]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for index in range(4):
+            x = make(inputs() + index)
+            torch.testing.assert_close(fused(x), original(x), atol=1e-4, rtol=1e-4)
