@@ -276,7 +276,8 @@ class GuardedForward:
             with originals(), self._as_in_forward(model, parameters):
                 return self._original_of(model, **variant.region.call.keywords(flat))
 
-        recorded = run_recorded(variant.program.run, original, parameters, leaves, differentiable)
+        held = variant.program.tensors()
+        recorded = run_recorded(variant.program.run, original, parameters, leaves, differentiable, held)
         return self._counted(variant.structured(recorded))
 
     def _no_gradients(self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]) -> str | None:

@@ -49,28 +49,30 @@ def run_recorded(
     parameters: list[Tensor],
     leaves: list[Any],
     differentiable: tuple[bool, ...],
+    held: list[Tensor],
 ) -> tuple[Any, ...]:
     """The flat outputs of ``fused(leaves)``, with the gradients of ``original(leaves)`` for those ``differentiable``.
 
     Gradients reach the ``parameters`` and leaves that require them. As ever in autograd, changing one of them in
-    place between forward and backward is an error.
+    place between forward and backward is an error. ``held`` are the tensors of the model that ``fused`` reads: a view
+    of one of them is returned as it is.
     """
     # Each parameter once: a tied weight has one gradient, which autograd would add up for each time that the weight is
     # given.
     wanted = list(dict.fromkeys(p for p in parameters if p.requires_grad))
     indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     return _Recomputed.apply(
-        fused, original, leaves, differentiable, indices, len(wanted), *wanted, *(leaves[i] for i in indices)
+        fused, original, leaves, differentiable, held, indices, len(wanted), *wanted, *(leaves[i] for i in indices)
     )
 
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, fused, original, leaves, differentiable, indices, count, *tensors):
+    def forward(ctx, fused, original, leaves, differentiable, held, indices, count, *tensors):
         ctx.original, ctx.indices, ctx.count = original, indices, count
         ctx.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         ctx.save_for_backward(*tensors)
-        outputs = _without_bases(fused(leaves), tensors)
+        outputs = _without_bases(fused(leaves), (*tensors, *held))
         # An output that nobody uses has no gradient; what only leads to it must not get a gradient of zeros either.
         ctx.set_materialize_grads(False)
         without = (o for o, wanted in zip(outputs, differentiable) if isinstance(o, Tensor) and not wanted)
@@ -99,21 +101,21 @@ class _Recomputed(torch.autograd.Function):
         wanted = [*parameters, *(leaves[place] for place in ctx.indices)]
         sources = [tensor for tensor in wanted if tensor.requires_grad]
         if not sources:  # all were frozen since
-            return (None,) * (6 + len(wanted))
+            return (None,) * (7 + len(wanted))
         found = iter(
             torch.autograd.grad(
                 [o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True, create_graph=again
             )
         )
         barrier.closed = False
-        return (None,) * 6 + tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
+        return (None,) * 7 + tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
 
 
-def _without_bases(outputs: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
+def _without_bases(outputs: tuple[Any, ...], known: tuple[Tensor, ...]) -> tuple[Any, ...]:
     """``outputs`` with each view replaced by a tensor of its own over the same memory, so that callers may write into
-    it: autograd forbids that for views that were made in here. A view stays if another output or an input shares its
-    memory."""
-    memory = Counter(_memory(value) for value in (*outputs, *inputs) if isinstance(value, Tensor))
+    it: autograd forbids that for views that were made in here. A view stays if another output or a ``known`` tensor
+    shares its memory: who writes to it is to move the version of that one."""
+    memory = Counter(_memory(value) for value in (*outputs, *known) if isinstance(value, Tensor))
     return tuple(
         _own(value) if isinstance(value, Tensor) and value._is_view() and memory[_memory(value)] == 1 else value
         for value in outputs

@@ -114,6 +114,22 @@ def test_values_that_are_conjugated_or_negated_when_they_are_read(after, gradien
             torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("shown", [lambda m: m.conv.weight.flatten(1), lambda m: m.norm.running_mean[None]])
+def test_what_a_caller_writes_into_a_view_of_the_model_is_seen(shown, gradients):
+    model = Shows(shown).eval()
+    model.conv.weight.requires_grad_(False)
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(2, 3, 8, 8))
+    x = torch.randn(2, 3, 8, 8)
+    for each in (model, fused):
+        with torch.set_grad_enabled(gradients):
+            _, view = each(x)
+        with torch.no_grad():
+            view.mul_(2)
+    torch.testing.assert_close(fused(x)[0], model(x)[0])
+    assert fused.kfconvert_info()["guard"]["hits"] == 2
+
+
 OTHERWISE_STORED = {
     "sparse": lambda y: y.to_sparse(),
     "compressed": lambda y: y.to_sparse_csr(),
@@ -147,3 +163,16 @@ class Returns(nn.Module):
 
     def forward(self, x):
         return self.after(torch.relu(self.linear(x)))
+
+
+class Shows(nn.Module):
+    """Returns a view of one of its tensors, which folding has read."""
+
+    def __init__(self, shown):
+        super().__init__()
+        self.conv, self.norm, self.linear = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Linear(8, 4)
+        self.norm.running_mean.uniform_(-1, 1)
+        self.shown = shown
+
+    def forward(self, x):
+        return self.linear(torch.relu(self.norm(self.conv(x))).mean((2, 3))), self.shown(self)
