@@ -73,6 +73,17 @@ def speed_line(stats: dict[str, Any]) -> str:
     return " -> ".join(parts) + " | " + "; ".join(speedups + given_back)
 
 
+def graphs_line(stats: dict[str, Any]) -> str:
+    """One line on CUDA graphs where they were tried: whether calls are replayed, what they take, why some are not."""
+    graphs, timings = stats.get("cuda_graphs") or {}, (stats.get("timings") or {}).get("timings") or {}
+    told = [f"not recorded: {reason}" for reason in graphs.get("refused", ())]
+    if "with CUDA graphs" in timings:
+        told.insert(0, "slower with them, so that calls are launched")
+    elif graphs.get("recordings"):
+        told.insert(0, f"calls are replayed; {graphs['bytes'] / 2**20:.0f} MiB for the first recording")
+    return "; ".join(told)
+
+
 def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: str | None = None) -> RenderableType:
     """The report of one model for a terminal.
 
@@ -94,6 +105,9 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
     colour = {"pass": "green", "FAIL": "bold red"}.get(accuracy[:4], "")
     facts.add_row("accuracy", Text(accuracy, style=colour))
     facts.add_row("speed", Text(speed_line(stats), style=_speed_style(stats)))
+    graphs = graphs_line(stats)
+    if graphs:
+        facts.add_row("CUDA graphs", Text(graphs))
     if weights:
         facts.add_row("weights", Text(weights, style="bold yellow" if weights == "random" else ""))
     captured = _captured(stats)

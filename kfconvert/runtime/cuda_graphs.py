@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -47,6 +47,15 @@ class _Calls:
         self.recordings: dict[Any, Recording] = {}
         self.refused: set[Any] = set()
         self.unrecorded = 0
+        # The kinds of the inputs of the last call that was replayed, and by what.
+        self.last: tuple[list[Any], Recording] | None = None
+
+
+class Ahead(NamedTuple):
+    """A replay that was launched before it was known to be right."""
+
+    recording: Recording
+    outputs: tuple[Any, ...]
 
 
 class CudaGraphs:
@@ -67,11 +76,29 @@ class CudaGraphs:
         self._calls: WeakSet[_Calls] = WeakSet()
         self.reset_counters()
 
-    def run(self, program: Program, leaves: list[Any], is_random: bool) -> tuple[Any, ...]:
+    def launch_ahead(self, program: Program, leaves: list[Any]) -> Ahead | None:
+        """Replay the recording that served the last call like this one, for ``run`` to take the outputs once it has
+        looked whether it is the right one: the device computes meanwhile. It does no harm where it is not. Nothing is
+        written that anybody reads, and what could fail on the device, such as looking up rows by the inputs, reads
+        tensors that are checked before. The guard must have admitted ``leaves``."""
+        plans = program.latest_plans() if self.enabled else None
+        calls: _Calls | None = None if plans is None else plans.recordings
+        if calls is None or calls.last is None or torch.cuda.is_current_stream_capturing():
+            return None
+        kinds, recording = calls.last
+        try:
+            if recording.is_random or kinds != _kinds(leaves) or not recording.reads(program.read_by_code()):
+                return None
+        except KeyError:  # a weight was removed
+            return None
+        return Ahead(recording, recording.replay(leaves))
+
+    def run(self, program: Program, leaves: list[Any], is_random: bool, ahead: Ahead | None = None) -> tuple[Any, ...]:
         """The flat outputs of ``program`` for the flat inputs ``leaves``; raises as ``Program.run``.
 
         Args:
             is_random: whether the program draws random numbers, so that no two calls are alike.
+            ahead: what ``launch_ahead`` gave for the same call.
         """
         device = _device(leaves) if self.enabled else None
         if device is None or torch.cuda.is_current_stream_capturing():
@@ -81,12 +108,14 @@ class CudaGraphs:
         if calls is None:
             calls = plans.recordings = _Calls()
             self._calls.add(calls)
-        key = (_switches(), *[_kind(leaf) for leaf in leaves])
+        kinds = _kinds(leaves)
+        key = (_switches(), *kinds)
         recording = calls.recordings.get(key)
         if recording is not None:
+            calls.last = kinds, recording
             recording.calls += 1
             self.replays += 1
-            return recording.replay(leaves)
+            return ahead.outputs if ahead is not None and ahead.recording is recording else recording.replay(leaves)
         self.launched += 1
         outputs = program.computed(plans, leaves)
         if self._is_wanted(calls, key) and _one.acquire(blocking=False):
@@ -154,6 +183,7 @@ class CudaGraphs:
         if len(calls.recordings) >= self.most:
             least = min(calls.recordings, key=lambda kind: calls.recordings[kind].calls)
             del calls.recordings[least]
+            calls.last = None
         pool = self._pools.get(device)
         if pool is None:
             pool = self._pools[device] = Pool(device)
@@ -205,9 +235,12 @@ def _device(leaves: list[Any]) -> torch.device | None:
     return found
 
 
-def _kind(leaf: Any) -> Any:
-    """What a recording depends on of an input; the guard of the program has seen to all else."""
-    return (leaf.shape, leaf.stride()) if isinstance(leaf, Tensor) else None
+def _kinds(leaves: list[Any]) -> list[Any]:
+    """What a recording depends on of each input; the guard of the program has seen to all else."""
+    return [
+        (leaf.shape, leaf.stride(), leaf.is_conj(), leaf.is_neg()) if isinstance(leaf, Tensor) else None
+        for leaf in leaves
+    ]
 
 
 def _switches() -> tuple[Any, ...]:

@@ -94,12 +94,12 @@ class Derived:
 
 
 class Unchanged:
-    """``holds_for`` tells whether tensors are those that this was made of, and neither moved nor written since, as far
-    as that leaves a trace. It keeps them alive, but not their storage."""
+    """``holds_for`` tells whether tensors are those that this was made of, and neither moved nor, unless they may be
+    ``written``, written since, as far as that leaves a trace. It keeps them alive, but not their storage."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]):
+    def __init__(self, tensors: Sequence[torch.Tensor], written: bool = False):
         self._tensors = tuple(tensors)
-        self._state = _tensor_state(self._tensors, len(self._tensors))
+        self._state = _tensor_state(self._tensors, 0 if written else len(self._tensors))
 
     def holds_for(self, tensors: Sequence[torch.Tensor]) -> bool:
         return _has_state(tensors, self._state)

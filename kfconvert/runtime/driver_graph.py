@@ -8,11 +8,12 @@ and "Stream Management".
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -24,16 +25,48 @@ _THREAD_LOCAL = 1
 
 @cache
 def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuMemcpyDtoDAsync_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+    driver.cuGraphLaunch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return driver
 
 
 def _call(name: str, *arguments: Any) -> None:
-    """Raises RuntimeError with the driver's name for what went wrong."""
     code = getattr(_driver(), name)(*arguments)
     if code:
-        found = ctypes.c_char_p()
-        _driver().cuGetErrorName(code, ctypes.byref(found))
-        raise RuntimeError((found.value or b"CUDA error").decode())
+        _refuse(code)
+
+
+def _refuse(code: int) -> NoReturn:
+    """Raises RuntimeError with the driver's name for what went wrong."""
+    found = ctypes.c_char_p()
+    _driver().cuGetErrorName(code, ctypes.byref(found))
+    raise RuntimeError((found.value or b"CUDA error").decode())
+
+
+class _Ready(threading.local):
+    """The devices whose context this thread has used: the driver works on that of the thread, which the first call of
+    the runtime in it sets."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+
+
+_ready = _Ready()
+
+
+def prepare_thread(device: int) -> None:
+    """To be called in a thread, with ``device`` its current one, before it copies and replays there."""
+    if device not in _ready.devices:
+        torch.cuda.set_device(device)
+        _ready.devices.add(device)
+
+
+def copy_bytes(target: int, source: int, count: int, stream: int) -> None:
+    """So many bytes from one address on the device to another, on ``stream``."""
+    code = _driver().cuMemcpyDtoDAsync_v2(target, source, count, stream)
+    if code:
+        _refuse(code)
 
 
 def new_stream() -> int:
@@ -79,9 +112,11 @@ class DriverGraph:
             if graph:
                 _driver().cuGraphDestroy(graph)
 
-    def replay(self) -> None:
-        """On the current stream of this thread and device."""
-        _call("cuGraphLaunch", self._executable, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+    def replay(self, stream: int) -> None:
+        """On ``stream``, as ``torch.cuda.Stream.cuda_stream`` gives it."""
+        code = _driver().cuGraphLaunch(self._executable, stream)
+        if code:
+            _refuse(code)
 
 
 def _release(executable: int, device: int, handle: Any) -> None:

@@ -23,7 +23,7 @@ from ..inputs import MAX_SPELLINGS
 from ..region import Region
 from ..torch_state import transformed
 from .compilers import Notice, refuse_scripting, traced_here
-from .cuda_graphs import CudaGraphs
+from .cuda_graphs import Ahead, CudaGraphs
 from .model_state import ModelState
 from .program import Program, UnfitTensors
 from .recompute import is_connected, needs_gradient, run_recorded
@@ -68,11 +68,11 @@ class Variant:
     def structured(self, outputs: tuple[Any, ...]) -> Any:
         return pytree.tree_unflatten(outputs, self.region.out_spec)
 
-    def run(self, leaves: list[Any], graphs: CudaGraphs | None = None) -> Any:
+    def run(self, leaves: list[Any], graphs: CudaGraphs | None = None, ahead: Ahead | None = None) -> Any:
         """The outputs; by a recording of ``graphs`` where there is one."""
         if graphs is None:
             return self.structured(self.program.run(leaves))
-        return self.structured(graphs.run(self.program, leaves, self.region.is_random))
+        return self.structured(graphs.run(self.program, leaves, self.region.is_random, ahead))
 
 
 class MissWarning:
@@ -172,6 +172,8 @@ class GuardedForward:
         self.own_forward = None if guarded_forward(model) else model.__dict__.get("forward")
         self.variants = variants
         self._by_spelling: dict[tuple, list[Variant]] = {}
+        # How the last call was spelled that a program served, and by which variant.
+        self._last: tuple[tuple, Variant] | None = None
         # While a model is being unpickled it is still empty; there are no variants then, so that its state does not
         # matter.
         reads = {read for variant in variants for read in variant.region.reads}
@@ -201,17 +203,22 @@ class GuardedForward:
             return type(caller).forward(caller, *args, **kwargs)
         if transformed() or _originals.wanted:
             return self.original(*args, **kwargs)
-        reason = _onlooker() or self._state_refusal()
+        spelling = (len(args), *kwargs)
+        reason = _onlooker()
+        ahead = self._launch_ahead(spelling, args, kwargs) if reason is None else None
+        reason = reason or self._state_refusal()
         if reason is not None:
             return self._missed(reason, args, kwargs)
         if self.stale:
             self.refresh()
-        for variant in self._candidates((len(args), *kwargs)):
+        for variant in self._candidates(spelling):
             leaves: Any = variant.region.call.leaves(args, kwargs)
             try:
                 refusal = variant.refusal(leaves)
                 if refusal is None:
-                    return self._run(variant, leaves, args, kwargs)
+                    outputs = self._run(variant, leaves, args, kwargs, ahead)
+                    self._last = spelling, variant
+                    return outputs
             except UnfitTensors as error:
                 refusal = str(error)
             except RuntimeError as error:
@@ -254,9 +261,22 @@ class GuardedForward:
             self._by_spelling[spelling] = found
             return found
 
-    def _run(self, variant: Variant, leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _launch_ahead(self, spelling: tuple, args: tuple, kwargs: dict[str, Any]) -> Ahead | None:
+        """What a GPU can begin with while it is looked whether this call is one like the last."""
+        last, self._last = self._last, None
+        if last is None or last[0] != spelling or not self.graphs.enabled or torch.is_grad_enabled():
+            return None
+        _, variant = last
+        leaves: Any = variant.region.call.leaves(args, kwargs)
+        if leaves is None or variant.region.guard.refusal(leaves) is not None or self.state.replaced():
+            return None
+        return self.graphs.launch_ahead(variant.program, leaves)
+
+    def _run(
+        self, variant: Variant, leaves: list[Any], args: tuple, kwargs: dict[str, Any], ahead: Ahead | None
+    ) -> Any:
         if not torch.is_grad_enabled():
-            return self._counted(variant.run(leaves, self.graphs))
+            return self._counted(variant.run(leaves, self.graphs, ahead))
         places = self.state.parameter_places
         parameters: list[torch.Tensor] = [tensor for store, key in places if (tensor := store.get(key)) is not None]
         if not needs_gradient(parameters, leaves):

@@ -108,13 +108,8 @@ class ModelState:
             self.announced = True
         if changed is not None:
             return self.owner_reasons[changed]
-        if self.children.first_change(root) is not None or self.children.written:
-            # A dict that holds submodules was written or replaced: their order counts as well, but not which dict holds
-            # them.
-            if not _is_same(_layout(model), self._layout):
-                self.children = Watch(self.children.entries)  # which looks again at the next call
-                return _REPLACED
-            self._watch_children()
+        if self.replaced():
+            return _REPLACED
         changed = self.fixed.first_change(root)
         if changed is not None:
             return self.fixed_reasons[changed]
@@ -145,6 +140,18 @@ class ModelState:
         if self.hooks.first_change() is not None or self.hooks.written:
             self._watch_hooks()
         return self.hooked or (self._recording() if self.recorded else None)
+
+    def replaced(self) -> bool:
+        """Whether a submodule was replaced, added or removed."""
+        model = self._root()
+        if self.children.first_change(vars(model)) is not None or self.children.written:
+            # A dict that holds submodules was written or replaced: their order counts as well, but not which dict holds
+            # them.
+            if not _is_same(_layout(model), self._layout):
+                self.children = Watch(self.children.entries)  # which looks again at the next call
+                return True
+            self._watch_children()
+        return False
 
     def _watch_children(self) -> None:
         model = self._root()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -77,6 +78,7 @@ class Program:
         # it had.
         self._sharing: list[tuple[Tensor, int]] = []
         self._check_weights = self._unchecked = 0
+        self._latest: weakref.ref[Plans] | None = None
 
     def run(self, leaves: list[Any]) -> tuple[Any, ...]:
         """Raises UnfitTensors, before anything is computed, where a tensor of the model has become of another kind."""
@@ -89,7 +91,12 @@ class Program:
         plans = derived.get(layout)
         if plans is None:
             plans = derived[layout] = self._unplanned()
+        self._latest = weakref.ref(plans)
         return plans
+
+    def latest_plans(self) -> Plans | None:
+        """Those that the last run was made with, which need not hold any more."""
+        return None if self._latest is None else self._latest()
 
     def computed(self, plans: Plans, leaves: list[Any]) -> tuple[Any, ...]:
         """The flat outputs, by ``plans`` that were just asked for."""
@@ -192,7 +199,7 @@ class Program:
 
     def __getstate__(self) -> dict[str, Any]:
         # A deep copy of a module has another __dict__ than the deep copy of its __dict__, and no attributes yet.
-        return {**self.__dict__, "_flat": None}
+        return {**self.__dict__, "_flat": None, "_latest": None}
 
     def _require_kinds(self, tensors: list[Tensor | None]) -> None:
         for (_, name), tensor, known in zip(self._read, tensors, self._kinds):

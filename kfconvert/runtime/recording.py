@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .driver_graph import DriverGraph, new_stream
+from .derived import Unchanged
+from .driver_graph import DriverGraph, copy_bytes, new_stream, prepare_thread
 
 Call = Callable[[list[Any]], Sequence[Any]]
 
@@ -38,16 +39,27 @@ class Pool:
         self._recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._last: torch.cuda.Stream | None = None
+        self._last_pointer = -1
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Within the block, what this thread launches on the device comes after all replays before it."""
-        with self._lock, torch.cuda.device(self.device):
-            stream = torch.cuda.current_stream()
-            if self._last is not None and self._last != stream:
-                stream.wait_stream(self._last)
-            self._last = stream
-            yield
+    def in_turn(self, launch: Callable[[int], Any]) -> Any:
+        """What ``launch`` returns. It gets the current stream of the pool's device, the current one meanwhile; what it
+        launches on that comes after all replays before it."""
+        index: int = self.device.index
+        with self._lock:
+            if torch._C._cuda_getDevice() == index:
+                return launch(self._stream_after_others(index))
+            with torch.cuda.device(index):
+                return launch(self._stream_after_others(index))
+
+    def _stream_after_others(self, index: int) -> int:
+        prepare_thread(index)
+        stream: int = torch._C._cuda_getCurrentRawStream(index)
+        if stream != self._last_pointer:
+            current = torch.cuda.current_stream()
+            if self._last is not None:
+                current.wait_stream(self._last)
+            self._last, self._last_pointer = current, stream
+        return stream
 
     @contextmanager
     def memory_of(self, recording: Recording) -> Iterator[Any]:
@@ -118,14 +130,17 @@ class Recording:
         if any(tensor.device != pool.device for tensor in weights):
             raise Unrecordable("a tensor of the model is on another device than its inputs")
         self.calls = 0  # for the owner to count
-        self._pool = pool
+        self.is_random = is_random
+        self._pool, self._weights = pool, Unchanged(weights, written=True)
         before = torch.cuda.memory_reserved(pool.device)
         # Tensors made under inference_mode could not be written to by a replay without it.
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(pool.device):
             static, outputs = self._record(call, leaves, is_random)
-        self._inputs = _by_dtype(static)
-        self._kinds, self._written = _kinds_of(outputs, static, weights)
-        self._make = [_maker(tensor) for tensor in self._written]
+        self._inputs = [
+            _Copy(value, leaf, index) for index, (value, leaf) in enumerate(zip(static, leaves)) if value is not leaf
+        ]
+        self._kinds, written = _kinds_of(outputs, static, weights)
+        self._outputs = [(_maker(tensor), _Copy(tensor, tensor, 0)) for tensor in written]
         #: Bytes by which the memory that PyTorch holds on the device has grown.
         self.bytes = max(0, torch.cuda.memory_reserved(pool.device) - before)
 
@@ -150,19 +165,58 @@ class Recording:
                 gc.enable()
         return static, outputs
 
+    def reads(self, weights: list[Tensor]) -> bool:
+        """Whether ``weights`` are those that the recording was made with, in the same places."""
+        return self._weights.holds_for(weights)
+
     def replay(self, leaves: list[Any]) -> tuple[Any, ...]:
-        """The flat outputs for the flat inputs ``leaves``, in tensors of the caller's own."""
-        with self._pool.turn(), torch.no_grad():
-            for static, indices in self._inputs:
-                _copy(static, [leaves[index] for index in indices])
-            self._graph.replay()
-            own = [make() for make in self._make]
-            _copy(own, self._written)
-        found = iter(own)
+        """The flat outputs for the flat inputs ``leaves``, in tensors of the caller's own. None of the leaves may
+        require a gradient that is wanted."""
+
+        def launch(stream: int) -> list[Tensor]:
+            for copy in self._inputs:
+                copy.fill(leaves[copy.index], stream)
+            self._graph.replay(stream)
+            return [copy.emptied(make(), stream) for make, copy in self._outputs]
+
+        found = iter(self._pool.in_turn(launch))
         return tuple(
             next(found) if kind is None else leaves[kind.index] if isinstance(kind, _Given) else kind.value
             for kind in self._kinds
         )
+
+
+class _Copy:
+    """Copies between a tensor of a recording and others of the same shape, strides and dtype.
+
+    Args:
+        held: the tensor of the recording.
+        other: one of the others.
+        index: its place among the flat inputs.
+    """
+
+    def __init__(self, held: Tensor, other: Tensor, index: int):
+        self.held, self.index = held, index
+        self._address = held.data_ptr()
+        # Of a tensor without gaps all bytes are copied, without the cost of an operator; elements that are conjugated
+        # or negated when they are read, and such that others lie between, are copied one by one.
+        span = 1 + sum((size - 1) * stride for size, stride in zip(held.shape, held.stride()))
+        lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in (held, other))
+        self._bytes = held.numel() * held.element_size() if held.numel() == span and not lazy else None
+
+    def fill(self, source: Tensor, stream: int) -> None:
+        """The held tensor from ``source``."""
+        if self._bytes is None:
+            self.held.copy_(source)
+        else:
+            copy_bytes(self._address, source.data_ptr(), self._bytes, stream)
+
+    def emptied(self, target: Tensor, stream: int) -> Tensor:
+        """``target``, filled from the held tensor."""
+        if self._bytes is None:
+            return target.copy_(self.held)
+        copy_bytes(target.data_ptr(), self._address, self._bytes, stream)
+        return target
 
 
 class _RandomGraph:
@@ -186,7 +240,7 @@ class _RandomGraph:
             self._abandon()
             raise
 
-    def replay(self) -> None:
+    def replay(self, stream: int) -> None:
         self._graph.replay()
 
     def _abandon(self) -> None:
@@ -202,30 +256,11 @@ class _RandomGraph:
             empty.capture_end()
 
 
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """In one launch, where all are of one dtype."""
-    if len(targets) == 1:
-        targets[0].copy_(sources[0])
-    elif targets:
-        torch._foreach_copy_(targets, sources)
-
-
 def _like(tensor: Tensor) -> Tensor:
     """An empty tensor that lies in memory as ``tensor`` does."""
     if not _has_no_overlap(tensor):
         raise Unrecordable("elements of an argument share memory")
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-
-
-def _by_dtype(static: list[Any]) -> list[tuple[list[Tensor], list[int]]]:
-    """Tensors that one launch can copy to, with their indices among the inputs."""
-    found: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
-    for index, value in enumerate(static):
-        if isinstance(value, Tensor):
-            tensors, indices = found.setdefault(value.dtype, ([], []))
-            tensors.append(value)
-            indices.append(index)
-    return list(found.values())
 
 
 def _kinds_of(

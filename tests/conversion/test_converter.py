@@ -194,6 +194,8 @@ def test_what_is_not_a_module_or_option():
         ModelConverter().convert_model(torch.relu, input_shape=(1, 2))
     with pytest.raises(ConversionError, match="select"):
         ModelConverter(select="fastest")
+    with pytest.raises(ConversionError, match="cuda_graphs must be True, False or 'auto', not 'never'"):
+        ModelConverter(cuda_graphs="never")
 
 
 @pytest.mark.parametrize("threshold", [float("nan"), -1e-6, "1e-6", None])
@@ -421,3 +423,14 @@ def test_shared_weights_and_repeated_modules():
 def test_public_names():
     for name in kfconvert.__all__:
         assert getattr(kfconvert, name) is not None
+
+
+@pytest.mark.parametrize("wanted", [True, "auto"])
+def test_nothing_is_recorded_on_the_cpu(wanted):
+    converter = ModelConverter(select="all", cuda_graphs=wanted)
+    converted = converter.convert_model(mlp(), input_shape=(4, 16))
+    with torch.no_grad():
+        for _ in range(3):
+            converted(torch.randn(4, 16))
+    nothing = {"enabled": False, "recordings": 0, "bytes": 0, "replayed": 0, "launched": 0, "refused": {}}
+    assert converter.conversion_stats["cuda_graphs"] == converted.kfconvert_info()["cuda_graphs"] == nothing

@@ -224,3 +224,13 @@ def test_what_fused_calls_do_not_write_is_named(stats):
     assert "not written" not in shown("net", stats)
     text = shown("net", stats | {"not_written": ["last_map", "seen"]})
     assert "not written last_map, seen: the forward sets these" in text
+
+
+def test_what_became_of_cuda_graphs_is_told():
+    graphs = {"enabled": True, "recordings": 1, "bytes": 36 * 2**20, "replayed": 0, "launched": 0, "refused": {}}
+    assert report.graphs_line({}) == ""
+    assert report.graphs_line({"cuda_graphs": graphs}) == "calls are replayed; 36 MiB for the first recording"
+    slower = {"cuda_graphs": graphs, "timings": {"timings": {"with CUDA graphs": {}}}}
+    assert "slower" in report.graphs_line(slower)
+    refused = {"cuda_graphs": graphs | {"recordings": 0, "refused": {"an output lies in the memory of the host": 2}}}
+    assert report.graphs_line(refused) == "not recorded: an output lies in the memory of the host"

@@ -100,6 +100,61 @@ def test_changes_between_replays_are_seen(change):
             torch.testing.assert_close(fused(x), original(x), atol=1e-4, rtol=1e-4)
 
 
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.net = nn.Embedding(10, 64), Net()
+
+    def forward(self, ids):
+        return self.net(self.table(ids))
+
+
+@pytest.mark.parametrize("way", ["data", "parameter", "module"])
+def test_a_larger_table_takes_new_ids(way):
+    """The replay that is launched before the weights were looked at must not look up rows that were not there."""
+    torch.manual_seed(0)
+    original = Words().cuda().eval()
+    converter = ModelConverter(select="all", cuda_graphs=True)
+    fused = converter.convert_model(original, example_inputs=torch.arange(10, device="cuda"))
+    larger = torch.randn(1000, 64, device="cuda")
+    with torch.no_grad():
+        for _ in range(3):
+            fused(torch.arange(10, device="cuda"))
+        for model in (original, fused):
+            if way == "data":
+                model.table.weight.data = larger
+            elif way == "parameter":
+                model.table.weight = nn.Parameter(larger)
+            else:
+                model.table = nn.Embedding.from_pretrained(larger)
+        ids = torch.arange(990, 1000, device="cuda")
+        torch.testing.assert_close(fused(ids), original(ids), atol=1e-4, rtol=1e-4)
+    torch.cuda.synchronize()
+
+
+def test_modes_hooks_and_training_after_replays():
+    original, fused = converted()
+    x = inputs()
+    assert_replayed(original, fused, x)
+    seen = []
+    handle = fused.second.register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), original(x), atol=1e-4, rtol=1e-4)
+    assert seen == [1]
+    handle.remove()
+    assert_replayed(original, fused, x)
+    with torch.no_grad(), torch.autocast("cuda"):
+        assert fused(x).dtype is original(x).dtype
+    assert_replayed(original, fused, x)
+    with torch.no_grad():
+        assert torch.equal(fused.train()(x), original.train()(x))
+    fused.eval(), original.eval()
+    assert_replayed(original, fused, x)
+    with torch.no_grad():
+        vectorised = torch.func.vmap(fused)(x)
+    torch.testing.assert_close(vectorised, original(x), atol=1e-4, rtol=1e-4)
+
+
 def test_steps_of_an_optimizer_between_replays_are_seen():
     original, fused = converted()
     for _ in range(3):
