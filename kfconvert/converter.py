@@ -124,7 +124,9 @@ class ModelConverter:
         try:
             captures = trace(prepared, stages)
             match(captures, stages)
-            layouts = Layouts(captures, Selector(prepared.device, threshold, timed=self.select == "measured"))
+            replayed = prepared.device.type == "cuda" and self.cuda_graphs is not False
+            selector = Selector(prepared.device, threshold, self.select == "measured", replayed)
+            layouts = Layouts(captures, selector)
             layouts.select(stages)
             variants = programs(captures, stages)
             verdict = validate(prepared, captures, layouts, threshold if self.validate_accuracy else None, stages)

@@ -9,7 +9,7 @@ import torch
 
 from ..capture import Capture, Part
 from ..matching import Site
-from ..runtime import Program, install, originals, uninstall
+from ..runtime import CALLS_BEFORE, Program, install, originals, uninstall
 from ..settings import max_rewrites
 from .captures import Captures
 from .selector import Decision, Selector
@@ -61,8 +61,12 @@ class Layouts:
             with originals():
                 return first.module(**arguments)
 
-        install(first.module, {"": [first.variant(first.applied)]}, {}).warning.given = True
+        ledger = install(first.module, {"": [first.variant(first.applied)]}, {})
+        ledger.warning.given, ledger.graphs.enabled = True, self._selector.replayed
         try:
+            with torch.no_grad():
+                for _ in range(CALLS_BEFORE if self._selector.replayed else 0):
+                    first.module(**arguments)
             slower = self._selector.slower(original, lambda: first.module(**arguments))
         finally:
             uninstall(first.module)

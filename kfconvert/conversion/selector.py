@@ -17,8 +17,10 @@ from ..graph import aten
 from ..matching import Site
 from ..profiling import Comparison, compare_timings
 from ..region import LiveTensors, Region
-from ..runtime import Program
+from ..runtime import Pool, Program, Recording, Unrecordable
 from .samples import Sample, sample_inputs
+
+Calls = Mapping[str, Callable[[], Any]]
 
 # A candidate that covers several operators may take up to this multiple of the original's time; one that stands for a
 # single operator must be faster by this factor. Medians that differ by less than this are not told apart here.
@@ -69,10 +71,13 @@ class Selector:
     Args:
         accuracy_threshold: relative error that always passes.
         timed: measure candidates and reject what is not faster; otherwise the first accurate strategy is taken.
+        replayed: the programs will be replayed from CUDA graphs, so that what the host needs to launch does not count.
     """
 
-    def __init__(self, device: torch.device, accuracy_threshold: float, timed: bool):
+    def __init__(self, device: torch.device, accuracy_threshold: float, timed: bool, replayed: bool = False):
         self.device, self.accuracy_threshold, self.timed = device, accuracy_threshold, timed
+        self.replayed = replayed
+        self._pool = Pool(device) if replayed and timed else None
         self._decisions: dict[tuple[Any, bool], Decision] = {}  # by the kind of a site and the layout
         self._kinds: dict[int, Any] = {}  # by the id of a site
 
@@ -106,12 +111,12 @@ class Selector:
         """Whether the program with channels-last convolutions (True) is the faster one; both have run before."""
         candidates = {str(layout): partial(program.run, leaves) for layout, program in programs.items()}
         budget = SECONDS_PER_LAYOUT * len(candidates)
-        times = self._compare(candidates, budget)
+        times = self._compare(self._alone_on_the_device(candidates), budget)
         return times[str(True)].median_ms < times[str(False)].median_ms
 
     def slower(self, original: Callable[[], Any], converted: Callable[[], Any]) -> str | None:
-        """None where ``converted`` is the faster call, else what both take."""
-        medians = self._medians({"original": original, "converted": converted})
+        """None where ``converted`` is the faster call, launched by the host, else what both take."""
+        medians = self._medians(self._repeated({"original": original, "converted": converted}))
         if medians["converted"] < medians["original"]:
             return None
         return f"it takes {medians['converted']:.1f} us, the original {medians['original']:.1f} us"
@@ -138,7 +143,7 @@ class Selector:
             calls |= {label: tried.plans[name] for label, name in names.items()}
             labels.append({"original": "original", **names})
         if len(calls) > 1:
-            medians = self._medians(calls)
+            medians = self._medians(self._alone_on_the_device(self._repeated(calls)))
             for names, tried in zip(labels, trials.values()):
                 tried.medians = {name: medians[label] for label, name in names.items()}
 
@@ -160,13 +165,30 @@ class Selector:
             return Decision(None, reason, before, medians[best])
         return Decision(best, None, before, medians[best])
 
-    def _medians(self, candidates: dict[str, Callable[[], Any]]) -> dict[str, float]:
-        """The time of one call of each candidate in microseconds."""
-        repeats = CALLS_IN_FLIGHT if self.device.type == "cuda" else 1
-        budget = SECONDS_PER_CANDIDATE * len(candidates)
-        repeated = {name: partial(_repeat, call, repeats) for name, call in candidates.items()}
-        times = self._compare(repeated, budget)
-        return {name: 1e3 * timing.median_ms / repeats for name, timing in times.items()}
+    @property
+    def _repeats(self) -> int:
+        return CALLS_IN_FLIGHT if self.device.type == "cuda" else 1
+
+    def _repeated(self, candidates: Calls) -> Calls:
+        return {name: partial(_repeat, call, self._repeats) for name, call in candidates.items()}
+
+    def _alone_on_the_device(self, candidates: Calls) -> Calls:
+        """Recordings of the candidates, where programs will be replayed as well and all of these can be recorded."""
+        pool = self._pool
+        if pool is None:
+            return candidates
+        try:
+            recordings = {
+                name: Recording(partial(_without_outputs, call), [], [], pool) for name, call in candidates.items()
+            }
+        except (Unrecordable, torch.OutOfMemoryError):
+            return candidates
+        return {name: partial(recording.replay, []) for name, recording in recordings.items()}
+
+    def _medians(self, repeated: Calls) -> dict[str, float]:
+        """The time of one call of each candidate in microseconds, of which ``repeated`` makes several."""
+        times = self._compare(repeated, SECONDS_PER_CANDIDATE * len(repeated))
+        return {name: 1e3 * timing.median_ms / self._repeats for name, timing in times.items()}
 
     def _compare(self, candidates: Mapping[str, Callable[[], Any]], budget_s: float) -> Comparison:
         """The times of the first candidate and of the others, all of which have run before."""
@@ -243,6 +265,11 @@ def _set_layout(site: Site, channels_last: bool) -> None:
     module: Any = site.replacement.module
     if hasattr(module, "channels_last"):
         module.channels_last = channels_last
+
+
+def _without_outputs(call: Callable[[], Any], inputs: list[Any]) -> tuple[()]:
+    call()
+    return ()
 
 
 def _repeat(call: Callable[[], Any], times: int) -> None:

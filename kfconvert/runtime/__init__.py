@@ -5,10 +5,12 @@ from .configuration import configurations, recorded_reads, without_cache
 from .contents import OF_EVERY_MODULE, generators, is_of_author, is_plain_object, plain_objects
 from .cuda_graphs import CALLS_BEFORE, CudaGraphs
 from .derived import Derived
-from .guarded import Ledger, Variant, guarded_forward, install, originals, uninstall
+from .guarded import Variant, guarded_forward, install, originals, uninstall
+from .ledger import Ledger
 from .model_state import global_hook, has_hooks, inner_hook
 from .program import Program
 from .random_generators import GENERATORS, as_bytes, generator_state, put_back
+from .recording import Pool, Recording, Unrecordable
 from .tensor_facts import Asked, unsteady
 from .watch import MISSING, Entry, Watch
 
@@ -22,7 +24,10 @@ __all__ = [
     "Ledger",
     "MISSING",
     "OF_EVERY_MODULE",
+    "Pool",
     "Program",
+    "Recording",
+    "Unrecordable",
     "Variant",
     "as_bytes",
     "asked_of_compilers",

@@ -111,6 +111,9 @@ class CudaGraphs:
         kinds = _kinds(leaves)
         key = (_switches(), *kinds)
         recording = calls.recordings.get(key)
+        if recording is not None and not recording.is_current():
+            del calls.recordings[key]
+            calls.last = recording = None
         if recording is not None:
             calls.last = kinds, recording
             recording.calls += 1

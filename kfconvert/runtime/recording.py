@@ -127,11 +127,14 @@ class Recording:
     """
 
     def __init__(self, call: Call, leaves: list[Any], weights: Sequence[Tensor], pool: Pool, is_random: bool = False):
-        if any(tensor.device != pool.device for tensor in weights):
+        # Numbers in the memory of the host become part of the recording.
+        numbers = [tensor for tensor in weights if tensor.device.type == "cpu"]
+        if any(tensor.device != pool.device for tensor in weights if tensor.device.type != "cpu"):
             raise Unrecordable("a tensor of the model is on another device than its inputs")
         self.calls = 0  # for the owner to count
         self.is_random = is_random
         self._pool, self._weights = pool, Unchanged(weights, written=True)
+        self._numbers, self._unwritten = numbers, Unchanged(numbers)
         before = torch.cuda.memory_reserved(pool.device)
         # Tensors made under inference_mode could not be written to by a replay without it.
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(pool.device):
@@ -164,6 +167,10 @@ class Recording:
             if collecting:
                 gc.enable()
         return static, outputs
+
+    def is_current(self) -> bool:
+        """Whether what became part of the recording is as it was."""
+        return not self._numbers or self._unwritten.holds_for(self._numbers)
 
     def reads(self, weights: list[Tensor]) -> bool:
         """Whether ``weights`` are those that the recording was made with, in the same places."""

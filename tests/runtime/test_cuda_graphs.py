@@ -155,6 +155,25 @@ def test_modes_hooks_and_training_after_replays():
     torch.testing.assert_close(vectorised, original(x), atol=1e-4, rtol=1e-4)
 
 
+class Scaled(Net):
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.tensor(2.0)  # no buffer: it stays on the CPU
+
+    def forward(self, x):
+        return super().forward(x) * self.factor
+
+
+def test_a_number_in_the_memory_of_the_host_is_read_anew():
+    original, fused = converted(Scaled())
+    assert_replayed(original, fused, inputs())
+    for model in (original, fused):
+        model.factor.fill_(5.0)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(inputs()), original(inputs()), atol=1e-4, rtol=1e-4)
+    assert_replayed(original, fused, inputs())
+
+
 def test_steps_of_an_optimizer_between_replays_are_seen():
     original, fused = converted()
     for _ in range(3):
