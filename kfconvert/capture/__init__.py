@@ -2,6 +2,7 @@
 
 from .call_forms import capture_forms, refused_in_every_form
 from .captured import Capture, capture
+from .own_writes import WrittenState, written_state
 from .parts import Part, Parts, Refused, parents
 from .structure import groups
 from .submodule_calls import around
@@ -18,5 +19,7 @@ __all__ = [
     "groups",
     "parents",
     "refused_in_every_form",
+    "WrittenState",
     "with_few",
+    "written_state",
 ]

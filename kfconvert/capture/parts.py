@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -49,6 +49,8 @@ class Parts:
     Args:
         counting: modules that change an attribute in every call, which no graph does, each with the name of the
             attribute.
+        put_back: gives the model the state that it had before the example call: one that keeps something of its inputs'
+            sizes may take no others after a call with these.
         cheap: a call of the same form with smaller sizes, if there is one, to trace with.
         whole: the seconds that it took to capture the model itself, None where it could not be. Where it was, only
             blocks that occur more than once are looked for, and none with most of the model's parameters: its guard
@@ -62,6 +64,7 @@ class Parts:
         model: nn.Module,
         call: ExampleCall,
         counting: dict[nn.Module, str],
+        put_back: Callable[[], None],
         cheap: ExampleCall | None = None,
         whole: float | None = None,
     ):
@@ -69,8 +72,8 @@ class Parts:
         self.refused: list[Refused] = []
         self.left_out = 0  # submodules that there was no time to look at
         self._paths = {module: path for path, module in model.named_modules() if path}
-        base, outlines = _base(model, call, cheap, self._paths)
-        self._varied = _varied(model, base, self._paths)
+        base, outlines = _base(model, call, cheap, self._paths, put_back)
+        self._varied = _varied(model, base, self._paths, put_back)
         alike = groups(outlines, lambda module: _kinds(outlines[module]))
         self._groups = {module: group for group in alike for module in group}
         self._counting = counting
@@ -186,7 +189,11 @@ class Parts:
 
 
 def _base(
-    model: nn.Module, call: ExampleCall, cheap: ExampleCall | None, modules: Iterable[nn.Module]
+    model: nn.Module,
+    call: ExampleCall,
+    cheap: ExampleCall | None,
+    modules: Iterable[nn.Module],
+    put_back: Callable[[], None],
 ) -> tuple[ExampleCall, dict[nn.Module, ExampleCall]]:
     """The call to trace with, whose free sizes are at least 2 where the model takes that, and what it hands on."""
     for wide in ([] if cheap is None else [widened(cheap)]) + [widened(call)]:
@@ -196,11 +203,13 @@ def _base(
             return wide, observe(model, wide, modules, values=False)
         except Exception:  # the model takes no other batch or sequence: the call as it is remains
             continue
+        finally:
+            put_back()
     return call, observe(model, call, modules, values=False)
 
 
 def _varied(
-    model: nn.Module, base: ExampleCall, modules: Iterable[nn.Module]
+    model: nn.Module, base: ExampleCall, modules: Iterable[nn.Module], put_back: Callable[[], None]
 ) -> dict[str, dict[nn.Module, ExampleCall]]:
     """What the modules receive when one size of the input is another, for each size that the model lets vary."""
     found = {}
@@ -209,6 +218,8 @@ def _varied(
             found[name] = observe(model, call, modules, values=False)
         except Exception:  # this size is fixed
             continue
+        finally:
+            put_back()
     return found
 
 

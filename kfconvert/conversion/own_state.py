@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -149,11 +149,11 @@ def _held(value: Any) -> list[Any] | None:
 
 
 class OwnState:
-    """The state that ``model`` keeps for itself, besides its parameters, as it was when this was made.
+    """The state that ``model`` keeps for itself as it was when this was made.
 
     Some models learn a size, or make a part of themselves, in their first call; ``settled`` is to be called after that.
-    What changes again in later calls is a counter, an average or a cache: only that is put back. ``written`` has the
-    names of the attributes that were.
+    What changes again in later calls is a counter, an average or a cache: only that is put back, and what ``keep`` is
+    told of, parameters among it. ``written`` has the names of the attributes that were.
     """
 
     def __init__(self, model: nn.Module):
@@ -163,19 +163,40 @@ class OwnState:
         outside = list(_outside(model).values())
         self._outside = [(held, list(held)) for held in outside if isinstance(held, (list, collections.deque))]
         attributes = [value for module in model.modules() for value in _own(vars(module)).values()]
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._carried: list[tuple[dict[str, Any], str, Any]] = []
+        self._gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
         self._generators = [(each, generator_state(each)) for each in generators([*attributes, *outside])]
 
     def _restore_outside(self) -> None:
-        """Remove the tensors that a call has added to a list in the globals; nobody else is expected to add tensors
-        there."""
+        """Remove the tensors that a call has added to a list in the globals, and put back what they have replaced;
+        nobody else is expected to add tensors there."""
         for held, before in self._outside:
             known = set(map(id, before))
             added = [item for item in held if isinstance(item, Tensor) and id(item) not in known]
             if added:
-                gone = set(map(id, added))
-                remaining = [item for item in held if id(item) not in gone]
+                gone = known | set(map(id, added))
+                others = [item for item in held if id(item) not in gone]
                 held.clear()
-                held.extend(remaining)
+                held.extend((*before, *others))
+
+    def keep(self, model: nn.Module, names: Iterable[str], source: nn.Module | None) -> None:
+        """What has these dotted names, which calls depend on and change, is to be as it was before the first call.
+        Parameters, of which this has no copies, are to be as in ``source``, or as they are now where that is None."""
+        for name in names:
+            path, _, attribute = name.rpartition(".")
+            module = model.get_submodule(path)
+            tensor = module._parameters.get(attribute)
+            if tensor is not None:
+                kept = tensor if source is None else getattr(source.get_submodule(path), attribute)
+                self._tensors.append((tensor, kept.detach().clone()))
+            buffer = module._buffers.get(attribute)
+            if buffer is not None and id(buffer) in self._before.tensors:
+                self._tensors.append(self._before.tensors[id(buffer)])
+            for holder in (module._buffers, vars(module)):
+                _, before = self._before.holders.get(id(holder), (holder, {}))
+                if attribute in holder:
+                    self._carried.append((holder, attribute, before.get(attribute, MISSING)))
 
     def settled(self, model: nn.Module) -> None:
         self._after = _Snapshot(model)
@@ -188,6 +209,16 @@ class OwnState:
         self._restore_outside()
         for generator, state in self._generators:
             put_back(generator, state)
+        for parameter, gradient in self._gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        for written, kept in self._tensors:
+            written.copy_(kept)
+        for holder, name, value in self._carried:
+            if value is MISSING:
+                holder.pop(name, None)
+            else:
+                holder[name] = value
         for key, (holder, after) in self._after.holders.items():
             _, before = self._before.holders.get(key, (holder, after))
             if isinstance(holder, dict):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..accuracy import model_outputs
-from ..capture import around
+from ..capture import WrittenState, around, written_state
 from ..inputs import ExampleCall, InputError, example_call
 from ..runtime import Asked, uninstall
 from ..settings import SettingError, max_rewrites
@@ -25,9 +25,10 @@ class ConversionError(ValueError):
 @dataclass
 class Prepared:
     """``outputs``: what ``model`` returned for ``call``; ``counting``: the modules of which an attribute, or one within
-    them, changes in every call of the same inputs, which a captured graph would freeze, each with its dotted name;
-    where a global changes, that is the model. ``own_state`` puts back what the calls of a conversion change in it;
-    ``asked`` has what its code asks of tensors (see ``tensor_facts``)."""
+    them, changes in every call of the same inputs, or carries something from call to call, or out of the module, which
+    a captured graph would freeze, each with its dotted name; where a global changes, that is the model. ``own_state``
+    puts back what the calls of a conversion change in it; ``asked`` has what its code asks of tensors (see
+    ``tensor_facts``)."""
 
     model: nn.Module
     device: torch.device
@@ -65,6 +66,7 @@ def prepare(
         raise ConversionError(str(error)) from None
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConversionError(f"dtype must be a floating-point dtype, not {dtype!r}")
+    given = model
     if not inplace:
         try:
             model = copy.deepcopy(model)
@@ -90,10 +92,20 @@ def prepare(
             model_outputs(model, call.args, call.kwargs)
         # What changes in the first call only is a size or a flag that the model has yet to learn.
         counting = around(model, after.changed(Kept(model))) if before.changed(after) else {}
+        written = _written_state(model, call)
+        own_state.keep(model, written.carried, None if inplace else given)
+        counting = written.modules | counting
         return Prepared(model, device, call, outputs, counting, own_state, frozenset(asked.names))
     except BaseException:
         own_state.restore()
         raise
+
+
+def _written_state(model: nn.Module, call: ExampleCall) -> WrittenState:
+    try:
+        return written_state(model, call, OwnState(model).restore)
+    except Exception:  # its code may look at what it is made of, and raise anything
+        return WrittenState()
 
 
 def _accepted(model: nn.Module, calls: list[ExampleCall]) -> tuple[ExampleCall, Any]:

@@ -11,8 +11,6 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ..accuracy import Reference, compare, one_line
 from ..inputs import ExampleCall
@@ -192,18 +190,13 @@ def _outputs(fn: Callable[..., Any], call: ExampleCall) -> Any:
 
 def _agreement(first: Any, outputs: Any) -> tuple[bool | None, float | None, str | None]:
     """(agrees, difference, reason) of an `ImplementationResult`."""
-    first, outputs = (pytree.tree_map_only(Tensor, _dense, side) for side in (first, outputs))
     try:
         result = compare(Reference(first, "first implementation"), first, outputs)
-    except RuntimeError as error:  # nested tensors lack operators
+    except RuntimeError as error:  # a subclass of tensors may lack operators
         return False, None, f"the outputs cannot be compared: {one_line(error)}"
     if result.optimized_error is not None:
         return result.passed, result.optimized_error.max_rel, result.reason
     return result.passed, 0.0 if result.passed else None, result.reason
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    return tensor if tensor.layout in (torch.strided, torch.jagged) else tensor.to_dense()
 
 
 _AGREEMENTS = {True: "", False: "DIFFERS", None: "not known"}

@@ -1,10 +1,10 @@
 """What a converted model runs: a guard over all that its program relies on, then the program."""
 
 from .code import asked_of_compilers, code_walk
-from .configuration import configurations, recorded_reads, without_cache
+from .configuration import configurations, derived_class, recorded_reads, without_cache
 from .contents import OF_EVERY_MODULE, generators, is_of_author, is_plain_object, plain_objects
 from .cuda_graphs import CALLS_BEFORE, CudaGraphs
-from .derived import Derived
+from .derived import Derived, memory_of
 from .guarded import Variant, guarded_forward, install, originals, uninstall
 from .ledger import Ledger
 from .model_state import global_hook, has_hooks, inner_hook
@@ -34,6 +34,7 @@ __all__ = [
     "Watch",
     "code_walk",
     "configurations",
+    "derived_class",
     "generator_state",
     "generators",
     "global_hook",
@@ -41,6 +42,7 @@ __all__ = [
     "has_hooks",
     "inner_hook",
     "install",
+    "memory_of",
     "is_of_author",
     "is_plain_object",
     "originals",

@@ -4,7 +4,7 @@ configurations; later changes of all else do not matter."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -92,7 +92,7 @@ def _without_cache(config: Any) -> Iterator[bool]:
         return False if name == "use_cache" and here else own.__getattribute__(self, name)
 
     try:
-        config.__class__ = _derived(own, read)
+        config.__class__ = derived_class(own, {"__getattribute__": read})
     except Exception:  # a class that cannot be derived from or swapped
         yield False
         return
@@ -137,16 +137,12 @@ def _recorder(own: type, reads: set[Read]) -> type:
             reads.add((own, name) if of_module else name)
         return own.__getattribute__(self, name)
 
-    return _derived(own, read)
+    return derived_class(own, {"__getattribute__": read})
 
 
-def _derived(own: type, read: Callable[[Any, str], Any]) -> type:
-    """A subclass of ``own`` that looks attributes up by ``read``."""
-    namespace = {
-        "__getattribute__": read,
-        "__module__": own.__module__,
-        "__qualname__": own.__qualname__,
-    }
+def derived_class(own: type, methods: Mapping[str, Callable[..., Any]]) -> type:
+    """A subclass of ``own`` that differs from it by ``methods`` only, and of which ``own`` is not told."""
+    namespace = {**methods, "__module__": own.__module__, "__qualname__": own.__qualname__}
     derived = type(own)(own.__name__, (_Blank,), namespace)
     derived.__bases__ = (own,)
     return derived

@@ -63,7 +63,7 @@ class Derived:
             fingerprinted: take note of what the sources hold, for :meth:`overwritten`.
         """
         values, state, _, _ = self._entry
-        if values is not None and _has_state(sources, state) and not (self._unversioned and self.overwritten()):
+        if values is not None and _holds(sources, state) and not (self._unversioned and self.overwritten()):
             return values
         known, values = tuple(sources), {}
         self._versioned = versioned = len(known) if versioned is None else versioned
@@ -91,6 +91,13 @@ class Derived:
 
     def __reduce__(self):
         return Derived, ()
+
+
+def _holds(sources: Sequence[torch.Tensor | None], state: Any) -> bool:
+    try:
+        return _has_state(sources, state)
+    except RuntimeError:  # one that had a version has become an inference tensor, as by torch.utils.swap_tensors
+        return False
 
 
 class Unchanged:

@@ -145,6 +145,8 @@ class ModelState:
         """Whether a submodule was replaced, added or removed."""
         model = self._root()
         if self.children.first_change(vars(model)) is not None or self.children.written:
+            # Who puts modules around others, and takes them away, as adapters do, may have written their weights.
+            self.announced = True
             # A dict that holds submodules was written or replaced: their order counts as well, but not which dict holds
             # them.
             if not _is_same(_layout(model), self._layout):

@@ -78,9 +78,23 @@ def test_sparse_outputs_are_compared_as_dense_ones(x, form):
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_outputs_that_cannot_be_compared(layout):
+def test_nested_outputs_are_compared_by_their_elements(layout):
     x = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
-    row = compare_functions(torch.neg, torch.neg, x, **QUICK)
+    same = compare_functions(torch.neg, torch.neg, x, **QUICK)
+    assert (same.agrees, same.difference) == (True, 0.0)
+    assert not compare_functions(torch.neg, lambda x: -x * 2, x, **QUICK).agrees
+
+
+class Unreadable(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.isfinite:
+            raise RuntimeError("nobody asks this\nat all")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_outputs_that_cannot_be_compared():
+    row = compare_functions(*[lambda x: x.as_subclass(Unreadable)] * 2, torch.ones(2), **QUICK)
     assert (row.agrees, row.difference) == (False, None)
     assert row.reason.startswith("the outputs cannot be compared: ") and "\n" not in row.reason
 

@@ -1,0 +1,278 @@
+"""What a forward writes to its own model and reads there again, as one run of it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..accuracy import model_outputs
+from ..inputs import ExampleCall, is_equal, variations
+from ..process import ThisThread
+from ..runtime import OF_EVERY_MODULE, derived_class, memory_of
+from .submodule_calls import around
+
+# The modules whose forwards were running, the outermost first.
+Running = tuple[nn.Module, ...]
+
+
+@dataclass
+class WrittenState:
+    """``modules``: those of which a graph would leave out a write that a later call, or the code around them, depends
+    on, each with the name of what is written. ``carried``: the names of what is carried from call to call: attributes
+    of modules, and parameters and buffers whose memory the forward writes."""
+
+    modules: dict[nn.Module, str] = field(default_factory=dict)
+    carried: set[str] = field(default_factory=set)
+
+
+def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], None]) -> WrittenState:
+    """Found in runs of ``model`` with ``call`` and, where it writes anything, with other sizes; it must have been
+    called before, so that what it learns in its first call is settled.
+
+    An attribute of a module counts where the forward changes it and reads it before, as it then depends on the call
+    before; or where it is read while the module that has written it does not run any more. So does a parameter or
+    buffer whose memory is written in ways that no graph shows (through ``.data``, or by ``.data = ...``).
+
+    Args:
+        put_back: called after each run, to undo what it has written.
+
+    Raises:
+        Exception: whatever the model raises for ``call``.
+    """
+    writes = _MemoryWrites(model)
+    try:
+        accesses = _accesses(model, call, writes)
+    finally:
+        put_back()
+    runs = [accesses]
+    for other in variations(call).values() if accesses else ():
+        try:
+            runs.append(_accesses(model, other, writes))
+        except Exception:  # the model does not take these sizes
+            continue
+        finally:
+            put_back()
+    paths = {module: path for path, module in model.named_modules()}
+    found = WrittenState(carried=set(writes.names))
+    for (module, name), access in accesses.items():
+        met = [run[module, name] for run in runs if (module, name) in run]
+        dotted = f"{paths[module]}.{name}" if paths[module] else name
+        found.modules |= dict.fromkeys(access.read_elsewhere(), dotted)
+        if access.read_first and any(each.changed or not is_equal(each.value, access.value) for each in met):
+            found.modules |= dict.fromkeys((each for running in access.writes for each in running), dotted)
+            found.carried.add(dotted)
+    found.modules |= dict.fromkeys(writes.flagged, "requires_grad of a tensor")
+    for name, running in writes.unseen:
+        # What is derived from such a tensor would have to be made anew in every call.
+        path, _, attribute = name.rpartition(".")
+        found.modules |= dict.fromkeys((*running, *around(model, [(path, attribute)])), name)
+    return found
+
+
+@dataclass
+class _Access:
+    """Reads and writes of one attribute in the order in which they came, and the last value that was written, if it is
+    a number or the like."""
+
+    read_first: bool
+    changed: bool = False
+    value: Any = None
+    writes: list[Running] = field(default_factory=list)
+    reads_after: list[Running] = field(default_factory=list)
+
+    def read_elsewhere(self) -> Iterator[nn.Module]:
+        """The modules that write it, or have one within that does, and do not run where it is read."""
+        for written in self.writes:
+            yield from (module for module in written if any(module not in read for read in self.reads_after))
+
+
+class _Accesses:
+    def __init__(self) -> None:
+        self.running: list[nn.Module] = []
+        self.by_name: dict[tuple[nn.Module, str], _Access] = {}
+        self._read: set[tuple[nn.Module, str]] = set()
+
+    def read(self, module: nn.Module, name: str) -> None:
+        access = self.by_name.get((module, name))
+        if access is None:
+            self._read.add((module, name))
+        elif tuple(self.running) not in access.reads_after:
+            access.reads_after.append(tuple(self.running))
+
+    def wrote(self, module: nn.Module, name: str, value: Any) -> None:
+        before = _held(module, name)
+        # An equal value may be another one for other inputs, such as a size.
+        if value is before and not _is_plain(value):
+            return
+        access = self.by_name.setdefault((module, name), _Access((module, name) in self._read))
+        access.writes.append(tuple(self.running))
+        access.changed |= isinstance(value, Tensor) or not is_equal(value, before)
+        access.value = value if _is_plain(value) else None
+
+
+def _accesses(model: nn.Module, call: ExampleCall, writes: _MemoryWrites) -> dict[tuple[nn.Module, str], _Access]:
+    accesses = _Accesses()
+    writes.running = accesses.running
+    stored = _stored(model)
+    with ExitStack() as stack:
+        classes: dict[type, Any] = {}
+        for module in dict.fromkeys(model.modules()):
+            stack.enter_context(_watched(module, accesses, classes))
+        stack.enter_context(writes.noted())
+        model_outputs(model, call.args, call.kwargs)
+    for key, tensor in _stored(model).items():
+        # Replaced in another way than by assignment, such as register_buffer, at a place that nobody has seen.
+        if key not in accesses.by_name and tensor is not stored.get(key):
+            accesses.by_name[key] = _Access(True, changed=True, writes=[tuple(_enclosing(model, key[0]))])
+    return accesses.by_name
+
+
+def _stored(model: nn.Module) -> dict[tuple[nn.Module, str], Tensor | None]:
+    """The parameters and buffers by module and name."""
+    stores = ((module, store) for module in model.modules() for store in (module._parameters, module._buffers))
+    return {(module, name): tensor for module, store in stores for name, tensor in store.items()}
+
+
+def _enclosing(model: nn.Module, module: nn.Module) -> Iterator[nn.Module]:
+    """``module`` and the modules of ``model`` that have it within."""
+    return (each for each in model.modules() if any(inner is module for inner in each.modules()))
+
+
+@contextmanager
+def _watched(module: nn.Module, accesses: _Accesses, classes: dict[type, Any]) -> Iterator[None]:
+    """Within the block, ``accesses`` is told of those to the attributes of ``module``, and of its runs."""
+    own: Any = type(module)
+    running = accesses.running
+    if own not in classes:
+        try:
+            classes[own] = _watching(own, accesses)
+        except Exception:  # a class that cannot be derived from
+            classes[own] = None
+    handles = [
+        module.register_forward_pre_hook(lambda each, _: running.append(each), prepend=True),
+        module.register_forward_hook(lambda *_: running.pop() and None, always_call=True),
+    ]
+    try:
+        if classes[own] is not None:
+            module.__class__ = classes[own]
+    except TypeError:  # one that cannot be swapped
+        pass
+    try:
+        yield
+    finally:
+        module.__class__ = own
+        for handle in handles:
+            handle.remove()
+
+
+def _watching(own: Any, accesses: _Accesses) -> type:
+    here = ThisThread()
+
+    def read(self: Any, name: str) -> Any:
+        if accesses.running and name not in OF_EVERY_MODULE and not name.startswith("__") and here:
+            accesses.read(self, name)
+        return own.__getattribute__(self, name)
+
+    def write(self: Any, name: str, value: Any) -> None:
+        if accesses.running and name not in OF_EVERY_MODULE and here:
+            accesses.wrote(self, name, value)
+        own.__setattr__(self, name, value)
+
+    return derived_class(own, {"__getattribute__": read, "__setattr__": write})
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return bool(value) and all(map(_is_plain, value))
+    return type(value) in (int, float, bool, str)
+
+
+def _held(module: nn.Module, name: str) -> Any:
+    for store in (vars(module), module._buffers, module._parameters):
+        if name in store:
+            return store[name]
+    return None
+
+
+class _MemoryWrites:
+    """Notes calls that write into the memory of parameters and buffers of ``model``, or give them other memory: their
+    ``names``, and in ``unseen`` each that leaves no trace in the tensor itself, with the modules that were ``running``.
+    A graph shows the others, and is refused for them. ``flagged`` has the modules within which a tensor was told that
+    it wants a gradient, which no graph shows either."""
+
+    def __init__(self, model: nn.Module):
+        self.running: list[nn.Module] = []
+        self.names: set[str] = set()
+        self.unseen: list[tuple[str, Running]] = []
+        self.flagged: set[nn.Module] = set()
+        self._tensors = dict((*model.named_parameters(), *model.named_buffers()))
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        with _Operators(self._written), _Setters(self._moved, self._flagged):
+            yield
+
+    def _written(self, target: Tensor, by_library: bool) -> None:
+        memory = memory_of(target)
+        for name, tensor in self._tensors.items():
+            if memory and memory_of(tensor) == memory:
+                self._note(name, unseen=by_library or target is not tensor)
+
+    def _moved(self, target: Tensor) -> None:
+        for name, tensor in self._tensors.items():
+            if tensor is target:
+                self._note(name, unseen=True)
+
+    def _flagged(self) -> None:
+        self.flagged.update(self.running)
+
+    def _note(self, name: str, unseen: bool) -> None:
+        if self.running:
+            self.names.add(name)
+            self.unseen += [(name, tuple(self.running))] if unseen else []
+
+
+class _Operators(TorchDispatchMode):
+    """Tells ``written`` of each tensor that an operator writes to, and whether that is a fused one, which leaves no
+    trace."""
+
+    def __init__(self, written: Callable[[Tensor, bool], None]):
+        super().__init__()
+        self._tell = written
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        schema = function._schema
+        if schema.is_mutable:
+            for index, argument in enumerate(schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    value = args[index] if index < len(args) else kwargs.get(argument.name)
+                    for target in value if isinstance(value, (list, tuple)) else [value]:
+                        if isinstance(target, Tensor):
+                            self._tell(target, schema.name.startswith("aten::_fused"))
+        return function(*args, **kwargs)
+
+
+class _Setters(TorchFunctionMode):
+    """Tells ``moved`` of each tensor of which ``data`` is assigned, and ``flagged`` where ``requires_grad`` is."""
+
+    def __init__(self, moved: Callable[[Tensor], None], flagged: Callable[[], None]):
+        super().__init__()
+        self._moved, self._flagged = moved, flagged
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function == _SET_DATA:
+            self._moved(args[0])
+        elif function == _SET_REQUIRES_GRAD or getattr(function, "__name__", "") == "requires_grad_":
+            self._flagged()
+        return function(*args, **(kwargs or {}))
+
+
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]  # a descriptor
+_SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]

@@ -1,0 +1,248 @@
+"""Models whose forward writes their own state: parameters, buffers, numbers that are read later or elsewhere."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from kfconvert import ModelConverter
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class Momentum(nn.Module):
+    """The weights of one block follow those of another, as in MoCo and BYOL."""
+
+    def __init__(self, follow):
+        super().__init__()
+        self.query, self.key, self.follow = Block(), Block(), follow
+
+    @torch.no_grad()
+    def update(self):
+        for ours, theirs in zip(self.key.parameters(), self.query.parameters()):
+            self.follow(ours, theirs)
+
+    def forward(self, x):
+        self.update()
+        return self.query(x) + self.key(x)
+
+
+def by_data(ours, theirs):
+    ours.data = ours.data * 0.9 + theirs.data * 0.1
+
+
+def spectral(ours, theirs):
+    ours.data = F.normalize(theirs.data, dim=-1)
+
+
+FOLLOW = {
+    "data": by_data,
+    "data of another": spectral,
+    "data in place": lambda ours, theirs: ours.data.mul_(0.9).add_(theirs.data, alpha=0.1),
+    "in place": lambda ours, theirs: ours.mul_(0.9).add_(theirs, alpha=0.1),
+    "foreach": lambda ours, theirs: torch._foreach_lerp_([ours], [theirs], 0.1),
+}
+
+
+class Keeps(nn.Module):
+    """A block that keeps something, ``kept``, and uses what it kept before."""
+
+    def __init__(self, keep, first):
+        super().__init__()
+        self.block, self.keep = Block(), keep
+        if isinstance(first, torch.Tensor):
+            self.register_buffer("kept", first)
+        else:
+            self.kept = first
+
+    def forward(self, x):
+        before = self.kept
+        self.keep(self, x)
+        return self.block(x) + before
+
+
+def copied(module, x):
+    module.kept.copy_(x.mean())
+
+
+KEPT = {
+    "last": (lambda m, x: setattr(m, "kept", x[-1:].clone()), torch.zeros(1, 16)),
+    "mean": (lambda m, x: setattr(m, "kept", x.mean(0, keepdim=True)), torch.zeros(1, 16)),
+    "in place": (copied, torch.zeros(())),
+    "number of rows": (lambda m, x: setattr(m, "kept", x.shape[0]), 0),
+    "registered": (lambda m, x: m.register_buffer("kept", x.mean(0, keepdim=True)), torch.zeros(1, 16)),
+    "number in a float": (lambda m, x: setattr(m, "kept", x.shape[0] / 2), 0.5),
+}
+
+
+class Tells(nn.Module):
+    """A block that leaves a number for the forward around it, which cannot be captured."""
+
+    def __init__(self, tell):
+        super().__init__()
+        self.block, self.tell = Block(), tell
+
+    def forward(self, x):
+        self.told = self.tell(x)
+        return self.block(x)
+
+
+class Around(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        y = self.inner(x)
+        return y if y.isnan().any() else y * (self.inner.told if hasattr(self.inner, "told") else 1.0)
+
+
+TOLD = {
+    "rows": lambda x: x.shape[0],
+    "many": lambda x: x.shape[0] > 3,
+    "shape": lambda x: sum(x.shape),
+}
+
+
+class Backward(nn.Module):
+    """Trains itself a little in each call, as in test-time adaptation."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x):
+        with torch.enable_grad():
+            self.block(x).square().mean().backward()
+        return self.block(x)
+
+
+class Hyper(nn.Module):
+    """The weights of a layer are assigned from what another parameter is now."""
+
+    def __init__(self):
+        super().__init__()
+        self.block, self.latent = Block(), nn.Parameter(torch.randn(16))
+
+    def forward(self, x):
+        self.block.down.bias.data = self.latent.detach().round()
+        return self.block(x)
+
+
+class WantsGradients(nn.Module):
+    """As those do that differentiate by their inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x):
+        x.requires_grad_(True)
+        return self.block(x)
+
+
+MODELS = {
+    **{f"momentum by {name}": (lambda follow=follow: Momentum(follow)) for name, follow in FOLLOW.items()},
+    **{f"keeps {name}": (lambda kept=kept: Keeps(kept[0], copy.deepcopy(kept[1]))) for name, kept in KEPT.items()},
+    **{f"keeps {name}, within": (lambda kept=kept: Around(Keeps(kept[0], copy.deepcopy(kept[1]))))
+       for name, kept in KEPT.items()},
+    **{f"tells {name}": (lambda tell=tell: Around(Tells(tell))) for name, tell in TOLD.items()},
+    "backward": Backward,
+    "assigned weights": Hyper,
+}  # fmt: skip
+
+
+def state(model):
+    found = {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    found |= {f"{name}.grad": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return found | {path: vars(module)["kept"] for path, module in model.named_modules() if "kept" in vars(module)}
+
+
+def assert_same_state(actual, expected):
+    ours, theirs = state(actual), state(expected)
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(ours[name], value, msg=lambda text, name=name: f"{name}: {text}")
+        else:
+            assert ours[name] == value, name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_calls_go_on_as_those_of_the_original(name):
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=torch.randn(4, 16))
+    assert_same_state(fused, model)
+    for rows in (4, 2, 2, 5, 4):
+        x = torch.randn(rows, 16)
+        with torch.no_grad():
+            torch.testing.assert_close(fused(x), model(x), atol=1e-5, rtol=1e-5)
+    assert_same_state(fused, model)
+    if isinstance(model, Hyper):
+        with torch.no_grad():
+            model.latent.add_(3.0)
+            fused.latent.add_(3.0)
+            torch.testing.assert_close(fused(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_a_conversion_in_place_leaves_gradients_as_they_were():
+    model = Backward().eval()
+    ModelConverter(select="all").convert_model(model, example_inputs=torch.randn(4, 16), inplace=True)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_adapters_put_around_and_taken_away_announce_a_change():
+    """As ``PeftModel.from_pretrained(...).merge_and_unload()``, which writes through ``.data`` in between."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+    fused = ModelConverter(select="all", check_weights=0).convert_model(copy.deepcopy(model), input_shape=(2, 8))
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        fused(x)
+        for each in (model, fused):
+            linear = each[0]
+            each[0] = nn.Sequential(linear)
+            linear.weight.data += 1.0
+            each[0] = linear
+        torch.testing.assert_close(fused(x), model(x))
+
+
+class OtherHolder(nn.Module):
+    """Writes a number that only it reads, after that: nothing is left out of a graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x):
+        self.rows = x.shape[0]
+        return self.block(x) / self.rows
+
+
+def test_a_number_that_is_written_and_then_read_by_one_forward_is_part_of_its_graph():
+    model = OtherHolder().eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=torch.randn(4, 16))
+    with torch.no_grad():
+        for rows in (4, 3):
+            x = torch.randn(rows, 16)
+            torch.testing.assert_close(fused(x), model(x), atol=1e-6, rtol=1e-5)
+    assert fused.kfconvert_info()["guard"]["hits"] == 2
+
+
+def test_an_argument_that_the_forward_has_require_a_gradient_does():
+    fused = ModelConverter(select="all").convert_model(WantsGradients().eval(), example_inputs=torch.randn(4, 16))
+    for _ in range(2):
+        x = torch.randn(4, 16)
+        fused(x).sum().backward()
+        assert x.grad is not None
