@@ -30,6 +30,7 @@ from .conversion import (
 )
 from .process import one_at_a_time, only_new_garbage
 from .report import Explanation, module_classes
+from .runtime import can_record
 
 __all__ = ["ConversionError", "ModelConverter", "auto_convert_model"]
 
@@ -124,7 +125,7 @@ class ModelConverter:
         try:
             captures = trace(prepared, stages)
             match(captures, stages)
-            replayed = prepared.device.type == "cuda" and self.cuda_graphs is not False
+            replayed = can_record(prepared.device) and self.cuda_graphs is not False
             selector = Selector(prepared.device, threshold, self.select == "measured", replayed)
             layouts = Layouts(captures, selector)
             layouts.select(stages)

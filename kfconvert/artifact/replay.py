@@ -24,7 +24,7 @@ from ..conversion import (
 )
 from ..inputs import ExampleCall, build
 from ..process import one_at_a_time
-from ..runtime import uninstall
+from ..runtime import can_record, uninstall
 
 # What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
 _MEASURED = ("accuracy", "timings", "speedup_achieved", "inputs", "example", "parts_left_out", "not_written")
@@ -54,7 +54,7 @@ def replay(
         ledger = replace(model, programs(captures, stages))
         own_state.restore()
     recorded = statistics.get("cuda_graphs") or {}
-    ledger.graphs.enabled = device.type == "cuda" and bool(recorded.get("enabled"))
+    ledger.graphs.enabled = can_record(device) and bool(recorded.get("enabled"))
     check_weights = calls_between_checks(statistics.get("check_weights"), device)
     result = Result(model, device, ExampleCall(), captures, ledger, stages.seconds, asked, frozenset(), check_weights)
     hand_over(result)

@@ -215,14 +215,19 @@ class _MemoryWrites:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
+        self._look_up()
         with _Operators(self._written), _Setters(self._moved, self._flagged):
             yield
 
+    def _look_up(self) -> None:
+        self._by_memory: dict[Any, list[str]] = {}
+        for name, tensor in self._tensors.items():
+            self._by_memory.setdefault(memory_of(tensor), []).append(name)
+
     def _written(self, target: Tensor, by_library: bool) -> None:
         memory = memory_of(target)
-        for name, tensor in self._tensors.items():
-            if memory and memory_of(tensor) == memory:
-                self._note(name, unseen=by_library or target is not tensor)
+        for name in self._by_memory.get(memory, ()) if memory else ():
+            self._note(name, unseen=by_library or target is not self._tensors[name])
 
     def _moved(self, target: Tensor) -> None:
         for name, tensor in self._tensors.items():

@@ -14,7 +14,7 @@ from torch import nn
 from ..accuracy import ValidationResult
 from ..inputs import ExampleCall
 from ..profiling import Comparison, compare_timings
-from ..runtime import CALLS_BEFORE, CudaGraphs, Ledger, Variant, install, originals, uninstall
+from ..runtime import CALLS_BEFORE, CudaGraphs, Ledger, Variant, can_record, install, originals, uninstall
 from .captures import Captures
 from .preparation import Prepared
 from .stages import Stages
@@ -78,7 +78,7 @@ def time(
             decided is set in ``ledger.graphs``, and the other is among the timings where both were tried.
     """
     graphs = ledger.graphs
-    graphs.enabled = cuda_graphs is not False and prepared.device.type == "cuda"
+    graphs.enabled = cuda_graphs is not False and can_record(prepared.device)
     if not any(captured.applied for captured in captures.outermost()):
         return None
     own = prepared.call.copied()

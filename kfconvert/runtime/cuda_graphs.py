@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..process import switched_off
+from .driver_graph import has_driver
 from .program import Plans, Program
 from .recording import Pool, Recording, Unrecordable
 
@@ -34,6 +35,11 @@ TOLERANCE = 1e-2
 
 # One recording at a time in a process.
 _one = threading.Lock()
+
+
+def can_record(device: torch.device) -> bool:
+    """Whether calls on ``device`` can be recorded at all."""
+    return device.type == "cuda" and has_driver()
 
 
 class _Calls:

@@ -31,6 +31,15 @@ def _driver() -> ctypes.CDLL:
     return driver
 
 
+@cache
+def has_driver() -> bool:
+    """Whether the driver can be called: not with AMD's GPUs, which PyTorch calls CUDA devices too, nor on Windows."""
+    try:
+        return torch.version.cuda is not None and bool(_driver())
+    except OSError:
+        return False
+
+
 def _call(name: str, *arguments: Any) -> None:
     code = getattr(_driver(), name)(*arguments)
     if code:
