@@ -100,9 +100,4 @@ EQUIVALENT = (
         "and math.prod(q.shape[:- 1]) > 0",
         "there are rows by then, so that this product is 0 where the other is",
     ),
-    Equivalent(
-        "while frame is not None and frame.f_code.co_name != _WARNING:",
-        "while frame is not None and frame.f_code.co_name == _WARNING:",
-        "a call that could be derived from a longer one is traced then, with the same result",
-    ),
 )

@@ -130,6 +130,10 @@ def calls_between_checks(wanted: int | None, device: torch.device) -> int:
 def hand_over(result: Result) -> dict[str, Any]:
     """The statistics, which the converted model carries as well; warns where nothing was fused."""
     model, ledger = result.model, result.ledger
+    ledger.reset_counters()
+    if result.reverted or not ledger.guarded:
+        ledger.graphs.enabled = False
+        ledger.graphs.clear()
     stats = ledger.stats = conversion_stats(result)
     ledger.begin(stats["check_weights"])
     for captured in result.captures.every():

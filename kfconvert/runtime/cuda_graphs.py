@@ -80,6 +80,7 @@ class CudaGraphs:
         self.enabled = False
         self._pools: dict[torch.device, Pool] = {}
         self._calls: WeakSet[_Calls] = WeakSet()
+        self.refused: Counter[str] = Counter()
         self.reset_counters()
 
     def launch_ahead(self, program: Program, leaves: list[Any]) -> Ahead | None:
@@ -137,7 +138,7 @@ class CudaGraphs:
     def info(self) -> dict[str, Any]:
         """``enabled``; ``recordings`` there are and the ``bytes`` that they took; of the calls since the conversion,
         how many were ``replayed`` and how many ``launched`` one kernel after the other; ``refused``: how many times a
-        call could not be recorded, by the reason."""
+        call could not be recorded, by the reason, those of the conversion included."""
         recordings = [recording for calls in list(self._calls) for recording in list(calls.recordings.values())]
         return {
             "enabled": self.enabled,
@@ -150,7 +151,6 @@ class CudaGraphs:
 
     def reset_counters(self) -> None:
         self.replays = self.launched = 0
-        self.refused: Counter[str] = Counter()
 
     def clear(self) -> None:
         """Forget all recordings."""
