@@ -30,7 +30,7 @@ from .conversion import (
 )
 from .process import one_at_a_time, only_new_garbage
 from .report import Explanation, module_classes
-from .runtime import can_record
+from .runtime import MOST_RECORDINGS, can_record
 
 __all__ = ["ConversionError", "ModelConverter", "auto_convert_model"]
 
@@ -51,6 +51,7 @@ class ModelConverter:
         cuda_graphs: on CUDA, whether calls without gradients are recorded as CUDA graphs, one for each combination of
             the inputs' sizes that comes more than once, and replayed, which costs the host one launch; "auto" does so
             where it is faster for the example.
+        max_recordings: how many such recordings there may be of each program, 16 by default.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class ModelConverter:
         select: str = "measured",
         check_weights: int | None = None,
         cuda_graphs: bool | str = "auto",
+        max_recordings: int = MOST_RECORDINGS,
     ):
         if cuda_graphs not in (True, False, "auto"):
             raise ConversionError(f"cuda_graphs must be True, False or 'auto', not {cuda_graphs!r}")
@@ -67,12 +69,14 @@ class ModelConverter:
             raise ConversionError(f"select must be 'measured' or 'all', not {select!r}")
         if check_weights is not None and (type(check_weights) is not int or check_weights < 0):
             raise ConversionError(f"check_weights must be a number of calls, 0 for never, not {check_weights!r}")
+        if type(max_recordings) is not int or max_recordings < 1:
+            raise ConversionError(f"max_recordings must be a number of recordings, at least 1, not {max_recordings!r}")
         try:
             check_threshold(accuracy_threshold)
         except ValueError as error:
             raise ConversionError(str(error)) from None
         self.check_weights = check_weights
-        self.cuda_graphs = cuda_graphs
+        self.cuda_graphs, self.max_recordings = cuda_graphs, max_recordings
         self.validate_accuracy = validate_accuracy
         self.accuracy_threshold = accuracy_threshold
         self.select = select
@@ -135,7 +139,7 @@ class ModelConverter:
                 variants = {}
             elif verdict.dropped:
                 variants = programs(captures, stages)
-            ledger = replace(prepared.model, variants)
+            ledger = replace(prepared.model, variants, self.max_recordings)
             wanted = None if self.cuda_graphs == "auto" else bool(self.cuda_graphs)
             timings, reverted = time(prepared, captures, ledger, wanted, stages), verdict.reverted
             speedup = None if timings is None else timings.speedup("converted")
@@ -186,10 +190,15 @@ def auto_convert_model(
     inplace: bool = False,
     check_weights: int | None = None,
     cuda_graphs: bool | str = "auto",
+    max_recordings: int = MOST_RECORDINGS,
 ) -> nn.Module:
     """``ModelConverter(...).convert_model(...)`` in one call; see there."""
     converter = ModelConverter(
-        validate_accuracy, accuracy_threshold, check_weights=check_weights, cuda_graphs=cuda_graphs
+        validate_accuracy,
+        accuracy_threshold,
+        check_weights=check_weights,
+        cuda_graphs=cuda_graphs,
+        max_recordings=max_recordings,
     )
     return converter.convert_model(
         model, input_shape, device, example_inputs=example_inputs, dtype=dtype, inplace=inplace

@@ -14,7 +14,17 @@ from torch import nn
 from ..accuracy import ValidationResult
 from ..inputs import ExampleCall
 from ..profiling import Comparison, compare_timings
-from ..runtime import CALLS_BEFORE, CudaGraphs, Ledger, Variant, can_record, install, originals, uninstall
+from ..runtime import (
+    CALLS_BEFORE,
+    MOST_RECORDINGS,
+    CudaGraphs,
+    Ledger,
+    Variant,
+    can_record,
+    install,
+    originals,
+    uninstall,
+)
 from .captures import Captures
 from .preparation import Prepared
 from .stages import Stages
@@ -61,9 +71,9 @@ def programs(captures: Captures, stages: Stages) -> dict[str, list[Variant]]:
     return variants
 
 
-def replace(model: nn.Module, variants: dict[str, list[Variant]]) -> Ledger:
-    """Put the programs in the place of forwards."""
-    ledger = install(model, variants, {})
+def replace(model: nn.Module, variants: dict[str, list[Variant]], max_recordings: int = MOST_RECORDINGS) -> Ledger:
+    """Put the programs in the place of forwards, with so many CUDA graphs of each at most."""
+    ledger = install(model, variants, {}, max_recordings)
     ledger.warning.given = True  # until it is handed over: misses within a conversion concern nobody
     return ledger
 

@@ -3,7 +3,7 @@
 from .code import asked_of_compilers, code_walk
 from .configuration import configurations, derived_class, recorded_reads, without_cache
 from .contents import OF_EVERY_MODULE, generators, is_of_author, is_plain_object, plain_objects
-from .cuda_graphs import CALLS_BEFORE, CudaGraphs, can_record
+from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record
 from .derived import Derived, memory_of
 from .guarded import Variant, guarded_forward, install, originals, uninstall
 from .ledger import Ledger
@@ -23,6 +23,7 @@ __all__ = [
     "GENERATORS",
     "Ledger",
     "MISSING",
+    "MOST_RECORDINGS",
     "OF_EVERY_MODULE",
     "Pool",
     "Program",

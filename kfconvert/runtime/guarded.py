@@ -22,7 +22,7 @@ from ..inputs import MAX_SPELLINGS
 from ..region import Region
 from ..torch_state import transformed
 from .compilers import refuse_scripting, traced_here
-from .cuda_graphs import Ahead, CudaGraphs
+from .cuda_graphs import MOST_RECORDINGS, Ahead, CudaGraphs
 from .ledger import Ledger, MissWarning
 from .model_state import ModelState
 from .program import Program, UnfitTensors
@@ -403,10 +403,12 @@ def _onlooker() -> str | None:
     return None
 
 
-def install(model: nn.Module, variants: dict[str, list[Variant]], stats: dict[str, Any]) -> Ledger:
+def install(
+    model: nn.Module, variants: dict[str, list[Variant]], stats: dict[str, Any], recordings: int = MOST_RECORDINGS
+) -> Ledger:
     """Give the submodules of ``model`` named in ``variants`` their guarded forwards ("" is the model itself), and the
     model ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays."""
-    warning, graphs = MissWarning(model), CudaGraphs(type(model).__name__)
+    warning, graphs = MissWarning(model), CudaGraphs(type(model).__name__, recordings)
     ledger = Ledger(stats, warning, graphs)
     # From the inside out: the ModelState of a module expects the guarded forwards of the modules within it.
     for path in sorted(variants, key=lambda path: path.count(".") + bool(path), reverse=True):

@@ -196,6 +196,8 @@ def test_what_is_not_a_module_or_option():
         ModelConverter(select="fastest")
     with pytest.raises(ConversionError, match="cuda_graphs must be True, False or 'auto', not 'never'"):
         ModelConverter(cuda_graphs="never")
+    with pytest.raises(ConversionError, match="max_recordings must be a number of recordings, at least 1, not 0"):
+        ModelConverter(max_recordings=0)
 
 
 @pytest.mark.parametrize("threshold", [float("nan"), -1e-6, "1e-6", None])

@@ -242,6 +242,15 @@ def test_no_more_recordings_than_allowed_and_lengths_in_random_order_do_not_push
     assert info["replayed"] > 0.4 * (info["replayed"] + info["launched"])
 
 
+def test_the_number_of_recordings_can_be_chosen():
+    original, fused = converted(max_recordings=2)
+    with torch.no_grad():
+        for rows in range(1, 6):
+            for _ in range(3):
+                torch.testing.assert_close(fused(inputs(rows)), original(inputs(rows)), atol=1e-4, rtol=1e-4)
+    assert fused.kfconvert_info()["cuda_graphs"]["recordings"] == 2
+
+
 def test_a_length_that_comes_most_often_gets_a_recording():
     original, fused = converted()
     with torch.no_grad():
