@@ -49,7 +49,7 @@ class Parts:
     Args:
         counting: modules that change an attribute in every call, which no graph does, each with the name of the
             attribute.
-        put_back: gives the model the state that it had before the example call: one that keeps something of its inputs'
+        put_back: gives the model the state that it had after the example call: one that keeps something of its inputs'
             sizes may take no others after a call with these.
         cheap: a call of the same form with smaller sizes, if there is one, to trace with.
         whole: the seconds that it took to capture the model itself, None where it could not be. Where it was, only

@@ -57,7 +57,8 @@ def trace(prepared: Prepared, stages: Stages) -> Captures:
         first = next((form for form in found if isinstance(form, Capture)), None)
         whole = None if first is None else time.thread_time() - start
         cheap = None if first is None else _cheap_call(first)
-        parts = Parts(model, prepared.call, prepared.counting, prepared.own_state.restore, cheap, whole)
+        prepared.settled.restore()
+        parts = Parts(model, prepared.call, prepared.counting, prepared.settled.restore, cheap, whole)
         advance()
     kept = () if unsteady(prepared.asked) else parts.found
     return gathered(model, calls, found, kept, prepared.asked, parts.refused, parts.left_out)

@@ -27,8 +27,8 @@ class Prepared:
     """``outputs``: what ``model`` returned for ``call``; ``counting``: the modules of which an attribute, or one within
     them, changes in every call of the same inputs, or carries something from call to call, or out of the module, which
     a captured graph would freeze, each with its dotted name; where a global changes, that is the model. ``own_state``
-    puts back what the calls of a conversion change in it; ``asked`` has what its code asks of tensors (see
-    ``tensor_facts``)."""
+    puts back what the calls of a conversion change in it, ``settled`` to what it was after the first calls; ``asked``
+    has what its code asks of tensors (see ``tensor_facts``)."""
 
     model: nn.Module
     device: torch.device
@@ -36,6 +36,7 @@ class Prepared:
     outputs: Any
     counting: dict[nn.Module, str]
     own_state: OwnState
+    settled: OwnState
     asked: frozenset[str]
 
 
@@ -92,18 +93,19 @@ def prepare(
             model_outputs(model, call.args, call.kwargs)
         # What changes in the first call only is a size or a flag that the model has yet to learn.
         counting = around(model, after.changed(Kept(model))) if before.changed(after) else {}
-        written = _written_state(model, call)
+        settled = OwnState(model)
+        written = _written_state(model, call, settled)
         own_state.keep(model, written.carried, None if inplace else given)
         counting = written.modules | counting
-        return Prepared(model, device, call, outputs, counting, own_state, frozenset(asked.names))
+        return Prepared(model, device, call, outputs, counting, own_state, settled, frozenset(asked.names))
     except BaseException:
         own_state.restore()
         raise
 
 
-def _written_state(model: nn.Module, call: ExampleCall) -> WrittenState:
+def _written_state(model: nn.Module, call: ExampleCall, settled: OwnState) -> WrittenState:
     try:
-        return written_state(model, call, OwnState(model).restore)
+        return written_state(model, call, settled.restore)
     except Exception:  # its code may look at what it is made of, and raise anything
         return WrittenState()
 

@@ -124,9 +124,9 @@ def test_what_fused_calls_do_not_write_is_named(tmp_path):
 
     converter = ModelConverter(select="all")
     fused = converter.convert_model(Counting().eval(), (3, 16))
-    assert converter.conversion_stats["not_written"] == ["calls", "seen", "size"] and fused.calls == 0
+    assert converter.conversion_stats["not_written"] == ["calls", "seen"] and fused.calls == 0
     save(fused, tmp_path / "saved")
-    assert load(tmp_path / "saved", model=Counting()).kfconvert_info()["not_written"] == ["calls", "seen", "size"]
+    assert load(tmp_path / "saved", model=Counting()).kfconvert_info()["not_written"] == ["calls", "seen"]
 
 
 def test_what_the_first_call_makes_goes_again_where_later_calls_change_it():

@@ -246,3 +246,28 @@ def test_an_argument_that_the_forward_has_require_a_gradient_does():
         x = torch.randn(4, 16)
         fused(x).sum().backward()
         assert x.grad is not None
+
+
+class CachesPositions(nn.Module):
+    """Makes a table anew where the size of its inputs is another."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.block, self.size = Block(), None
+        self.register_buffer("table", table)
+
+    def forward(self, x):
+        if self.size != x.shape[1]:
+            self.size = x.shape[1]
+            self.table = torch.linspace(1, 2, self.size)[:, None]
+        return self.block(x) + self.table
+
+
+@pytest.mark.parametrize("table", [torch.zeros(6, 1), None])
+def test_a_table_and_the_size_that_it_was_made_for_stay_together(table):
+    model = CachesPositions(table).eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=torch.randn(2, 6, 16))
+    with torch.no_grad():
+        for length in (6, 6, 4, 6):
+            x = torch.randn(2, length, 16)
+            torch.testing.assert_close(fused(x), model(x), atol=1e-5, rtol=1e-5)
