@@ -322,6 +322,8 @@ def _region(
                 slots[name] = (path, attribute)
             else:
                 constants[name] = program.constants[spec.target]
+                if constants[name].layout is not torch.strided:
+                    raise CaptureError("it computes with a sparse tensor that none of its modules has as an attribute")
                 if constants[name].numel() == 1:
                     placeholders[name].meta["kfconvert_value"] = constants[name].item()  # see constant_value
         elif spec.kind is InputKind.USER_INPUT:

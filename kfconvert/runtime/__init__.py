@@ -1,8 +1,8 @@
 """What a converted model runs: a guard over all that its program relies on, then the program."""
 
-from .code import asked_of_compilers, code_walk
+from .code import asked_of_compilers, code_walk, held_functions, reads_of_attributes
 from .configuration import configurations, derived_class, recorded_reads, without_cache
-from .contents import OF_EVERY_MODULE, generators, is_of_author, is_plain_object, plain_objects
+from .contents import OF_EVERY_MODULE, generators, is_of_author, is_plain_object, plain_objects, reached, slotted
 from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record
 from .derived import Derived, memory_of
 from .guarded import Variant, guarded_forward, install, originals, uninstall
@@ -42,6 +42,7 @@ __all__ = [
     "global_hook",
     "guarded_forward",
     "has_hooks",
+    "held_functions",
     "inner_hook",
     "install",
     "memory_of",
@@ -50,7 +51,10 @@ __all__ = [
     "originals",
     "plain_objects",
     "put_back",
+    "reached",
+    "reads_of_attributes",
     "recorded_reads",
+    "slotted",
     "uninstall",
     "unsteady",
     "without_cache",

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..region import Read
 from .configuration import names_by_class
-from .contents import Contents, Found, is_of_author, is_plain_object, items
+from .contents import OF_EVERY_MODULE, Contents, Found, is_of_author, is_plain_object, items
 from .random_generators import GENERATORS
 from .watch import INSIDE, MISSING, inside
 
@@ -48,6 +48,13 @@ def code_walk(classes: Iterable[type], functions: Iterable[Any], reads: Collecti
     for function in functions:
         walk.follow(function, getattr(function, "__qualname__", "a function"))
     return walk
+
+
+def held_functions(model: nn.Module) -> list[Any]:
+    """What can be called among the attributes of the modules, and in containers there."""
+    values = [v for m in model.modules() for k, v in vars(m).items() if k not in OF_EVERY_MODULE | {"kfconvert_info"}]
+    inner = [item for value in values for item in items(value)]
+    return [value for value in (*values, *inner) if callable(value) and not isinstance(value, nn.Module)]
 
 
 def asked_of_compilers(classes: Iterable[type]) -> str | None:
@@ -94,6 +101,14 @@ class CodeWalk:
             known = len(self._codes)
             for owner, names in list(self._wanted.items()):
                 self._methods(owner, names)
+
+    def codes(self) -> list[types.CodeType]:
+        """That of all functions that were reached, and of the functions within them."""
+        pending, found = list(self._codes.values()), []
+        while pending:
+            found.append(pending.pop())
+            pending += [each for each in found[-1].co_consts if isinstance(each, types.CodeType)]
+        return found
 
     def entries(self) -> Iterator[Found]:
         """All entries, once no new function is reached any more."""
@@ -193,7 +208,7 @@ class CodeWalk:
         self._names |= attributes
         if is_of_author(function.__module__):
             self.asked_for |= attributes
-            if function.__module__.partition(".")[0] not in _SAME_COMPILED:
+            if (function.__module__ or "").partition(".")[0] not in _SAME_COMPILED:
                 self.of_compilers |= _OF_COMPILERS & (attributes | looked_up)
         for name in looked_up & function.__globals__.keys():
             value = function.__globals__[name]
@@ -240,6 +255,26 @@ def _is_followed(module: str | None) -> bool:
     return is_of_author(module) or (
         (module or "").startswith(("torch.nn.modules.", "torch.nn.functional")) and module != nn.Module.__module__
     )
+
+
+def reads_of_attributes(code: types.CodeType) -> Iterator[tuple[str, int | None]]:
+    """Name of each attribute that ``code`` reads, with the offset of the instruction, None where it is read by
+    ``getattr``. What tensors have by the same name counts only as asked of the first argument, or of an attribute."""
+    before = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if not hasattr(Tensor, instruction.argval) or _may_be_module(before, code):
+                yield instruction.argval, instruction.offset
+        before = instruction
+    if {"getattr", "hasattr"} & set(code.co_names):
+        yield from ((constant, None) for constant in code.co_consts if isinstance(constant, str))
+
+
+def _may_be_module(loaded: dis.Instruction | None, code: types.CodeType) -> bool:
+    if loaded is None or not loaded.opname.startswith("LOAD_FAST"):
+        return loaded is not None and loaded.opname == "LOAD_ATTR"
+    names = loaded.argval if isinstance(loaded.argval, tuple) else (loaded.argval,)
+    return names[-1:] == code.co_varnames[:1]
 
 
 @functools.lru_cache(4096)

@@ -14,9 +14,12 @@ from enum import Enum
 from typing import Any
 
 import numpy
+import torch
 from torch import Tensor, nn
 
 from ..inputs import is_equal
+from .derived import Derived
+from .fingerprint import fingerprints
 from .random_generators import GENERATORS
 from .watch import ITEMS, MISSING, SIZE, TYPE, Entry
 
@@ -27,6 +30,8 @@ Found = tuple[str, Entry]
 _DEPTH, _MOST = 20, 50_000
 # Larger arrays would take too long to compare at each call.
 _MOST_BYTES = 1 << 16
+# Tensors of so few bytes are compared in less time than it takes to ask whether they were written.
+_FEW_BYTES = 1 << 10
 # What every module has in its instance dict.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
@@ -60,15 +65,16 @@ def items(value: Any) -> list[Any]:
 
 def plain_objects(values: list[Any]) -> list[Any]:
     """The distinct plain objects among ``values``, in containers there, and in each other's attributes."""
-    return [value for value in _reached(values) if is_plain_object(value)]
+    return [value for value in reached(values) if is_plain_object(value)]
 
 
 def generators(values: list[Any]) -> list[Any]:
     """The distinct random generators there."""
-    return [value for value in _reached(values) if isinstance(value, GENERATORS)]
+    return [value for value in reached(values) if isinstance(value, GENERATORS)]
 
 
-def _reached(values: list[Any]) -> list[Any]:
+def reached(values: list[Any]) -> list[Any]:
+    """The distinct values among ``values``, in containers there, and in the attributes of plain objects."""
     found: dict[int, Any] = {}
     pending, opened = [(value, 0) for value in values], 0
     while pending and opened < _MOST:
@@ -86,8 +92,6 @@ def _copied(value: Any) -> Any:
     """What a container holds that a Watch cannot look into, in a form to be compared with; None for other values."""
     if isinstance(value, set):
         return frozenset(value)
-    if isinstance(value, Tensor):
-        return tuple(value.shape), value.detach().flatten().tolist()
     if isinstance(value, (collections.deque, bytearray, array.array)):
         return tuple(value)
     if isinstance(value, contextvars.ContextVar):
@@ -96,20 +100,52 @@ def _copied(value: Any) -> Any:
         return tuple(vars(value).items())
     if isinstance(value, numpy.ndarray) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
         return value.shape, value.dtype, value.tobytes()
+    return tuple(slotted(value).values()) or None
+
+
+def slotted(value: Any) -> dict[str, Any]:
+    """What an object of a class of a model's author has in its slots, by name; MISSING where it has nothing."""
     if not is_of_author(type(value).__module__):
-        return None
-    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
-    return tuple(getattr(value, name, MISSING) for name in slots) if slots else None
+        return {}
+    return {name: getattr(value, name, MISSING) for kind in type(value).__mro__ for name in _slots(kind)}
 
 
-def _slots(kind: type) -> tuple[str, ...]:
+def _slots(kind: type) -> list[str]:
     found = vars(kind).get("__slots__", ())
-    return (found,) if isinstance(found, str) else tuple(found)
+    names = (found,) if isinstance(found, str) else tuple(found)
+    private = kind.__name__.lstrip("_")
+    return [f"_{private}{name}" if name.startswith("__") else name for name in names if not name.endswith("__")]
 
 
-def first_different(compared: list[tuple[str, Any, Any]]) -> str | None:
-    """The name of the first container that does not hold what it held, None where all do."""
-    return next((name for name, value, known in compared if not is_equal(_copied(value), known)), None)
+class _Numbers:
+    """What a tensor held when this was made. A small one in the memory of the host is compared in each call, as is one
+    without an address. Of others it is asked whether they were written, as far as that leaves a trace; what they hold
+    is compared where they were, or ``closely``."""
+
+    def __init__(self, tensor: Tensor):
+        self._kind = tensor.shape, tensor.dtype
+        self._fingerprint = fingerprints([tensor])
+        few = tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() <= _FEW_BYTES
+        self._compared = None if few or tensor.layout is not torch.strided else Derived()
+
+    def are_in(self, tensor: Tensor, closely: bool) -> bool:
+        compared = {} if self._compared is None else self._compared.values([tensor])
+        if not compared or closely:
+            same = (tensor.shape, tensor.dtype) == self._kind and fingerprints([tensor]) == self._fingerprint
+            compared["same"] = same
+        return compared["same"]
+
+
+def first_different(compared: list[tuple[str, Any, Any]], closely: bool = False) -> str | None:
+    """The name of the first container or tensor that does not hold what it held, None where all do.
+
+    Args:
+        closely: tensors that nobody seems to have written are compared too.
+    """
+    for name, value, known in compared:
+        if not (known.are_in(value, closely) if type(known) is _Numbers else is_equal(_copied(value), known)):
+            return name
+    return None
 
 
 class Contents:
@@ -125,9 +161,9 @@ class Contents:
         self.compared: list[tuple[str, Any, Any]] = []
 
     def numbers_of(self, name: str, tensor: Tensor) -> None:
-        """A tensor whose numbers Python code has read."""
-        if tensor.numel() * tensor.element_size() <= _MOST_BYTES:
-            self.compared.append((name, tensor, _copied(tensor)))
+        """A tensor whose numbers stand in a program."""
+        if not tensor.is_meta:
+            self.compared.append((name, tensor, _Numbers(tensor)))
 
     def of(self, name: str, value: Any, sized: bool = True, depth: int = 0) -> Iterator[Found]:
         """Entries for what ``value``, which goes by ``name``, holds, if it is a container of a kind that may change.
@@ -145,6 +181,10 @@ class Contents:
             value = value.data
         if isinstance(value, GENERATORS):  # its state may change between calls; what matters is whether a call draws
             self.containers.setdefault(name, value)
+            return
+        if isinstance(value, Tensor):
+            self._seen[id(value)] = value
+            self.numbers_of(name, value)
             return
         known = None if isinstance(value, (list, tuple, dict)) else _copied(value)
         if known is not None:

@@ -35,6 +35,11 @@ def fingerprints(tensors: Iterable[Tensor | None]) -> list[int]:
     return found
 
 
+def may_fetch() -> bool:
+    """Whether a fingerprint can be read on the host: to do so would break the recording of a CUDA graph."""
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
 def _fingerprint(tensor: Tensor) -> int | Tensor:
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()

@@ -27,7 +27,7 @@ from .ledger import Ledger, MissWarning
 from .model_state import ModelState
 from .program import Program, UnfitTensors
 from .recompute import is_connected, needs_gradient, run_recorded
-from .tensor_facts import facts
+from .tensor_facts import ELEMENTS, facts
 from .weak_module import WeakModule
 
 # Misses are counted under so many different reasons at most: a reason may name sizes of arguments, of which there is no
@@ -114,7 +114,10 @@ class GuardedForward:
         slots = {slot for variant in variants for slot in variant.region.slots.values()}
         unread = {slot for variant in variants for slot in variant.region.unread}
         # None without variants; only the methods that also run without variants check for that.
-        self.state: ModelState = ModelState(model, reads, slots, unread) if variants else None  # type: ignore[assignment]
+        looks = any(ELEMENTS in variant.region.asked for variant in variants)
+        self.state: ModelState = (
+            ModelState(model, reads, slots, unread, looks) if variants else None  # type: ignore[assignment]
+        )
         self.stale = False
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
@@ -337,12 +340,14 @@ class GuardedForward:
     def refresh(self) -> None:
         for variant in self.variants:
             variant.program.clear()
+        if self.state is not None:
+            self.state.closely = True
         self.stale = False
 
     def begin(self, check_weights: int) -> None:
         """See ``Ledger.begin``."""
         if self.state is not None:
-            self.state.begin()
+            self.state.begin(check_weights)
         for variant in self.variants:
             variant.program.check_weights(check_weights)
         self.stale = False

@@ -13,9 +13,10 @@ from torch.nn.modules import module as torch_module
 
 from ..process import is_of_trace, switched_off
 from ..region import Read
-from .code import code_walk
+from .code import code_walk, held_functions
 from .configuration import WHOLE, configurations, names_by_class
-from .contents import OF_EVERY_MODULE, Contents, Found, first_different, items
+from .contents import OF_EVERY_MODULE, Contents, Found, first_different
+from .fingerprint import may_fetch
 from .output_recording import is_recording_hook, recorded_outputs, wanted_outputs
 from .watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
 from .weak_module import WeakModule
@@ -63,9 +64,11 @@ class ModelState:
         reads: Iterable[Read],
         slots: Collection[tuple[str, str]] = (),
         unread: Collection[tuple[str, str]] = (),
+        looks: bool = False,
     ):
         """``slots``: path and name of each tensor that the programs read anew in every call; ``unread``: those of them
-        with which at least one program does not compute."""
+        with which at least one program does not compute; ``looks``: whether the forward looks at elements of tensors,
+        so that those of attributes may stand in a program besides."""
         self._root = WeakModule(model)
         self._class = type(model)
         reads = frozenset(reads)
@@ -81,7 +84,7 @@ class ModelState:
         stores = [module._parameters for module in model.modules()]
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
         self.parameters = [store[key] for store, key in self.parameter_places]
-        self._reads, self._slots, self._unread = reads, slots, unread
+        self._reads, self._slots, self._unread, self._looks = reads, slots, unread, looks
         self._watch_attributes()
         self.code = Code(model, reads)
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
@@ -92,12 +95,16 @@ class ModelState:
         self.samples = floating[:1]
         self.autocast_type = floating[0][2].type if floating else "cpu"
         self.default_dtype = torch.get_default_dtype()
-        self.begin()
+        # Whether the next look compares tensors that nobody seems to have written.
+        self.closely = False
+        self.begin(0)
 
-    def begin(self) -> None:
-        """What was written so far, by the conversion itself, announces no change of weights."""
+    def begin(self, check_weights: int) -> None:
+        """What was written so far, by the conversion itself, announces no change of weights. After every
+        ``check_weights`` looks, 0 for never, tensors that nobody seems to have written are compared too."""
         self.owners.first_change(vars(self._root()))
         self.announced = False
+        self._check_weights, self._unchecked = check_weights, 0
 
     def refusal(self) -> str | None:
         """None where everything is as it was, else what is not."""
@@ -115,13 +122,14 @@ class ModelState:
             return self.fixed_reasons[changed]
         if type(model) is not self._class:
             return "the class of the model was changed after the conversion; convert it again"
-        different = first_different(self.compared)
+        closely = self._is_to_look_closely()
+        different = first_different(self.compared, closely)
         if different is not None:
             return f"what {different} holds {_CHANGED}"
         changed = self.attributes.first_change(root)
         if changed is not None and (reason := self._changed_attribute(changed, root)):
             return reason
-        reason = self.code.refusal()
+        reason = self.code.refusal(closely)
         if reason is not None:
             return reason
         for tensor, dtype, device in self.samples:
@@ -184,11 +192,20 @@ class ModelState:
             return "its parameters were replaced after the conversion, in a distributed run (as by fully_shard)"
         return None
 
+    def _is_to_look_closely(self) -> bool:
+        self._unchecked += 1
+        wanted = self.closely or self.announced or 0 < self._check_weights <= self._unchecked
+        if not wanted or not may_fetch():
+            return False
+        self.closely, self._unchecked = False, 0
+        return True
+
     def _watch_attributes(self) -> None:
         model, contents = self._root(), Contents()
         unread = list(_unread(model, self._reads, self._unread))
         self._first_attribute = len(unread)
-        found = *_attributes(model, self._reads, self._slots, contents), *_settings(model, self._reads, contents)
+        attributes = _attributes(model, self._reads, self._slots, contents, self._looks)
+        found = *attributes, *_settings(model, self._reads, contents)
         self.attributes, self.attribute_reasons = _watched(*unread, *found)
         self.compared = contents.compared
 
@@ -218,7 +235,7 @@ class Code:
     def __init__(self, model: nn.Module, reads: frozenset[Read]):
         objects = configurations(model)
         classes = [type(each) for each in (*model.modules(), *objects)]
-        walk = code_walk(classes, _functions(model), reads)
+        walk = code_walk(classes, held_functions(model), reads)
         found = list(walk.entries())
         self.asked_for = frozenset(walk.asked_for)
         self.compared = walk.contents.compared
@@ -226,12 +243,12 @@ class Code:
         self.watch = Watch(entry for _, entry in found)
         self.names = [name for name, _ in found]
 
-    def refusal(self) -> str | None:
-        """None where all of it is as it was, else what is not."""
+    def refusal(self, closely: bool) -> str | None:
+        """None where all of it is as it was, else what is not; ``closely`` as for ``first_different``."""
         for name, before in self.switches.items():
             if _SWITCHES[name]() is not before:
                 return f"its code asks for {name}, which was {before} at the conversion"
-        different = first_different(self.compared)
+        different = first_different(self.compared, closely)
         if different is not None:
             return f"what {different} holds {_CHANGED}"
         watch = self.watch
@@ -247,13 +264,6 @@ class Code:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Code:
         return self
-
-
-def _functions(model: nn.Module) -> list[Any]:
-    """What can be called among the attributes of the modules, and in containers there."""
-    values = [v for m in model.modules() for k, v in vars(m).items() if k not in OF_EVERY_MODULE | {"kfconvert_info"}]
-    inner = [item for value in values for item in items(value)]
-    return [value for value in (*values, *inner) if callable(value) and not isinstance(value, nn.Module)]
 
 
 def _beside_trace(entry: Entry) -> Entry:
@@ -324,7 +334,7 @@ def _modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, str]]:
 
 
 def _attributes(
-    model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]], contents: Contents
+    model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]], contents: Contents, looks: bool
 ) -> Iterator[tuple[Entry, str]]:
     # Programs read tensors among the attributes anew in every call, but one that several modules hold at one of its
     # places only.
@@ -337,8 +347,6 @@ def _attributes(
         for key in sorted(key for key in names - (children - own.keys()) if not key.startswith("__")):
             value = own.get(key, MISSING)
             name = f"{path}.{key}" if path else key
-            if isinstance(value, Tensor) and (path, key) not in slots:
-                contents.numbers_of(name, value)  # its numbers stand in the graph
             if not (isinstance(value, Tensor) and holders[id(value)] == 1 and (path, key) in slots):
                 yield (_held(module, model), key, value), f"the attribute {name} {_CHANGED}"
             # The code asked by hasattr() or getattr(). The dicts of the classes are searched here, as getattr would
@@ -350,7 +358,7 @@ def _attributes(
                 # The list holds the module's parameters again, with which the code only computes: their contents do not
                 # matter.
                 yield (value, ITEMS, tuple(value)), f"the attribute {name} {_CHANGED}"
-            else:
+            elif looks or not (isinstance(value, Tensor) and (path, key) in slots):
                 yield from _reasons(contents.of(name, value))
 
 

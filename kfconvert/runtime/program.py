@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from ..process import libraries, switched_off
 from ..region import Place
 from .derived import Derived, Unchanged, memory_of
+from .fingerprint import may_fetch
 from .watch import ROOT, flat_places, gather
 from .weak_module import WeakModule
 
@@ -170,8 +170,7 @@ class Program:
 
     def _written_unseen(self) -> bool:
         self._unchecked += 1
-        # To read the result of a fingerprint on the host would break the recording of a CUDA graph.
-        if self._unchecked < self._check_weights or _is_recording():
+        if self._unchecked < self._check_weights or not may_fetch():
             return False
         self._unchecked = 0
         return self._derived.overwritten()
@@ -243,10 +242,6 @@ def _kind(tensor: Any) -> tuple[Any, ...] | None:
         return type(tensor), None, ()
     plain = None if type(tensor) in _PLAIN else type(tensor)
     return tensor.dtype, tensor.device, tensor.shape, tensor.layout, plain
-
-
-def _is_recording() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _first_call(plans: Plans, name: str, module: Any) -> Callable[..., Any]:

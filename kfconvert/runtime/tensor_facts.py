@@ -33,6 +33,24 @@ _DECIDING: dict[str, Callable[[Tensor], Any]] = {
 }
 # Where the answer is another one each time.
 _UNSTEADY = frozenset(("data_ptr", "untyped_storage", "storage", "_version", "is_shared", "is_pinned"))
+# By these Python code gets at the elements of a tensor.
+_OF_ELEMENTS = frozenset(
+    (
+        "item",
+        "tolist",
+        "numpy",
+        "__array__",
+        "__dlpack__",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__complex__",
+        "__index__",
+    )
+    + ("__contains__", "__format__", "__repr__", "equal", "allclose", "is_nonzero")
+)
+#: Among the names of ``Asked`` where the code looks at elements: those of attributes may stand in a graph as numbers.
+ELEMENTS = "elements"
 
 
 class Asked(TorchFunctionMode):
@@ -48,6 +66,8 @@ class Asked(TorchFunctionMode):
             name = getattr(getattr(function, "__self__", None), "__name__", "")
         if (name in _DECIDING or name in _UNSTEADY) and is_of_author(sys._getframe(1).f_globals.get("__name__")):
             self.names.add(name)
+        elif name in _OF_ELEMENTS:
+            self.names.add(ELEMENTS)
         return function(*args, **(kwargs or {}))
 
 

@@ -84,3 +84,16 @@ def test_an_iterator_that_a_forward_moves_on(make):
     fused = ModelConverter(select="all").convert_model(model, input_shape=(4, 8), inplace=True)
     assert not torch.equal(fused(x), fused(x))
     assert fused.kfconvert_info()["guard"]["hits"] == 0
+
+
+@torch.no_grad()
+def test_a_forward_of_no_python_module():
+    class Made(nn.Sequential):
+        def forward(self, x):
+            return torch.relu(self[0](x))
+
+    Made.forward.__module__ = None
+    model = Made(nn.Linear(8, 8)).eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(4, 8))
+    x = torch.randn(4, 8)
+    assert torch.equal(fused(x), model(x)) and fused.kfconvert_info()["guard"]["hits"] == 1
