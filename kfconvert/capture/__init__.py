@@ -2,7 +2,7 @@
 
 from .call_forms import capture_forms, refused_in_every_form
 from .captured import Capture, capture
-from .own_writes import WrittenState, written_state
+from .own_writes import WrittenState, run_keeping, written_state
 from .parts import Part, Parts, Refused, parents
 from .structure import groups
 from .submodule_calls import around
@@ -19,6 +19,7 @@ __all__ = [
     "groups",
     "parents",
     "refused_in_every_form",
+    "run_keeping",
     "WrittenState",
     "with_few",
     "written_state",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,30 +17,45 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..accuracy import model_outputs
 from ..inputs import ExampleCall, is_equal, variations
 from ..process import ThisThread
-from ..runtime import OF_EVERY_MODULE, derived_class, memory_of
+from ..runtime import (
+    OF_EVERY_MODULE,
+    code_walk,
+    configurations,
+    derived_class,
+    held_functions,
+    memory_of,
+    reads_of_attributes,
+)
 from .submodule_calls import around
 
 # The modules whose forwards were running, the outermost first.
 Running = tuple[nn.Module, ...]
+# Where code reads an attribute: the instruction by its offset, or the name where it is read by getattr.
+Place = tuple[CodeType, int | str]
 
 
 @dataclass
 class WrittenState:
     """``modules``: those of which a graph would leave out a write that a later call, or the code around them, depends
     on, each with the name of what is written. ``carried``: the names of what is carried from call to call: attributes
-    of modules, and parameters and buffers whose memory the forward writes."""
+    of modules, and parameters and buffers whose memory the forward writes. ``assigned``: path and name of each
+    attribute that was seen to be assigned. ``read``: where the code behind the model reads attributes, by name, as far
+    as it can be reached from the forwards of its modules."""
 
     modules: dict[nn.Module, str] = field(default_factory=dict)
     carried: set[str] = field(default_factory=set)
+    assigned: set[tuple[str, str]] = field(default_factory=set)
+    read: dict[str, set[Place]] = field(default_factory=dict)
 
 
 def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], None]) -> WrittenState:
-    """Found in runs of ``model`` with ``call`` and, where it writes anything, with other sizes; it must have been
-    called before, so that what it learns in its first call is settled.
+    """Found in runs of ``model`` with ``call`` and with other sizes; it must have been called before, so that what it
+    learns in its first call is settled.
 
     An attribute of a module counts where the forward changes it and reads it before, as it then depends on the call
-    before; or where it is read while the module that has written it does not run any more. So does a parameter or
-    buffer whose memory is written in ways that no graph shows (through ``.data``, or by ``.data = ...``).
+    before; where it is read while the module that has written it does not run any more; or where code that another
+    kind of call may reach reads it. So does a parameter or buffer whose memory is written in ways that no graph shows
+    (through ``.data``, or by ``.data = ...``).
 
     Args:
         put_back: called after each run, to undo what it has written.
@@ -46,12 +64,12 @@ def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], No
         Exception: whatever the model raises for ``call``.
     """
     writes = _MemoryWrites(model)
+    runs = []
     try:
-        accesses = _accesses(model, call, writes)
+        runs.append(_accesses(model, call, writes))
     finally:
         put_back()
-    runs = [accesses]
-    for other in variations(call).values() if accesses else ():
+    for other in variations(call).values():
         try:
             runs.append(_accesses(model, other, writes))
         except Exception:  # the model does not take these sizes
@@ -59,12 +77,16 @@ def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], No
         finally:
             put_back()
     paths = {module: path for path, module in model.named_modules()}
-    found = WrittenState(carried=set(writes.names))
-    for (module, name), access in accesses.items():
-        met = [run[module, name] for run in runs if (module, name) in run]
+    places = {place for run in runs for place in run.places}
+    found = WrittenState(carried=set(writes.names), read=_places_read(model))
+    for (module, name), access in runs[0].by_name.items():
+        met = [run.by_name[module, name] for run in runs if (module, name) in run.by_name]
+        found.assigned.add((paths[module], name))
         dotted = f"{paths[module]}.{name}" if paths[module] else name
         found.modules |= dict.fromkeys(access.read_elsewhere(), dotted)
-        if access.read_first and any(each.changed or not is_equal(each.value, access.value) for each in met):
+        if not any(each.changed or not is_equal(each.value, access.value) for each in met):
+            continue
+        if any((module, name) in run.read_first for run in runs) or not found.read.get(name, set()) <= places:
             found.modules |= dict.fromkeys((each for running in access.writes for each in running), dotted)
             found.carried.add(dotted)
     found.modules |= dict.fromkeys(writes.flagged, "requires_grad of a tensor")
@@ -75,12 +97,33 @@ def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], No
     return found
 
 
+def run_keeping(model: nn.Module, call: ExampleCall) -> dict[str, Tensor]:
+    """Run ``model`` and put back the parameters and buffers that it has written; copies of these, by name."""
+    writes = _MemoryWrites(model)
+    with suppress(Exception):  # the model does not take this call
+        _accesses(model, call, writes)
+    writes.put_back()
+    return writes.before
+
+
+def _places_read(model: nn.Module) -> dict[str, set[Place]]:
+    """The places at which the code behind ``model`` reads attributes, by their names, as far as that code can be
+    reached from the forwards of its modules."""
+    classes = [type(each) for each in (*model.modules(), *configurations(model))]
+    walk = code_walk(classes, held_functions(model), ())
+    walk.reach()
+    found: dict[str, set[Place]] = {}
+    for code in walk.codes():
+        for name, offset in reads_of_attributes(code):
+            found.setdefault(name, set()).add((code, name if offset is None else offset))
+    return found
+
+
 @dataclass
 class _Access:
     """Reads and writes of one attribute in the order in which they came, and the last value that was written, if it is
     a number or the like."""
 
-    read_first: bool
     changed: bool = False
     value: Any = None
     writes: list[Running] = field(default_factory=list)
@@ -93,15 +136,20 @@ class _Access:
 
 
 class _Accesses:
+    """Of one run: each attribute that was written, ``read_first`` those that were read before or without that, and the
+    places in code at which any was read."""
+
     def __init__(self) -> None:
         self.running: list[nn.Module] = []
         self.by_name: dict[tuple[nn.Module, str], _Access] = {}
-        self._read: set[tuple[nn.Module, str]] = set()
+        self.read_first: set[tuple[nn.Module, str]] = set()
+        self.places: set[Place] = set()
 
-    def read(self, module: nn.Module, name: str) -> None:
+    def read(self, module: nn.Module, name: str, code: CodeType, offset: int) -> None:
+        self.places |= {(code, offset), (code, name)}
         access = self.by_name.get((module, name))
         if access is None:
-            self._read.add((module, name))
+            self.read_first.add((module, name))
         elif tuple(self.running) not in access.reads_after:
             access.reads_after.append(tuple(self.running))
 
@@ -110,13 +158,13 @@ class _Accesses:
         # An equal value may be another one for other inputs, such as a size.
         if value is before and not _is_plain(value):
             return
-        access = self.by_name.setdefault((module, name), _Access((module, name) in self._read))
+        access = self.by_name.setdefault((module, name), _Access())
         access.writes.append(tuple(self.running))
         access.changed |= isinstance(value, Tensor) or not is_equal(value, before)
         access.value = value if _is_plain(value) else None
 
 
-def _accesses(model: nn.Module, call: ExampleCall, writes: _MemoryWrites) -> dict[tuple[nn.Module, str], _Access]:
+def _accesses(model: nn.Module, call: ExampleCall, writes: _MemoryWrites) -> _Accesses:
     accesses = _Accesses()
     writes.running = accesses.running
     stored = _stored(model)
@@ -129,8 +177,9 @@ def _accesses(model: nn.Module, call: ExampleCall, writes: _MemoryWrites) -> dic
     for key, tensor in _stored(model).items():
         # Replaced in another way than by assignment, such as register_buffer, at a place that nobody has seen.
         if key not in accesses.by_name and tensor is not stored.get(key):
-            accesses.by_name[key] = _Access(True, changed=True, writes=[tuple(_enclosing(model, key[0]))])
-    return accesses.by_name
+            accesses.by_name[key] = _Access(changed=True, writes=[tuple(_enclosing(model, key[0]))])
+            accesses.read_first.add(key)
+    return accesses
 
 
 def _stored(model: nn.Module) -> dict[tuple[nn.Module, str], Tensor | None]:
@@ -176,7 +225,8 @@ def _watching(own: Any, accesses: _Accesses) -> type:
 
     def read(self: Any, name: str) -> Any:
         if accesses.running and name not in OF_EVERY_MODULE and not name.startswith("__") and here:
-            accesses.read(self, name)
+            frame = sys._getframe(1)
+            accesses.read(self, name, frame.f_code, frame.f_lasti)
         return own.__getattribute__(self, name)
 
     def write(self: Any, name: str, value: Any) -> None:
@@ -203,12 +253,13 @@ def _held(module: nn.Module, name: str) -> Any:
 class _MemoryWrites:
     """Notes calls that write into the memory of parameters and buffers of ``model``, or give them other memory: their
     ``names``, and in ``unseen`` each that leaves no trace in the tensor itself, with the modules that were ``running``.
-    A graph shows the others, and is refused for them. ``flagged`` has the modules within which a tensor was told that
-    it wants a gradient, which no graph shows either."""
+    A graph shows the others, and is refused for them. ``before`` has copies of what they held; ``flagged`` the modules
+    within which a tensor was told that it wants a gradient, which no graph shows either."""
 
     def __init__(self, model: nn.Module):
         self.running: list[nn.Module] = []
         self.names: set[str] = set()
+        self.before: dict[str, Tensor] = {}
         self.unseen: list[tuple[str, Running]] = []
         self.flagged: set[nn.Module] = set()
         self._tensors = dict((*model.named_parameters(), *model.named_buffers()))
@@ -218,6 +269,11 @@ class _MemoryWrites:
         self._look_up()
         with _Operators(self._written), _Setters(self._moved, self._flagged):
             yield
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        for name, kept in self.before.items():
+            self._tensors[name].copy_(kept)
 
     def _look_up(self) -> None:
         self._by_memory: dict[Any, list[str]] = {}
@@ -240,6 +296,8 @@ class _MemoryWrites:
     def _note(self, name: str, unseen: bool) -> None:
         if self.running:
             self.names.add(name)
+            if name not in self.before:
+                self.before[name] = self._tensors[name].detach().clone()
             self.unseen += [(name, tuple(self.running))] if unseen else []
 
 

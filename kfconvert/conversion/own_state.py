@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -14,21 +13,15 @@ from torch.nn.parameter import is_lazy
 from ..accuracy import is_same_tensor
 from ..inputs import is_equal
 from ..runtime import (
-    GENERATORS,
     MISSING,
-    OF_EVERY_MODULE,
-    as_bytes,
-    code_walk,
-    configurations,
     generator_state,
     generators,
-    is_of_author,
     is_plain_object,
-    plain_objects,
     put_back,
+    reached,
+    slotted,
 )
-
-_NOT_OWN = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
+from .kept import CONTAINERS, outside, own_attributes
 
 
 class _Snapshot:
@@ -42,110 +35,57 @@ class _Snapshot:
         for module in model.modules():
             self._keep(module._buffers)
             self._keep(vars(module))
-        for item in plain_objects([value for module in model.modules() for value in _own(vars(module)).values()]):
-            self._keep(vars(item))
+        own = set(model.modules())
+        self.slotted: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for item in reached([value for module in model.modules() for value in own_attributes(vars(module)).values()]):
+            if is_plain_object(item):
+                self._keep(vars(item))
+            if slots := slotted(item):
+                self.slotted[id(item)] = item, slots
+                self._copy(slots.values())
+            if isinstance(item, nn.Module) and item not in own:  # one that only a container holds
+                for module in item.modules():
+                    self._keep(module._buffers)
+                    self._keep(vars(module))
 
     def _keep(self, holder: Any) -> None:
         if id(holder) in self.holders:
             return
-        items = _own(holder) if isinstance(holder, dict) else holder.copy()
+        items = own_attributes(holder) if isinstance(holder, dict) else holder.copy()
         self.holders[id(holder)] = holder, items
-        for value in items.values() if isinstance(items, dict) else items:
+        self._copy(items.values() if isinstance(items, dict) else items)
+
+    def put_back(self, value: Any) -> None:
+        """All that ``value``, a container, object or module that was there already, holds is as it was."""
+        for item in reached([value]):
+            places = [item, vars(item)] if is_plain_object(item) else [item]
+            for module in item.modules() if isinstance(item, nn.Module) else ():
+                places += [vars(module), module._buffers, *module._buffers.values()]
+            for place in places:
+                self._put_back(place)
+
+    def _put_back(self, place: Any) -> None:
+        holder, items = self.holders.get(id(place), (None, {}))
+        if isinstance(holder, dict):
+            for name in own_attributes(holder).keys() - items.keys():
+                del holder[name]
+            holder.update(items)
+        elif holder is not None:
+            holder.clear()
+            holder.update(items) if isinstance(holder, set) else holder.extend(items)
+        for name, value in self.slotted.get(id(place), (None, {}))[1].items():
+            _set_slot(place, name, value)
+        for tensor, kept in [self.tensors[id(place)]] if id(place) in self.tensors else []:
+            _fill(tensor, kept)
+
+    def _copy(self, values: Iterable[Any]) -> None:
+        for value in values:
             if is_lazy(value):  # made in the first call
                 continue
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not value.is_meta:
                 self.tensors[id(value)] = value, value.detach().clone()
-            elif isinstance(value, (list, dict, set, collections.deque)):
+            elif isinstance(value, CONTAINERS):
                 self._keep(value)
-
-
-class Kept:
-    """What a model keeps: the attributes of its modules, and the lists, dicts and the like that its code finds in the
-    globals, with all that they hold. Tensors are not copied: one that was written to since is a change."""
-
-    def __init__(self, model: nn.Module):
-        self._values = {
-            (path, name): _Frozen(value)
-            for path, module in model.named_modules()
-            for name, value in _own(vars(module)).items()
-        }
-        self._values |= {("", name): _Frozen(value) for name, value in _outside(model).items()}
-        for path, module in model.named_modules():
-            for name, value in _of_classes(type(module)):
-                self._values[path, name] = _Frozen(value, itself=True)
-
-    def changed(self, later: Kept) -> list[tuple[str, str]]:
-        """Module path and name of what ``later`` has otherwise; a global has the path of the model itself."""
-        paths = self._values.keys() | later._values.keys()
-        missing = _Frozen(MISSING)
-        return [p for p in sorted(paths) if not self._values.get(p, missing).is_same(later._values.get(p, missing))]
-
-
-def _of_classes(kind: type) -> Iterator[tuple[str, Any]]:
-    """The names (``Class.attribute``) and values of the class attributes that all modules of ``kind`` share."""
-    for base in kind.__mro__:
-        if is_of_author(base.__module__):
-            for name, value in vars(base).items():
-                if not name.startswith("__") and not callable(value):
-                    yield f"{base.__name__}.{name}", value
-
-
-def _outside(model: nn.Module) -> dict[str, Any]:
-    """The lists, dicts and the like that the code of ``model`` finds in the globals, by name."""
-    walk = code_walk([type(each) for each in (*model.modules(), *configurations(model))], (), ())
-    walk.reach()
-    return walk.contents.containers
-
-
-class _Frozen:
-    """A value as it is now, with what it holds."""
-
-    def __init__(self, value: Any, around: frozenset[int] = frozenset(), itself: bool = False):
-        """``itself``: another tensor with the same elements is another value."""
-        self.kind = type(value)
-        self.value: Any = None
-        self.version: int | None = None
-        self.itself = value if itself and isinstance(value, Tensor) else None
-        self.inner: list[_Frozen] = []
-        if isinstance(value, Tensor):
-            self.value = value
-            self.version = None if value.is_inference() else value._version
-        elif isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
-            self.value = value
-        elif isinstance(value, (set, frozenset)):
-            self.value = frozenset(value)
-        elif isinstance(value, numpy.ndarray):
-            self.value = value.shape, value.tobytes() if not value.dtype.hasobject else None
-        elif isinstance(value, GENERATORS):
-            self.value = as_bytes(value)
-        elif id(value) not in around and len(around) < _DEPTH:
-            held = _held(value)
-            self.value = None if held is None else len(held)
-            self.inner = [_Frozen(each, around | {id(value)}) for each in held or ()]
-
-    def is_same(self, later: _Frozen) -> bool:
-        """Whether ``later`` holds the same. Values that are not looked into count as the same if their classes are."""
-        if self.kind is not later.kind or len(self.inner) != len(later.inner):
-            return False
-        if isinstance(self.value, Tensor):
-            written = self.version is not None and self.value._version != self.version
-            return not written and self.itself is later.itself and is_same_tensor(self.value, later.value)
-        same = is_equal(self.value, later.value)
-        return same and all(one.is_same(other) for one, other in zip(self.inner, later.inner))
-
-
-_DEPTH = 20
-
-
-def _held(value: Any) -> list[Any] | None:
-    """What a container or a plain object holds, keys included; None for others."""
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    if isinstance(value, (list, tuple, collections.deque)):
-        return list(value)
-    if not is_plain_object(value):
-        return None
-    return [*vars(value), *vars(value).values()]
 
 
 class OwnState:
@@ -160,13 +100,14 @@ class OwnState:
         self._before = self._after = _Snapshot(model)
         self.written: set[str] = set()
         self._attributes = {id(vars(module)): vars(module) for module in model.modules()}
-        outside = list(_outside(model).values())
-        self._outside = [(held, list(held)) for held in outside if isinstance(held, (list, collections.deque))]
-        attributes = [value for module in model.modules() for value in _own(vars(module)).values()]
+        held = list(outside(model).values())
+        self._outside = [(each, list(each)) for each in held if isinstance(each, (list, collections.deque))]
+        attributes = [value for module in model.modules() for value in own_attributes(vars(module)).values()]
         self._tensors: list[tuple[Tensor, Tensor]] = []
         self._carried: list[tuple[dict[str, Any], str, Any]] = []
+        self._containers: list[Any] = []
         self._gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-        self._generators = [(each, generator_state(each)) for each in generators([*attributes, *outside])]
+        self._generators = [(each, generator_state(each)) for each in generators([*attributes, *held])]
 
     def _restore_outside(self) -> None:
         """Remove the tensors that a call has added to a list in the globals, and put back what they have replaced;
@@ -180,19 +121,20 @@ class OwnState:
                 held.clear()
                 held.extend((*before, *others))
 
-    def keep(self, model: nn.Module, names: Iterable[str], source: nn.Module | None) -> None:
-        """What has these dotted names, which calls depend on and change, is to be as it was before the first call.
-        Parameters, of which this has no copies, are to be as in ``source``, or as they are now where that is None."""
+    def keep(self, model: nn.Module, names: Iterable[str], weights: Mapping[str, Tensor]) -> None:
+        """What has these dotted names, which calls depend on and change, is to be as it was before the first call;
+        parameters, of which this has no copies, as in ``weights``."""
         for name in names:
             path, _, attribute = name.rpartition(".")
             module = model.get_submodule(path)
             tensor = module._parameters.get(attribute)
-            if tensor is not None:
-                kept = tensor if source is None else getattr(source.get_submodule(path), attribute)
-                self._tensors.append((tensor, kept.detach().clone()))
+            if tensor is not None and name in weights:
+                self._tensors.append((tensor, weights[name].detach().clone()))
             buffer = module._buffers.get(attribute)
             if buffer is not None and id(buffer) in self._before.tensors:
                 self._tensors.append(self._before.tensors[id(buffer)])
+            if attribute in vars(module):
+                self._containers.append(vars(module)[attribute])
             for holder in (module._buffers, vars(module)):
                 _, before = self._before.holders.get(id(holder), (holder, {}))
                 if attribute in holder:
@@ -219,6 +161,8 @@ class OwnState:
                 holder.pop(name, None)
             else:
                 holder[name] = value
+        for container in self._containers:
+            self._before.put_back(container)
         for key, (holder, after) in self._after.holders.items():
             _, before = self._before.holders.get(key, (holder, after))
             if isinstance(holder, dict):
@@ -236,14 +180,27 @@ class OwnState:
             elif isinstance(holder, set) and holder != after:
                 holder.clear()
                 holder |= before
+        for key, (item, after) in self._after.slotted.items():
+            _, before = self._before.slotted.get(key, (item, after))
+            for name, value in after.items():
+                if not is_equal(getattr(item, name, MISSING), value):
+                    _set_slot(item, name, before.get(name, value))
         for key, (tensor, after) in self._after.tensors.items():
             _, before = self._before.tensors.get(key, (tensor, after))
-            if not is_same_tensor(tensor, after) and tensor.shape == before.shape:
-                tensor.copy_(before)
+            if not is_same_tensor(tensor, after):
+                _fill(tensor, before)
 
 
-def _own(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if name not in _NOT_OWN}
+def _fill(tensor: Tensor, kept: Tensor) -> None:
+    if not is_same_tensor(tensor, kept) and tensor.shape == kept.shape:
+        tensor.copy_(kept)
+
+
+def _set_slot(item: Any, name: str, value: Any) -> None:
+    if value is not MISSING:
+        setattr(item, name, value)
+    elif hasattr(item, name):
+        delattr(item, name)
 
 
 def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:

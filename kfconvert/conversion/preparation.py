@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from ..accuracy import model_outputs
-from ..capture import WrittenState, around, written_state
+from ..capture import WrittenState, around, run_keeping, written_state
 from ..inputs import ExampleCall, InputError, example_call
 from ..runtime import Asked, uninstall
 from ..settings import SettingError, max_rewrites
-from .own_state import Kept, OwnState
+from .kept import Kept, readers
+from .own_state import OwnState
 
 
 class ConversionError(ValueError):
@@ -85,6 +86,8 @@ def prepare(
     before = Kept(model)
     own_state = OwnState(model)
     try:
+        # The parameters, or those that calls write, as they were.
+        weights = run_keeping(model, calls[0]) if inplace else dict(given.named_parameters(remove_duplicate=False))
         call, outputs = _accepted(model, calls)
         own_state.settled(model)
         after = Kept(model)
@@ -95,7 +98,7 @@ def prepare(
         counting = around(model, after.changed(Kept(model))) if before.changed(after) else {}
         settled = OwnState(model)
         written = _written_state(model, call, settled)
-        own_state.keep(model, written.carried, None if inplace else given)
+        own_state.keep(model, written.carried, weights)
         counting = written.modules | counting
         return Prepared(model, device, call, outputs, counting, own_state, settled, frozenset(asked.names))
     except BaseException:
@@ -104,10 +107,26 @@ def prepare(
 
 
 def _written_state(model: nn.Module, call: ExampleCall, settled: OwnState) -> WrittenState:
+    """See ``capture.written_state``; what containers and objects hold after calls with other sizes is written too."""
+    kept = []
+
+    def put_back() -> None:
+        kept.append(Kept(model))
+        settled.restore()
+
     try:
-        return written_state(model, call, settled.restore)
+        found = written_state(model, call, put_back)
     except Exception:  # its code may look at what it is made of, and raise anything
         return WrittenState()
+    first, *others = kept
+    written = {place for other in others for place in first.written_into(other, found.read)} - found.assigned
+    for path, name in sorted(written):
+        if name in vars(model.get_submodule(path)):
+            found.carried.add(f"{path}.{name}")
+        elif not path:
+            found.modules |= readers(model, name)
+        found.modules |= around(model, [(path, name)])
+    return found
 
 
 def _accepted(model: nn.Module, calls: list[ExampleCall]) -> tuple[ExampleCall, Any]:

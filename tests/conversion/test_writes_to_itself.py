@@ -1,6 +1,8 @@
 """Models whose forward writes their own state: parameters, buffers, numbers that are read later or elsewhere."""
 
 import copy
+from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,6 +117,116 @@ TOLD = {
 }
 
 
+class Slots:
+    __slots__ = ("__kept", "kept")
+
+    def __init__(self, kept):
+        self.kept = kept
+
+
+class Hidden(nn.Module):
+    def __init__(self, kept):
+        super().__init__()
+        self.kept = kept
+
+
+SHARED = {"kept": 0}
+
+
+def items(key):
+    def write(held, value):
+        held[key] = value
+
+    return lambda held: held[key], write
+
+
+def named():
+    return lambda held: held.kept, lambda held, value: setattr(held, "kept", value)
+
+
+# What holds a value, and how it is read and written there.
+HOLDERS = {
+    "dict": (lambda value: {"a": value}, *items("a")),
+    "list": (lambda value: [value], *items(0)),
+    "dict in a list": (
+        lambda value: [{"a": value}],
+        lambda held: held[0]["a"],
+        lambda held, value: held[0].update(a=value),
+    ),
+    "deque": (lambda value: deque([value]), lambda held: held[-1], lambda held, value: held.append(value)),
+    "object": (lambda value: SimpleNamespace(kept=value), *named()),
+    "slots": (Slots, *named()),
+    "module in a list": (
+        lambda value: [Hidden(value)],
+        lambda held: held[0].kept,
+        lambda held, value: setattr(held[0], "kept", value),
+    ),
+    "global dict": (lambda value: None, lambda held: SHARED["kept"], lambda held, value: SHARED.update(kept=value)),
+}
+
+
+class KeepsElsewhere(nn.Module):
+    """A block that keeps something in an object that its attribute holds."""
+
+    def __init__(self, holder, leave, later):
+        super().__init__()
+        make, self.read, self.write = HOLDERS[holder]
+        SHARED["kept"] = 0.0
+        self.block, self.leave, self.later, self.held = Block(), leave, later, make(0.0)
+
+    def forward(self, x):
+        before = self.read(self.held)
+        self.write(self.held, self.leave(x))
+        return self.block(x) if self.later else self.block(x) + before
+
+
+class AroundElsewhere(nn.Module):
+    def __init__(self, holder, leave):
+        super().__init__()
+        self.inner = KeepsElsewhere(holder, leave, later=True)
+
+    def forward(self, x):
+        y = self.inner(x)
+        return y if y.isnan().any() else y * self.inner.read(self.inner.held)
+
+
+LEFT = {"rows": lambda x: float(x.shape[0]), "mean": lambda x: x.mean()}
+
+
+class ByDict(nn.Module):
+    """Writes past ``nn.Module.__setattr__``."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.block, self.write, self.kept = Block(), write, 0
+
+    def forward(self, x):
+        before = self.kept
+        self.write(self, x.shape[0])
+        return self.block(x) + before
+
+
+PAST = {
+    "vars": lambda module, value: vars(module).update(kept=value),
+    "object": lambda module, value: object.__setattr__(module, "kept", value),
+}
+
+
+class TwoKinds(nn.Module):
+    """Calls of one kind, or with inputs of one length, write what those of another kind read."""
+
+    def __init__(self, leave, by_length):
+        super().__init__()
+        self.block, self.leave, self.by_length, self.kept = Block(), leave, by_length, torch.zeros(())
+
+    def forward(self, x, update=True):
+        y = self.block(x)
+        if x.shape[1] > 1 if self.by_length else update:
+            self.kept = self.leave(x)
+            return y
+        return y + (self.kept if self.by_length else getattr(self, "kept", 0.0))
+
+
 class Backward(nn.Module):
     """Trains itself a little in each call, as in test-time adaptation."""
 
@@ -158,6 +270,12 @@ MODELS = {
     **{f"keeps {name}, within": (lambda kept=kept: Around(Keeps(kept[0], copy.deepcopy(kept[1]))))
        for name, kept in KEPT.items()},
     **{f"tells {name}": (lambda tell=tell: Around(Tells(tell))) for name, tell in TOLD.items()},
+    **{f"{kind} in a {holder}, within": (lambda holder=holder, leave=leave: AroundElsewhere(holder, leave))
+       for holder in HOLDERS for kind, leave in LEFT.items()},
+    # A global is the same for the original and the converted model.
+    **{f"{kind} in a {holder}": (lambda holder=holder, leave=leave: KeepsElsewhere(holder, leave, later=False))
+       for holder in HOLDERS if "global" not in holder for kind, leave in LEFT.items()},
+    **{f"written past the module by {name}": (lambda write=write: ByDict(write)) for name, write in PAST.items()},
     "backward": Backward,
     "assigned weights": Hyper,
 }  # fmt: skip
@@ -195,6 +313,29 @@ def test_calls_go_on_as_those_of_the_original(name):
             model.latent.add_(3.0)
             fused.latent.add_(3.0)
             torch.testing.assert_close(fused(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("by_length", [True, False])
+@pytest.mark.parametrize("leave", LEFT.values(), ids=LEFT)
+def test_what_one_kind_of_call_writes_another_reads(leave, by_length):
+    model = TwoKinds(leave, by_length).eval()
+    x = torch.randn(2, 5, 16)
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
+    calls = [(x,), (x[:, :1],), (2 * x[:1],), (x[:1, 1:2],)]
+    if not by_length:
+        calls = [(x, True), (x, False), (2 * x[:1], True), (x, False)]
+    with torch.no_grad():
+        for call in calls:
+            torch.testing.assert_close(fused(*call), model(*call), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("follow", FOLLOW.values(), ids=FOLLOW)
+def test_a_conversion_in_place_leaves_parameters_as_they_were(follow):
+    model = Momentum(follow).eval()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    ModelConverter(select="all").convert_model(model, example_inputs=torch.randn(4, 16), inplace=True)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]), name
 
 
 def test_a_conversion_in_place_leaves_gradients_as_they_were():
