@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..accuracy import model_outputs
-from ..inputs import ExampleCall, is_equal, variations
+from ..inputs import ExampleCall, bounded_lookups, is_equal, variations
 from ..process import ThisThread
 from ..runtime import (
     OF_EVERY_MODULE,
@@ -71,7 +71,8 @@ def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], No
         put_back()
     for other in variations(call).values():
         try:
-            runs.append(_accesses(model, other, writes))
+            with bounded_lookups(other.tensors()):
+                runs.append(_accesses(model, other, writes))
         except Exception:  # the model does not take these sizes
             continue
         finally:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..inputs import CallForm, ExampleCall, variations, widened
+from ..inputs import CallForm, ExampleCall, bounded_lookups, variations, widened
 from ..region import CaptureError, Dimensions, given_as
 from .captured import Capture, capture
 from .structure import by_integers, groups, integers, is_operator, unread
@@ -200,7 +200,8 @@ def _base(
         if wide is call:
             break
         try:
-            return wide, observe(model, wide, modules, values=False)
+            with bounded_lookups(wide.tensors()):
+                return wide, observe(model, wide, modules, values=False)
         except Exception:  # the model takes no other batch or sequence: the call as it is remains
             continue
         finally:
@@ -215,7 +216,8 @@ def _varied(
     found = {}
     for name, call in variations(base).items():
         try:
-            found[name] = observe(model, call, modules, values=False)
+            with bounded_lookups(call.tensors()):
+                found[name] = observe(model, call, modules, values=False)
         except Exception:  # this size is fixed
             continue
         finally:

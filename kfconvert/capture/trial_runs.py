@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..accuracy import seeded
+from ..inputs import bounded_lookups
 from ..region import CaptureError, Dimensions, Region, given_as
 from ..runtime import without_cache
 from ..torch_state import is_transformed
@@ -211,7 +212,8 @@ def _agrees(
     model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any], share: float = 1.0
 ) -> bool:
     try:
-        expected, structure = pytree.tree_flatten(model(**region.call.keywords(leaves)))
+        with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
+            expected, structure = pytree.tree_flatten(model(**region.call.keywords(leaves)))
         actual, own_structure = pytree.tree_flatten(run(leaves))
         return structure == own_structure and all(map(partial(_close, share=share), expected, actual))
     except Exception:  # whatever the model or the graph raises for this size, it is not admitted

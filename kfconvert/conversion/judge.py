@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..accuracy import Reference, ValidationResult, compare_all, model_outputs, reference_outputs
-from ..inputs import ExampleCall
+from ..inputs import ExampleCall, bounded_lookups
 from ..matching import Site
 from ..runtime import originals
 
@@ -72,7 +72,8 @@ class Judge:
         while changes:
             call = example.map_tensors(changes.pop())
             try:
-                self._samples.append(self._sample(call))
+                with bounded_lookups(call.tensors()):
+                    self._samples.append(self._sample(call))
             except Exception:  # the model does not take this variation, which may be for any reason
                 continue
             yield self._samples[-1]

@@ -15,14 +15,17 @@ from .example import (
     variations,
     widened,
 )
+from .lookups import BoundedLookups, bounded_lookups
 from .spec import InputSpecError, build, described
 
 __all__ = [
+    "BoundedLookups",
     "CallForm",
     "ExampleCall",
     "InputError",
     "InputSpecError",
     "MAX_SPELLINGS",
+    "bounded_lookups",
     "build",
     "copy_of",
     "described",

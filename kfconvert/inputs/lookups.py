@@ -1,0 +1,59 @@
+"""Runs with inputs that nobody gave: a lookup out of range must not stop the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+# The arguments that have the table and the indices, and, where there is one, the dimension that is looked up.
+_ALONG = (
+    {packet: (0, 1, None) for packet in (aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only)}
+    | {packet: (0, 2, 1) for packet in (aten.index_select, aten.gather, aten.index_add, aten.index_copy)}
+    | {packet: (0, 2, 1) for packet in (aten.index_fill, aten.scatter, aten.scatter_add, aten.scatter_reduce)}
+    | {packet: (0, 2, 1) for packet in (aten.index_add_, aten.index_copy_, aten.index_fill_)}
+    | {packet: (0, 2, 1) for packet in (aten.scatter_, aten.scatter_add_, aten.scatter_reduce_)}
+)
+_BY_LISTS = (aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._index_put_impl_)
+
+
+class BoundedLookups(TorchDispatchMode):
+    """Within the block, a lookup out of range raises IndexError on every device. On a GPU it would be an assertion on
+    the device, after which the process can use it no more."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        packet = function.overloadpacket
+        if packet in _ALONG:
+            table, indices, dimension = _ALONG[packet]
+            along = 0 if dimension is None else args[dimension]
+            _require(args[indices], 0, args[table].shape[along] if args[table].dim() else 1, function)
+        elif packet in _BY_LISTS:
+            for indices, size in _indexed(args[0], args[1]):
+                _require(indices, -size, size, function)
+        return function(*args, **(kwargs or {}))
+
+
+def bounded_lookups(tensors: Iterable[Tensor]) -> AbstractContextManager[Any]:
+    """``BoundedLookups``, where one of ``tensors`` is not on the CPU, which raises by itself."""
+    return BoundedLookups() if any(tensor.device.type != "cpu" for tensor in tensors) else nullcontext()
+
+
+def _indexed(table: Tensor, indices: list[Tensor | None]) -> Iterable[tuple[Tensor, int]]:
+    """Those of ``indices`` that are numbers, with the sizes that they index; a mask takes as many as it has itself."""
+    dimension = 0
+    for each in indices:
+        if each is not None and each.dtype not in (torch.bool, torch.uint8):
+            yield each, table.shape[dimension]
+        dimension += 1 if each is None or each.dtype not in (torch.bool, torch.uint8) else each.dim()
+
+
+def _require(indices: Any, least: int, end: int, function: Any) -> None:
+    if isinstance(indices, Tensor) and indices.numel() and not indices.is_meta:
+        first, last = (int(each) for each in indices.aminmax())
+        if first < least or last >= end:
+            raise IndexError(f"{function}: index {last if last >= end else first} is out of range for {end}")

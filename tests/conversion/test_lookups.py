@@ -1,0 +1,73 @@
+"""Lookups by inputs that nobody gave: longer ones, and such with other values, may ask for more rows than there are."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from kfconvert import ModelConverter
+from kfconvert.inputs import BoundedLookups
+
+TABLE = torch.arange(12.0).reshape(4, 3)
+LOOKUPS = {
+    "embedding": lambda ids: nn.functional.embedding(ids, TABLE),
+    "embedding bag": lambda ids: nn.functional.embedding_bag(ids[None], TABLE),
+    "index": lambda ids: TABLE[ids],
+    "index of the second dimension": lambda ids: TABLE.T[:, ids],
+    "index_select": lambda ids: TABLE.index_select(0, ids),
+    "gather": lambda ids: TABLE.gather(0, ids[:, None]),
+    "scatter": lambda ids: TABLE.scatter(0, ids[:, None], 1.0),
+    "scatter_add": lambda ids: TABLE.scatter_add(0, ids[:, None], TABLE[:1].repeat(len(ids), 1)),
+    "index_add": lambda ids: TABLE.index_add(0, ids, TABLE[:1].repeat(len(ids), 1)),
+    "index_put": lambda ids: TABLE.index_put((ids,), torch.tensor(1.0)),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_a_lookup_out_of_range_is_an_error(name):
+    lookup = LOOKUPS[name]
+    with BoundedLookups():
+        assert torch.equal(lookup(torch.tensor([3, 0])), lookup(torch.tensor([3, 0])))
+        with pytest.raises(IndexError, match="index 4 is out of range for 4"):
+            lookup(torch.tensor([1, 4]))
+        if name != "embedding bag":  # which takes no empty bag of one row
+            lookup(torch.tensor([], dtype=torch.long))
+        assert torch.equal(TABLE[TABLE[:, 0] > 2], TABLE[1:])
+        assert torch.equal(TABLE[torch.tensor([-4])], TABLE[:1])
+
+
+class TwoTables(nn.Module):
+    """Columns of indices into tables of different sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.many, self.few, self.linear = nn.Embedding(1000, 16), nn.Embedding(10, 16), nn.Linear(16, 16)
+
+    def forward(self, ids):
+        return torch.relu(self.linear(self.many(ids[:, 0]) + self.few(ids[:, 1])))
+
+
+MODELS = {
+    "at its longest": lambda: (
+        GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=4, n_embd=64, n_positions=32, vocab_size=100, use_cache=False)),
+        torch.randint(0, 100, (2, 32)),
+    ),
+    "columns of other ranges": lambda: (TwoTables(), torch.tensor([[999, 3], [500, 9], [10, 1]])),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", MODELS)
+def test_a_conversion_does_not_look_beyond_tables(name):
+    torch.manual_seed(0)
+    model, ids = MODELS[name]()
+    model, ids = model.cuda().eval(), ids.cuda()
+    fused = ModelConverter(select="all").convert_model(
+        copy.deepcopy(model), example_inputs={"input_ids": ids} if "longest" in name else ids
+    )
+    with torch.no_grad():
+        for one, other in zip(torch.utils._pytree.tree_leaves(fused(ids)), torch.utils._pytree.tree_leaves(model(ids))):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    torch.cuda.synchronize()
