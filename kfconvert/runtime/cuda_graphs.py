@@ -207,6 +207,7 @@ class CudaGraphs:
             self._refuse(str(reason))
         except torch.OutOfMemoryError:
             self.clear()
+            self._pools.clear()
             self.most = 0
             self._refuse("there is too little memory for a CUDA graph")
         else:

@@ -35,8 +35,8 @@ class Pool:
         self.device = device
         #: The stream on which calls are recorded, and on which nothing runs.
         self.stream = _stream_for_recording(self, device)
-        self._handle: Any = None
-        self._recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
+        #: The memory as PyTorch knows it.
+        self.handle = _held_memory(self, device)
         self._lock = threading.Lock()
         self._last: torch.cuda.Stream | None = None
         self._last_pointer = -1
@@ -61,16 +61,15 @@ class Pool:
             self._last, self._last_pointer = current, stream
         return stream
 
-    @contextmanager
-    def memory_of(self, recording: Recording) -> Iterator[Any]:
-        """Within the block, which takes it into use: the pool as PyTorch knows it. It is another one where no recording
-        is left: PyTorch gives back the memory of a pool after its last graph, and does not take its name again."""
-        others = list(self._recordings)  # which therefore outlive the block
-        if not others:
-            self._handle = torch.cuda.graph_pool_handle()
-        yield self._handle
-        self._recordings.add(recording)
-        del others
+
+def _held_memory(pool: Pool, device: torch.device) -> Any:
+    """Memory that stays until ``pool`` goes, so that new recordings take the place of old ones: without this, PyTorch
+    would set it aside after the last recording, and take new memory for the next."""
+    handle = torch.cuda.graph_pool_handle()
+    torch._C._cuda_beginAllocateCurrentThreadToPool(device.index, handle)
+    torch._C._cuda_endAllocateToPool(device.index, handle)
+    weakref.finalize(pool, torch._C._cuda_releasePool, device.index, handle).atexit = False
+    return handle
 
 
 # Streams whose pools are gone, by device.
@@ -154,8 +153,8 @@ class Recording:
         gc.disable()  # a graph that is freed during the recording would end it
         try:
             self._pool.stream.wait_stream(torch.cuda.current_stream())
-            with self._pool.memory_of(self) as handle, torch.cuda.stream(self._pool.stream):
-                self._graph = _RandomGraph(handle) if is_random else DriverGraph(handle)
+            with torch.cuda.stream(self._pool.stream):
+                self._graph = _RandomGraph(self._pool.handle) if is_random else DriverGraph(self._pool.handle)
                 with self._graph.capture():
                     static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
                     outputs = call(static)
