@@ -98,7 +98,8 @@ def main() -> int:
     environment = describe_environment(device, options)
     rows: list[Row] = []
     # An empty cache: preparation takes as long as it does for somebody who compiles the model the first time.
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as empty:
+        cache = options.compiler_cache or empty
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(cache, "inductor")
         os.environ["TRITON_CACHE_DIR"] = os.path.join(cache, "triton")
         for name in options.models:
@@ -124,6 +125,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seq-len", type=int, default=128, help="tokens of each sequence")
     parser.add_argument("--threads", type=int, help="CPU threads (default: as torch chooses)")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of timing a model and batch size")
+    parser.add_argument("--only", nargs="+", metavar="VARIANT", help="leave out all other variants but eager")
+    parser.add_argument(
+        "--compiler-cache",
+        metavar="DIR",
+        help="where torch.compile keeps what it has compiled, for another run to use; a new folder by default, so that "
+        "the time of its preparation is that of a first use",
+    )
     parser.add_argument("--max-autotune", action="store_true", help="also torch.compile(mode='max-autotune')")
     parser.add_argument("--compile-converted", action="store_true", help="also torch.compile of the converted model")
     parser.add_argument("--out", help="JSON file for the results")
@@ -147,6 +155,8 @@ def bench(name: str, batch: int, device: torch.device, options: argparse.Namespa
     calls: dict[str, Callable[[], Any]] = {}
     eager_out = None
     for variant, prepare in variants(case, device, options):
+        if options.only and variant not in (EAGER, *options.only):
+            continue
         row = rows[variant] = Row(name, batch, variant)
         try:
             note(f"{name}, batch {batch}: preparing {variant}")
