@@ -14,6 +14,7 @@ from ..inputs import is_equal
 from ..runtime import (
     GENERATORS,
     MISSING,
+    OF_CONVERSION,
     OF_EVERY_MODULE,
     as_bytes,
     code_walk,
@@ -24,7 +25,7 @@ from ..runtime import (
 )
 
 CONTAINERS = (list, dict, set, collections.deque)
-_NOT_OWN = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
+_NOT_OWN = OF_EVERY_MODULE | OF_CONVERSION
 _DEPTH = 20
 
 

@@ -2,7 +2,16 @@
 
 from .code import asked_of_compilers, code_walk, held_functions, reads_of_attributes
 from .configuration import configurations, derived_class, recorded_reads, without_cache
-from .contents import OF_EVERY_MODULE, generators, is_of_author, is_plain_object, plain_objects, reached, slotted
+from .contents import (
+    OF_CONVERSION,
+    OF_EVERY_MODULE,
+    generators,
+    is_of_author,
+    is_plain_object,
+    plain_objects,
+    reached,
+    slotted,
+)
 from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record
 from .derived import Derived, memory_of
 from .guarded import Variant, guarded_forward, install, originals, uninstall
@@ -24,6 +33,7 @@ __all__ = [
     "Ledger",
     "MISSING",
     "MOST_RECORDINGS",
+    "OF_CONVERSION",
     "OF_EVERY_MODULE",
     "Pool",
     "Program",

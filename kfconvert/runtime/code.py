@@ -14,6 +14,7 @@ import inspect
 import os
 import threading
 import types
+import weakref
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -21,13 +22,26 @@ from torch import Tensor, nn
 
 from ..region import Read
 from .configuration import names_by_class
-from .contents import OF_EVERY_MODULE, Contents, Found, is_of_author, is_plain_object, items
+from .contents import (
+    OF_CONVERSION,
+    OF_EVERY_MODULE,
+    Contents,
+    Found,
+    is_of_author,
+    is_plain_object,
+    items,
+    lies_in,
+    outside_modules,
+    reached,
+)
 from .random_generators import GENERATORS
 from .watch import INSIDE, MISSING, inside
 
 # nn.Module itself looks these names up in the class of every module.
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, tuple, dict, set)
+# So many steps, from a value to what it holds or wraps, are followed.
+_DEPTH = 12
 # Libraries whose code may ask whether it is being compiled, but gives the same results either way.
 _SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
 _OF_COMPILERS = frozenset(("is_compiling", "is_exporting", "is_dynamo_compiling"))
@@ -35,13 +49,16 @@ _OF_COMPILERS = frozenset(("is_compiling", "is_exporting", "is_dynamo_compiling"
 _OF_HELPERS = {"__call__", "__getitem__", "__contains__", "__iter__", "__len__", "__getattr__"}
 
 
-def code_walk(classes: Iterable[type], functions: Iterable[Any], reads: Collection[Read]) -> CodeWalk:
+def code_walk(
+    classes: Iterable[type], functions: Iterable[Any], reads: Collection[Read], model: nn.Module | None = None
+) -> CodeWalk:
     """The code that instances of ``classes`` run, found from ``forward`` on, and that of ``functions``.
 
     Args:
         reads: what a trace has read of instances; methods among it are followed.
+        model: the model whose code this is, if other modules that the code reaches are to be followed too.
     """
-    walk = CodeWalk()
+    walk = CodeWalk(model)
     of_class = names_by_class(reads)
     for each in dict.fromkeys(classes):
         walk.add_class(each, of_class.get(each, set()) | _ALWAYS)
@@ -51,10 +68,10 @@ def code_walk(classes: Iterable[type], functions: Iterable[Any], reads: Collecti
 
 
 def held_functions(model: nn.Module) -> list[Any]:
-    """What can be called among the attributes of the modules, and in containers there."""
-    values = [v for m in model.modules() for k, v in vars(m).items() if k not in OF_EVERY_MODULE | {"kfconvert_info"}]
-    inner = [item for value in values for item in items(value)]
-    return [value for value in (*values, *inner) if callable(value) and not isinstance(value, nn.Module)]
+    """What can be called among the attributes of the modules, and in the containers and objects there."""
+    modules = (*model.modules(), *outside_modules(model))
+    values = [v for m in modules for k, v in vars(m).items() if k not in OF_EVERY_MODULE | OF_CONVERSION]
+    return [value for value in reached(values) if callable(value) and not isinstance(value, nn.Module)]
 
 
 def asked_of_compilers(classes: Iterable[type]) -> str | None:
@@ -77,13 +94,17 @@ class CodeWalk:
     torch's.
     """
 
-    def __init__(self):
+    def __init__(self, model: nn.Module | None = None):
+        self._model = model
+        self._known = set() if model is None else set(map(id, model.modules()))  # modules that are watched elsewhere
         self.contents = Contents()
         self.asked_for: set[str] = set()
+        self.of_cached: set[str] = set()  # attributes that functions with a cache read, when they run at all
         self.of_compilers: set[str] = set()  # asked for by code that may do something else while it is compiled
         self._names: set[str] = set(_ALWAYS)  # of attributes, in all code that was reached
         self._wanted: dict[type, set[str]] = {}  # the names that are asked for in a class and those behind it
         self._objects: dict[int, tuple[str, Any]] = {}  # plain objects among the globals, with their names
+        self._held: dict[int, Any] = {}  # containers
         self._codes: dict[int, types.CodeType] = {}
         self._found: dict[tuple[int, str], Found] = {}
 
@@ -142,50 +163,72 @@ class CodeWalk:
             self.follow(held[name], f"{owner.__qualname__}.{name}")
 
     def follow(self, value: Any, name: str, depth: int = 0) -> None:
-        """Reach the functions in ``value``: a function, method, property, partial or decorated function, or a class."""
-        if depth > 4:
+        """Reach the functions in ``value``: a function, method, property, partial or decorated function, a class, or
+        an object that holds such."""
+        if depth > _DEPTH:
             return
         if isinstance(value, types.FunctionType):
             self._function(value, depth)
         elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
             self.follow(value.__func__, name, depth + 1)
             owner = getattr(value, "__self__", None)
-            if is_plain_object(owner):
+            if isinstance(owner, nn.Module) or is_plain_object(owner):
                 self.follow(owner, name, depth + 1)
         elif isinstance(value, property):
             self.follow(value.fget, name, depth + 1)
         elif isinstance(value, functools.cached_property):
             self.follow(value.func, name, depth + 1)
         elif isinstance(value, (functools.partial, functools.partialmethod)):
-            self.follow(value.func, name, depth + 1)
-            self._hold(name, value.keywords)
+            self._hold(name, value.keywords, depth)
+            for bound in (value.func, *value.args):
+                self.follow(bound, name, depth + 1)
         elif isinstance(value, functools._lru_cache_wrapper):
             self.follow(value.__wrapped__, name, depth + 1)
+            if isinstance(code := getattr(value.__wrapped__, "__code__", None), types.CodeType):
+                self.of_cached |= _names(code)[1]
         elif hasattr(type(value), "__wrapped__") or inspect.isbuiltin(value):
             return
         elif isinstance(value, type):
             if is_of_author(value.__module__) and value not in self._wanted and not issubclass(value, nn.Module):
                 self.add_class(value, set())
         elif isinstance(value, (*_CONTAINERS, *GENERATORS, contextvars.ContextVar, threading.local)):
-            self._hold(name, value)
-        elif is_plain_object(value):
+            self._hold(name, value, depth)
+        elif isinstance(value, weakref.ReferenceType):
+            self.follow(value(), name, depth + 1)
+        elif isinstance(value, nn.Module):
+            self._outside(name, value, depth)
+        elif is_plain_object(value) and id(value) not in self._objects:
             self._objects[id(value)] = name, value
             for key, item in list(vars(value).items()):
                 self._note(vars(value), key, f"{name}.{key}")
-                if isinstance(item, _CONTAINERS):
-                    self._hold(f"{name}.{key}", item)
+                self.follow(item, f"{name}.{key}", depth + 1)
             if type(value) not in self._wanted:
                 self.add_class(type(value), _OF_HELPERS)
 
-    def _hold(self, name: str, container: Any) -> None:
+    def _outside(self, name: str, module: nn.Module, depth: int) -> None:
+        """A module that is not registered in the model, nor the model in it, but which its code reaches."""
+        if self._model is None or id(module) in self._known or lies_in(self._model, module):
+            return
+        for path, entry in self.contents.of(name, module):
+            self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
+        for inner in module.modules():
+            if id(inner) not in self._known:
+                self._known.add(id(inner))
+                self.add_class(type(inner), set(_ALWAYS))
+                for key in vars(inner).keys() - OF_EVERY_MODULE - OF_CONVERSION:
+                    self.follow(vars(inner)[key], f"{name}.{key}", depth + 1)
+
+    def _hold(self, name: str, container: Any, depth: int) -> None:
+        if id(container) in self._held:
+            return
+        self._held[id(container)] = container
         # An item that is added to a global dict is no change, as many such dicts cache results by their arguments. It
         # is one where all items are functions, from which the code chooses.
         registry = isinstance(container, dict) and all(map(callable, container.values()))
         for path, entry in self.contents.of(name, container, sized=registry):
             self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
         for item in items(container):
-            if callable(item):
-                self.follow(item, name, 3)
+            self.follow(item, name, depth + 1)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
         if id(function.__code__) in self._codes or not _is_followed(function.__module__):
@@ -193,14 +236,14 @@ class CodeWalk:
         self._codes[id(function.__code__)] = function.__code__
         self._found[id(function), "inside"] = (function.__qualname__, (function, INSIDE, inside(function)))
         if function.__kwdefaults__:
-            self._hold(function.__qualname__, function.__kwdefaults__)
+            self._hold(function.__qualname__, function.__kwdefaults__, depth)
         for cell in function.__closure__ or ():
             try:
                 held = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
             self.follow(held, function.__qualname__, depth + 1)
-        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        for default in function.__defaults__ or ():
             self.follow(default, function.__qualname__, depth + 1)
         for key in vars(function).keys() - {"__wrapped__"}:
             self._note(vars(function), key, f"{function.__qualname__}.{key}")

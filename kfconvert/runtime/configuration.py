@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..process import ThisThread
 from ..region import Read
-from .contents import plain_objects
+from .contents import OF_CONVERSION, outside_modules, plain_objects
 
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
 
@@ -26,13 +26,14 @@ WHOLE = frozenset(
 
 def configurations(model: nn.Module) -> list[Any]:
     """The distinct plain objects that ``model`` and its submodules hold, such as a ``config``, in containers too."""
-    found = [value for module in model.modules() for name, value in vars(module).items() if _is_read(name, value)]
+    modules = [*model.modules(), *outside_modules(model)]
+    found = [value for module in modules for name, value in vars(module).items() if _is_read(name, value)]
     return plain_objects(found)
 
 
 def _is_read(name: str, value: Any) -> bool:
-    # Only generate() reads the generation_config, and no forward does; the other names are this package's.
-    return name != "generation_config" and not name.startswith("kfconvert_") and name != "forward"
+    # Only generate() reads the generation_config, and no forward does.
+    return name != "generation_config" and name not in OF_CONVERSION
 
 
 def names_by_class(reads: Collection[Read]) -> dict[type, set[str]]:

@@ -6,11 +6,12 @@ import argparse
 import array
 import collections
 import contextvars
+import functools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Iterator
-from enum import Enum
 from typing import Any
 
 import numpy
@@ -34,10 +35,12 @@ _MOST_BYTES = 1 << 16
 _FEW_BYTES = 1 << 10
 # What every module has in its instance dict.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+# What a conversion puts into the instance dict of a model or of its parts.
+OF_CONVERSION = frozenset(("forward", "kfconvert_info", "kfconvert_refresh", "__getstate__"))
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", *sys.stdlib_module_names))
 # Among these, classes that hold what others put there.
-_HOLDERS = ("collections", "configparser", "fractions", "string", "torch.distributions.", "torch.optim.")
+_HOLDERS = ("collections", "configparser", "fractions", "string", "torch.distributions.", "torch.optim.", "weakref")
 
 
 def is_plain_object(value: Any) -> bool:
@@ -45,7 +48,7 @@ def is_plain_object(value: Any) -> bool:
     Python's or torch's that holds what others put there."""
     if isinstance(value, _NAMESPACES):
         return True
-    if isinstance(value, (type, nn.Module, Tensor, Enum, types.ModuleType, dict, list, tuple, set, frozenset)):
+    if isinstance(value, (type, nn.Module, Tensor, types.ModuleType, dict, list, tuple, set, frozenset)):
         return False
     module = type(value).__module__
     return (is_of_author(module) or module.startswith(_HOLDERS)) and isinstance(getattr(value, "__dict__", None), dict)
@@ -73,8 +76,24 @@ def generators(values: list[Any]) -> list[Any]:
     return [value for value in reached(values) if isinstance(value, GENERATORS)]
 
 
+def outside_modules(model: nn.Module) -> list[nn.Module]:
+    """The distinct modules that ``model`` holds in containers and objects, without having registered them; none that
+    ``model`` is registered in."""
+    own = dict.fromkeys(model.modules())
+    held = reached([value for module in own for value in vars(module).values()])
+    tops = [value for value in held if isinstance(value, nn.Module) and value not in own]
+    found = dict.fromkeys(module for top in tops if not lies_in(model, top) for module in top.modules())
+    return [module for module in found if module not in own]
+
+
+def lies_in(model: nn.Module, module: nn.Module) -> bool:
+    """Whether ``model`` is ``module`` or one of the modules within it."""
+    return any(each is model for each in module.modules())
+
+
 def reached(values: list[Any]) -> list[Any]:
-    """The distinct values among ``values``, in containers there, and in the attributes of plain objects."""
+    """The distinct values among ``values``, in containers there, in the attributes of plain objects, and in what
+    functions are bound to."""
     found: dict[int, Any] = {}
     pending, opened = [(value, 0) for value in values], 0
     while pending and opened < _MOST:
@@ -82,10 +101,22 @@ def reached(values: list[Any]) -> list[Any]:
         if id(value) in found or depth > _DEPTH:
             continue
         found[id(value)] = value
-        inner = list(vars(value).values()) if is_plain_object(value) else items(value)
+        inner = _held_by(value)
         opened += bool(inner)
         pending += [(each, depth + 1) for each in inner]
     return list(found.values())
+
+
+def _held_by(value: Any) -> list[Any]:
+    if isinstance(value, (functools.partial, functools.partialmethod)):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    if isinstance(value, weakref.ReferenceType):
+        return [value()]
+    if is_plain_object(value):
+        return [*vars(value).values(), *slotted(value).values()]
+    return items(value) or list(slotted(value).values())
 
 
 def _copied(value: Any) -> Any:
@@ -174,8 +205,7 @@ class Contents:
         if depth > _DEPTH or id(value) in self._seen or len(self._seen) > _MOST:
             return
         if isinstance(value, nn.Module):
-            self._seen[id(value)] = value
-            yield from self._of_module(name, value)
+            yield from self._of_module(name, value, depth)
             return
         if isinstance(value, (collections.UserDict, collections.UserList)):
             value = value.data
@@ -203,10 +233,13 @@ class Contents:
         for item in known if isinstance(known, tuple) else items(value):
             yield from self.of(name, item, sized, depth + 1)
 
-    def _of_module(self, name: str, module: nn.Module) -> Iterator[Found]:
+    def _of_module(self, name: str, module: nn.Module, depth: int) -> Iterator[Found]:
         """The entries for a module that only a list or an object holds; modules of the model itself are watched by
         ``ModelState``."""
         for inner in module.modules():
+            if id(inner) in self._seen:
+                continue
+            self._seen[id(inner)] = inner
             for store in (inner._parameters, inner._buffers, inner._modules):
                 yield name, (store, SIZE, len(store))
                 for key, held in store.items():
@@ -216,4 +249,6 @@ class Contents:
                 if isinstance(held, dict) and key.startswith("_"):  # hooks of each kind
                     yield name, (held, SIZE, len(held))
                 yield name, (inner, key, held)
+                if key not in OF_EVERY_MODULE and not isinstance(held, Tensor):
+                    yield from self.of(f"{name}.{key}", held, depth=depth + 1)
             yield name, (inner, "forward", vars(inner).get("forward", MISSING))

@@ -27,6 +27,7 @@ from .ledger import Ledger, MissWarning
 from .model_state import ModelState
 from .program import Program, UnfitTensors
 from .recompute import is_connected, needs_gradient, run_recorded
+from .shallow_copy import StateForCopies
 from .tensor_facts import ELEMENTS, facts
 from .weak_module import WeakModule
 
@@ -34,6 +35,8 @@ from .weak_module import WeakModule
 # end.
 MAX_REASONS = 100
 OTHER_REASONS = "other reasons"
+# The dicts of its own that a module has, which it shares with whoever takes over its attributes.
+_STORES = ("_parameters", "_buffers", "_modules")
 _CHANGED_IN_BETWEEN = "the model was changed between forward and backward, which computes it again: "
 
 
@@ -170,11 +173,13 @@ class GuardedForward:
         return self._missed(reason or self._other_form(), args, kwargs)
 
     def _has_copy(self, module: nn.Module) -> bool:
-        """Whether ``module`` was made of this model by copy.copy() or DataParallel, which give it the very same
-        attributes. If not, somebody has assigned this forward to it, and the forward still runs its own model."""
-        model = self.model
-        names = ("kfconvert_info", "kfconvert_refresh")
-        return type(module) is type(model) and all(vars(module).get(n) is vars(model).get(n) for n in names)
+        """Whether ``module`` has the attributes of this model, as DataParallel makes replicas, or as somebody puts the
+        whole ``__dict__`` into another object: it then runs the forward of its own class. If not, somebody has assigned
+        this forward to it, and the forward still runs its own model, as does one that was put on the instance."""
+        if self.own_forward is not None:
+            return False
+        mine, others = vars(self.model), vars(module)
+        return "_is_replica" in others or any(others.get(name) is mine[name] for name in _STORES)
 
     def _state_refusal(self) -> str | None:
         if self.state is None:
@@ -420,6 +425,7 @@ def install(
         module = model.get_submodule(path)
         guarded = ledger.guarded[path] = GuardedForward(module, variants[path], path, warning, graphs)
         module.__dict__["forward"] = guarded
+        module.__dict__["__getstate__"] = StateForCopies(module, guarded.own_forward)
     model.__dict__["kfconvert_info"] = ledger.info
     model.__dict__["kfconvert_refresh"] = ledger.refresh
     return ledger
@@ -431,6 +437,7 @@ def uninstall(model: nn.Module) -> None:
         guarded = guarded_forward(module)
         if guarded is not None:
             del module.__dict__["forward"]
+            module.__dict__.pop("__getstate__", None)
             if guarded.own_forward is not None:
                 module.__dict__["forward"] = guarded.own_forward
         for name in ("kfconvert_info", "kfconvert_refresh"):

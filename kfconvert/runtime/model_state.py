@@ -15,14 +15,14 @@ from ..process import is_of_trace, switched_off
 from ..region import Read
 from .code import code_walk, held_functions
 from .configuration import WHOLE, configurations, names_by_class
-from .contents import OF_EVERY_MODULE, Contents, Found, first_different
+from .contents import OF_CONVERSION, OF_EVERY_MODULE, Contents, Found, first_different, outside_modules
 from .fingerprint import may_fetch
 from .output_recording import is_recording_hook, recorded_outputs, wanted_outputs
 from .watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
 from .weak_module import WeakModule
 
 # What nn.Module itself and this package keep in the instance dict of a module is watched in other ways, or not at all.
-_OWN_KEYS = OF_EVERY_MODULE | {"forward", "kfconvert_info", "kfconvert_refresh"}
+_OWN_KEYS = OF_EVERY_MODULE | OF_CONVERSION
 # Attributes that matter in training only, or only for how much memory training takes.
 _TRAINING_KEYS = frozenset(("gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"))
 _UNWATCHED = _OWN_KEYS | _TRAINING_KEYS
@@ -84,9 +84,11 @@ class ModelState:
         stores = [module._parameters for module in model.modules()]
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
         self.parameters = [store[key] for store, key in self.parameter_places]
+        self.code = Code(model, reads)
+        cached = self.code.of_cached
+        reads |= {(type(module), name) for module in model.modules() for name in cached & vars(module).keys()} | cached
         self._reads, self._slots, self._unread, self._looks = reads, slots, unread, looks
         self._watch_attributes()
-        self.code = Code(model, reads)
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
         self._watch_hooks()
         # Programs check every tensor that they read themselves. Here one tensor is enough to tell a model that was
@@ -233,11 +235,12 @@ class Code:
     """The Python code behind a model, which all copies of the model share."""
 
     def __init__(self, model: nn.Module, reads: frozenset[Read]):
-        objects = configurations(model)
-        classes = [type(each) for each in (*model.modules(), *objects)]
-        walk = code_walk(classes, held_functions(model), reads)
+        classes = [type(each) for each in (*model.modules(), *outside_modules(model), *configurations(model))]
+        walk = code_walk(classes, held_functions(model), reads, model)
         found = list(walk.entries())
         self.asked_for = frozenset(walk.asked_for)
+        # What a function with a cache reads was not seen in the trace if its answer was there already.
+        self.of_cached = frozenset(walk.of_cached)
         self.compared = walk.contents.compared
         self.switches = {name: asked() for name, asked in _SWITCHES.items() if name in self.asked_for}
         self.watch = Watch(entry for _, entry in found)

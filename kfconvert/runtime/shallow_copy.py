@@ -1,0 +1,36 @@
+"""What ``copy.copy()`` takes from a converted module: all but what the conversion put there."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from .contents import OF_CONVERSION
+from .weak_module import WeakModule
+
+
+class StateForCopies:
+    """Stands as ``__getstate__`` in the instance dict of a module with a guarded forward.
+
+    A shallow copy has the very attributes of its source, and may be given others. It must not have the source's guarded
+    forward, which tells in no way of which of the two it was called: the copy is the model as it was before the
+    conversion. Pickles and deep copies get everything.
+
+    Python asks an object for its state by this name, wherever it has it: https://docs.python.org/3/library/pickle.html
+    """
+
+    def __init__(self, module: nn.Module, own_forward: Callable[..., Any] | None):
+        self._module, self._own_forward = WeakModule(module), own_forward
+
+    def __call__(self) -> Any:
+        module = self._module()
+        of_class = getattr(type(module), "__getstate__", None)  # from Python 3.11 on, each class has it
+        state = module.__dict__ if of_class is None else of_class(module)
+        if sys._getframe(1).f_code is not copy.copy.__code__ or not isinstance(state, dict):
+            return state
+        kept = {name: value for name, value in state.items() if name not in OF_CONVERSION}
+        return kept if self._own_forward is None else {**kept, "forward": self._own_forward}

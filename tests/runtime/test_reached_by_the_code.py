@@ -1,0 +1,371 @@
+"""What a forward reaches that is not its model's: objects in functions' arguments, modules outside of the tree."""
+
+import collections
+import copy
+import enum
+import functools
+import types
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from kfconvert import ModelConverter
+
+pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
+X = torch.randn(3, 8)
+
+
+class Settings:
+    kind = None
+
+    def __init__(self, scale=2.0):
+        self.scale = scale
+        self.inner = None
+
+
+class Kind:
+    scale = 2.0
+
+
+class Mode(enum.Enum):
+    FAST = 1
+
+    def __init__(self, _):
+        self.scale = 2.0
+
+
+class Act(nn.Module):
+    """Without parameters: nothing of it shows among the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.settings, self.scales = 2.0, Settings(), [2.0]
+
+    def forward(self, x):
+        return torch.relu(x) * self.scale * self.settings.scale * self.scales[0]
+
+
+def scaled(settings, x):
+    return x * settings.scale
+
+
+def scaled_by_name(x, settings):
+    return x * settings.scale
+
+
+GLOBAL_ACT = Act()
+GLOBAL_SETTINGS = Settings()
+GLOBAL_SETTINGS.inner = Settings()
+REGISTRY = {"a": Settings()}
+NESTED = ([Settings()],)
+
+
+class Net(nn.Module):
+    act = Act()
+
+    def __init__(self, way, held=None):
+        super().__init__()
+        self.linear, self.way, self.held = nn.Linear(8, 8), way, held
+
+    def forward(self, x):
+        return WAYS[self.way][1](self, torch.relu(self.linear(x)))
+
+
+def closing(module):
+    return lambda x: module(x)
+
+
+def with_default(module):
+    def run(x, act=module):
+        return act(x)
+
+    return run
+
+
+# What the model holds, and what its forward does with that.
+WAYS = {
+    "argument of a partial function": (
+        lambda: functools.partial(scaled, Settings()),
+        lambda m, x: m.held(x),
+        lambda m: m.held.args[0],
+    ),
+    "keyword of a partial function": (
+        lambda: functools.partial(scaled_by_name, settings=Settings()),
+        lambda m, x: m.held(x),
+        lambda m: m.held.keywords["settings"],
+    ),
+    "member of an enum": (lambda: Mode.FAST, lambda m, x: x * m.held.scale, lambda m: m.held),
+    "class in an object": (
+        lambda: types.SimpleNamespace(inner=types.SimpleNamespace(kind=Kind)),
+        lambda m, x: x * m.held.inner.kind.scale,
+        lambda m: m.held.inner.kind,
+    ),
+    "weak reference": (
+        lambda: (settings := Settings(), weakref.ref(settings)),
+        lambda m, x: x * m.held[1]().scale,
+        lambda m: m.held[0],
+    ),
+    "weak dictionary": (
+        lambda: (settings := Settings(), weakref.WeakValueDictionary(a=settings)),
+        lambda m, x: x * m.held[1]["a"].scale,
+        lambda m: m.held[0],
+    ),
+    "object in a global object": (
+        lambda: None,
+        lambda m, x: x * GLOBAL_SETTINGS.inner.scale,
+        lambda m: GLOBAL_SETTINGS.inner,
+    ),
+    "object in a global dict": (lambda: None, lambda m, x: x * REGISTRY["a"].scale, lambda m: REGISTRY["a"]),
+    "object in nested containers": (lambda: None, lambda m, x: x * NESTED[0][0].scale, lambda m: NESTED[0][0]),
+    "module in the globals": (lambda: None, lambda m, x: GLOBAL_ACT(x), lambda m: GLOBAL_ACT),
+    "module of the class": (lambda: None, lambda m, x: m.act(x), lambda m: m.act),
+    "module in a closure": (
+        lambda: closing(Act()),
+        lambda m, x: m.held(x),
+        lambda m: m.held.__closure__[0].cell_contents,
+    ),
+    "module as a default": (lambda: with_default(Act()), lambda m, x: m.held(x), lambda m: m.held.__defaults__[0]),
+    "module in a list": (lambda: [Act()], lambda m, x: m.held[0](x), lambda m: m.held[0]),
+    "module in a tree in a list": (
+        lambda: [nn.Sequential(nn.Identity(), Act())],
+        lambda m, x: m.held[0](x),
+        lambda m: m.held[0][1],
+    ),
+    "module in an object": (
+        lambda: types.SimpleNamespace(act=Act()),
+        lambda m, x: m.held.act(x),
+        lambda m: m.held.act,
+    ),
+    "bound method": (lambda: Act().forward, lambda m, x: m.held(x), lambda m: m.held.__self__),
+    "user list of modules": (
+        lambda: collections.UserList([Act()]),
+        lambda m, x: m.held[0](x),
+        lambda m: m.held[0],
+    ),
+}
+
+
+def set_scale(holder):
+    holder.scale = 3.0
+
+
+def set_inner(holder):
+    holder.settings.scale = 3.0
+
+
+def set_in_list(holder):
+    holder.scales[0] = 3.0
+
+
+def _cases():
+    for way in WAYS:
+        yield way, set_scale
+        if "module" in way or way == "bound method":
+            yield way, set_inner
+            yield way, set_in_list
+
+
+def twins(way):
+    """An original and a converted model, which share only what is no model's own."""
+    torch.manual_seed(0)
+    models = [Net(way, WAYS[way][0]()).eval() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    models[1] = ModelConverter(select="all").convert_model(models[1], example_inputs=X, inplace=True)
+    return models
+
+
+def hits(model):
+    return model.kfconvert_info()["guard"]["hits"]
+
+
+@pytest.mark.parametrize(("way", "change"), list(_cases()))
+@torch.no_grad()
+def test_a_change_of_what_is_reached(way, change):
+    models = twins(way)
+    before = models[0](X)
+    torch.testing.assert_close(models[1](X), before)
+    assert hits(models[1]) == 1
+    shared = WAYS[way][2](models[0]) is WAYS[way][2](models[1])
+    holders = [WAYS[way][2](model) for model in models[: 1 if shared else 2]]
+    kept = [(holder, "scale", holder.scale) for holder in holders]
+    try:
+        for holder in holders:
+            change(holder)
+        for _ in range(2):
+            torch.testing.assert_close(models[1](X), models[0](X))
+        assert not torch.allclose(models[0](X), before)
+    finally:
+        for holder, name, value in kept:
+            setattr(holder, name, value)
+            if isinstance(holder, Act):
+                holder.settings.scale = holder.scales[0] = 2.0
+
+
+@torch.no_grad()
+def test_the_forward_of_a_class_in_a_list_is_patched(monkeypatch):
+    models = twins("module in a list")
+    torch.testing.assert_close(models[1](X), models[0](X))
+    monkeypatch.setattr(Act, "forward", lambda self, x: x - 1)
+    torch.testing.assert_close(models[1](X), models[0](X))
+
+
+class Normed(nn.Module):
+    def forward(self, x):
+        return BATCH_NORM(x) + DROPOUT(x) + LEAKY(x)
+
+
+BATCH_NORM, DROPOUT, LEAKY = nn.BatchNorm1d(8, affine=False).eval(), nn.Dropout(0.5).eval(), nn.LeakyReLU()
+CHANGES = {
+    "slope": (lambda: setattr(LEAKY, "negative_slope", 0.5), lambda: setattr(LEAKY, "negative_slope", 0.01)),
+    "eps": (lambda: setattr(BATCH_NORM, "eps", 3.0), lambda: setattr(BATCH_NORM, "eps", 1e-5)),
+    "buffer": (
+        lambda: setattr(BATCH_NORM, "running_mean", torch.ones(8)),
+        lambda: setattr(BATCH_NORM, "running_mean", torch.zeros(8)),
+    ),
+    "mode": (lambda: BATCH_NORM.train(), lambda: BATCH_NORM.eval()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_modules_of_torch_in_the_globals(change):
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Normed()).eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    there, back = CHANGES[change]
+    torch.testing.assert_close(fused(X), model(X))
+    there()
+    try:
+        torch.testing.assert_close(fused(X), model(X))
+    finally:
+        back()
+        BATCH_NORM.reset_running_stats()
+
+
+class Cached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(8, 8), 2.0
+
+    @functools.lru_cache  # noqa: B019  # a model of a user's
+    def twice(self):
+        return self.scale * 2
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * self.twice()
+
+
+@torch.no_grad()
+def test_an_answer_from_a_cache_that_is_cleared():
+    model = Cached().eval()
+    fused = copy.deepcopy(model)
+    for each in (model, fused):
+        each(X)
+    fused = ModelConverter(select="all").convert_model(fused, example_inputs=X, inplace=True)
+    torch.testing.assert_close(fused(X), model(X))
+    for each in (model, fused):
+        each.scale = 5.0
+    Cached.twice.cache_clear()
+    torch.testing.assert_close(fused(X), model(X))
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+
+class Other(Plain):
+    def forward(self, x):
+        return self.linear(x) - 1
+
+
+def copied(source):
+    return copy.copy(source)
+
+
+def taken_over(source, kind=Plain, without=()):
+    target = kind.__new__(kind)
+    target.__dict__.update({name: value for name, value in vars(source).items() if name not in without})
+    return target
+
+
+COPIES = {
+    "copy.copy": copied,
+    "replica": lambda m: m._replicate_for_data_parallel(),
+    "attributes": taken_over,
+    "attributes of another class": lambda m: taken_over(m, Other),
+    "some attributes": lambda m: taken_over(m, Other, ("kfconvert_info", "kfconvert_refresh")),
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+@torch.no_grad()
+def test_who_shares_the_attributes_of_a_converted_model(way):
+    torch.manual_seed(0)
+    model = Plain().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    linear = nn.Linear(8, 8)
+    twins = [COPIES[way](each) for each in (model, fused)]
+    for twin in twins:
+        twin.__dict__["_modules"] = {"linear": linear}
+    torch.testing.assert_close(twins[1](X), twins[0](X))
+    torch.testing.assert_close(fused(X), model(X))
+
+
+@torch.no_grad()
+def test_the_forward_of_a_shallow_copy_called_by_name():
+    model = Plain().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    twins = [copy.copy(each) for each in (model, fused)]
+    for twin in twins:
+        twin.__dict__["_modules"] = {"linear": nn.Identity()}
+        assert torch.equal(twin.forward(X), torch.relu(X))
+    assert not hasattr(twins[1], "kfconvert_info") and "__getstate__" not in vars(twins[1])
+    assert hits(fused) == 0 and torch.allclose(fused(X), model(X), atol=1e-5) and hits(fused) == 1
+    duplicate = copy.deepcopy(fused)
+    assert torch.equal(duplicate(X), fused(X)) and hits(duplicate) == 2
+    twin = copy.copy(duplicate)
+    twin.__dict__["_modules"] = {"linear": nn.Identity()}
+    assert torch.equal(twin.forward(X), torch.relu(X))
+
+
+@torch.no_grad()
+def test_a_shallow_copy_of_a_model_whose_forward_was_put_on_the_instance():
+    model, fused = Plain().eval(), Plain().eval()
+    fused.load_state_dict(model.state_dict())
+    for each in (model, fused):
+        each.forward = types.MethodType(lambda self, x: torch.sigmoid(self.linear(x)), each)
+    fused = ModelConverter(select="all").convert_model(fused, example_inputs=X, inplace=True)
+    twins = [copy.copy(each) for each in (model, fused)]
+    for twin in twins:
+        twin.__dict__["_modules"] = {"linear": nn.Identity()}
+    for call in (lambda m: m(X), lambda m: m.forward(X)):
+        torch.testing.assert_close(call(twins[1]), call(twins[0]))
+        torch.testing.assert_close(call(fused), call(model))
+
+
+class Pair(nn.Module):
+    """Values decide, so that its parts are captured."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Plain(), Plain()
+
+    def forward(self, x):
+        y = self.first(x)
+        return y if y.abs().max() > 1e9 else self.second(y)
+
+
+@torch.no_grad()
+def test_the_forward_of_one_part_assigned_to_another_of_its_class():
+    model = Pair().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    assert fused.kfconvert_info()["parts"]
+    for each in (model, fused):
+        each.second.forward = each.first.forward
+    torch.testing.assert_close(fused(X), model(X))
