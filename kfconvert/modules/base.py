@@ -79,9 +79,10 @@ class FusedModule(nn.Module):
     def _planned(self, sources: Sequence[torch.Tensor], *inputs) -> Plan:
         """The last :meth:`plan`, while the strategy stays the same and none of ``sources`` changes."""
         values, strategy = self._prepared(sources), self.choose(*inputs)
-        if values.get("strategy") != strategy:
-            values.update(strategy=strategy, plan=self.plan(*inputs))
-        return values["plan"]
+        planned = values.get("plan")
+        if planned is None or planned[0] != strategy:
+            planned = values["plan"] = strategy, self.plan(*inputs)
+        return planned[1]
 
     def _prepared(self, sources: Sequence[torch.Tensor | None]) -> dict:
         """What was prepared for ``sources`` (see :meth:`Derived.values`), and for the settings as they are: those of

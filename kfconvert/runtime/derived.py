@@ -19,6 +19,32 @@ except ImportError:  # kfconvert doctor tells why
     _has_state = _tensor_state = None
 
 
+class _Values(dict):
+    """What was derived from tensors on ``device``, a GPU or else None. An item is there for others, whatever streams
+    they use, once the device has finished it."""
+
+    __slots__ = ("device",)
+
+    def __init__(self, device: torch.device | None):
+        self.device = device
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        finish(self.device)
+        super().__setitem__(key, value)
+
+
+def finish(device: torch.device | None) -> None:
+    """Wait until ``device``, where it is a GPU, has done what was launched on the current stream."""
+    if device is not None:
+        torch.cuda.current_stream(device).synchronize()
+
+
+def is_captured(device: torch.device | None) -> bool:
+    """Whether a CUDA graph is being captured on the current stream of ``device``: what is computed now is not there
+    before the graph runs."""
+    return device is not None and torch.cuda.is_current_stream_capturing()
+
+
 class Derived:
     """A cache of values that are functions of some source tensors, each of which may be None.
 
@@ -31,6 +57,8 @@ class Derived:
 
     Other writes leave no trace in a tensor: through ``tensor.data`` (``p.data.add_(1)``), ``tensor.numpy()``, DLPack
     or the storage. Call :meth:`clear` after those, or ask :meth:`overwritten`.
+
+    While a CUDA graph is captured the dict is a copy, so that what is added to it is not there afterwards.
 
     The sources, and their storage, are kept alive until the next check, so that no other tensor can take their address
     in the meantime. Copies and pickles of this are empty.
@@ -63,9 +91,14 @@ class Derived:
             fingerprinted: take note of what the sources hold, for :meth:`overwritten`.
         """
         values, state, _, _ = self._entry
-        if values is not None and _holds(sources, state) and not (self._unversioned and self.overwritten()):
-            return values
-        known, values = tuple(sources), {}
+        if values is not None and _holds(sources, state):
+            if is_captured(values.device):
+                return dict(values)
+            if not (self._unversioned and self.overwritten()):
+                return values
+        known, values = tuple(sources), _Values(next((t.device for t in sources if t is not None and t.is_cuda), None))
+        if is_captured(values.device):
+            return {}
         self._versioned = versioned = len(known) if versioned is None else versioned
         storages = [tensor.detach() for tensor in known if tensor is not None]
         self._unversioned = any(t is not None and t.is_inference() for t in known[:versioned])

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from ..process import libraries, switched_off
 from ..region import Place
-from .derived import Derived, Unchanged, memory_of
+from .derived import Derived, Unchanged, finish, is_captured, memory_of
 from .fingerprint import may_fetch
 from .watch import ROOT, flat_places, gather
 from .weak_module import WeakModule
@@ -247,8 +247,11 @@ def _kind(tensor: Any) -> tuple[Any, ...] | None:
 def _first_call(plans: Plans, name: str, module: Any) -> Callable[..., Any]:
     def call(*inputs: Tensor) -> Any:
         disturbed = switched_off()
+        device = next((tensor.device for tensor in inputs if tensor.is_cuda), None)
         plan = module.plan(*inputs)
-        if not (disturbed or switched_off()):
+        # What a plan derives from weights is computed on the current stream: calls on others must find it finished.
+        if not (disturbed or switched_off() or is_captured(device)):
+            finish(device)
             setattr(plans, name, plan)
         return plan(*inputs)
 

@@ -561,3 +561,63 @@ def test_inputs_laid_out_in_other_ways(layout):
         for index in range(4):
             x = make(inputs() + index)
             torch.testing.assert_close(fused(x), original(x), atol=1e-4, rtol=1e-4)
+
+
+def convolutions():
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU()
+    )
+
+
+NETS = {"linear": (Net, (4, 64)), "convolution": (convolutions, (2, 3, 16, 16))}
+
+
+@torch.no_grad()
+def with_other_weights(original, fused):
+    torch.manual_seed(5)
+    state = {
+        name: torch.rand_like(value) if value.is_floating_point() else value
+        for name, value in original.state_dict().items()
+    }
+    for each in (original, fused):
+        each.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", NETS)
+@torch.no_grad()
+def test_what_one_stream_derives_is_finished_for_others(name):
+    make, shape = NETS[name]
+    torch.manual_seed(0)
+    original, x = make().cuda().eval(), torch.randn(shape, device="cuda")
+    fused = ModelConverter(select="all").convert_model(original, example_inputs=x)
+    with_other_weights(original, fused)
+    expected = original(x)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    outputs = []
+    for index, stream in enumerate(streams):
+        with torch.cuda.stream(stream):
+            if index == 0:
+                torch.cuda._sleep(200_000_000)  # about a tenth of a second
+            outputs.append(fused(x))
+    torch.cuda.synchronize()
+    for output in outputs:
+        torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NETS)
+@torch.no_grad()
+def test_what_is_derived_within_a_capture_is_not_kept(name):
+    make, shape = NETS[name]
+    torch.manual_seed(0)
+    original, x = make().cuda().eval(), torch.randn(shape, device="cuda")
+    fused = ModelConverter(select="all").convert_model(original, example_inputs=x)
+    with_other_weights(original, fused)
+    expected = original(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = fused(x)
+    torch.testing.assert_close(fused(x), expected, atol=1e-4, rtol=1e-4)  # the graph has not run yet
+    graph.replay()
+    torch.testing.assert_close(captured, expected, atol=1e-4, rtol=1e-4)
+    assert not fused.kfconvert_info()["guard"]["misses"]
