@@ -52,6 +52,8 @@ class ModelConverter:
             the inputs' sizes that comes more than once, and replayed, which costs the host one launch; "auto" does so
             where it is faster for the example.
         max_recordings: how many such recordings there may be of each program, 16 by default.
+        static_outputs: hand out the outputs of a replay where the recording wrote them, which saves copying them: they
+            hold until the next call with inputs of the same sizes. Each recording has memory of its own then.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class ModelConverter:
         check_weights: int | None = None,
         cuda_graphs: bool | str = "auto",
         max_recordings: int = MOST_RECORDINGS,
+        static_outputs: bool = False,
     ):
         if cuda_graphs not in (True, False, "auto"):
             raise ConversionError(f"cuda_graphs must be True, False or 'auto', not {cuda_graphs!r}")
@@ -76,7 +79,7 @@ class ModelConverter:
         except ValueError as error:
             raise ConversionError(str(error)) from None
         self.check_weights = check_weights
-        self.cuda_graphs, self.max_recordings = cuda_graphs, max_recordings
+        self.cuda_graphs, self.max_recordings, self.static_outputs = cuda_graphs, max_recordings, static_outputs
         self.validate_accuracy = validate_accuracy
         self.accuracy_threshold = accuracy_threshold
         self.select = select
@@ -139,7 +142,7 @@ class ModelConverter:
                 variants = {}
             elif verdict.dropped:
                 variants = programs(captures, stages)
-            ledger = replace(prepared.model, variants, self.max_recordings)
+            ledger = replace(prepared.model, variants, self.max_recordings, self.static_outputs)
             wanted = None if self.cuda_graphs == "auto" else bool(self.cuda_graphs)
             timings, reverted = time(prepared, captures, ledger, wanted, stages), verdict.reverted
             speedup = None if timings is None else timings.speedup("converted")
@@ -191,6 +194,7 @@ def auto_convert_model(
     check_weights: int | None = None,
     cuda_graphs: bool | str = "auto",
     max_recordings: int = MOST_RECORDINGS,
+    static_outputs: bool = False,
 ) -> nn.Module:
     """``ModelConverter(...).convert_model(...)`` in one call; see there."""
     converter = ModelConverter(
@@ -199,6 +203,7 @@ def auto_convert_model(
         check_weights=check_weights,
         cuda_graphs=cuda_graphs,
         max_recordings=max_recordings,
+        static_outputs=static_outputs,
     )
     return converter.convert_model(
         model, input_shape, device, example_inputs=example_inputs, dtype=dtype, inplace=inplace

@@ -24,7 +24,7 @@ from ..conversion import (
 )
 from ..inputs import ExampleCall, build
 from ..process import one_at_a_time
-from ..runtime import can_record, uninstall
+from ..runtime import MOST_RECORDINGS, can_record, uninstall
 
 # What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
 _MEASURED = ("accuracy", "timings", "speedup_achieved", "inputs", "example", "parts_left_out", "not_written")
@@ -44,6 +44,8 @@ def replay(
         parts: the submodules captured on their own: {"modules": paths, "call": arguments, "free": dimensions of sizes}.
     """
     stages, asked = Stages(), frozenset(statistics.get("asked", ()))
+    recorded = statistics.get("cuda_graphs") or {}
+    most, static_outputs = recorded.get("max_recordings", MOST_RECORDINGS), recorded.get("static_outputs", False)
     with one_at_a_time():
         uninstall(model)
         model = model.to(device).eval()
@@ -51,9 +53,8 @@ def replay(
         captures = _captures(model, device, calls, parts, asked, stages)
         match(captures, stages)
         _decide(captures, statistics)
-        ledger = replace(model, programs(captures, stages))
+        ledger = replace(model, programs(captures, stages), most, static_outputs)
         own_state.restore()
-    recorded = statistics.get("cuda_graphs") or {}
     ledger.graphs.enabled = can_record(device) and bool(recorded.get("enabled"))
     check_weights = calls_between_checks(statistics.get("check_weights"), device)
     result = Result(model, device, ExampleCall(), captures, ledger, stages.seconds, asked, frozenset(), check_weights)

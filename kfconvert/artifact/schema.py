@@ -79,6 +79,12 @@ class _Timings(_Part):
     speedups: dict[str, _Speedup]
 
 
+class _CudaGraphs(_Part):
+    enabled: bool = False
+    max_recordings: int = Field(0, ge=0)
+    static_outputs: bool = False
+
+
 class _Statistics(_Part):
     """``conversion_stats``."""
 
@@ -93,7 +99,7 @@ class _Statistics(_Part):
     speedup_achieved: float | None = None
     seconds: dict[str, float] = {}
     check_weights: int | None = Field(None, ge=0)
-    cuda_graphs: dict[str, Any] | None = None
+    cuda_graphs: _CudaGraphs | None = None
     not_written: list[str] | None = None
     asked: list[str] = []
     environment: dict[str, Any] = {}

@@ -71,9 +71,14 @@ def programs(captures: Captures, stages: Stages) -> dict[str, list[Variant]]:
     return variants
 
 
-def replace(model: nn.Module, variants: dict[str, list[Variant]], max_recordings: int = MOST_RECORDINGS) -> Ledger:
+def replace(
+    model: nn.Module,
+    variants: dict[str, list[Variant]],
+    max_recordings: int = MOST_RECORDINGS,
+    static_outputs: bool = False,
+) -> Ledger:
     """Put the programs in the place of forwards, with so many CUDA graphs of each at most."""
-    ledger = install(model, variants, {}, max_recordings)
+    ledger = install(model, variants, {}, max_recordings, static_outputs)
     ledger.warning.given = True  # until it is handed over: misses within a conversion concern nobody
     return ledger
 

@@ -73,10 +73,11 @@ class CudaGraphs:
     Args:
         model_name: for the warning.
         most: how many recordings there may be of each program, for as many combinations of the inputs' sizes.
+        static_outputs: whether the outputs of the model are the recording's own, which its next replay overwrites.
     """
 
-    def __init__(self, model_name: str, most: int = MOST_RECORDINGS):
-        self.model_name, self.most = model_name, most
+    def __init__(self, model_name: str, most: int = MOST_RECORDINGS, static_outputs: bool = False):
+        self.model_name, self.most, self.static_outputs = model_name, most, static_outputs
         self.enabled = False
         self._pools: dict[torch.device, Pool] = {}
         self._calls: WeakSet[_Calls] = WeakSet()
@@ -100,11 +101,14 @@ class CudaGraphs:
             return None
         return Ahead(recording, recording.replay(leaves))
 
-    def run(self, program: Program, leaves: list[Any], is_random: bool, ahead: Ahead | None = None) -> tuple[Any, ...]:
+    def run(
+        self, program: Program, leaves: list[Any], is_random: bool, is_part: bool, ahead: Ahead | None = None
+    ) -> tuple[Any, ...]:
         """The flat outputs of ``program`` for the flat inputs ``leaves``; raises as ``Program.run``.
 
         Args:
             is_random: whether the program draws random numbers, so that no two calls are alike.
+            is_part: whether the outputs go to the code of the model, which may run the part again and use both.
             ahead: what ``launch_ahead`` gave for the same call.
         """
         device = _device(leaves) if self.enabled else None
@@ -130,18 +134,22 @@ class CudaGraphs:
         outputs = program.computed(plans, leaves)
         if self._is_wanted(calls, key) and _one.acquire(blocking=False):
             try:
-                self._record(program, plans, key, leaves, None if is_random else outputs, device)
+                static = self.static_outputs and not is_part
+                self._record(program, plans, key, leaves, None if is_random else outputs, device, static)
             finally:
                 _one.release()
         return outputs
 
     def info(self) -> dict[str, Any]:
-        """``enabled``; ``recordings`` there are and the ``bytes`` that they took; of the calls since the conversion,
-        how many were ``replayed`` and how many ``launched`` one kernel after the other; ``refused``: how many times a
-        call could not be recorded, by the reason, those of the conversion included."""
+        """``enabled``, ``max_recordings`` and ``static_outputs`` as they were set; ``recordings`` there are and the
+        ``bytes`` that they took; of the calls since the conversion, how many were ``replayed`` and how many
+        ``launched`` one kernel after the other; ``refused``: how many times a call could not be recorded, by the
+        reason, those of the conversion included."""
         recordings = [recording for calls in list(self._calls) for recording in list(calls.recordings.values())]
         return {
             "enabled": self.enabled,
+            "max_recordings": self.most,
+            "static_outputs": self.static_outputs,
             "recordings": len(recordings),
             "bytes": sum(recording.bytes for recording in recordings),
             "replayed": self.replays,
@@ -186,6 +194,7 @@ class CudaGraphs:
         leaves: list[Any],
         outputs: tuple[Any, ...] | None,
         device: torch.device,
+        static: bool,
     ) -> None:
         """Record the call that gave ``outputs``, None where it draws random numbers."""
         calls: _Calls = plans.recordings
@@ -193,13 +202,13 @@ class CudaGraphs:
             least = min(calls.recordings, key=lambda kind: calls.recordings[kind].calls)
             del calls.recordings[least]
             calls.last = None
-        pool = self._pools.get(device)
+        pool = Pool(device) if static else self._pools.get(device)
         if pool is None:
             pool = self._pools[device] = Pool(device)
         try:
             weights = program.read_by_code()
             call = partial(program.computed, plans)
-            recording = Recording(call, leaves, weights, pool, is_random=outputs is None)
+            recording = Recording(call, leaves, weights, pool, is_random=outputs is None, static_outputs=static)
             if outputs is not None and not _are_alike(recording.replay(leaves), outputs):
                 raise Unrecordable("a replay gives other results than the call that was recorded")
         except Unrecordable as reason:
@@ -226,12 +235,12 @@ class CudaGraphs:
         self.refused[reason] += 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CudaGraphs:
-        duplicate = CudaGraphs(self.model_name, self.most)
+        duplicate = CudaGraphs(self.model_name, self.most, self.static_outputs)
         duplicate.enabled = self.enabled
         return duplicate
 
     def __reduce__(self):
-        return CudaGraphs, (self.model_name, self.most)
+        return CudaGraphs, (self.model_name, self.most, self.static_outputs)
 
 
 def _device(leaves: list[Any]) -> torch.device | None:

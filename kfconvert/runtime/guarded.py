@@ -71,11 +71,13 @@ class Variant:
     def structured(self, outputs: tuple[Any, ...]) -> Any:
         return pytree.tree_unflatten(outputs, self.region.out_spec)
 
-    def run(self, leaves: list[Any], graphs: CudaGraphs | None = None, ahead: Ahead | None = None) -> Any:
+    def run(
+        self, leaves: list[Any], graphs: CudaGraphs | None = None, is_part: bool = False, ahead: Ahead | None = None
+    ) -> Any:
         """The outputs; by a recording of ``graphs`` where there is one."""
         if graphs is None:
             return self.structured(self.program.run(leaves))
-        return self.structured(graphs.run(self.program, leaves, self.region.is_random, ahead))
+        return self.structured(graphs.run(self.program, leaves, self.region.is_random, is_part, ahead))
 
 
 class _Originals(threading.local):
@@ -219,11 +221,11 @@ class GuardedForward:
         self, variant: Variant, leaves: list[Any], args: tuple, kwargs: dict[str, Any], ahead: Ahead | None
     ) -> Any:
         if not torch.is_grad_enabled():
-            return self._counted(variant.run(leaves, self.graphs, ahead))
+            return self._counted(variant.run(leaves, self.graphs, bool(self.path), ahead))
         places = self.state.parameter_places
         parameters: list[torch.Tensor] = [tensor for store, key in places if (tensor := store.get(key)) is not None]
         if not needs_gradient(parameters, leaves):
-            return self._counted(variant.run(leaves, self.graphs))
+            return self._counted(variant.run(leaves, self.graphs, bool(self.path)))
         reason = self._no_gradients(variant, parameters, leaves)
         if reason is not None:
             return self._missed(reason, args, kwargs)
@@ -414,11 +416,15 @@ def _onlooker() -> str | None:
 
 
 def install(
-    model: nn.Module, variants: dict[str, list[Variant]], stats: dict[str, Any], recordings: int = MOST_RECORDINGS
+    model: nn.Module,
+    variants: dict[str, list[Variant]],
+    stats: dict[str, Any],
+    recordings: int = MOST_RECORDINGS,
+    static_outputs: bool = False,
 ) -> Ledger:
     """Give the submodules of ``model`` named in ``variants`` their guarded forwards ("" is the model itself), and the
     model ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays."""
-    warning, graphs = MissWarning(model), CudaGraphs(type(model).__name__, recordings)
+    warning, graphs = MissWarning(model), CudaGraphs(type(model).__name__, recordings, static_outputs)
     ledger = Ledger(stats, warning, graphs)
     # From the inside out: the ModelState of a module expects the guarded forwards of the modules within it.
     for path in sorted(variants, key=lambda path: path.count(".") + bool(path), reverse=True):

@@ -6,16 +6,16 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .derived import Unchanged
-from .driver_graph import DriverGraph, copy_bytes, new_stream, prepare_thread
+from .driver_graph import CopyNode, DriverGraph, copy_bytes, new_stream, prepare_thread
 
 Call = Callable[[list[Any]], Sequence[Any]]
 
@@ -119,45 +119,55 @@ class Recording:
         weights: the tensors that ``call`` reads beside them, those that it may return among them.
         pool: where the memory of the recording comes from.
         is_random: whether ``call`` draws random numbers.
+        static_outputs: whether :meth:`replay` gives the tensors that the recording writes, which the next replay of any
+            recording in ``pool`` overwrites.
 
     Raises:
         Unrecordable: an output is no tensor of its own, or the CUDA graph could not be made.
         torch.OutOfMemoryError: there is too little memory.
     """
 
-    def __init__(self, call: Call, leaves: list[Any], weights: Sequence[Tensor], pool: Pool, is_random: bool = False):
+    def __init__(
+        self,
+        call: Call,
+        leaves: list[Any],
+        weights: Sequence[Tensor],
+        pool: Pool,
+        is_random: bool = False,
+        static_outputs: bool = False,
+    ):
         # Numbers in the memory of the host become part of the recording.
         numbers = [tensor for tensor in weights if tensor.device.type == "cpu"]
         if any(tensor.device != pool.device for tensor in weights if tensor.device.type != "cpu"):
             raise Unrecordable("a tensor of the model is on another device than its inputs")
         self.calls = 0  # for the owner to count
-        self.is_random = is_random
+        self.is_random, self._static_outputs = is_random, static_outputs
         self._pool, self._weights = pool, Unchanged(weights, written=True)
         self._numbers, self._unwritten = numbers, Unchanged(numbers)
         before = torch.cuda.memory_reserved(pool.device)
         # Tensors made under inference_mode could not be written to by a replay without it.
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(pool.device):
-            static, outputs = self._record(call, leaves, is_random)
-        self._inputs = [
-            _Copy(value, leaf, index) for index, (value, leaf) in enumerate(zip(static, leaves)) if value is not leaf
-        ]
-        self._kinds, written = _kinds_of(outputs, static, weights)
-        self._outputs = [(_maker(tensor), _Copy(tensor, tensor, 0)) for tensor in written]
+            self._record(call, leaves, weights, is_random)
         #: Bytes by which the memory that PyTorch holds on the device has grown.
         self.bytes = max(0, torch.cuda.memory_reserved(pool.device) - before)
 
-    def _record(self, call: Call, leaves: list[Any], is_random: bool) -> tuple[list[Any], Sequence[Any]]:
-        """The inputs that the recording reads, and the outputs that it writes. Both lie in the memory of the pool, so
-        that nobody but other recordings gets it when this one goes while a replay still runs."""
+    def _record(self, call: Call, leaves: list[Any], weights: Sequence[Tensor], is_random: bool) -> None:
+        """The inputs that the recording reads, and the outputs that it writes, lie in the memory of the pool, so that
+        nobody but other recordings gets it when this one goes while a replay still runs."""
         collecting = gc.isenabled()
         gc.disable()  # a graph that is freed during the recording would end it
         try:
             self._pool.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._pool.stream):
-                self._graph = _RandomGraph(self._pool.handle) if is_random else DriverGraph(self._pool.handle)
-                with self._graph.capture():
+                graph = _RandomGraph(self._pool.handle) if is_random else DriverGraph(self._pool.handle)
+                with graph.capture():
                     static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-                    outputs = call(static)
+                    given = [(i, value) for i, value in enumerate(static) if value is not leaves[i]]
+                    self._inputs = [(i, _Input(graph, value, leaves[i])) for i, value in given]
+                    self._kinds, written = _kinds_of(call(static), static, weights)
+                    self._written = written
+                    self._outputs = [] if self._static_outputs else [_Output(graph, value) for value in written]
+                self._graph = graph
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -165,7 +175,6 @@ class Recording:
         finally:
             if collecting:
                 gc.enable()
-        return static, outputs
 
     def is_current(self) -> bool:
         """Whether what became part of the recording is as it was."""
@@ -176,14 +185,17 @@ class Recording:
         return self._weights.holds_for(weights)
 
     def replay(self, leaves: list[Any]) -> tuple[Any, ...]:
-        """The flat outputs for the flat inputs ``leaves``, in tensors of the caller's own. None of the leaves may
-        require a gradient that is wanted."""
+        """The flat outputs for the flat inputs ``leaves``, in tensors of the caller's own unless they are static. None
+        of the leaves may require a gradient that is wanted."""
 
         def launch(stream: int) -> list[Tensor]:
-            for copy in self._inputs:
-                copy.fill(leaves[copy.index], stream)
+            for index, copy in self._inputs:
+                copy.read(leaves[index], stream)
+            found = [output.made() for output in self._outputs]
             self._graph.replay(stream)
-            return [copy.emptied(make(), stream) for make, copy in self._outputs]
+            for output, target in zip(self._outputs, found):
+                output.write(target, stream)
+            return self._written if self._static_outputs else found
 
         found = iter(self._pool.in_turn(launch))
         return tuple(
@@ -192,37 +204,72 @@ class Recording:
         )
 
 
-class _Copy:
-    """Copies between a tensor of a recording and others of the same shape, strides and dtype.
+class _Input:
+    """Copies arguments to a tensor of a recording.
 
     Args:
+        graph: is being captured, and copies by itself where it can.
         held: the tensor of the recording.
-        other: one of the others.
-        index: its place among the flat inputs.
+        other: an argument; the others have its shape, strides and dtype.
     """
 
-    def __init__(self, held: Tensor, other: Tensor, index: int):
-        self.held, self.index = held, index
-        self._address = held.data_ptr()
-        # Of a tensor without gaps all bytes are copied, without the cost of an operator; elements that are conjugated
-        # or negated when they are read, and such that others lie between, are copied one by one.
-        span = 1 + sum((size - 1) * stride for size, stride in zip(held.shape, held.stride()))
-        lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in (held, other))
-        self._bytes = held.numel() * held.element_size() if held.numel() == span and not lazy else None
+    def __init__(self, graph: _Graph, held: Tensor, other: Tensor):
+        self._held, self._address = held, held.data_ptr()
+        self._bytes = _bytes_without_gaps(held, other)
+        self._node = graph.copy(self._address, other.data_ptr(), self._bytes) if self._bytes else None
 
-    def fill(self, source: Tensor, stream: int) -> None:
-        """The held tensor from ``source``."""
-        if self._bytes is None:
-            self.held.copy_(source)
+    def read(self, source: Tensor, stream: int) -> None:
+        """Before a replay: from ``source``."""
+        if self._node is not None:
+            self._node.read_from(source.data_ptr())
+        elif self._bytes is None:
+            self._held.copy_(source)
         else:
             copy_bytes(self._address, source.data_ptr(), self._bytes, stream)
 
-    def emptied(self, target: Tensor, stream: int) -> Tensor:
-        """``target``, filled from the held tensor."""
-        if self._bytes is None:
-            return target.copy_(self.held)
-        copy_bytes(target.data_ptr(), self._address, self._bytes, stream)
+
+class _Output:
+    """Copies a tensor of a recording, ``held``, to tensors of the caller's; see ``_Input``."""
+
+    def __init__(self, graph: _Graph, held: Tensor):
+        self._held, self._address, self._make = held, held.data_ptr(), _maker(held)
+        self._bytes = _bytes_without_gaps(held)
+        # Nobody reads the target of now: each replay is given another.
+        self._node = graph.copy(self._make().data_ptr(), self._address, self._bytes) if self._bytes else None
+
+    def made(self) -> Tensor:
+        """Before a replay: the target."""
+        target = self._make()
+        if self._node is not None:
+            self._node.write_to(target.data_ptr())
         return target
+
+    def write(self, target: Tensor, stream: int) -> None:
+        """After the replay: to the ``target``, if the graph did not."""
+        if self._bytes is None:
+            target.copy_(self._held)
+        elif self._node is None:
+            copy_bytes(target.data_ptr(), self._address, self._bytes, stream)
+
+
+def _bytes_without_gaps(*tensors: Tensor) -> int | None:
+    """How many bytes tensors of one shape and strides have. Without gaps all of them are copied, without the cost of an
+    operator. None where elements are conjugated or negated when they are read, or others lie between: such are copied
+    one by one."""
+    first = tensors[0]
+    span = 1 + sum((size - 1) * stride for size, stride in zip(first.shape, first.stride()))
+    lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
+    return first.numel() * first.element_size() if first.numel() == span and not lazy else None
+
+
+class _Graph(Protocol):
+    """What a recording asks of a graph."""
+
+    def capture(self) -> AbstractContextManager[None]: ...
+
+    def copy(self, target: int, source: int, count: int) -> CopyNode | None: ...
+
+    def replay(self, stream: int) -> None: ...
 
 
 class _RandomGraph:
@@ -245,6 +292,9 @@ class _RandomGraph:
         except BaseException:
             self._abandon()
             raise
+
+    def copy(self, target: int, source: int, count: int) -> None:
+        """It has no copies of its own, as PyTorch does not keep the nodes of its graphs."""
 
     def replay(self, stream: int) -> None:
         self._graph.replay()
