@@ -19,6 +19,13 @@ from .onednn import HAS_MKL, pointwise, runs_onednn
 _PACKED_MIN_ROWS = 16
 # A pack of MKL takes 8 to 11 MB more than its weight, whatever the size of that.
 MKL_MIN_WEIGHT_BYTES = 2**20
+# Tensor cores of NVIDIA write rows that begin at multiples of 16 bytes; cuBLAS has slow kernels for others. GPT-2's
+# 50,257 columns, float16, H100: see benchmarks/RESULTS.md.
+_ROW_BYTES = 16
+_HALF_TYPES = (torch.float16, torch.bfloat16)
+# Activations that cuBLASLt has an epilogue for, and whether it is GELU.
+_EPILOGUES = {"relu": False, "gelu_tanh": True}
+_LIVE_PLANS = {"kernel": "_kernel", "epilogue": "_epilogue", "padded": "_padded", "composition": "reference"}
 _Linear = TypeVar("_Linear", bound="FusedLinear")
 
 
@@ -32,13 +39,15 @@ class FusedLinear(FusedModule):
 
     ``activation``: one of ``kfconvert.ops.ACTIVATIONS``, None for the class's own. ValueError for any other
     name.
-    Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "kernel" (``kfconvert.ops.linear_act``),
-    "composition". Packed weights are a cache that follows the parameters (see :class:`~.derived.Derived`);
-    where a gradient is needed, under autocast and under ``torch.compile`` the call goes through
-    ``kfconvert.ops.linear_act``.
+    Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "kernel" (``kfconvert.ops.linear_act``), "epilogue"
+    (CUDA, bias and ReLU or tanh GELU within cuBLASLt's product) and "padded" (CUDA, a product whose rows are padded to
+    whole 16 bytes, then a copy), both for float16 and bfloat16, "composition". Packed weights are a cache that follows
+    the parameters (see :class:`~.derived.Derived`); where a gradient is needed, under autocast and under
+    ``torch.compile`` the call goes through ``kfconvert.ops.linear_act``.
     """
 
     default_activation = "none"
+    live_strategies = (*FusedModule.live_strategies, "epilogue", "padded")
 
     def __init__(
         self,
@@ -136,12 +145,14 @@ class FusedLinear(FusedModule):
         """Those that apply to ``x`` (..., in_features), best guess first."""
         names = super().strategies(x)
         weight = held(self, "weight")
-        if (
-            runs_onednn(x)
-            and weight.dtype == x.dtype
-            and weight.device == x.device
-            and x.numel() >= _PACKED_MIN_ROWS * x.shape[-1]
-        ):
+        if weight.dtype != x.dtype or weight.device != x.device:
+            return names
+        if x.is_cuda and x.dtype in _HALF_TYPES:
+            if self.activation in _EPILOGUES and held(self, "bias") is not None:
+                names.insert(-1, "epilogue")
+            if self.out_features * x.element_size() % _ROW_BYTES:
+                names.insert(-1, "padded")
+        if runs_onednn(x) and x.numel() >= _PACKED_MIN_ROWS * x.shape[-1]:
             # oneDNN's error is 1.03 x ATen's at 768 inputs, but 1.6 x at 3072: it never comes first.
             names.insert(-1, "onednn")
             if HAS_MKL and weight.numel() * weight.element_size() >= MKL_MIN_WEIGHT_BYTES:
@@ -165,10 +176,7 @@ class FusedLinear(FusedModule):
 
     def plan(self, x: torch.Tensor) -> Plan:
         """See :meth:`FusedModule.plan`."""
-        strategy = self.choose(x)
-        if strategy == "kernel":
-            return self._kernel
-        return self._plan(strategy, held(self, "weight"))
+        return self._plan(self.choose(x), held(self, "weight"))
 
     def places(self) -> list[tuple[dict, str]]:
         """See :meth:`FusedModule.places`: the weight is packed, the bias is looked up at each call."""
@@ -179,19 +187,37 @@ class FusedLinear(FusedModule):
             x, self.oriented(held(self, "weight")), held(self, "bias"), self.activation, self.negative_slope
         )
 
+    def _epilogue(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
+        rows = x.reshape(-1, x.shape[-1])
+        y = torch._addmm_activation(bias, rows, weight.t(), use_gelu=_EPILOGUES[self.activation])
+        return y.view(*x.shape[:-1], weight.shape[0])
+
+    def _padded(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
+        columns, whole = weight.shape[0], _ROW_BYTES // x.element_size()
+        rows = x.reshape(-1, x.shape[-1])
+        padded = x.new_empty((rows.shape[0], -(-columns // whole) * whole))
+        y = torch.mm(rows, weight.t(), out=padded[:, :columns]).contiguous().view(*x.shape[:-1], columns)
+        if bias is not None or self.activation != "none":
+            torch.ops.kfconvert.bias_act_.default(
+                y, bias, None, ACTIVATIONS[self.activation].code, self.negative_slope, -1
+            )
+        return y
+
     def _plan(self, strategy: str, weight: torch.Tensor) -> Plan:
+        if strategy in self.live_strategies:
+            return getattr(self, _LIVE_PLANS[strategy])
         weight = self.oriented(weight)
         holder = self._parameters if "bias" in self._parameters else self._buffers
         if strategy == "mkl":
             return _MKLLinear(weight, holder, self.activation, self.negative_slope)
-        if strategy == "onednn":
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-            arguments, finish = pointwise(self.activation, self.negative_slope)
-            linear = torch.ops.mkldnn._linear_pointwise.default
-            if finish is None:
-                return lambda x: linear(x, packed, holder["bias"], *arguments)
-            return lambda x: finish(linear(x, packed, holder["bias"], *arguments))
-        return self._kernel if strategy == "kernel" else self.reference
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        arguments, finish = pointwise(self.activation, self.negative_slope)
+        linear = torch.ops.mkldnn._linear_pointwise.default
+        if finish is None:
+            return lambda x: linear(x, packed, holder["bias"], *arguments)
+        return lambda x: finish(linear(x, packed, holder["bias"], *arguments))
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """``act(linear(x, W, b))`` in plain ATen calls."""

@@ -21,6 +21,7 @@ class FusedLinearScale(FusedLinear):
     Strategies: those of :class:`FusedLinear`, on the folded weights ("folded" in place of "kernel").
     """
 
+    live_strategies = FusedModule.live_strategies  # all others compute with folded weights
     gamma: torch.Tensor
     permutation: tuple[int, ...] | None
 

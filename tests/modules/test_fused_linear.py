@@ -27,6 +27,30 @@ def test_every_strategy_is_as_accurate_as_the_composition(activation, dtype, dev
     check_strategies(module, torch.randn(3, 11, 96, device=device, dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(3, 11, 96), (96,), (0, 96)], ids=str)
+def test_rows_that_tensor_cores_cannot_write(activation, bias, shape, dtype, device):
+    module = FusedLinear(96, 161, bias=bias, activation=activation, device=device, dtype=dtype)
+    x = torch.randn(shape, device=device, dtype=dtype)
+    check_strategies(module, x)
+    with torch.no_grad():  # whatever the device offers
+        for name in ("epilogue", "padded") if bias and activation in ("relu", "gelu_tanh") else ("padded",):
+            y = module._plan(name, module.weight)(x)
+            assert y.is_contiguous() and y.shape == (*shape[:-1], 161)
+            assert_as_accurate(y, module.reference(x), exact(module, x))
+
+
+@pytest.mark.cuda
+def test_what_cuda_offers_for_half_types():
+    x = torch.empty(4, 64, device="cuda", dtype=torch.float16)
+    odd = FusedLinear(64, 33, activation="gelu_tanh", device="cuda", dtype=torch.float16)
+    assert odd.strategies(x) == ["kernel", "epilogue", "padded", "composition"]
+    assert FusedLinear(64, 32, device="cuda", dtype=torch.float16).strategies(x) == ["kernel", "composition"]
+    assert odd.float().strategies(x.float()) == ["kernel", "composition"]
+
+
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (0, 64), (2, 0, 64), (2, 3, 5, 64)], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 def test_input_shapes(shape, bias, device):
