@@ -185,7 +185,8 @@ def _capture(
     seconds: float,
 ) -> Capture:
     region = trace(module, call, dimensions, seconds)
-    mark_weights(region.graph, region.slots.keys() | region.constants.keys())
+    parameters = {n for n, (at, key) in region.slots.items() if key in module.get_submodule(at)._parameters}
+    mark_weights(region.graph, region.slots.keys() | region.constants.keys(), parameters)
     canonicalise(region.graph)
     given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))
     if leaves is None:

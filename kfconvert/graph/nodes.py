@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -26,9 +26,16 @@ def is_weight(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.meta.get("kfconvert_weight", False)
 
 
-def mark_weights(graph: fx.Graph, names: Iterable[str]) -> None:
-    """Mark the placeholders ``names`` as parameters, buffers or constants of the model."""
+def is_parameter(node: Any) -> bool:
+    """Whether a value is a parameter of the model (see ``mark_weights``)."""
+    return isinstance(node, fx.Node) and node.meta.get("kfconvert_parameter", False)
+
+
+def mark_weights(graph: fx.Graph, names: Iterable[str], parameters: Collection[str] = ()) -> None:
+    """Mark the placeholders ``names`` as parameters, buffers or constants of the model, and those in ``parameters`` as
+    its parameters."""
     wanted = set(names)
     for node in graph.nodes:
         if node.op == "placeholder" and node.name in wanted:
             node.meta["kfconvert_weight"] = True
+            node.meta["kfconvert_parameter"] = node.name in parameters

@@ -205,7 +205,7 @@ def _mask_refusal(captures: dict[str, Any]) -> str | None:
             return "a constant is added to the scores"
         if traced(mask).dtype is not (torch.bool if term.fill is not None else dtype):
             return f"a mask of dtype {traced(mask).dtype}"
-    added = [_bound(mask, term, dtype) for mask, term in _masks(captures) if term.fill is None]
+    added = [least(mask, dtype, learned=True) for mask, term in _masks(captures) if term.fill is None]
     if dtype is torch.float16 and min(added, default=0.0) < saturation(dtype):
         return "a mask in float16 may round the scores of rows that are hidden as a whole"
     return None

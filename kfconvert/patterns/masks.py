@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..graph import arguments, aten, constant_value, is_written
+from ..graph import arguments, aten, constant_value, is_parameter, is_written
 from .checks import traced
 
 # Operators whose results hold elements of their first argument only.
@@ -53,13 +53,17 @@ def saturation(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).min / 4
 
 
-def least(value: Any, dtype: torch.dtype) -> float:
+def least(value: Any, dtype: torch.dtype, learned: bool = False) -> float:
     """A lower bound of the elements of the mask ``value``; -inf where nothing is known.
 
     Products of activations count as 0, being as finite as the scores. Of arguments, parameters and buffers nothing is
     known: they may be written at any time.
+
+    Args:
+        learned: what parameters hold, such as the bias of relative positions, counts as 0 too: training makes numbers
+            that scores can be added to.
     """
-    return _Bounds(dtype).least(value)
+    return _Bounds(dtype, learned).least(value)
 
 
 def sum_bound(left: float, right: float, dtype: torch.dtype) -> float:
@@ -71,8 +75,8 @@ def sum_bound(left: float, right: float, dtype: torch.dtype) -> float:
 class _Bounds:
     """The bounds of the values of one graph, each computed once."""
 
-    def __init__(self, dtype: torch.dtype):
-        self.large = saturation(dtype)
+    def __init__(self, dtype: torch.dtype, learned: bool):
+        self.large, self._learned = saturation(dtype), learned
         self._known: dict[fx.Node, float] = {}
 
     def least(self, value: Any) -> float:
@@ -93,7 +97,7 @@ class _Bounds:
         number = constant_value(node)
         if number is not None:
             return float(number)
-        if _is_indicator(node):
+        if _is_indicator(node) or (self._learned and is_parameter(node)):
             return 0.0
         if node.op != "call_function" or not traced(node).is_floating_point() or is_written(node):
             return -math.inf
@@ -108,6 +112,8 @@ class _Bounds:
             return self._product(*node.args)
         if node.target is aten.div.Tensor and constant_value(node.args[1]):
             return self._product(node.args[0], 1 / constant_value(node.args[1]))
+        if _is_filled_everywhere(node):
+            return min(self.least(arguments(node)[2]), self.least(arguments(node.args[0])[2]))
         if node.target in _CHOICES:
             given = arguments(node)
             return min((self.least(given[index]) for index in _CHOICES[node.target]), default=0.0)
@@ -121,6 +127,19 @@ class _Bounds:
             if number is not None and abs(number) <= _MODERATE and self.least(other) > self.large:
                 return 0.0
         return -math.inf
+
+
+def _is_filled_everywhere(node: fx.Node) -> bool:
+    """Whether ``node`` is ``x.masked_fill(y != c, a).masked_fill(y == c, b)``, or with the two exchanged: the masks of
+    shifted windows are written so."""
+    inner = node.args[0] if node.args else None
+    if node.target is not aten.masked_fill.Scalar or getattr(inner, "target", None) is not node.target:
+        return False
+    conditions = [arguments(each)[1] for each in (node, inner)]
+    return {getattr(condition, "target", None) for condition in conditions} == {
+        aten.eq.Scalar,
+        aten.ne.Scalar,
+    } and arguments(conditions[0]) == arguments(conditions[1])
 
 
 def _is_indicator(value: Any) -> bool:

@@ -259,6 +259,29 @@ def test_half_with_padding_is_refused():
     assert not found.matches and "float16" in found.near_misses[0].reason
 
 
+def windowed(dtype, device="cpu"):
+    """Windows, shifted in one of two blocks, with a learned bias of relative positions."""
+    model = torchvision.models.SwinTransformer(
+        patch_size=[4, 4], embed_dim=32, depths=[2], num_heads=[2], window_size=[4, 4], num_classes=4
+    )
+    return model.eval().to(device, dtype), torch.randn(2, 3, 32, 32, device=device, dtype=dtype)
+
+
+def test_half_with_a_learned_bias_and_shifted_windows_is_found():
+    _, stats = converted(*windowed(torch.float16))
+    assert stats["attention_found"] == 2 and not [n for n in stats["near_misses"] if n["pattern"] == "attention"]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_shifted_windows_in_half_types(dtype):
+    model, x = windowed(dtype, "cuda")
+    fused, stats = converted(model, x)
+    assert stats["attention_replaced"] == 2 and stats["accuracy"]["passed"]
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x), rtol=5e-2, atol=8 * torch.finfo(dtype).eps)
+
+
 def test_requested_weights_are_kept():
     model, call, _ = build("bert", torch.float32)
     found = findings(model, ExampleCall((), {**call, "output_attentions": True}))
