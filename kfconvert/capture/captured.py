@@ -26,7 +26,6 @@ from .trial_runs import (
     admit_sizes_of_one,
     draws_as_told,
     draws_untold,
-    holds_for_other_sizes,
     ignore_use_cache,
     take_constants,
     writes_arguments,
@@ -198,8 +197,6 @@ def _capture(
     findings = find(region.graph, REGISTRY)
     captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
     run = captured.variant(()).run
-    if region.words_sizes and not holds_for_other_sizes(module, region, run, given):
-        raise CaptureError("its code makes text of a size, or looks it up in a dict")
     if writes_arguments(module, region, given):
         raise CaptureError("its forward writes to a list or dict among its arguments")
     region.is_random = region.is_random or draws_untold(region, run, given)

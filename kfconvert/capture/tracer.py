@@ -6,14 +6,13 @@ import functools
 import inspect
 import math
 import random
-import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy
 import torch
-from torch import SymInt, Tensor, fx, nn
+from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -25,10 +24,11 @@ from torch.utils import _pytree as pytree
 from ..canonical import KeptContiguous, QuickBatchNorms, restore_batch_norms
 from ..inputs import CallForm, ExampleCall, described, is_equal, numbered
 from ..process import Shield, ThisThread, one_at_a_time, quiet_thread
-from ..region import CaptureError, Dimensions, Read, Region, guard_from_placeholders
-from ..runtime import is_of_author, recorded_reads
+from ..region import Answer, CaptureError, Dimensions, Read, Region, guard_from_placeholders
+from ..runtime import recorded_reads
 from ..torch_state import is_transformed
 from .deadline import Deadline
+from .size_questions import noted_questions
 
 CACHE_IN_OUTPUT = (
     "torch.export: the output holds a key-value cache; set model.config.use_cache = False, or pass use_cache=False in "
@@ -80,11 +80,10 @@ def trace(
         arguments = pytree.tree_unflatten(widened, structure)
         # A Deadline costs time at every call of an operator, so there is none where the seconds are unlimited.
         limit = nullcontext() if seconds == math.inf else Deadline(seconds)
-        with limit, _same_containers(model), _stating_sizes(model, form, dimensions), _sizes_in_words() as asked:
+        with limit, _same_containers(model), _stating_sizes(model, form, dimensions), noted_questions() as answers:
             program = _export(model, arguments, shapes)
-    region = _region(model, program, form, dimensions, described(form.keywords(leaves)), frozenset(reads))
-    region.words_sizes = bool(asked)
-    return region
+    example = described(form.keywords(leaves))
+    return _region(model, program, form, dimensions, answers, example, frozenset(reads))
 
 
 def free_dimensions(
@@ -215,32 +214,6 @@ def _values_asked():
 
 
 @contextmanager
-def _sizes_in_words():
-    """Notes where a forward makes text of a free size, or looks it up in a dict: no guard of the tracer tells of it."""
-    here, asked = ThisThread(), []
-    own = {name: vars(SymInt)[name] for name in ("__repr__", "__hash__")}
-
-    def noted(name: str) -> Callable[..., Any]:
-        @functools.wraps(own[name])
-        def tell(self: SymInt) -> Any:
-            if not here or not is_of_author(sys._getframe(1).f_globals.get("__name__")):
-                return own[name](self)
-            asked.append(name)
-            size = self.node.shape_env._maybe_evaluate_static(self.node.expr, compute_hint=True)
-            return own[name](self) if size is None else getattr(int(size), name)()
-
-        return tell
-
-    for name in own:
-        setattr(SymInt, name, noted(name))
-    try:
-        yield asked
-    finally:
-        for name, function in own.items():
-            setattr(SymInt, name, function)
-
-
-@contextmanager
 def _same_containers(model: nn.Module):
     """After the block, put the very lists and dicts among the attributes back, which others may hold as well: the
     exporter leaves copies in their place."""
@@ -305,6 +278,7 @@ def _region(
     program: ExportedProgram,
     form: CallForm,
     free: Mapping[str, Dimensions],
+    answers: Sequence[Answer],
     example: Any,
     reads: frozenset[Read],
 ) -> Region:
@@ -335,7 +309,7 @@ def _region(
         if spec.kind is not OutputKind.USER_OUTPUT:
             raise CaptureError(f"the forward has a side effect: {spec.kind.name.lower()} {spec.target}")
     try:
-        guard = guard_from_placeholders(values, free)
+        guard = guard_from_placeholders(values, free, answers)
     except ValueError as error:
         raise CaptureError(str(error)) from None
     out_spec = program.call_spec.out_spec

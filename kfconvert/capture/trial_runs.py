@@ -14,9 +14,11 @@ from torch.utils import _pytree as pytree
 
 from ..accuracy import seeded
 from ..inputs import bounded_lookups
+from ..modules import CHANNELS_LAST
 from ..region import CaptureError, Dimensions, Region, given_as
 from ..runtime import without_cache
 from ..torch_state import is_transformed
+from .watched_run import Way
 
 # The same operators run on both sides; only their choice of algorithm may differ. A wrong branch differs grossly.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -30,20 +32,51 @@ def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any
 
     The tracer assumes free sizes of at least 2. ``leaves``: flat user inputs of the region, from which inputs with
     sizes of 1 are cut.
+
+    Raises:
+        CaptureError: they do not even agree for sizes as they were traced: code may ask whether a size is an int.
     """
-    free = region.guard.free
-    few = with_few(region, leaves)
+    guard, free = region.guard, region.guard.free
+    # With only a few entries in the other free sizes the check is fast; some models take no fewer than they were given.
+    samples = [_resized(region, given) for given in (with_few(region, leaves), leaves)]
+    traced: list[Way] = []
 
     def agrees(names: Collection[str]) -> bool:
         ones = [place for name in names for place in free[name]]
-        # With only a few entries in the other free sizes the check is fast; some models take no fewer than they were
-        # given.
-        return any(_agrees(model, region, run, _cut(given, ones, 1)) for given in (few, leaves))
+        return any(agrees_for(_cut(given, ones, 1)) for given in samples)
+
+    def agrees_for(given: list[Any]) -> bool:
+        changed = guard.changed_answers(given)
+        if not changed:
+            return _agrees(model, region, run, given)
+        if any(answer.within for answer in changed):
+            return False
+        way = Way(model)
+        traced[:] = traced or _ways(model, region, samples)
+        if not _agrees(way, region, run, given) or not any(map(way.is_within, traced)):
+            return False
+        guard.tried.add(changed)
+        return True
 
     safe = [name for name in free if agrees([name])]
+    if free and not safe and not region.is_random and not any(_agrees(model, region, run, each) for each in samples):
+        raise CaptureError("its graph computes something else than its forward, which may ask for the type of a size")
     if len(safe) < 2 or agrees(safe):
         for name in safe:
-            region.guard.admit_one(name)
+            guard.admit_one(name)
+
+
+def _ways(model: nn.Module, region: Region, samples: list[list[Any]]) -> list[Way]:
+    """The way of ``model`` for the first of ``samples`` that it takes."""
+    for given in samples:
+        way = Way(model)
+        try:
+            with bounded_lookups(leaf for leaf in given if isinstance(leaf, Tensor)):
+                way(**region.call.keywords(given))
+        except Exception:  # whatever the model raises, it does not take these sizes
+            continue
+        return [way]
+    return []
 
 
 def admit_same_tensors(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
@@ -163,26 +196,6 @@ def is_faithful(model: nn.Module, region: Region, run: Callable[[list[Any]], Any
 
 
 @torch.no_grad()
-def holds_for_other_sizes(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
-    """Whether ``run`` computes what ``model`` does with each of the free sizes larger by half, and one less."""
-
-    def resized(dimensions: Dimensions, size: int) -> list[Any]:
-        changed = list(leaves)
-        for index, dimension in dimensions:
-            twice = torch.cat([changed[index]] * 2, dimension)
-            changed[index] = twice.narrow(dimension, 0, size)
-        return changed
-
-    for dimensions in region.guard.free.values():
-        size = leaves[dimensions[0][0]].shape[dimensions[0][1]]
-        if not all(
-            is_faithful(model, region, run, resized(dimensions, n)) for n in {size + (size + 1) // 2, size - 1} - {0}
-        ):
-            return False
-    return True
-
-
-@torch.no_grad()
 def ignore_use_cache(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
     """Let the setting ``use_cache`` change later on where ``run``, traced with it on, agrees with ``model`` without.
 
@@ -200,16 +213,35 @@ def with_few(region: Region, leaves: list[Any]) -> list[Any]:
     return _cut(leaves, [place for dimensions in region.guard.free.values() for place in dimensions], FEW)
 
 
+def _resized(region: Region, leaves: list[Any]) -> list[Any]:
+    """``leaves`` with 2 entries in free sizes of 1, as the tracer takes them."""
+    resized = list(leaves)
+    for index, dimension in (place for dimensions in region.guard.free.values() for place in dimensions):
+        if resized[index].shape[dimension] == 1:
+            resized[index] = torch.cat([resized[index]] * 2, dimension)
+    return resized
+
+
 def _cut(leaves: list[Any], dimensions: Dimensions, size: int) -> list[Any]:
-    """``leaves`` with at most ``size`` entries in each of the ``dimensions``."""
+    """``leaves`` with at most ``size`` entries in each of the ``dimensions``, and strides as a caller's own tensors of
+    these sizes have them."""
     cut = list(leaves)
     for index, dimension in dimensions:
         cut[index] = cut[index].narrow(dimension, 0, min(size, cut[index].shape[dimension]))
+    for index in {index for index, _ in dimensions}:
+        layout = _memory_format(leaves[index])
+        if layout is not None:
+            cut[index] = cut[index].clone(memory_format=layout)
     return cut
 
 
+def _memory_format(tensor: Tensor) -> torch.memory_format | None:
+    layouts = [torch.contiguous_format, *filter(None, [CHANNELS_LAST.get(tensor.dim())])]
+    return next((layout for layout in layouts if tensor.is_contiguous(memory_format=layout)), None)
+
+
 def _agrees(
-    model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any], share: float = 1.0
+    model: Callable[..., Any], region: Region, run: Callable[[list[Any]], Any], leaves: list[Any], share: float = 1.0
 ) -> bool:
     try:
         with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):

@@ -1,10 +1,11 @@
 """A captured graph: the calls that it is valid for, and the tensors that it reads."""
 
-from .guard import Dimensions, Guard, given_as, guard_from_placeholders
+from .guard import Answer, Dimensions, Guard, given_as, guard_from_placeholders
 from .live_tensors import LiveTensors, Place
 from .region import CaptureError, Read, Region
 
 __all__ = [
+    "Answer",
     "CaptureError",
     "Guard",
     "LiveTensors",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -48,6 +49,19 @@ class TensorGuard:
         return None
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What code was told of sizes while it was traced: ``value`` for ``expression``.
+
+    ``within``: it was told within one instruction, such as a comparison of tuples, which may have asked for more had
+    the answer been another.
+    """
+
+    expression: sympy.Basic
+    value: bool | int | float
+    within: bool
+
+
 @dataclass
 class Guard:
     """The conditions on the arguments of a region, cheap to check: what was judged before is looked up."""
@@ -62,6 +76,10 @@ class Guard:
     # Tracing assumes that a free size is at least 2; sizes of 1 are admitted for the symbols in here, once
     # a run of the region with that size has been compared with the original.
     one_is_safe: set[sympy.Symbol] = field(default_factory=set)
+    # What the traced code was told of free sizes, taken for at least 2. With sizes of 1 other answers may be right, and
+    # then the code goes another way, of which only runs tell: ``tried`` has the answers that changed in these.
+    answers: list[Answer] = field(default_factory=list)
+    tried: set[frozenset[Answer]] = field(default_factory=lambda: {frozenset()})
     # Tracing assumes that no tensor is given twice. Which arguments may be one tensor: see ``given_as``.
     may_be_one: set[tuple[int, ...]] = field(default_factory=set)
     _verdicts: dict[bytes | tuple[Any, ...], str | None] = field(default_factory=dict)
@@ -99,6 +117,22 @@ class Guard:
         self.one_is_safe.update(size for size in sizes if isinstance(size, sympy.Symbol))
         self._verdicts.clear()
 
+    def changed_answers(self, leaves: list[Any]) -> frozenset[Answer]:
+        """What the code would be told otherwise for the sizes of these flat arguments than it was."""
+        values = self._values([leaves[index].shape for index in self._indices])
+        return self._changed_answers(values)
+
+    def _changed_answers(self, values: dict[sympy.Symbol, int]) -> frozenset[Answer]:
+        return frozenset(answer for answer in self.answers if answer.expression.subs(values) != answer.value)
+
+    def _values(self, shapes: list[torch.Size]) -> dict[sympy.Symbol, int]:
+        values: dict[sympy.Symbol, int] = {}
+        for guard, shape in zip(self.tensors, shapes):
+            for size, actual in zip(guard.sizes, shape):
+                if isinstance(size, sympy.Symbol):
+                    values.setdefault(size, actual)
+        return values
+
     def admit_one_for_several(self, leaves: list[Any]) -> None:
         """Let the arguments that are one and the same tensor in ``leaves`` be one in other calls as well."""
         self.may_be_one.add(given_as([leaves[index] for index in self._indices]))
@@ -124,11 +158,7 @@ class Guard:
             found = {sizes[index][dimension] for index, dimension in dimensions}
             if len(found) > 1:
                 return f"the arguments disagree on the {name} size: {sorted(found)}"
-        values: dict[sympy.Symbol, int] = {}
-        for guard, shape in zip(self.tensors, shapes):
-            for size, actual in zip(guard.sizes, shape):
-                if isinstance(size, sympy.Symbol):
-                    values.setdefault(size, actual)
+        values = self._values(shapes)
         for guard, shape in zip(self.tensors, shapes):
             for dimension, (size, actual) in enumerate(zip(guard.sizes, shape)):
                 expected = size if isinstance(size, int) else size.subs(values)
@@ -148,6 +178,8 @@ class Guard:
         for constraint in self.constraints:
             if constraint.subs(values) != sympy.true:
                 return f"the traced condition {constraint} does not hold for these sizes"
+        if 1 in values.values() and self._changed_answers(values) not in self.tried:
+            return "with a size of 1 its code may do something else for these sizes"
         return None
 
 
@@ -163,11 +195,11 @@ def _is_same(value: Any, expected: Any) -> bool:
     return type(value) is type(expected) and type(value) not in (float, complex) and value == expected
 
 
-def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions]) -> Guard:
+def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions], answers: Sequence[Answer] = ()) -> Guard:
     """The guard for user inputs whose traced values (fake tensors or constants) are ``values``.
 
     ``free``: the dimensions of the sizes that were left free, by name. Those that the trace fixed after all are
-    dropped.
+    dropped. ``answers``: what the traced code was told of sizes.
 
     Raises:
         ValueError: a size is an expression of symbols that no input dimension carries by itself.
@@ -175,13 +207,14 @@ def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions]) -> G
     tensors, constants = [], []
     ranges: dict[sympy.Symbol, tuple[int, int | None]] = {}
     constraints: list[sympy.Basic] = []
+    environment: Any = None
     for index, value in enumerate(values):
         if not isinstance(value, Tensor):
             constants.append((index, value))
             continue
         sizes = []
         for size in value.shape:
-            if isinstance(size, torch.SymInt):
+            if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
                 environment = size.node.shape_env
                 # Sizes found equal share one symbol in the shapes; the conditions may still name the other.
                 constraints = [environment.replace(guard.expr) for guard in environment.guards]
@@ -203,4 +236,6 @@ def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions]) -> G
         for name, dimensions in free.items()
         if all(not isinstance(by_index[index].sizes[dimension], int) for index, dimension in dimensions)
     }
-    return Guard(tensors, constants, constraints, ranges, free)
+    told = [replace(each, expression=environment.replace(each.expression)) for each in answers if environment]
+    told = [answer for answer in dict.fromkeys(told) if answer.expression.free_symbols]
+    return Guard(tensors, constants, constraints, ranges, free, answers=told)

@@ -44,8 +44,6 @@ class Region:
     out_spec: pytree.TreeSpec
     example: Any = None
     reads: frozenset[Read] = frozenset()
-    # Whether the code behind it makes text of free sizes, or keys of dicts.
-    words_sizes: bool = False
     # What the code behind it asks of tensors, see ``tensor_facts``.
     asked: frozenset[str] = frozenset()
     # Which of the flat outputs have a gradient, by which parameters and arguments want one (see GuardedForward).

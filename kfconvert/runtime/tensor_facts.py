@@ -20,10 +20,20 @@ def _layout(tensor: Tensor) -> Any:
     return "channels_last" if channels_last else tensor.stride()
 
 
+def _strides(tensor: Tensor) -> Any:
+    """True where they are those of a new tensor. A tensor is contiguous whatever its strides in sizes of 1 are."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
+        if stride != expected:
+            return tensor.stride()
+        expected *= max(size, 1)
+    return True
+
+
 # Name -> what decides the answer, for tensors of the same shape, dtype and device.
 _DECIDING: dict[str, Callable[[Tensor], Any]] = {
     "is_contiguous": _layout,
-    "stride": _layout,
+    "stride": _strides,
     "storage_offset": Tensor.storage_offset,
     "is_inference": Tensor.is_inference,
     "requires_grad": lambda tensor: tensor.requires_grad,
