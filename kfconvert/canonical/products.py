@@ -23,6 +23,9 @@ def _einsum_to_matmul(graph: fx.Graph, node: fx.Node) -> None:
     if roles is None:
         return
     batch, row, summed, column = roles
+    sizes = [operand.meta["val"].shape[labels.index(summed)] for operand, labels in zip(node.args[1], (left, right))]
+    if [type(size) is int and size == 1 for size in sizes] in ([True, False], [False, True]):
+        return  # the one entry of an operand in the summed index is expanded, which matmul does not do
     with graph.inserting_before(node):
         operands = [
             _permuted(graph, operand, labels, wanted)

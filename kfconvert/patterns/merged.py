@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from ..graph import Op, Var, aten
 from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedLinear, FusedMergedLinear
-from .checks import linear_refusal
+from .checks import linear_refusal, traced
 
 _LINEAR = Op(aten.linear.default, Var("x"), Var("weight"), Var("bias"), name="linear")
 
@@ -20,11 +20,21 @@ def _refusal(match: Match) -> str | None:
     if _is_returned(linear):
         # A view of the merged product has other strides, and would keep the whole product alive.
         return "its value, or a view of it, is returned by the model"
+    if _reaches(linear, (aten.view.dtype, aten.as_strided.default)):
+        return "its value, or a view of it, is read by its place in memory"
+    siblings = [user for user in x.users if user.target is aten.linear.default]
+    if traced(weight).shape[0] % 2 and any(_reaches(each, (aten.view_as_complex.default,)) for each in siblings):
+        return "with its odd number of features between them, others could not be read as complex numbers"
     return linear_refusal(x, weight, bias)
 
 
 def _is_returned(node: fx.Node) -> bool:
     return any(user.op == "output" or (_is_view(user) and _is_returned(user)) for user in node.users)
+
+
+def _reaches(node: fx.Node, targets: tuple[torch._ops.OpOverload, ...]) -> bool:
+    """Whether one of ``targets`` is called with the value of ``node``, or with a view of it."""
+    return any(user.target in targets or (_is_view(user) and _reaches(user, targets)) for user in node.users)
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -97,6 +107,23 @@ def _chained(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
     return second(first(x)) + second(x)
 
 
+def _complex(x: Tensor) -> Tensor:
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2))).abs()
+
+
+class _Rotated(nn.Module):
+    """Two projections are read as complex numbers, between those of ``features``."""
+
+    def __init__(self, features: int):
+        super().__init__()
+        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.value = nn.Linear(16, features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = self.value(x).sin().sum(-1, keepdim=True)
+        return _complex(self.query(x)) * _complex(self.key(x)) * value
+
+
 def _tokens() -> tuple[Tensor, ...]:
     return (torch.randn(2, 5, 16),)
 
@@ -118,6 +145,8 @@ PATTERNS = (
             Case(_branches(lambda x, f, s: f(x).sin() + s(x).cos()), lambda: (torch.randn(16),)),
             Case(_branches(lambda x, f, s: f(x).sin() + s(x).cos(), tied=True), _tokens),
             Case(_branches(_chained), _tokens),
+            Case(lambda: _Rotated(4), _tokens),
+            Case(lambda: _Rotated(5), _tokens, 1),
             Case(_branches(lambda x, f, s: f(x) + s(x.sin())), _tokens, 0),
             Case(_branches(_parallel), _tokens, 0),
             Case(_branches(_scaled), _tokens, 0, "computed in the forward"),

@@ -230,6 +230,12 @@ def test_einsum_of_two_stacks_is_a_matmul(equation):
     torch.testing.assert_close(run(model, region, x, y)[0], model(x, y))
 
 
+@pytest.mark.parametrize("sizes", [((4, 1), (6, 5)), ((4, 6), (1, 5)), ((4, 1), (1, 5))], ids=str)
+def test_einsum_expands_an_index_of_one_entry(sizes):
+    model, (x, y) = TwoArguments(lambda x, y: torch.einsum("ij,jk->ik", x, y)), map(torch.randn, sizes)
+    torch.testing.assert_close(run(model, canonical_region(model, x, y), x, y)[0], model(x, y))
+
+
 OTHER_EQUATIONS = ["ij,jk->i", "ij,ij->ij", "ij,kl->ijkl", "iij,jk->ik", "...j,jk->...k", "ijk,kjl->il"]
 
 
