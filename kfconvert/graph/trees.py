@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Union
 
 import torch
@@ -23,11 +23,20 @@ class Var:
     name: str
 
 
+IN_FLOAT64 = 1e-9
+
+
 @dataclass(frozen=True)
 class Number:
-    """Matches a Python number within a relative 1e-5: constants are written with few digits in places."""
+    """Matches a Python number: a whole or half one exactly, others within the relative ``tolerance``, because constants
+    are written with few digits in places. In calls that give float64 the tolerance is ``IN_FLOAT64``."""
 
     value: float
+    tolerance: float = 1e-5
+
+    def matches(self, value: float) -> bool:
+        exact = float(2 * self.value).is_integer()
+        return value == self.value if exact else math.isclose(value, self.value, rel_tol=self.tolerance)
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,7 @@ def unify(tree: Tree, value: Any, binding: Binding = Binding({}, ())) -> Iterato
         for option in tree.options:
             yield from unify(option, value, binding)
     elif isinstance(tree, Number):
-        if isinstance(value, (int, float)) and math.isclose(value, tree.value, rel_tol=1e-5):
+        if isinstance(value, (int, float)) and tree.matches(value):
             yield binding
     elif isinstance(tree, (list, tuple)):
         if isinstance(value, (list, tuple)) and len(tree) == len(value):
@@ -137,6 +146,8 @@ def _unify_call(tree: Op, node: fx.Node, binding: Binding) -> Iterator[Binding]:
     start = Binding(captures, binding.nodes if node in binding.nodes else (*binding.nodes, node))
     actual = arguments(node)
     expected = tree.args + _defaults(node)[len(tree.args) :]
+    if getattr(node.meta.get("val"), "dtype", None) is torch.float64:
+        expected = tuple(replace(each, tolerance=IN_FLOAT64) if isinstance(each, Number) else each for each in expected)
     yield from _unify_all(expected, actual, start)
     if node.target in _COMMUTATIVE and len(tree.args) == 2:
         yield from _unify_all((expected[1], expected[0], *expected[2:]), actual, start)

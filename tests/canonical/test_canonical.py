@@ -86,6 +86,25 @@ def test_a_constant_that_is_not_geluS_is_left_alone():
     assert aten.gelu.default not in targets(canonical_region(model, torch.randn(3, 5)))
 
 
+# What a constant of GELU is written as, and whether it may stand for it in float32 and in float64.
+CONSTANTS = {
+    "exact": (lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))), True, True),
+    "ten digits": (lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3))), True, True),
+    "six digits": (lambda x: 0.5 * x * (1 + torch.tanh(0.797885 * (x + 0.044715 * x**3))), True, False),
+    "seven digits": (lambda x: 0.5 * x * (1 + torch.erf(x / 1.414214)), True, False),
+    "another half": (lambda x: 0.500001 * x * (1 + torch.erf(x / math.sqrt(2))), False, False),
+    "another power": (lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3.00001))), False, False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_with_few_digits(name, dtype):
+    function, *is_gelu = CONSTANTS[name]
+    region = canonical_region(OneArgument(function), torch.randn(3, 5, dtype=dtype))
+    assert (aten.gelu.default in targets(region)) == is_gelu[dtype is torch.float64]
+
+
 def in_place_chain(x):
     y = x * 2
     y.add_(1)
