@@ -19,7 +19,7 @@ from ..matching import Findings, Site, find, rewrite
 from ..modules import CHANNELS_LAST
 from ..patterns import REGISTRY
 from ..region import CaptureError, Dimensions, LiveTensors, Region
-from ..runtime import Variant, asked_of_compilers, global_hook, has_hooks, inner_hook
+from ..runtime import Variant, asked_of_compilers, default_device, global_hook, has_hooks, inner_hook
 from .tracer import is_final, trace
 from .trial_runs import (
     admit_same_tensors,
@@ -186,6 +186,7 @@ def _capture(
     region = trace(module, call, dimensions, seconds)
     parameters = {n for n, (at, key) in region.slots.items() if key in module.get_submodule(at)._parameters}
     mark_weights(region.graph, region.slots.keys() | region.constants.keys(), parameters)
+    region.note_default_device(default_device())
     canonicalise(region.graph)
     given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))
     if leaves is None:

@@ -25,6 +25,7 @@ from ..runtime import (
     held_functions,
     memory_of,
     reads_of_attributes,
+    set_class,
 )
 from .submodule_calls import around
 
@@ -210,13 +211,13 @@ def _watched(module: nn.Module, accesses: _Accesses, classes: dict[type, Any]) -
     ]
     try:
         if classes[own] is not None:
-            module.__class__ = classes[own]
+            set_class(module, classes[own])
     except TypeError:  # one that cannot be swapped
         pass
     try:
         yield
     finally:
-        module.__class__ = own
+        set_class(module, own)
         for handle in handles:
             handle.remove()
 

@@ -47,7 +47,15 @@ class Region:
     # What the code behind it asks of tensors, see ``tensor_facts``.
     asked: frozenset[str] = frozenset()
     # Which of the flat outputs have a gradient, by which parameters and arguments want one (see GuardedForward).
-    differentiable: dict[bytes, tuple[bool, ...] | None] = field(default_factory=dict)
+    differentiable: dict[bytes, tuple[bool, ...] | str] = field(default_factory=dict)
+    # That at the time of the trace, if new tensors may lie there because it was the default; else None.
+    default_device: torch.device | None = None
+
+    def note_default_device(self, device: torch.device) -> None:
+        """To be called before the graph is rewritten: ``device`` is that of new tensors for which none is named."""
+        made = (node.kwargs.get("device") for node in self.graph.nodes)
+        if any(isinstance(each, torch.device) and each.type == device.type for each in made):
+            self.default_device = device
 
     @cached_property
     def returns_inputs(self) -> bool:

@@ -1,7 +1,7 @@
 """What a converted model runs: a guard over all that its program relies on, then the program."""
 
 from .code import asked_of_compilers, code_walk, held_functions, reads_of_attributes
-from .configuration import configurations, derived_class, recorded_reads, without_cache
+from .configuration import configurations, derived_class, recorded_reads, set_class, without_cache
 from .contents import (
     OF_CONVERSION,
     OF_EVERY_MODULE,
@@ -14,7 +14,7 @@ from .contents import (
 )
 from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record
 from .derived import Derived, memory_of
-from .guarded import Variant, guarded_forward, install, originals, uninstall
+from .guarded import Variant, default_device, guarded_forward, install, originals, uninstall
 from .ledger import Ledger
 from .model_state import global_hook, has_hooks, inner_hook
 from .program import Program
@@ -46,6 +46,7 @@ __all__ = [
     "can_record",
     "code_walk",
     "configurations",
+    "default_device",
     "derived_class",
     "generator_state",
     "generators",
@@ -64,6 +65,7 @@ __all__ = [
     "reached",
     "reads_of_attributes",
     "recorded_reads",
+    "set_class",
     "slotted",
     "uninstall",
     "unsteady",

@@ -6,13 +6,12 @@ Libraries patch both in a process that holds a converted model: a class's ``forw
 
 from __future__ import annotations
 
-import contextvars
 import dis
 import functools
 import gc
 import inspect
 import os
-import threading
+import re
 import types
 import weakref
 from collections.abc import Collection, Iterable, Iterator
@@ -33,13 +32,17 @@ from .contents import (
     lies_in,
     outside_modules,
     reached,
+    slotted,
 )
-from .random_generators import GENERATORS
 from .watch import INSIDE, MISSING, inside
 
 # nn.Module itself looks these names up in the class of every module.
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
-_CONTAINERS = (list, tuple, dict, set)
+# Functions that look up attributes, and such that look up globals, by names in texts, which may have to be longer than
+# one name. Longer texts are messages.
+_GLOBALS_BY_NAME = frozenset(("globals", "eval", "exec", "vars", "import_module"))
+_BY_NAME = frozenset(("getattr", "hasattr", "attrgetter", "methodcaller")) | _GLOBALS_BY_NAME
+_WORD, _LONGEST = re.compile(r"[A-Za-z_]\w*"), 80
 # So many steps, from a value to what it holds or wraps, are followed.
 _DEPTH = 12
 # Libraries whose code may ask whether it is being compiled, but gives the same results either way.
@@ -50,15 +53,20 @@ _OF_HELPERS = {"__call__", "__getitem__", "__contains__", "__iter__", "__len__",
 
 
 def code_walk(
-    classes: Iterable[type], functions: Iterable[Any], reads: Collection[Read], model: nn.Module | None = None
+    classes: Iterable[type],
+    functions: Iterable[Any],
+    reads: Collection[Read],
+    model: nn.Module | None = None,
+    looks: bool = False,
 ) -> CodeWalk:
     """The code that instances of ``classes`` run, found from ``forward`` on, and that of ``functions``.
 
     Args:
         reads: what a trace has read of instances; methods among it are followed.
         model: the model whose code this is, if other modules that the code reaches are to be followed too.
+        looks: whether the code looks at elements of tensors, so that those of globals matter.
     """
-    walk = CodeWalk(model)
+    walk = CodeWalk(model, looks)
     of_class = names_by_class(reads)
     for each in dict.fromkeys(classes):
         walk.add_class(each, of_class.get(each, set()) | _ALWAYS)
@@ -68,10 +76,12 @@ def code_walk(
 
 
 def held_functions(model: nn.Module) -> list[Any]:
-    """What can be called among the attributes of the modules, and in the containers and objects there."""
+    """What can be called among the attributes of the modules, and in the containers and objects there; and Python
+    modules."""
     modules = (*model.modules(), *outside_modules(model))
     values = [v for m in modules for k, v in vars(m).items() if k not in OF_EVERY_MODULE | OF_CONVERSION]
-    return [value for value in reached(values) if callable(value) and not isinstance(value, nn.Module)]
+    found = [value for value in reached(values) if callable(value) or isinstance(value, types.ModuleType)]
+    return [value for value in found if not isinstance(value, nn.Module)]
 
 
 def asked_of_compilers(classes: Iterable[type]) -> str | None:
@@ -90,12 +100,12 @@ def class_dict(owner: type) -> dict[str, Any]:
 class CodeWalk:
     """Functions that are reached one from another, by the names in their code.
 
-    ``contents`` collects what global lists and dicts hold, ``asked_for`` the names of attributes in code that is not
-    torch's.
+    ``contents`` collects what global lists and dicts hold, ``asked_for`` the names of attributes and globals in code
+    that is not torch's, and those of the functions of torch that it holds under other names.
     """
 
-    def __init__(self, model: nn.Module | None = None):
-        self._model = model
+    def __init__(self, model: nn.Module | None = None, looks: bool = False):
+        self._model, self._looks = model, looks
         self._known = set() if model is None else set(map(id, model.modules()))  # modules that are watched elsewhere
         self.contents = Contents()
         self.asked_for: set[str] = set()
@@ -104,7 +114,9 @@ class CodeWalk:
         self._names: set[str] = set(_ALWAYS)  # of attributes, in all code that was reached
         self._wanted: dict[type, set[str]] = {}  # the names that are asked for in a class and those behind it
         self._objects: dict[int, tuple[str, Any]] = {}  # plain objects among the globals, with their names
+        self._of_author = True  # whether an author's code is followed now
         self._held: dict[int, Any] = {}  # containers
+        self._modules: dict[int, types.ModuleType] = {}  # that something holds
         self._codes: dict[int, types.CodeType] = {}
         self._found: dict[tuple[int, str], Found] = {}
 
@@ -117,11 +129,14 @@ class CodeWalk:
 
     def reach(self) -> None:
         """Follow all names, until no new function is found any more."""
-        known = -1
-        while known != len(self._codes):
-            known = len(self._codes)
+        known = None
+        while known != (found := (len(self._codes), len(self._wanted), len(self._modules))):
+            known = found
             for owner, names in list(self._wanted.items()):
                 self._methods(owner, names)
+            self._of_author = True
+            for module in list(self._modules.values()):
+                self._module(module, frozenset(self._names), set())
 
     def codes(self) -> list[types.CodeType]:
         """That of all functions that were reached, and of the functions within them."""
@@ -159,6 +174,7 @@ class CodeWalk:
         if not _is_followed(owner.__module__):
             return
         held = class_dict(owner)
+        self._of_author = is_of_author(owner.__module__)
         for name in (names | self._names) & held.keys():
             self.follow(held[name], f"{owner.__qualname__}.{name}")
 
@@ -168,7 +184,11 @@ class CodeWalk:
         if depth > _DEPTH:
             return
         if isinstance(value, types.FunctionType):
+            if self._of_author and not is_of_author(value.__module__):
+                self.asked_for.add(value.__name__)
+            of_author, self._of_author = self._of_author, is_of_author(value.__module__)
             self._function(value, depth)
+            self._of_author = of_author
         elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
             self.follow(value.__func__, name, depth + 1)
             owner = getattr(value, "__self__", None)
@@ -184,15 +204,20 @@ class CodeWalk:
                 self.follow(bound, name, depth + 1)
         elif isinstance(value, functools._lru_cache_wrapper):
             self.follow(value.__wrapped__, name, depth + 1)
+            self._cached(value, name, depth)
             if isinstance(code := getattr(value.__wrapped__, "__code__", None), types.CodeType):
                 self.of_cached |= _names(code)[1]
-        elif hasattr(type(value), "__wrapped__") or inspect.isbuiltin(value):
+        elif inspect.isbuiltin(value):
+            if self._of_author:
+                self.asked_for.add(value.__name__)
+        elif hasattr(type(value), "__wrapped__"):
             return
         elif isinstance(value, type):
             if is_of_author(value.__module__) and value not in self._wanted and not issubclass(value, nn.Module):
                 self.add_class(value, set())
-        elif isinstance(value, (*_CONTAINERS, *GENERATORS, contextvars.ContextVar, threading.local)):
-            self._hold(name, value, depth)
+        elif isinstance(value, types.ModuleType):
+            if is_of_author(value.__name__):
+                self._modules[id(value)] = value
         elif isinstance(value, weakref.ReferenceType):
             self.follow(value(), name, depth + 1)
         elif isinstance(value, nn.Module):
@@ -204,6 +229,27 @@ class CodeWalk:
                 self.follow(item, f"{name}.{key}", depth + 1)
             if type(value) not in self._wanted:
                 self.add_class(type(value), _OF_HELPERS)
+            if slotted(value):
+                self._hold(name, value, depth)
+        elif isinstance(value, Tensor):
+            if self._looks:
+                self.contents.numbers_of(name, value)
+        else:
+            self._hold(name, value, depth)
+
+    def _cached(self, function: functools._lru_cache_wrapper, name: str, depth: int) -> None:
+        """What a function with a cache has answered so far; where it takes no arguments, the cache must go on having
+        that very answer."""
+        for held in gc.get_referents(function):
+            if held is vars(function) or held is function.__wrapped__ or isinstance(held, type):
+                continue
+            if type(held) is not dict:  # arguments or an answer, in a cache of limited size
+                self.follow(held, name, depth + 1)
+                continue
+            if () in held:
+                self._note(held, (), f"the answer of {name}")
+            for answer in held.values():
+                self.follow(answer, name, depth + 1)
 
     def _outside(self, name: str, module: nn.Module, depth: int) -> None:
         """A module that is not registered in the model, nor the model in it, but which its code reaches."""
@@ -224,7 +270,7 @@ class CodeWalk:
         self._held[id(container)] = container
         # An item that is added to a global dict is no change, as many such dicts cache results by their arguments. It
         # is one where all items are functions, from which the code chooses.
-        registry = isinstance(container, dict) and all(map(callable, container.values()))
+        registry = not isinstance(container, dict) or all(map(callable, container.values()))
         for path, entry in self.contents.of(name, container, sized=registry):
             self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
         for item in items(container):
@@ -250,7 +296,7 @@ class CodeWalk:
         looked_up, attributes, constants = _names(function.__code__)
         self._names |= attributes
         if is_of_author(function.__module__):
-            self.asked_for |= attributes
+            self.asked_for |= attributes | looked_up
             if (function.__module__ or "").partition(".")[0] not in _SAME_COMPILED:
                 self.of_compilers |= _OF_COMPILERS & (attributes | looked_up)
         for name in looked_up & function.__globals__.keys():
@@ -282,12 +328,13 @@ class CodeWalk:
             value = held[name]
             self._note(held, name, f"{module.__name__}.{name}")
             if isinstance(value, types.ModuleType):
-                if id(value) not in seen and value.__name__.startswith(module.__name__):
+                within = value.__name__.startswith(f"{module.__name__}.") or is_of_author(value.__name__)
+                if id(value) not in seen and within:
                     self._module(value, names, seen | {id(value)})
             else:
                 self.follow(value, f"{module.__name__}.{name}")
 
-    def _note(self, store: dict[str, Any], key: str, name: str) -> None:
+    def _note(self, store: dict[Any, Any], key: Any, name: str) -> None:
         if key not in ("__dict__", "__weakref__", "__doc__", "__builtins__"):
             self._found.setdefault((id(store), key), (name, (store, key, store.get(key, MISSING))))
 
@@ -337,4 +384,9 @@ def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozen
                 names |= within
         elif isinstance(constant, str):
             constants.add(constant)
+    if _BY_NAME & (looked_up | attributes):
+        words = {word for constant in constants if len(constant) <= _LONGEST for word in _WORD.findall(constant)}
+        attributes |= words
+        if _GLOBALS_BY_NAME & (looked_up | attributes):
+            looked_up |= words
     return frozenset(looked_up), frozenset(attributes), frozenset(constants)

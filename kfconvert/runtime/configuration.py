@@ -93,14 +93,19 @@ def _without_cache(config: Any) -> Iterator[bool]:
         return False if name == "use_cache" and here else own.__getattribute__(self, name)
 
     try:
-        config.__class__ = derived_class(own, {"__getattribute__": read})
+        set_class(config, derived_class(own, {"__getattribute__": read}))
     except Exception:  # a class that cannot be derived from or swapped
         yield False
         return
     try:
         yield True
     finally:
-        config.__class__ = own
+        set_class(config, own)
+
+
+def set_class(holder: Any, kind: type) -> None:
+    """``holder.__class__ = kind``, whatever its own ``__setattr__`` would do. Raises TypeError for some classes."""
+    object.__setattr__(holder, "__class__", kind)
 
 
 class _Blank:
@@ -114,7 +119,7 @@ def _recorded(holder: Any, reads: set[Read], recorders: dict[type, type]) -> Ite
     try:
         if own not in recorders:
             recorders[own] = _recorder(own, reads)
-        holder.__class__ = recorders[own]
+        set_class(holder, recorders[own])
     except Exception:  # a class that cannot be derived from or swapped: everything in it may have been read
         reads.update(((own, "__dict__"),) if isinstance(holder, nn.Module) else vars(holder))
         yield
@@ -122,7 +127,7 @@ def _recorded(holder: Any, reads: set[Read], recorders: dict[type, type]) -> Ite
     try:
         yield
     finally:
-        holder.__class__ = own
+        set_class(holder, own)
 
 
 def _recorder(own: type, reads: set[Read]) -> type:

@@ -6,7 +6,10 @@ import argparse
 import array
 import collections
 import contextvars
+import ctypes
 import functools
+import gc
+import multiprocessing.sharedctypes
 import sys
 import threading
 import types
@@ -40,7 +43,10 @@ OF_CONVERSION = frozenset(("forward", "kfconvert_info", "kfconvert_refresh", "__
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", *sys.stdlib_module_names))
 # Among these, classes that hold what others put there.
-_HOLDERS = ("collections", "configparser", "fractions", "string", "torch.distributions.", "torch.optim.", "weakref")
+_HOLDERS = ("collections", "configparser", "fractions", "string", "torch.distributions.", "torch.optim.", "weakref") + (
+    "threading",
+    "queue",
+)
 
 
 def is_plain_object(value: Any) -> bool:
@@ -61,6 +67,8 @@ def is_of_author(module: str | None) -> bool:
 
 def items(value: Any) -> list[Any]:
     """What a list, tuple, set or dict holds; nothing for others."""
+    if isinstance(value, types.MappingProxyType):
+        value = gc.get_referents(value)[0]
     if isinstance(value, dict):
         return list(value.values())
     return list(value) if isinstance(value, (list, tuple, set, frozenset)) else []
@@ -125,6 +133,10 @@ def _copied(value: Any) -> Any:
         return frozenset(value)
     if isinstance(value, (collections.deque, bytearray, array.array)):
         return tuple(value)
+    if isinstance(value, multiprocessing.sharedctypes.SynchronizedBase):
+        value = value.get_obj()
+    if isinstance(value, (ctypes.Array, ctypes.Structure, ctypes._SimpleCData, memoryview)):
+        return (bytes(value),)
     if isinstance(value, contextvars.ContextVar):
         return (value.get(MISSING),)
     if isinstance(value, threading.local):  # what this thread has there
@@ -209,6 +221,8 @@ class Contents:
             return
         if isinstance(value, (collections.UserDict, collections.UserList)):
             value = value.data
+        if isinstance(value, types.MappingProxyType):
+            value = gc.get_referents(value)[0]
         if isinstance(value, GENERATORS):  # its state may change between calls; what matters is whether a call draws
             self.containers.setdefault(name, value)
             return
@@ -228,8 +242,12 @@ class Contents:
         elif isinstance(value, dict):
             if sized:
                 yield name, (value, ITEMS, tuple(value))
-            for key, item in [*list(value.items()), *getattr(value, "__dict__", {}).items()]:
-                yield name, (value if key in value else vars(value), key, item)
+            for key, item in list(value.items()):
+                yield name, (value, key, item)
+        attributes = getattr(value, "__dict__", None)  # of a subclass
+        for key, item in list(attributes.items()) if isinstance(attributes, dict) else ():
+            yield name, (attributes, key, item)
+            yield from self.of(f"{name}.{key}", item, sized, depth + 1)
         for item in known if isinstance(known, tuple) else items(value):
             yield from self.of(name, item, sized, depth + 1)
 

@@ -26,7 +26,7 @@ from .cuda_graphs import MOST_RECORDINGS, Ahead, CudaGraphs
 from .ledger import Ledger, MissWarning
 from .model_state import ModelState
 from .program import Program, UnfitTensors
-from .recompute import is_connected, needs_gradient, run_recorded
+from .recompute import has_reentrant_checkpoint, is_connected, needs_gradient, run_recorded
 from .shallow_copy import StateForCopies
 from .tensor_facts import ELEMENTS, facts
 from .weak_module import WeakModule
@@ -62,6 +62,8 @@ class Variant:
         if leaves is None:
             return "other arguments"
         refusal = self.region.guard.refusal(leaves)
+        if refusal is None and self.region.default_device not in (None, default_device()):
+            return f"the default device is {default_device()}, and was {self.region.default_device}"
         if refusal is None and not all(self.layout) and self.program.layout(leaves) != self.layout:
             return "an image has another memory format than that of the example, which was channels-last"
         if refusal is None and self.region.asked and self.facts_of(leaves) != self.facts:
@@ -230,8 +232,8 @@ class GuardedForward:
         if reason is not None:
             return self._missed(reason, args, kwargs)
         differentiable = self._differentiable(variant, parameters, leaves)
-        if differentiable is None:
-            return self._missed("one of its outputs is computed from another, and gradients are wanted", args, kwargs)
+        if isinstance(differentiable, str):
+            return self._missed(f"{differentiable}, and gradients are wanted", args, kwargs)
         model = self.model  # backward may come when nobody else holds it any more
         unchanged = variant.program.unchanged()
 
@@ -271,9 +273,9 @@ class GuardedForward:
 
     def _differentiable(
         self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]
-    ) -> tuple[bool, ...] | None:
+    ) -> tuple[bool, ...] | str:
         """Which of the flat outputs of the original have a gradient, given which of its parameters and arguments want
-        one; None where one output is computed from another. It is looked up in one run of the original."""
+        one; or why they cannot be computed later. It is looked up in one run of the original."""
         tensors = (*parameters, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
         wanted = bytes(tensor.requires_grad for tensor in tensors)
         known = variant.region.differentiable
@@ -283,13 +285,15 @@ class GuardedForward:
             known[wanted] = self._look_up_differentiable(variant, leaves)
         return known[wanted]
 
-    def _look_up_differentiable(self, variant: Variant, leaves: list[Any]) -> tuple[bool, ...] | None:
+    def _look_up_differentiable(self, variant: Variant, leaves: list[Any]) -> tuple[bool, ...] | str:
         # Hooks that keep what a forward saves for backward (checkpoints, offloading) must keep nothing of this run.
         unkept = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)
         with originals(), torch.enable_grad(), unkept:
             outputs = pytree.tree_leaves(self.original(**variant.region.call.keywords(leaves)))
         if is_connected(outputs):
-            return None
+            return "one of its outputs is computed from another"
+        if has_reentrant_checkpoint(outputs):
+            return "it has a reentrant checkpoint"
         return tuple(isinstance(output, torch.Tensor) and output.requires_grad for output in outputs)
 
     @contextmanager
@@ -394,12 +398,18 @@ def _has_hooks(parameter: torch.Tensor) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
+_CPU = torch.device("cpu")
 _MODULE_SOURCE = nn.Module._call_impl.__code__.co_filename
 
 
 def _called_module(frame: Any) -> nn.Module | None:
     """The module whose ``__call__`` runs in ``frame``, None for any other caller of its forward."""
     return frame.f_locals.get("self") if frame.f_code.co_filename == _MODULE_SOURCE else None
+
+
+def default_device() -> torch.device:
+    """``torch.get_default_device()``, faster where nobody has set one."""
+    return torch.get_default_device() if torch._C._len_torch_function_stack() else _CPU
 
 
 def _onlooker() -> str | None:

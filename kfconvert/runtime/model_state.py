@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -40,9 +40,20 @@ _GLOBAL_HOOKS = tuple(
 # without gradients.
 _OF_GRADIENTS = frozenset(("is_grad_enabled", "requires_grad", "grad_fn", "is_leaf"))
 # Switches that code can ask for.
-_SWITCHES = {
+_SWITCHES: dict[str, Callable[[], Any]] = {
     "is_inference_mode_enabled": torch.is_inference_mode_enabled,
     "are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
+    "_get_deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+    "get_deterministic_debug_mode": torch.get_deterministic_debug_mode,
+    "is_anomaly_enabled": torch.is_anomaly_enabled,
+    "get_float32_matmul_precision": torch.get_float32_matmul_precision,
+    "allow_tf32": lambda: (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32),
+    "benchmark": lambda: torch.backends.cudnn.benchmark,
+    "deterministic": lambda: torch.backends.cudnn.deterministic,
+    "enabled": lambda: (torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled),
+    "flash_sdp_enabled": torch.backends.cuda.flash_sdp_enabled,
+    "math_sdp_enabled": torch.backends.cuda.math_sdp_enabled,
+    "mem_efficient_sdp_enabled": torch.backends.cuda.mem_efficient_sdp_enabled,
 }
 _REPLACED = "a submodule or its forward was replaced after the conversion; convert it again"
 _CHANGED = "was changed after the conversion; convert it again"
@@ -84,7 +95,7 @@ class ModelState:
         stores = [module._parameters for module in model.modules()]
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
         self.parameters = [store[key] for store, key in self.parameter_places]
-        self.code = Code(model, reads)
+        self.code = Code(model, reads, looks)
         cached = self.code.of_cached
         reads |= {(type(module), name) for module in model.modules() for name in cached & vars(module).keys()} | cached
         self._reads, self._slots, self._unread, self._looks = reads, slots, unread, looks
@@ -234,9 +245,9 @@ class ModelState:
 class Code:
     """The Python code behind a model, which all copies of the model share."""
 
-    def __init__(self, model: nn.Module, reads: frozenset[Read]):
+    def __init__(self, model: nn.Module, reads: frozenset[Read], looks: bool):
         classes = [type(each) for each in (*model.modules(), *outside_modules(model), *configurations(model))]
-        walk = code_walk(classes, held_functions(model), reads, model)
+        walk = code_walk(classes, held_functions(model), reads, model, looks)
         found = list(walk.entries())
         self.asked_for = frozenset(walk.asked_for)
         # What a function with a cache reads was not seen in the trace if its answer was there already.

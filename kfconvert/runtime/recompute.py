@@ -43,6 +43,22 @@ def is_connected(outputs: list[Any]) -> bool:
     return False
 
 
+def has_reentrant_checkpoint(outputs: list[Any]) -> bool:
+    """Whether a checkpoint with ``use_reentrant=True`` is behind ``outputs``: it calls ``backward`` itself, and refuses
+    ``torch.autograd.grad``."""
+    seen: set[Any] = set()
+    pending = [output.grad_fn for output in outputs if isinstance(output, Tensor)]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        pending += [before for before, _ in node.next_functions]
+    return False
+
+
 def run_recorded(
     fused: Callable[[list[Any]], tuple[Any, ...]],
     original: Callable[[list[Any]], Any],

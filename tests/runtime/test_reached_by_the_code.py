@@ -2,14 +2,22 @@
 
 import collections
 import copy
+import dataclasses
 import enum
 import functools
+import multiprocessing
+import operator
+import queue
+import threading
 import types
 import weakref
 
+import numpy
 import pytest
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
+from torch import is_grad_enabled as asked_for_gradients
+from torch.utils.checkpoint import checkpoint
 
 from kfconvert import ModelConverter
 
@@ -55,11 +63,70 @@ def scaled_by_name(x, settings):
     return x * settings.scale
 
 
+@dataclasses.dataclass(slots=True)
+class Slots:
+    scale: float = 2.0
+
+
+class Outer:
+    class inner:  # noqa: N801  # as classes of settings are written
+        scale = 2.0
+        scales = [2.0]  # noqa: RUF012
+
+
+class Listing(list):
+    pass
+
+
+class Stored:
+    """Its attributes lie in a dict of its own, as those of some classes of settings do."""
+
+    def __init__(self, **values):
+        object.__setattr__(self, "_fields", values)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name not in self.__dict__.get("_fields", {}):
+            raise AttributeError(name)
+        return self._fields[name]
+
+    def __setattr__(self, name, value):
+        self._fields[name] = value
+
+
+@functools.lru_cache
+def settings():
+    return Settings()
+
+
+@functools.cache
+def settings_by_name(name):
+    return Settings()
+
+
+def listing():
+    held = Listing()
+    held.scale = 2.0
+    return held
+
+
+def python_module(name, **values):
+    module = types.ModuleType(name)
+    vars(module).update(values)
+    return module
+
+
 GLOBAL_ACT = Act()
 GLOBAL_SETTINGS = Settings()
 GLOBAL_SETTINGS.inner = Settings()
 REGISTRY = {"a": Settings()}
 NESTED = ([Settings()],)
+GLOBAL_SLOTS, GLOBAL_LISTING = Slots(), listing()
+ARRAY, QUEUE, BYTES, DEQUE = numpy.array([2.0]), queue.Queue(), bytearray([2]), collections.deque([2.0])
+SHARED, PROXY = multiprocessing.Value("d", 2.0), types.MappingProxyType({"a": Settings()})
+EVENT, TEMPERATURE = threading.Event(), torch.tensor(2.0)
+QUEUE.put(2.0)
+SIBLING = python_module("project.config", SCALE=2.0)
+PACKAGE, MODULES = python_module("project.models", config=SIBLING), {"c": python_module("project.other", SCALE=2.0)}
 
 
 class Net(nn.Module):
@@ -119,6 +186,20 @@ WAYS = {
     ),
     "object in a global dict": (lambda: None, lambda m, x: x * REGISTRY["a"].scale, lambda m: REGISTRY["a"]),
     "object in nested containers": (lambda: None, lambda m, x: x * NESTED[0][0].scale, lambda m: NESTED[0][0]),
+    "slots of a global object": (lambda: None, lambda m, x: x * GLOBAL_SLOTS.scale, lambda m: GLOBAL_SLOTS),
+    "attribute of a list": (listing, lambda m, x: x * m.held.scale, lambda m: m.held),
+    "attribute of a global list": (lambda: None, lambda m, x: x * GLOBAL_LISTING.scale, lambda m: GLOBAL_LISTING),
+    "class in a class": (lambda: None, lambda m, x: x * Outer.inner.scale, lambda m: Outer.inner),
+    "answer from a cache": (lambda: None, lambda m, x: x * settings().scale, lambda m: settings()),
+    "answer by name": (lambda: None, lambda m, x: x * settings_by_name("a").scale, lambda m: settings_by_name("a")),
+    "attributes in a dict": (lambda: Stored(scale=2.0), lambda m, x: x * m.held.scale, lambda m: m.held),
+    "object in a proxy": (lambda: None, lambda m, x: x * PROXY["a"].scale, lambda m: PROXY["a"]),
+    "named attribute": (
+        lambda: Settings(),
+        lambda m, x: x * operator.attrgetter("held.scale")(m),
+        lambda m: m.held,
+    ),
+    "evaluated text": (lambda: None, lambda m, x: eval("x * GLOBAL_SETTINGS.scale"), lambda m: GLOBAL_SETTINGS),
     "module in the globals": (lambda: None, lambda m, x: GLOBAL_ACT(x), lambda m: GLOBAL_ACT),
     "module of the class": (lambda: None, lambda m, x: m.act(x), lambda m: m.act),
     "module in a closure": (
@@ -201,6 +282,138 @@ def test_a_change_of_what_is_reached(way, change):
             setattr(holder, name, value)
             if isinstance(holder, Act):
                 holder.settings.scale = holder.scales[0] = 2.0
+
+
+# What a forward multiplies by, and changes there and back.
+READ = {
+    "global array": (lambda: float(ARRAY[0]), lambda v: ARRAY.__setitem__(0, v)),
+    "global deque": (lambda: DEQUE[0], lambda v: DEQUE.__setitem__(0, v)),
+    "global bytes": (lambda: BYTES[0], lambda v: BYTES.__setitem__(0, int(v))),
+    "global queue": (lambda: QUEUE.queue[0], lambda v: QUEUE.queue.__setitem__(0, v)),
+    "global event": (lambda: 3.0 if EVENT.is_set() else 2.0, lambda v: EVENT.set() if v == 3.0 else EVENT.clear()),
+    "shared value": (lambda: SHARED.value, lambda v: setattr(SHARED, "value", v)),
+    "element of a global tensor": (lambda: TEMPERATURE.item(), lambda v: TEMPERATURE.fill_(v)),
+    "list in a class in a class": (lambda: Outer.inner.scales[0], lambda v: Outer.inner.scales.__setitem__(0, v)),
+    "sibling of a Python module": (lambda: PACKAGE.config.SCALE, lambda v: setattr(SIBLING, "SCALE", v)),
+    "Python module in a dict": (lambda: MODULES["c"].SCALE, lambda v: setattr(MODULES["c"], "SCALE", v)),
+    "another answer": (
+        lambda: settings().scale,
+        lambda v: (settings.cache_clear(), setattr(settings(), "scale", v)),
+    ),
+}
+
+
+class Reading(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.linear, self.name = nn.Linear(8, 8), name
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * READ[self.name][0]()
+
+
+@pytest.mark.parametrize("name", READ)
+@torch.no_grad()
+def test_a_change_in_the_globals(name):
+    model = Reading(name).eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    before = model(X)
+    torch.testing.assert_close(fused(X), before)
+    assert hits(fused) == 1
+    READ[name][1](3.0)
+    try:
+        torch.testing.assert_close(fused(X), model(X))
+        assert not torch.allclose(model(X), before)
+    finally:
+        READ[name][1](2.0)
+
+
+def test_settings_with_a_setattr_of_their_own_are_left_alone():
+    model = Net("attributes in a dict", Stored(scale=2.0)).eval()
+    ModelConverter(select="all").convert_model(model, example_inputs=X, inplace=True)
+    assert model.held._fields == {"scale": 2.0} and type(model.held) is Stored
+
+
+class Asking(nn.Module):
+    ask = staticmethod(is_grad_enabled)
+
+    def __init__(self, way):
+        super().__init__()
+        self.linear, self.way, self.asked = nn.Linear(8, 8), way, {"a": torch.is_inference_mode_enabled}
+
+    def forward(self, x):
+        y = torch.relu(self.linear(x))
+        return y * 2 if ASKING[self.way](self) else y
+
+
+ASKING = {
+    "imported": lambda m: is_grad_enabled(),
+    "under another name": lambda m: asked_for_gradients(),
+    "of the class": lambda m: m.ask(),
+    "by name": lambda m: getattr(torch, "is_grad_enabled")(),  # noqa: B009
+}
+
+
+@pytest.mark.parametrize("way", ASKING)
+def test_a_question_for_gradients(way):
+    model = Asking(way).eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X), model(X))
+    torch.testing.assert_close(fused(X), model(X))
+
+
+class Held(Asking):
+    def forward(self, x):
+        y = torch.relu(self.linear(x))
+        return y * 2 if self.asked["a"]() else y
+
+
+def test_a_question_that_a_dict_holds():
+    model = Held("").eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    for mode in (torch.no_grad, torch.inference_mode, torch.no_grad):
+        with mode():
+            torch.testing.assert_close(fused(X), model(X))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return checkpoint(lambda y: torch.relu(self.linear(y)), x, use_reentrant=True) * 2
+
+
+def test_a_reentrant_checkpoint():
+    model = Checkpointed().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    grads = []
+    for each in (model, fused):
+        x = X.clone().requires_grad_()
+        each(x).sum().backward()
+        grads.append((x.grad, each.linear.weight.grad))
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+class Made(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)), torch.arange(4)
+
+
+@torch.no_grad()
+def test_another_default_device():
+    model = Made().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    assert fused(X)[1].device.type == "cpu"
+    with torch.device("meta"):
+        assert fused(X)[1].device == model(X)[1].device == torch.device("meta")
+    assert hits(fused) == 1 and fused(X)[1].device.type == "cpu" and hits(fused) == 2
 
 
 @torch.no_grad()
