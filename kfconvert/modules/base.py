@@ -76,6 +76,11 @@ class FusedModule(nn.Module):
         """
         raise TypeError(f"{type(self).__name__} has no plan of its own")
 
+    def merged_weights(self) -> list[torch.Tensor]:
+        """The weights that a plan reads as one tensor, in the order in which they should lie below each other in memory
+        so that it need not copy them; none by default."""
+        return []
+
     def _planned(self, sources: Sequence[torch.Tensor], *inputs) -> Plan:
         """The last :meth:`plan`, while the strategy stays the same and none of ``sources`` changes."""
         values, strategy = self._prepared(sources), self.choose(*inputs)

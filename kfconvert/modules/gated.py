@@ -20,8 +20,8 @@ class FusedGatedLinear(FusedModule):
     ``FusedLinear`` without an activation, kept as they are. ``activation``: one of
     ``kfconvert.ops.ACTIVATIONS``. ValueError where their sizes, dtypes or devices differ, and for an unknown
     activation.
-    Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "merged" (two layers: one product with a
-    derived concatenated weight), "kernel" (the live weights), each of them followed by
+    Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "merged" (two layers: one product with
+    the weights below each other, see :class:`FusedMergedLinear`), "kernel" (the live weights), each of them followed by
     ``kfconvert.ops.act_mul``, and "composition". Where a gradient is needed, under autocast and under
     ``torch.compile`` the differentiable operators run.
     """
@@ -74,6 +74,13 @@ class FusedGatedLinear(FusedModule):
             return self.projection.sources()
         tensors = [held(self.projection, name) for name in ("weight", "bias")]
         return [tensor for tensor in tensors if tensor is not None]
+
+    def merged_weights(self) -> list[torch.Tensor]:
+        """See :meth:`FusedModule.merged_weights`."""
+        if not isinstance(self.projection, FusedMergedLinear) or self.strategy in self.live_strategies:
+            return []
+        # The strategy of the projection is that of the last plan, which may have been one that was only tried.
+        return self.projection.weights()
 
     def plan(self, x: torch.Tensor) -> Plan:
         """See :meth:`FusedModule.plan`."""

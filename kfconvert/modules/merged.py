@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..ops.fused.linear_act import linear_act
+from ..runtime import whole
 from .base import FusedModule, Plan, held, takes_plain_path
 from .linear import FusedLinear
 
@@ -21,9 +22,10 @@ class FusedMergedLinear(FusedModule):
     ``linears``: two or more ``nn.Linear`` or Hugging Face ``Conv1D``, whose parameters are shared, or
     ``FusedLinear`` without an activation, kept as they are. ValueError for fewer, for an activation, and for
     input sizes, dtypes or devices that differ.
-    Strategies: "mkl" (CPU, float32: each weight packed on its own), "merged" (one product with the weights
-    concatenated, a copy that follows the parameters), "composition" (one product each). Where a gradient is
-    needed, under autocast and under ``torch.compile`` there is one product each.
+    Strategies: "mkl" (CPU, float32: each weight packed on its own), "merged" (one product with the weights below
+    each other: where they lie so, see ``runtime.merge``, as they are, else concatenated, a copy that follows the
+    parameters), "composition" (one product each). Where a gradient is needed, under autocast and under
+    ``torch.compile`` there is one product each.
     """
 
     live_strategies = ("composition",)
@@ -61,6 +63,14 @@ class FusedMergedLinear(FusedModule):
             linear_act(x, linear.oriented(held(linear, "weight")), held(linear, "bias")) for linear in self.linears
         )
 
+    def merged_weights(self) -> list[torch.Tensor]:
+        """See :meth:`FusedModule.merged_weights`."""
+        return [] if self.strategy in self.live_strategies else self.weights()
+
+    def weights(self) -> list[torch.Tensor]:
+        """Those of all linears, none where one is stored as (in, out)."""
+        return [] if any(linear.transposed for linear in self.linears) else [each.weight for each in self.linears]
+
     def plan(self, x: torch.Tensor) -> Plan:
         """See :meth:`FusedModule.plan`."""
         strategy = self.choose(x)
@@ -79,7 +89,7 @@ class FusedMergedLinear(FusedModule):
         return [(store, key) for store, key in super().places() if key != looked_up]
 
     def _merged(self) -> "_MergedProduct":
-        """One product for all plans: its concatenated weight lives as long as one of the plans that read it."""
+        """One product for all plans: a concatenated weight lives as long as one of the plans that read it."""
         values = self._prepared(self.sources())
         known = values.get("merged")
         product = known and known()
@@ -104,7 +114,8 @@ class _MergedProduct:
         weights = [linear.oriented(linear.weight) for linear in linears]
         biases = [linear.bias for linear in linears]
         self.sizes = [weight.shape[0] for weight in weights]
-        self.weight, self.bias = torch.cat(weights), None
+        below_each_other = whole(weights)
+        self.weight, self.bias = torch.cat(weights) if below_each_other is None else below_each_other, None
         if any(bias is not None for bias in biases):
             self.bias = torch.cat(
                 [weight.new_zeros(weight.shape[0]) if bias is None else bias for weight, bias in zip(weights, biases)]

@@ -16,6 +16,7 @@ from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record
 from .derived import Derived, memory_of
 from .guarded import Variant, default_device, guarded_forward, install, originals, uninstall
 from .ledger import Ledger
+from .merged_weights import merge, separate, whole
 from .model_state import global_hook, has_hooks, inner_hook
 from .program import Program
 from .random_generators import GENERATORS, as_bytes, generator_state, put_back
@@ -57,6 +58,7 @@ __all__ = [
     "inner_hook",
     "install",
     "memory_of",
+    "merge",
     "is_of_author",
     "is_plain_object",
     "originals",
@@ -66,8 +68,10 @@ __all__ = [
     "reads_of_attributes",
     "recorded_reads",
     "set_class",
+    "separate",
     "slotted",
     "uninstall",
     "unsteady",
+    "whole",
     "without_cache",
 ]

@@ -127,6 +127,11 @@ class Program:
         """The tensors of the model that the program reads. Raises UnfitTensors where one was removed."""
         return [tensor for tensor in self._tensors() if tensor is not None]
 
+    def merged_weights(self) -> list[list[Tensor]]:
+        """The weights of the model that a fused module reads as one tensor, for each that does; see ``merge``."""
+        self._tensors()  # those that lie elsewhere are copied over before the fused modules are asked
+        return [weights for name in self.fused if (weights := self.modules[name].merged_weights())]
+
     def unchanged(self) -> Unchanged:
         """Tells later whether the tensors are still as they are now. Raises UnfitTensors where one has no address."""
         tensors = self._tensors()

@@ -11,6 +11,8 @@ from support.state_changes import CHANGES, Alike, Subject, difference
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from kfconvert.conversion.steps import merge_weights
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -32,7 +34,9 @@ def alike(name: str) -> Alike:
     def arguments(seed: int) -> tuple:
         return stateful_models.arguments(original(name), seed)
 
-    return Alike(Subject(copy.deepcopy(original(name)), arguments), Subject(copy.deepcopy(converted(name)), arguments))
+    fused = copy.deepcopy(converted(name))
+    merge_weights(fused)  # as in a model that was just converted; in a copy each weight has memory of its own
+    return Alike(Subject(copy.deepcopy(original(name)), arguments), Subject(fused, arguments))
 
 
 # How the change is made, each time at another of its places: between two calls, in train mode, where no call is made,

@@ -1,0 +1,153 @@
+"""Weights that lie one below the other in one tensor, so that one product reads all of them and nothing is copied.
+
+The parameters keep their identity: :func:`merge` gives each a block of rows of a new tensor as its ``data``. A block
+has a storage of its own (it is handed over by DLPack), which is why whatever is done with the storage of a parameter
+goes on as before: ``torch.save`` and pickles write it alone, safetensors sees no shared memory, autograd and
+compilers see no views, and each parameter has its own version counter.
+
+Nothing but the parameters keeps the tensor alive. :func:`whole` looks it up by the address of its first block, so that
+whoever has the parameters finds it, and does not find it for parameters that lie elsewhere by now (deep copies,
+``.half()``, ``load_state_dict(assign=True)``, ``.data = ...``, a replaced one).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+# Blocks start at multiples of so many bytes, as PyTorch's memory on the CPU does: libraries are slower, and sum in
+# another order, where data is not aligned.
+_ALIGNMENT = 64
+
+
+class _Whole:
+    """The tensor of which weights are blocks of rows, while one of them is alive."""
+
+    def __init__(self, tensor: Tensor):
+        self._storage = StorageWeakRef(tensor.untyped_storage())
+        self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
+
+    def is_gone(self) -> bool:
+        return self._storage.expired()
+
+    def tensor(self) -> Tensor | None:
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+        if storage is None:
+            return None
+        return torch.empty(0, dtype=self._dtype, device=self._device).set_(storage, 0, self._shape, (self._shape[1], 1))
+
+
+# By the address of each block.
+_wholes: dict[int, _Whole] = {}
+_lock = threading.Lock()
+
+
+def whole(weights: Sequence[Tensor]) -> Tensor | None:
+    """One tensor (sum of rows, columns) whose blocks of rows are the memory of ``weights`` (rows, columns), in their
+    order; None where they do not lie so. It must not be written to."""
+    if not all(map(_is_matrix, weights)):
+        return None
+    found = _wholes.get(weights[0].data_ptr())
+    tensor = None if found is None else found.tensor()
+    if tensor is None:
+        return None
+    row = tensor.shape[1] * tensor.element_size()
+    start = (weights[0].data_ptr() - tensor.data_ptr()) // row
+    rows = [weight.shape[0] for weight in weights]
+    if start + sum(rows) > tensor.shape[0]:
+        return None
+    tensor = tensor.narrow(0, start, sum(rows))
+    return tensor if all(map(_is_block, weights, tensor.split(rows))) else None
+
+
+def _is_block(weight: Tensor, block: Tensor) -> bool:
+    return (
+        weight.data_ptr() == block.data_ptr()
+        and weight.shape == block.shape
+        and weight.stride() == block.stride()
+        and weight.dtype == block.dtype
+        and weight.device == block.device
+        and not weight.is_neg()
+    )
+
+
+def merge(weights: Sequence[Tensor]) -> list[Tensor] | None:
+    """Let the ``weights`` (rows, columns) be blocks of rows of one tensor.
+
+    Returns what held them until now, nothing where they lie so already. The caller keeps it until no call that has
+    begun before, in another thread, can still be reading it. None where the weights are left as they are: one of them
+    is no plain parameter, shares its memory with anything else (another tensor, an array, a file, another process), or
+    would not be aligned, or there is too little memory.
+    """
+    if whole(weights) is not None:
+        return []
+    if len({id(weight) for weight in weights}) < len(weights) or not all(map(_may_move, weights)):
+        return None
+    first = weights[0]
+    if any((w.dtype, w.device, w.shape[1]) != (first.dtype, first.device, first.shape[1]) for w in weights):
+        return None
+    # Tensors that were made under inference_mode could not be written to outside of it.
+    with torch.inference_mode(False), torch.no_grad():
+        try:
+            tensor = torch.cat([weight.detach() for weight in weights])
+        except (torch.OutOfMemoryError, MemoryError):
+            return None
+        before = [weight.detach() for weight in weights]
+        blocks = [torch.from_dlpack(block) for block in tensor.split([weight.shape[0] for weight in weights])]
+        for weight, block in zip(weights, blocks):
+            weight.data = block
+    found = _Whole(tensor)
+    with _lock:
+        for address in [address for address, known in _wholes.items() if known.is_gone()]:
+            del _wholes[address]
+        _wholes.update((block.data_ptr(), found) for block in blocks)
+    return before
+
+
+def separate(weights: Iterable[Tensor]) -> None:
+    """Give those of the ``weights`` that are blocks of a larger tensor memory of their own again."""
+    with torch.inference_mode(False), torch.no_grad():
+        for weight in weights:
+            if whole([weight]) is not None:
+                weight.data = weight.detach().clone()
+
+
+def _is_matrix(weight: Tensor) -> bool:
+    """Whether ``weight`` is a plain parameter of two dimensions that lies on the host or on a GPU."""
+    plain = type(weight) is nn.Parameter and weight.layout is torch.strided and weight.device.type in ("cpu", "cuda")
+    return plain and weight.dim() == 2 and weight.numel() > 0
+
+
+def _may_move(weight: Tensor) -> bool:
+    return (
+        _is_matrix(weight)
+        and weight.is_contiguous()
+        and not weight.is_inference()
+        and not weight.is_neg()
+        and weight.numel() * weight.element_size() % _ALIGNMENT == 0
+        and _is_alone(weight)
+    )
+
+
+def _is_alone(weight: Tensor) -> bool:
+    """Whether nobody else refers to the memory of ``weight``, who would write to it, or read it, in vain."""
+    storage = weight.untyped_storage()
+    if not storage.resizable() and whole([weight]) is None:  # memory of NumPy, a file, another library or process
+        return False
+    if weight.device.type == "cpu" and storage.is_shared():
+        return False
+    del storage
+    fresh = torch.empty(1, device=weight.device)
+    return _references(weight) == _references(fresh)
+
+
+def _references(tensor: Tensor) -> tuple[int, int]:
+    """How many refer to the storage of ``tensor``, and to the Python object of it."""
+    storage: Any = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)

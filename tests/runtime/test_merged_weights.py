@@ -1,0 +1,496 @@
+"""Weights of projections as blocks of one tensor: outputs follow them, no memory is taken, and files are as before."""
+
+import copy
+import gc
+import io
+import pickle
+import threading
+import warnings
+
+import numpy
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file, save_model
+from support import small_models
+from support.state_changes import assert_close
+from torch import nn
+
+import kfconvert
+from kfconvert.runtime import merge, separate, whole
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+WIDTH = 64
+
+
+class Projections(nn.Module):
+    """Attention's projections and a gated block. (batch, 64) -> (batch, 64)"""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, n, bias=n > 32) for n in (WIDTH, 32, 32))
+        self.gate, self.up = nn.Linear(WIDTH, 128), nn.Linear(WIDTH, 128)
+        self.down = nn.Linear(128, WIDTH)
+
+    def forward(self, x):
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        x = x + query.cos() * torch.cat([key.sin(), value.cos()], -1)
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def projections() -> nn.Module:
+    torch.manual_seed(0)
+    return Projections().eval()
+
+
+def x(seed=0, batch=3):
+    return torch.randn(batch, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def groups(model):
+    return [[model.query.weight, model.key.weight, model.value.weight], [model.gate.weight, model.up.weight]]
+
+
+def merged(model) -> int:
+    return sum(whole(weights) is not None for weights in groups(model))
+
+
+def converted(model=None, **options) -> nn.Module:
+    model = projections() if model is None else model
+    return small_models.convert(model, example_inputs=x(), validate_accuracy=False, **options)
+
+
+def bytes_held() -> int:
+    """Bytes of host memory in which tensors of this process lie; what several of them share counts once."""
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what libraries deprecate, when it is looked at
+        found = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter) and t.device.type == "cpu"]
+    spans = sorted({(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in (t.untyped_storage() for t in found)})
+    total, end = 0, 0
+    for start, stop in spans:
+        total += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+def of_model(model) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+# The functions
+
+
+def layers(*sizes, dtype=torch.float32):
+    return [nn.Parameter(torch.randn(size, 16).to(dtype)) for size in sizes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_merged_weights_are_blocks_of_one_tensor(dtype):
+    weights = layers(4, 8, 2, dtype=dtype)
+    values, ids = [w.detach().clone() for w in weights], list(map(id, weights))
+    assert whole(weights) is None
+    old = merge(weights)
+    assert [torch.equal(o, v) for o, v in zip(old, values, strict=True)] == [True] * 3
+    found = whole(weights)
+    assert torch.equal(found, torch.cat(values)) and list(map(id, weights)) == ids
+    assert all(torch.equal(w, v) and w.requires_grad and w.is_leaf for w, v in zip(weights, values))
+    assert merge(weights) == [] and whole(weights).data_ptr() == found.data_ptr()
+    assert torch.equal(whole(weights[1:]), torch.cat(values[1:]))
+    assert whole(weights[::-1]) is None and whole([*weights, weights[0]]) is None and whole(weights[::2]) is None
+    with torch.no_grad():
+        weights[1].mul_(2)
+    assert torch.equal(found[4:12], values[1] * 2) and [w._version for w in weights] == [0, 1, 0]
+    assert [w.untyped_storage().nbytes() for w in weights] == [w.numel() * w.itemsize for w in weights]
+
+
+def test_the_tensor_lives_as_long_as_a_parameter_in_it():
+    before = bytes_held()
+    weights = layers(256, 256)
+    merge(weights)
+    assert bytes_held() - before == 2 * 256 * 16 * 4
+    address = weights[0].data_ptr()
+    last = weights.pop()
+    assert last.data_ptr() == address + 256 * 16 * 4 and whole([last]) is not None
+    del weights, last
+    assert bytes_held() <= before
+
+
+def test_separated_weights_have_memory_of_their_own_again():
+    weights = layers(4, 8)
+    values = [w.detach().clone() for w in weights]
+    merge(weights)
+    separate([*weights, nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2).to_sparse())])
+    assert whole(weights) is None and all(map(torch.equal, weights, values))
+    assert all(w.untyped_storage().resizable() for w in weights) and merge(weights)
+
+
+def shared_with_an_array():
+    array = numpy.ones((4, 16), "float32")
+    return nn.Parameter(torch.from_numpy(array)), array
+
+
+def kept(view):
+    parameter = nn.Parameter(torch.randn(4, 16))
+    return parameter, view(parameter)
+
+
+def shared_with_processes():
+    parameter = nn.Parameter(torch.randn(4, 16))
+    parameter.share_memory_()
+    return parameter, None
+
+
+def made_under_inference_mode():
+    with torch.inference_mode():
+        return nn.Parameter(torch.randn(4, 16), requires_grad=False), None
+
+
+NOT_MOVED = {
+    "an array": shared_with_an_array,
+    "another tensor": lambda: kept(lambda p: p.detach()),
+    "a part of another": lambda: kept(lambda p: p.detach()[1:]),
+    "numpy": lambda: kept(lambda p: p.detach().numpy()),
+    "a storage": lambda: kept(lambda p: p.untyped_storage()),
+    "an old storage": lambda: kept(lambda p: p.storage()),
+    "dlpack": lambda: kept(lambda p: torch.utils.dlpack.to_dlpack(p.detach())),
+    "a larger tensor": lambda: (lambda big: (nn.Parameter(big[2:6]), big))(torch.randn(8, 16)),
+    "other processes": shared_with_processes,
+    "inference": made_under_inference_mode,
+    "transposed": lambda: (nn.Parameter(torch.randn(16, 4).t()), None),
+    "not aligned": lambda: (nn.Parameter(torch.randn(3, 5)), None),
+    "other columns": lambda: (nn.Parameter(torch.randn(4, 32)), None),
+    "another dtype": lambda: (nn.Parameter(torch.randn(4, 16).double()), None),
+    "a buffer": lambda: (torch.randn(4, 16), None),
+    "a subclass": lambda: (nn.Parameter(torch.randn(4, 16).as_subclass(type("Own", (torch.Tensor,), {}))), None),
+    "empty": lambda: (nn.Parameter(torch.randn(0, 16)), None),
+    "on meta": lambda: (nn.Parameter(torch.randn(4, 16, device="meta")), None),
+    "sparse": lambda: (nn.Parameter(torch.ones(4, 16).to_sparse()), None),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_MOVED)
+@pytest.mark.parametrize("first", [True, False])
+def test_what_somebody_else_refers_to_stays_where_it_is(kind, first):
+    special, holder = NOT_MOVED[kind]()
+    [plain] = layers(4)
+    weights = [special, plain] if first else [plain, special]
+    places = [w.data_ptr() if w.layout is torch.strided else None for w in weights]
+    assert merge(weights) is None
+    assert [w.data_ptr() if w.layout is torch.strided else None for w in weights] == places
+    del holder
+
+
+def test_one_weight_cannot_be_two_blocks():
+    [weight] = layers(4)
+    assert merge([weight, weight]) is None
+
+
+# Conversions
+
+
+def test_a_converted_model_takes_no_more_memory():
+    model, before = projections(), bytes_held()
+    parameters, places = dict(model.named_parameters()), [p.data_ptr() for p in model.parameters()]
+    fused = converted(model, inplace=True)
+    assert fused is model and merged(model) == 2
+    assert dict(model.named_parameters()).keys() == parameters.keys()
+    assert all(p is parameters[name] for name, p in model.named_parameters())
+    assert places != [p.data_ptr() for p in model.parameters()]
+    with torch.no_grad():
+        for batch in (3, 4, 3):
+            model(x(batch=batch))
+    assert small_models.guard(model)["hits"] == 3
+    # Besides the weights there are two biases below each other.
+    assert bytes_held() - before <= 0.03 * of_model(model)
+
+
+def test_the_model_that_was_passed_in_is_not_touched():
+    model = projections()
+    places = [p.data_ptr() for p in model.parameters()]
+    fused = converted(model)
+    assert merged(fused) == 2 and merged(model) == 0 and places == [p.data_ptr() for p in model.parameters()]
+
+
+def test_a_model_that_is_given_back_has_its_weights_as_they_were(monkeypatch):
+    monkeypatch.setattr("kfconvert.converter.time", lambda *arguments: Slower())
+    converter, model = kfconvert.ModelConverter(), projections()
+    wanted = model(x())
+    fused = converter.convert_model(model, example_inputs=x(), inplace=True)
+    assert converter.conversion_stats["reverted"] and merged(fused) == 0
+    assert all(p.untyped_storage().resizable() for p in fused.parameters())
+    assert_close(fused(x()), wanted, "given back")
+
+
+class Slower:
+    """Timings of a conversion that made the model slower."""
+
+    low = high = ratio = 0.5
+
+    def speedup(self, name):
+        return self
+
+    def summary(self):
+        return "0.50"
+
+    def as_dict(self):
+        return {"timings": {}, "speedups": {}}
+
+
+def test_a_conversion_once_more_and_in_place_finds_the_weights_merged():
+    model, expected = projections(), projections()(x())
+    before = bytes_held()
+    for _ in range(2):
+        converted(model, inplace=True)
+        with torch.no_grad():
+            assert_close(model(x()), expected, "converted again")
+        assert merged(model) == 2
+    assert bytes_held() - before <= 0.05 * of_model(model)
+
+
+def test_two_models_with_a_submodule_in_common():
+    shared = projections()
+    both = [nn.Sequential(shared, nn.Linear(WIDTH, 4)).eval() for _ in range(2)]
+    alone = copy.deepcopy(both)
+    fused = [converted(model, inplace=True) for model in both]
+    assert merged(shared) == 2
+    for step in range(2):
+        for model, original in zip(fused, alone):
+            with torch.no_grad():
+                assert_close(model(x(step)), original(x(step)), "shared")
+        for each in (shared, alone[0][0]):
+            with torch.no_grad():
+                each.key.weight.mul_(-2), each.up.weight.add_(1)
+
+
+def test_weights_in_two_groups_lie_in_one_of_them():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = projections(), projections()
+            self.second.key.weight, self.second.up = self.first.key.weight, self.first.up
+
+        def forward(self, y):
+            return self.second(self.first(y))
+
+    model = Tied().eval()
+    fused = converted(model)
+    assert merged(fused.first) == 2 and merged(fused.second) == 0
+    for step in range(2):
+        with torch.no_grad():
+            assert_close(fused(x(step)), model(x(step)), "tied")
+            for each in (model, fused):
+                each.first.key.weight.mul_(-2), each.second.up.weight.add_(1)
+
+
+def test_an_optimizer_made_before_the_conversion_trains_on():
+    both, seeds = [projections(), projections()], range(3)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1, fused=True) for model in both]
+    fused = converted(both[0], inplace=True)
+    for seed in seeds:
+        for model, optimizer in zip((fused, both[1]), optimizers):
+            model.train()
+            optimizer.zero_grad()
+            model(x(seed)).square().sum().backward()
+            optimizer.step()
+            model.eval()
+        assert merged(fused) == 2
+        with torch.no_grad():
+            assert_close(fused(x(seed)), both[1](x(seed)), f"after step {seed}")
+
+
+# What becomes of the memory of the weights; False where they have memory of their own afterwards, and are copied.
+def _each(function):
+    def apply(model):
+        for parameter in model.parameters():
+            function(parameter)
+        return model
+
+    return apply
+
+
+def _within(function):
+    def apply(model):
+        with torch.no_grad():
+            function(model)
+        return model
+
+    return apply
+
+
+def _loaded(assign):
+    state = {name: p.detach() * -1.5 for name, p in projections().state_dict().items()}
+    return lambda model: (model.load_state_dict({k: v.clone() for k, v in state.items()}, assign=assign), model)[1]
+
+
+def _emptied(model):
+    state = copy.deepcopy(model.state_dict())
+    model.to_empty(device="cpu").load_state_dict(state)
+    return model
+
+
+def _exchanged(model):
+    model.gate.weight, model.up.weight = model.up.weight, model.gate.weight
+    return model
+
+
+def _flattened(model):
+    flat = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(flat + 1, model.parameters())
+
+
+def _swapped(model):
+    torch.utils.swap_tensors(model.key.weight, nn.Parameter(torch.ones(32, WIDTH)))
+    return model
+
+
+def _given(name, make):
+    def apply(model):
+        setattr(model.get_submodule(name), "weight", make(model))
+        return model
+
+    return apply
+
+
+STATE_CHANGES = {
+    "nothing": (lambda model: model, 2),
+    "in place": (_within(lambda m: m.key.weight.mul_(-2)), 2),
+    "through data": (_within(lambda m: m.key.weight.data.mul_(-2)), 2),
+    "through numpy": (_within(lambda m: m.value.weight.numpy().__imul__(-2)), 2),
+    "through a storage": (_within(lambda m: m.up.weight.untyped_storage().copy_(m.gate.weight.untyped_storage())), 2),
+    "load_state_dict": (_loaded(assign=False), 2),
+    "load_state_dict that assigns": (_loaded(assign=True), 0),
+    "to the same device": (lambda model: model.to("cpu"), 2),
+    "to and from double": (lambda model: model.double().float(), 0),
+    "to and from half": (lambda model: model.half().float(), 0),
+    "to empty memory": (_emptied, 0),
+    "share_memory": (lambda model: model.share_memory(), 0),
+    "deep copy": (copy.deepcopy, 0),
+    "pickle": (lambda model: pickle.loads(pickle.dumps(model)), 0),
+    "data of all": (_each(lambda p: setattr(p, "data", p.data * -1.5)), 0),
+    "data of one": (lambda m: (setattr(m.key.weight, "data", m.key.weight.data * -1.5), m)[1], 1),
+    "a replaced one": (_given("up", lambda m: nn.Parameter(torch.ones(128, WIDTH))), 1),
+    "a tied one": (_given("up", lambda m: m.gate.weight), 1),
+    "exchanged ones": (_exchanged, 1),
+    "set_": (_within(lambda m: m.key.weight.set_(torch.ones(32, WIDTH))), 1),
+    "swap_tensors": (_swapped, 1),
+    "requires_grad in part": (lambda m: (m.key.weight.requires_grad_(False), m)[1], 2),
+    "a hook on a parameter": (lambda m: (m.key.weight.register_hook(lambda g: g * 2), m)[1], 2),
+    "dlpack": (_within(lambda m: torch.from_dlpack(m.key.weight.detach()).mul_(-2)), 2),
+    "flattened": (_within(_flattened), 0),
+}
+
+
+@pytest.mark.parametrize("change", STATE_CHANGES)
+def test_outputs_follow_every_change_of_the_weights(change):
+    apply, still = STATE_CHANGES[change]
+    original, fused = projections(), converted()
+    for model in (original, fused):
+        with torch.no_grad():
+            model(x())
+    original, fused = apply(original), apply(fused)
+    assert merged(fused) == still
+    for step in range(2):
+        with torch.no_grad():
+            assert_close(fused(x(step)), original(x(step)), change)
+        for model in (original, fused):
+            model.zero_grad()
+            model(x(step)).square().sum().backward()
+        pairs = list(zip(fused.parameters(), original.parameters(), strict=True))
+        assert_close([p.grad for p, _ in pairs], [p.grad for _, p in pairs], f"{change}: gradients")
+        with torch.no_grad():
+            for model in (original, fused):
+                model.value.weight.mul_(-1.5), model.gate.weight.sub_(0.25)
+
+
+def test_calls_of_other_threads_while_weights_are_merged_and_separated():
+    model, wrong = projections(), []
+    expected, stop = model(x()).detach(), threading.Event()
+
+    def call():
+        while not stop.is_set():
+            with torch.no_grad():
+                if not torch.allclose(model(x()), expected, atol=1e-4):
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    [thread.start() for thread in threads]
+    kept = []
+    for _ in range(50):
+        for weights in groups(model):
+            kept += merge(weights) or ()
+            kept += [whole(weights)] if whole(weights) is not None else ()
+        separate(model.parameters())
+    stop.set()
+    [thread.join() for thread in threads]
+    assert not wrong and len(kept) >= 50
+
+
+# Files
+
+
+def size(write) -> int:
+    buffer = io.BytesIO()
+    write(buffer)
+    return len(buffer.getvalue())
+
+
+WRITERS = {
+    "torch.save of the state": lambda m, f: torch.save(m.state_dict(), f),
+    "torch.save of a part": lambda m, f: torch.save(m.model.layers[0].self_attn.q_proj.state_dict(), f),
+    "pickle of parameters": lambda m, f: pickle.dump(list(m.parameters()), f),
+}
+
+
+@pytest.fixture(scope="module")
+def llamas() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=1, vocab_size=100, use_cache=False)
+    model = transformers.LlamaForCausalLM(config).eval()
+    fused = small_models.convert(model, example_inputs={"input_ids": torch.arange(24).reshape(2, 12)})
+    for layer in fused.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        assert whole([p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj)]) is not None
+        assert whole([mlp.gate_proj.weight, mlp.up_proj.weight]) is not None
+    return model, fused
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_pickled_files_do_not_grow(llamas, writer):
+    before, after = (size(lambda file, m=model: WRITERS[writer](m, file)) for model in llamas)
+    assert after <= before + 64
+
+
+def file_of(path):
+    return next(path.glob("*.safetensors")) if path.is_dir() else path
+
+
+FILES = {
+    "save_file": lambda m, path: save_file(m.state_dict(), path),
+    "save_model": lambda m, path: save_model(m, path),
+    "save_pretrained": lambda m, path: m.save_pretrained(path),
+}
+
+
+@pytest.mark.parametrize("writer", FILES)
+def test_safetensors_are_the_same(llamas, writer, tmp_path):
+    contents = []
+    for name, model in zip(("original", "fused"), llamas):
+        FILES[writer](model, tmp_path / name)
+        contents.append(file_of(tmp_path / name).read_bytes())
+    assert contents[0] == contents[1]
+
+
+def test_an_artifact_is_as_large_as_the_weights_and_is_merged_when_it_is_loaded(llamas, tmp_path):
+    model, fused = llamas
+    folder = kfconvert.save(fused, tmp_path / "saved")
+    save_file(model.state_dict(), tmp_path / "plain.safetensors")
+    sizes = [file.stat().st_size for file in (folder / "model.safetensors", tmp_path / "plain.safetensors")]
+    assert sizes[0] <= sizes[1] + 64
+    loaded = kfconvert.load(folder, model=copy.deepcopy(model))
+    attention = loaded.model.layers[0].self_attn
+    assert whole([p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj)]) is not None
+    ids = torch.arange(36).reshape(3, 12)
+    with torch.no_grad():
+        assert_close(loaded(input_ids=ids).logits, model(input_ids=ids).logits, "loaded")
