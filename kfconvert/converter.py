@@ -19,6 +19,7 @@ from .conversion import (
     calls_between_checks,
     hand_over,
     match,
+    memory,
     prepare,
     programs,
     replace,
@@ -107,7 +108,8 @@ class ModelConverter:
             dtype: floating-point dtype to bring the model and its inputs to. By default the model keeps its own, and
                 gets ``example_inputs`` as they are, or in its own dtype where it does not take them so.
             inplace: convert ``model`` itself instead of a deep copy.
-            progress: called with (stage, done, total); stages "trace", "match", "select", "replace", "validate".
+            progress: called with (stage, done, total); stages "trace", "match", "select", "replace", "validate",
+                "memory", "time".
 
         Raises:
             ConversionError: the model cannot run with these inputs, dtype or device.
@@ -143,6 +145,7 @@ class ModelConverter:
             elif verdict.dropped:
                 variants = programs(captures, stages)
             ledger = replace(prepared.model, variants, self.max_recordings, self.static_outputs)
+            taken = memory(prepared, captures, stages)
             wanted = None if self.cuda_graphs == "auto" else bool(self.cuda_graphs)
             timings, reverted = time(prepared, captures, ledger, wanted, stages), verdict.reverted
             speedup = None if timings is None else timings.speedup("converted")
@@ -164,6 +167,7 @@ class ModelConverter:
                 verdict.accuracy,
                 timings,
                 reverted,
+                taken,
             )
         )
         self._classes = module_classes(prepared.model)

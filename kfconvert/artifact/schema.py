@@ -85,6 +85,18 @@ class _CudaGraphs(_Part):
     static_outputs: bool = False
 
 
+class _Peak(_Part):
+    original: int | None
+    converted: int | None
+
+
+class _Memory(_Part):
+    weights: int
+    derived: int | None
+    recordings: int
+    peak: _Peak
+
+
 class _Statistics(_Part):
     """``conversion_stats``."""
 
@@ -100,6 +112,7 @@ class _Statistics(_Part):
     seconds: dict[str, float] = {}
     check_weights: int | None = Field(None, ge=0)
     cuda_graphs: _CudaGraphs | None = None
+    memory: _Memory | None = None
     not_written: list[str] | None = None
     asked: list[str] = []
     environment: dict[str, Any] = {}

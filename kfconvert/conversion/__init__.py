@@ -2,6 +2,7 @@
 
 from .captures import Captures, gathered, trace
 from .layouts import Layouts
+from .memory_use import memory
 from .own_state import OwnState
 from .preparation import ConversionError, first_line, prepare, resolve_device
 from .selector import Decision, Selector
@@ -25,6 +26,7 @@ __all__ = [
     "gathered",
     "hand_over",
     "match",
+    "memory",
     "prepare",
     "programs",
     "replace",

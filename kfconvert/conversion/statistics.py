@@ -31,8 +31,8 @@ def conversion_stats(result: Result) -> dict[str, Any]:
     no time to look at), ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``seconds`` a stage, ``check_weights``
     (calls, 0 for never), ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of
     tensors, see ``runtime.tensor_facts``), ``not_written`` (attributes that the forward sets for others to read, which
-    fused calls leave as they are), ``environment``, ``model``, ``inputs``, ``layout``, ``reverted`` and
-    ``nothing_fused`` (None or why).
+    fused calls leave as they are), ``memory`` (see ``_memory``), ``environment``, ``model``, ``inputs``, ``layout``,
+    ``reverted`` and ``nothing_fused`` (None or why).
     """
     main = result.captures.outermost()
     sites = [site for captured in main for site in captured.sites]
@@ -65,6 +65,7 @@ def conversion_stats(result: Result) -> dict[str, Any]:
         "asked": sorted(result.asked),
         "check_weights": result.check_weights,
         "cuda_graphs": result.ledger.graphs.info(),
+        "memory": _memory(result),
         "not_written": sorted(result.not_written) if applied.total() else [],
         "layout": "channels_last" if any(captured.channels_last for captured in main) else "contiguous",
         "reverted": result.reverted,
@@ -75,6 +76,17 @@ def conversion_stats(result: Result) -> dict[str, Any]:
 def _near_miss(miss: NearMiss, region: str) -> dict[str, str | None]:
     module = ".".join(filter(None, (region, miss.site)))
     return {"pattern": miss.pattern, "module": module, "reason": miss.reason, "location": miss.location}
+
+
+def _memory(result: Result) -> dict[str, Any] | None:
+    """Bytes, measured with the example: ``weights`` (parameters and buffers, what they share counted once), ``derived``
+    (what the converted model keeps besides, such as folded and packed weights), ``recordings`` (CUDA graphs) and
+    ``peak``, {"original", "converted"}: the most that a forward, launched and not replayed, allocates beyond all these,
+    its outputs included. None where it could not be measured, or nothing was fused."""
+    if result.memory is None:
+        return None
+    kept = {"derived": 0} if result.reverted else {}
+    return {**result.memory, **kept, "recordings": result.ledger.graphs.info()["bytes"]}
 
 
 def _environment(result: Result) -> dict[str, Any]:

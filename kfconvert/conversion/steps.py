@@ -60,6 +60,7 @@ class Result:
     accuracy: ValidationResult | None = None
     timings: Comparison | None = None
     reverted: str | None = None
+    memory: dict[str, Any] | None = None
 
 
 def programs(captures: Captures, stages: Stages) -> dict[str, list[Variant]]:

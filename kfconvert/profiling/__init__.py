@@ -1,5 +1,6 @@
 """How fast functions and models are, and what their calls move, launch and allocate."""
 
+from .allocations import Allocation, allocation, bytes_of
 from .bandwidth import copy_bandwidth
 from .benchmarks import benchmark_kernel, quick_benchmark
 from .comparison import Comparison, Speedup, Timing, benchmark_callable, compare_timings
@@ -8,14 +9,17 @@ from .measurement import Measurement
 from .models import profile_model_inference
 
 __all__ = [
+    "Allocation",
     "Comparison",
     "ImplementationResult",
     "KernelProfiler",
     "Measurement",
     "Speedup",
     "Timing",
+    "allocation",
     "benchmark_callable",
     "benchmark_kernel",
+    "bytes_of",
     "compare_functions",
     "compare_timings",
     "copy_bandwidth",

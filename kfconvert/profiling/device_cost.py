@@ -8,6 +8,8 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from .allocations import allocation
+
 # Seconds to wait in a profiler session before its first kernel, one attempt after the other: the profiler
 # drops kernels whose time, on a device clock that has drifted, lies before the session
 # (pytorch/pytorch#192021).
@@ -39,12 +41,8 @@ def peak_memory(call: Callable[[], Any], device: torch.device) -> int | None:
     """
     if device.type != "cuda":
         return None
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    call()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    allocated = allocation(call, device)
+    return None if allocated is None else allocated.peak
 
 
 def _kernels(call: Callable[[], Any], device: torch.device, pause_s: float) -> list[str]:

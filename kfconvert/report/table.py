@@ -84,6 +84,21 @@ def graphs_line(stats: dict[str, Any]) -> str:
     return "; ".join(told)
 
 
+def memory_line(stats: dict[str, Any]) -> str:
+    """One line on memory: the weights, what the conversion keeps besides, and the peaks of a forward beyond these."""
+    memory = stats.get("memory")
+    if not memory:
+        return ""
+    parts = [f"weights {_bytes(memory['weights'])}"]
+    for name in ("derived", "recordings"):
+        if memory[name]:
+            parts.append(f"{name} {_bytes(memory[name])} ({100 * memory[name] / max(1, memory['weights']):.0f} %)")
+    peak = memory["peak"]
+    if peak["original"] is not None and peak["converted"] is not None:
+        parts.append(f"peak of a forward {_bytes(peak['original'])} -> {_bytes(peak['converted'])}")
+    return ", ".join(parts)
+
+
 def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: str | None = None) -> RenderableType:
     """The report of one model for a terminal.
 
@@ -108,6 +123,9 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
     graphs = graphs_line(stats)
     if graphs:
         facts.add_row("CUDA graphs", Text(graphs))
+    memory = memory_line(stats)
+    if memory:
+        facts.add_row("memory", Text(memory))
     if weights:
         facts.add_row("weights", Text(weights, style="bold yellow" if weights == "random" else ""))
     captured = _captured(stats)
@@ -218,6 +236,10 @@ def _kind(reason: str) -> str:
 
 def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.1e}"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if abs(count) >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 
 def _time(timing: dict[str, Any]) -> str:

@@ -398,7 +398,7 @@ def test_progress_is_reported_in_order():
     ModelConverter(select="all").convert_model(
         mlp(), input_shape=(4, 16), progress=lambda stage, done, total: stages.append(stage)
     )
-    assert list(dict.fromkeys(stages)) == ["trace", "match", "select", "replace", "validate", "time"]
+    assert list(dict.fromkeys(stages)) == ["trace", "match", "select", "replace", "validate", "memory", "time"]
 
 
 def test_shared_weights_and_repeated_modules():

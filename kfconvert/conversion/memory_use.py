@@ -1,0 +1,41 @@
+"""What a conversion does to memory, measured with the example: weights, what is derived of them, peaks of a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..profiling import Allocation, allocation, bytes_of
+from ..runtime import originals
+from .captures import Captures
+from .preparation import Prepared
+from .stages import Stages
+
+
+def memory(prepared: Prepared, captures: Captures, stages: Stages) -> dict[str, Any]:
+    """Bytes, as ``conversion_stats`` has them. The programs of the converted model are in place, and have not run."""
+    model, own = prepared.model, prepared.call.copied()
+
+    def converted() -> Any:
+        return model(*own.args, **own.kwargs)
+
+    def original() -> Any:
+        with originals():
+            return converted()
+
+    def allocated(call: Callable[[], Any]) -> Allocation | None:
+        with torch.no_grad():
+            return allocation(call, prepared.device)
+
+    first = before = after = None
+    if any(captured.applied for captured in captures.outermost()):
+        with stages.stage("memory", 1) as advance:
+            before, first, after = allocated(original), allocated(converted), allocated(converted)
+            advance()
+    return {
+        "weights": bytes_of([*model.parameters(), *model.buffers()]),
+        "derived": first.kept if first else None,
+        "peak": {"original": before.peak if before else None, "converted": after.peak if after else None},
+    }
