@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +18,11 @@ from .conversion import (
     Selector,
     Stages,
     calls_between_checks,
+    drop_for_memory,
     hand_over,
     match,
     memory,
+    merge_weights,
     prepare,
     programs,
     replace,
@@ -55,6 +58,9 @@ class ModelConverter:
         max_recordings: how many such recordings there may be of each program, 16 by default.
         static_outputs: hand out the outputs of a replay where the recording wrote them, which saves copying them: they
             hold until the next call with inputs of the same sizes. Each recording has memory of its own then.
+        max_extra_memory: how much all programs together may keep of what they derive from weights (folded and packed
+            ones), as measured with the example: bytes as an int, or as a float a share of the memory of the weights and
+            buffers. Sites that gain least are dropped until that holds. None for no bound.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class ModelConverter:
         cuda_graphs: bool | str = "auto",
         max_recordings: int = MOST_RECORDINGS,
         static_outputs: bool = False,
+        max_extra_memory: float | None = None,
     ):
         if cuda_graphs not in (True, False, "auto"):
             raise ConversionError(f"cuda_graphs must be True, False or 'auto', not {cuda_graphs!r}")
@@ -75,11 +82,15 @@ class ModelConverter:
             raise ConversionError(f"check_weights must be a number of calls, 0 for never, not {check_weights!r}")
         if type(max_recordings) is not int or max_recordings < 1:
             raise ConversionError(f"max_recordings must be a number of recordings, at least 1, not {max_recordings!r}")
+        if max_extra_memory is not None and not _is_bound(max_extra_memory):
+            raise ConversionError(
+                f"max_extra_memory must be bytes as an int or a share as a float, at least 0, not {max_extra_memory!r}"
+            )
         try:
             check_threshold(accuracy_threshold)
         except ValueError as error:
             raise ConversionError(str(error)) from None
-        self.check_weights = check_weights
+        self.check_weights, self.max_extra_memory = check_weights, max_extra_memory
         self.cuda_graphs, self.max_recordings, self.static_outputs = cuda_graphs, max_recordings, static_outputs
         self.validate_accuracy = validate_accuracy
         self.accuracy_threshold = accuracy_threshold
@@ -140,12 +151,17 @@ class ModelConverter:
             layouts.select(stages)
             variants = programs(captures, stages)
             verdict = validate(prepared, captures, layouts, threshold if self.validate_accuracy else None, stages)
+            bound = self.max_extra_memory
+            while bound is not None and not verdict.reverted and drop_for_memory(prepared, captures, bound):
+                variants = programs(captures, stages)
+                verdict = validate(prepared, captures, layouts, threshold if self.validate_accuracy else None, stages)
             if verdict.reverted:
                 variants = {}
             elif verdict.dropped:
                 variants = programs(captures, stages)
             ledger = replace(prepared.model, variants, self.max_recordings, self.static_outputs)
-            taken = memory(prepared, captures, stages)
+            prepared.moved += merge_weights(prepared.model, variants)
+            taken = memory(prepared, captures, stages, bound)
             wanted = None if self.cuda_graphs == "auto" else bool(self.cuda_graphs)
             timings, reverted = time(prepared, captures, ledger, wanted, stages), verdict.reverted
             speedup = None if timings is None else timings.speedup("converted")
@@ -185,6 +201,10 @@ class ModelConverter:
         return Explanation(self.conversion_stats, self._classes)
 
 
+def _is_bound(limit: Any) -> bool:
+    return type(limit) in (int, float) and 0 <= limit < math.inf
+
+
 def auto_convert_model(
     model: nn.Module,
     input_shape: Sequence[int] | None = None,
@@ -199,6 +219,7 @@ def auto_convert_model(
     cuda_graphs: bool | str = "auto",
     max_recordings: int = MOST_RECORDINGS,
     static_outputs: bool = False,
+    max_extra_memory: float | None = None,
 ) -> nn.Module:
     """``ModelConverter(...).convert_model(...)`` in one call; see there."""
     converter = ModelConverter(
@@ -208,6 +229,7 @@ def auto_convert_model(
         cuda_graphs=cuda_graphs,
         max_recordings=max_recordings,
         static_outputs=static_outputs,
+        max_extra_memory=max_extra_memory,
     )
     return converter.convert_model(
         model, input_shape, device, example_inputs=example_inputs, dtype=dtype, inplace=inplace

@@ -19,6 +19,7 @@ from ..conversion import (
     gathered,
     hand_over,
     match,
+    merge_weights,
     programs,
     replace,
 )
@@ -53,7 +54,9 @@ def replay(
         captures = _captures(model, device, calls, parts, asked, stages)
         match(captures, stages)
         _decide(captures, statistics)
-        ledger = replace(model, programs(captures, stages), most, static_outputs)
+        variants = programs(captures, stages)
+        ledger = replace(model, variants, most, static_outputs)
+        merge_weights(model, variants)
         own_state.restore()
     ledger.graphs.enabled = can_record(device) and bool(recorded.get("enabled"))
     check_weights = calls_between_checks(statistics.get("check_weights"), device)

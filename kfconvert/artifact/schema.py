@@ -93,6 +93,7 @@ class _Peak(_Part):
 class _Memory(_Part):
     weights: int
     derived: int | None
+    allowed: int | None = None
     recordings: int
     peak: _Peak
 

@@ -65,6 +65,17 @@ class _Folder(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _Memory(click.ParamType):
+    name = "memory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|B|KiB|MiB|GiB)", value) if isinstance(value, str) else None
+        if match is None:
+            self.fail(f"{value!r} is neither a share such as 5% nor a size such as 64MiB", param, ctx)
+        number, unit = float(match[1]), match[2]
+        return number / 100 if unit == "%" else int(number * 1024 ** ("B", "KiB", "MiB", "GiB").index(unit))
+
+
 class _Shape(click.ParamType):
     name = "shape"
 
@@ -143,6 +154,12 @@ def spread_models(args: list[str]) -> list[str]:
     show_default=True,
     help="On CUDA, record the forward and replay it; auto does so where it is faster.",
 )
+@click.option(
+    "--max-extra-memory",
+    type=_Memory(),
+    metavar="SIZE",
+    help="Most memory for what is derived from weights: 64MiB, or 5% of that of the weights.  [default: no bound]",
+)
 @click.option("--list-models", is_flag=True, help="List the names known without a network.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on stdout.")
 @click.option("--version", is_flag=True, help="Print the versions and whether compiled kernels are there.")
@@ -157,6 +174,7 @@ def command(
     seq_len: int | None,
     weights: str,
     cuda_graphs: str,
+    max_extra_memory: float | None,
     list_models: bool,
     as_json: bool,
     version: bool,
@@ -186,9 +204,11 @@ def command(
         from .jobs import Jobs
 
         sizes = {"batch_size": batch_size, "seq_len": seq_len}
-        jobs = Jobs(
-            save_path, device, dtype, weights, sizes, cuda_graphs if cuda_graphs == "auto" else cuda_graphs == "on"
-        )
+        options = {
+            "cuda_graphs": cuda_graphs if cuda_graphs == "auto" else cuda_graphs == "on",
+            "max_extra_memory": max_extra_memory,
+        }
+        jobs = Jobs(save_path, device, dtype, weights, sizes, options)
         results = jobs.run(names, show=None if as_json else _show(), say_error=_say_error)
         if as_json:
             click.echo(json.dumps({"kfconvert": __version__, "models": results}, indent=2))

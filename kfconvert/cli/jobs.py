@@ -39,7 +39,7 @@ class Jobs:
         save_path: each model is saved in a folder of its own below it; None saves nothing.
         device, dtype: as the user wrote them; ``"auto"`` is CUDA where there is a GPU.
         sizes: ``batch_size`` and ``seq_len`` of ``zoo.resolve``.
-        cuda_graphs: as of ``ModelConverter``.
+        options: of ``ModelConverter``.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Jobs:
         dtype: str,
         weights: str,
         sizes: dict[str, Any],
-        cuda_graphs: bool | str = "auto",
+        options: Mapping[str, Any] | None = None,
     ):
-        self.save_path, self.weights, self.sizes, self.cuda_graphs = save_path, weights, sizes, cuda_graphs
+        self.save_path, self.weights, self.sizes, self.options = save_path, weights, sizes, options or {}
         self.device_name, self.dtype_name = device, dtype
 
     def run(
@@ -186,7 +186,7 @@ class Jobs:
         progress("load", 0, 1)
         entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
         result["weights"] = entry.recipe["weights"]
-        converter = ModelConverter(cuda_graphs=self.cuda_graphs)
+        converter = ModelConverter(**self.options)
         converted = converter.convert_model(
             entry.model, example_inputs=entry.example_inputs, device=self.device, progress=progress
         )

@@ -2,13 +2,14 @@
 
 from .captures import Captures, gathered, trace
 from .layouts import Layouts
+from .memory_bound import drop_for_memory
 from .memory_use import memory
 from .own_state import OwnState
 from .preparation import ConversionError, first_line, prepare, resolve_device
 from .selector import Decision, Selector
 from .sites import match
 from .stages import Progress, Stages
-from .steps import Result, calls_between_checks, hand_over, programs, replace, time
+from .steps import Result, calls_between_checks, hand_over, merge_weights, programs, replace, time
 from .validation import revert, validate
 
 __all__ = [
@@ -22,11 +23,13 @@ __all__ = [
     "Selector",
     "Stages",
     "calls_between_checks",
+    "drop_for_memory",
     "first_line",
     "gathered",
     "hand_over",
     "match",
     "memory",
+    "merge_weights",
     "prepare",
     "programs",
     "replace",

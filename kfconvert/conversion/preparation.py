@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..accuracy import model_outputs
 from ..capture import WrittenState, around, run_keeping, written_state
@@ -29,7 +29,8 @@ class Prepared:
     them, changes in every call of the same inputs, or carries something from call to call, or out of the module, which
     a captured graph would freeze, each with its dotted name; where a global changes, that is the model. ``own_state``
     puts back what the calls of a conversion change in it, ``settled`` to what it was after the first calls; ``asked``
-    has what its code asks of tensors (see ``tensor_facts``)."""
+    has what its code asks of tensors (see ``tensor_facts``); ``moved`` is memory in which parameters were and which
+    calls in other threads may be reading."""
 
     model: nn.Module
     device: torch.device
@@ -39,6 +40,7 @@ class Prepared:
     own_state: OwnState
     settled: OwnState
     asked: frozenset[str]
+    moved: list[Tensor] = field(default_factory=list)
 
 
 def prepare(

@@ -80,9 +80,10 @@ def _near_miss(miss: NearMiss, region: str) -> dict[str, str | None]:
 
 def _memory(result: Result) -> dict[str, Any] | None:
     """Bytes, measured with the example: ``weights`` (parameters and buffers, what they share counted once), ``derived``
-    (what the converted model keeps besides, such as folded and packed weights), ``recordings`` (CUDA graphs) and
-    ``peak``, {"original", "converted"}: the most that a forward, launched and not replayed, allocates beyond all these,
-    its outputs included. None where it could not be measured, or nothing was fused."""
+    (what the converted model keeps besides, such as folded and packed weights), ``allowed`` (how much that may be, by
+    ``max_extra_memory``; None without a bound), ``recordings`` (CUDA graphs) and ``peak``, {"original", "converted"}:
+    the most that a forward, launched and not replayed, allocates beyond all these, its outputs included. None where it
+    could not be measured, or nothing was fused."""
     if result.memory is None:
         return None
     kept = {"derived": 0} if result.reverted else {}

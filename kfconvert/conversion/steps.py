@@ -21,7 +21,6 @@ from ..runtime import (
     Ledger,
     Variant,
     can_record,
-    guarded_forward,
     install,
     merge,
     originals,
@@ -81,21 +80,18 @@ def replace(
     max_recordings: int = MOST_RECORDINGS,
     static_outputs: bool = False,
 ) -> Ledger:
-    """Put the programs in the place of forwards, with so many CUDA graphs of each at most, and the weights where the
-    programs read them."""
+    """Put the programs in the place of forwards, with so many CUDA graphs of each at most."""
     ledger = install(model, variants, {}, max_recordings, static_outputs)
     ledger.warning.given = True  # until it is handed over: misses within a conversion concern nobody
-    ledger.moved = merge_weights(model)
     return ledger
 
 
-def merge_weights(model: nn.Module) -> list[Tensor]:
-    """Where the programs of the converted ``model`` read several of its parameters as one tensor, let these lie in
-    memory as one, so that no program keeps a copy. A parameter lies in one such tensor; where it would have to lie in
+def merge_weights(model: nn.Module, variants: dict[str, list[Variant]]) -> list[Tensor]:
+    """Where the programs of ``model`` read several of its parameters as one tensor, let these lie in memory as one,
+    so that no program keeps a copy. A parameter lies in one such tensor; where it would have to lie in
     another as well, there is a copy of that. Returns what held the parameters until now, see ``runtime.merge``."""
     parameters, moved, before = set(map(id, model.parameters())), set[int](), list[Tensor]()
-    forwards = [guarded for module in model.modules() if (guarded := guarded_forward(module)) is not None]
-    programs = [variant.program for guarded in forwards for variant in guarded.variants]
+    programs = [variant.program for found in variants.values() for variant in found]
     for program in programs:
         program.clear()  # what it holds on to of the weights would be in the way
     for weights in (weights for program in programs for weights in program.merged_weights()):
@@ -174,7 +170,6 @@ def hand_over(result: Result) -> dict[str, Any]:
         ledger.graphs.clear()
     stats = ledger.stats = conversion_stats(result)
     ledger.begin(stats["check_weights"])
-    ledger.moved.clear()
     for captured in result.captures.every():
         captured.region.release_graph()
     if result.reverted or not ledger.guarded:

@@ -5,7 +5,7 @@ from .bandwidth import copy_bandwidth
 from .benchmarks import benchmark_kernel, quick_benchmark
 from .comparison import Comparison, Speedup, Timing, benchmark_callable, compare_timings
 from .implementations import ImplementationResult, KernelProfiler, compare_functions
-from .measurement import Measurement
+from .measurement import Measurement, bytes_text
 from .models import profile_model_inference
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "benchmark_callable",
     "benchmark_kernel",
     "bytes_of",
+    "bytes_text",
     "compare_functions",
     "compare_timings",
     "copy_bandwidth",

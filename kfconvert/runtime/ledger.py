@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from .compilers import Notice
 from .cuda_graphs import CudaGraphs
@@ -38,14 +38,12 @@ class Ledger:
     """What a converted model answers about itself: its statistics, and the counters of its guarded forwards.
 
     ``guarded``: the guarded forward of each captured module by its path; "" is the model itself. ``graphs``: the CUDA
-    graphs that they are run by. ``moved``: until the model is handed over, memory in which parameters were and which
-    calls in other threads may be reading.
+    graphs that they are run by.
     """
 
     def __init__(self, stats: dict[str, Any], warning: MissWarning, graphs: CudaGraphs):
         self.stats, self.warning, self.graphs = stats, warning, graphs
         self.guarded: dict[str, GuardedForward] = {}
-        self.moved: list[Tensor] = []
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model does not contain a part that was taken out of it.

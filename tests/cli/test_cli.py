@@ -158,6 +158,7 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
         (["--models", "resnet18", "--weights", "best"], ["--weights", "best"]),
         (["--models", "resnet18", "--device", "tpu9"], ["no such device", "tpu9"]),
         (["--models", "resnet18", "--device", "meta"], ["not supported", "meta"]),
+        (["--models", "resnet18", "--max-extra-memory", "5"], ["'5' is neither a share such as 5% nor a size"]),
         (["--models", "resnet18", "--device", "cuda:99"], ["no such device", "cuda:99"]),
         (["--models", "resnet18", "--nonsense"], ["--nonsense"]),
         (["--models", "resnet5O", "--weights", "random"], ["unknown model 'resnet5O'", "resnet50"]),

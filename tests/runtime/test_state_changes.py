@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kfconvert.conversion.steps import merge_weights
+from kfconvert.runtime import guarded_forward
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -35,7 +36,9 @@ def alike(name: str) -> Alike:
         return stateful_models.arguments(original(name), seed)
 
     fused = copy.deepcopy(converted(name))
-    merge_weights(fused)  # as in a model that was just converted; in a copy each weight has memory of its own
+    # As in a model that was just converted; in a copy each weight has memory of its own.
+    forwards = {path: guarded_forward(module) for path, module in fused.named_modules()}
+    merge_weights(fused, {path: forward.variants for path, forward in forwards.items() if forward})
     return Alike(Subject(copy.deepcopy(original(name)), arguments), Subject(fused, arguments))
 
 
