@@ -17,7 +17,7 @@ from support.state_changes import assert_close
 from torch import nn
 
 import kfconvert
-from kfconvert.runtime import merge, separate, whole
+from kfconvert.runtime import merge, separate, uninstall, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WIDTH = 64
@@ -203,6 +203,39 @@ def test_a_converted_model_takes_no_more_memory():
     assert small_models.guard(model)["hits"] == 3
     # Besides the weights there are two biases below each other.
     assert bytes_held() - before <= 0.03 * of_model(model)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_converted_model_takes_no_more_memory_on_a_gpu(graphs):
+    model, inputs = projections().half().cuda(), x().half().cuda()
+    original = copy.deepcopy(model)
+    with torch.no_grad():
+        original(inputs)  # what libraries need
+    before = torch.cuda.memory_allocated()
+    converter = kfconvert.ModelConverter(validate_accuracy=False, select="all", cuda_graphs=graphs)
+    fused = converter.convert_model(model, example_inputs=inputs, inplace=True)
+    assert merged(fused) == 2
+    for step in range(4):
+        with torch.no_grad():
+            assert_close(fused(inputs).cpu(), original(inputs).cpu(), f"call {step}")
+            for each in (fused, original):
+                each.key.weight.mul_(-2)
+    if not graphs:
+        gc.collect()
+        assert torch.cuda.memory_allocated() - before <= 0.03 * of_model(model) + 2**16
+    assert size(lambda file: torch.save(fused.state_dict(), file)) <= size(
+        lambda file: torch.save(original.state_dict(), file)
+    )
+
+
+def test_the_original_forward_is_right_after_the_programs_are_taken_away():
+    model, expected = projections(), projections()(x())
+    uninstall(converted(model, inplace=True))
+    assert not hasattr(model, "kfconvert_info")
+    assert_close(model(x()), expected, "uninstalled")
+    model.to("cpu").double()
+    assert_close(model(x().double()).float(), expected, "moved afterwards")
 
 
 def test_the_model_that_was_passed_in_is_not_touched():
@@ -424,6 +457,29 @@ def test_calls_of_other_threads_while_weights_are_merged_and_separated():
     stop.set()
     [thread.join() for thread in threads]
     assert not wrong and len(kept) >= 50
+
+
+def test_calls_of_other_threads_while_the_model_is_converted_in_place():
+    model, wrong, calls = projections(), [], []
+    expected, stop = model(x()).detach(), threading.Event()
+
+    def call():
+        while not stop.is_set():
+            with torch.no_grad():
+                calls.append(1)
+                if not torch.allclose(model(x()), expected, atol=1e-4):
+                    wrong.append(1)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        converted(model, inplace=True)
+    finally:
+        stop.set()
+        thread.join()
+    assert calls and not wrong
+    with torch.no_grad():
+        assert_close(model(x()), expected, "afterwards")
 
 
 # Files
