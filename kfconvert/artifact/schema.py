@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -83,18 +83,19 @@ class _CudaGraphs(_Part):
     enabled: bool = False
     max_recordings: int = Field(0, ge=0)
     static_outputs: bool = False
+_Bytes = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 
 
 class _Peak(_Part):
-    original: int | None
-    converted: int | None
+    original: _Bytes | None
+    converted: _Bytes | None
 
 
 class _Memory(_Part):
-    weights: int
-    derived: int | None
-    allowed: int | None = None
-    recordings: int
+    weights: _Bytes
+    derived: _Bytes | None
+    allowed: _Bytes | None = None
+    recordings: _Bytes
     peak: _Peak
 
 

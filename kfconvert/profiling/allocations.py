@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 
 class Allocation(NamedTuple):
@@ -70,10 +71,13 @@ def _on_cpu(call: Callable[[], Any]) -> Allocation | None:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes of memory in which ``tensors`` lie; what several of them share counts once."""
+    """Bytes of memory in which ``tensors`` lie; what several of them share counts once, and those that have yet to get
+    their shape not at all."""
     spans = set()
     others = 0
     for tensor in tensors:
+        if is_lazy(tensor):
+            continue
         try:
             storage = tensor.untyped_storage()
             spans.add((str(storage.device), storage.data_ptr(), storage.data_ptr() + storage.nbytes()))

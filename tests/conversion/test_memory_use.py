@@ -116,6 +116,14 @@ def test_bounds_that_are_none(limit):
         kfconvert.ModelConverter(max_extra_memory=limit)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_extra_memory": 1.0}])
+def test_a_layer_that_has_no_shape_yet_does_not_count(options):
+    model = Scale()
+    expected = statistics(model, torch.randn(2, 8), **options)["memory"]["weights"]
+    model.unused = nn.LazyLinear(3)
+    assert statistics(model, torch.randn(2, 8), **options)["memory"]["weights"] == expected
+
+
 def test_a_bound_that_cannot_be_measured_is_an_error():
     with torch.autograd.profiler.profile(), pytest.raises(kfconvert.ConversionError, match="cannot be measured on cpu"):
         statistics(small_models.cnn(), torch.randn(4, 3, 12, 12), max_extra_memory=0.5)

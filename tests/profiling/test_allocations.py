@@ -64,3 +64,4 @@ def test_bytes_of_tensors_that_share_memory():
     assert bytes_of([part]) == 1024
     assert bytes_of([base, base[3:], part, other, other]) == 4096 + 32
     assert bytes_of([torch.ones(4, 4).to_sparse()]) == 64
+    assert bytes_of([torch.nn.UninitializedParameter(), other]) == 32

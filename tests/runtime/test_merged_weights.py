@@ -251,6 +251,7 @@ def test_a_model_that_is_given_back_has_its_weights_as_they_were(monkeypatch):
     wanted = model(x())
     fused = converter.convert_model(model, example_inputs=x(), inplace=True)
     assert converter.conversion_stats["reverted"] and merged(fused) == 0
+    assert converter.conversion_stats["memory"]["derived"] == 0
     assert all(p.untyped_storage().resizable() for p in fused.parameters())
     assert_close(fused(x()), wanted, "given back")
 
