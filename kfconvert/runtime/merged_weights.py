@@ -100,8 +100,7 @@ def merge(weights: Sequence[Tensor]) -> list[Tensor] | None:
             return None
         before = [weight.detach() for weight in weights]
         blocks = [torch.from_dlpack(block) for block in tensor.split([weight.shape[0] for weight in weights])]
-        for weight, block in zip(weights, blocks):
-            weight.data = block
+        _exchange(weights, blocks)
     found = _Whole(tensor)
     with _lock:
         for address in [address for address, known in _wholes.items() if known.is_gone()]:
@@ -115,7 +114,16 @@ def separate(weights: Iterable[Tensor]) -> None:
     with torch.inference_mode(False), torch.no_grad():
         for weight in weights:
             if whole([weight]) is not None:
-                weight.data = weight.detach().clone()
+                _exchange([weight], [weight.detach().clone()])
+
+
+def _exchange(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Give ``weights`` the memory of ``values``, of the same elements. Other threads, on streams of their own, find
+    these there."""
+    if values[0].is_cuda:
+        torch.cuda.current_stream(values[0].device).synchronize()
+    for weight, value in zip(weights, values):
+        weight.data = value
 
 
 def _is_matrix(weight: Tensor) -> bool:
