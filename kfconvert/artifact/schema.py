@@ -83,6 +83,8 @@ class _CudaGraphs(_Part):
     enabled: bool = False
     max_recordings: int = Field(0, ge=0)
     static_outputs: bool = False
+
+
 _Bytes = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 
 

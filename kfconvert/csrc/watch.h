@@ -301,11 +301,13 @@ inline const DLPackExchange* dlpack_exchange(PyObject* type) {
   return exchange != nullptr && exchange->major == 1 ? exchange : nullptr;
 }
 
-// The descriptors behind `tensor._version`, `tensor.data_ptr()`, `tensor.is_inference()` and `tensor.dtype`, and the
-// types of plain tensors, looked up once.
+// The descriptors behind `tensor._version`, `tensor.data_ptr()`, `tensor.stride()`, `tensor.shape`,
+// `tensor.is_inference()` and `tensor.dtype`, and the types of plain tensors, looked up once.
 struct TensorAttributes {
   PyObject* version;
   PyObject* data_ptr;
+  PyObject* stride;
+  PyObject* shape;
   PyObject* is_inference;
   PyObject* dtype;
   PyObject* tensor;
@@ -322,8 +324,11 @@ struct TensorAttributes {
     if (tensor.get() == nullptr) return nullptr;
     Owned version(PyObject_GetAttrString(tensor.get(), "_version"));
     Owned data_ptr(PyObject_GetAttrString(tensor.get(), "data_ptr"));
+    Owned stride(PyObject_GetAttrString(tensor.get(), "stride"));
+    Owned shape(PyObject_GetAttrString(tensor.get(), "shape"));
     Owned is_inference(PyObject_GetAttrString(tensor.get(), "is_inference"));
     if (version.get() == nullptr || data_ptr.get() == nullptr || is_inference.get() == nullptr) return nullptr;
+    if (stride.get() == nullptr || shape.get() == nullptr) return nullptr;
     Owned dtype(PyObject_GetAttrString(tensor.get(), "dtype"));
     Owned nn(PyObject_GetAttrString(torch.get(), "nn"));
     Owned parameter(nn.get() ? PyObject_GetAttrString(nn.get(), "Parameter") : nullptr);
@@ -333,9 +338,8 @@ struct TensorAttributes {
       return nullptr;
     }
     const DLPackExchange* const exchange = dlpack_exchange(tensor.get());
-    found = {version.release(), data_ptr.release(), is_inference.release(),
-             dtype.release(),   tensor.release(),   parameter.release(),
-             exchange};
+    found = {version.release(), data_ptr.release(), stride.release(),    shape.release(), is_inference.release(),
+             dtype.release(),   tensor.release(),   parameter.release(), exchange};
     return &found;
   }
 };
@@ -353,23 +357,42 @@ inline bool read_version(const TensorAttributes& attributes, PyObject* tensor, s
   return to_bits(Py_TYPE(attributes.version)->tp_descr_get(attributes.version, tensor, type), version);
 }
 
-inline bool read_pointer(const TensorAttributes& attributes, PyObject* tensor, std::uint64_t& pointer) {
+// A step of FNV-1a over 64 bits (http://www.isthe.com/chongo/tech/comp/fnv/), a word at a time.
+inline std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) { return (hash ^ word) * 0x100000001b3ULL; }
+
+// What `tensor.data_ptr()`, its shape, strides and dtype come to. All of them may be others after `tensor.data = ...`.
+inline bool read_layout(const TensorAttributes& attributes, PyObject* tensor, std::uint64_t& layout) {
   DLTensor view{};
   if (attributes.exchange != nullptr && attributes.exchange->tensor_from_object != nullptr) {
     if (attributes.exchange->tensor_from_object(tensor, &view) == 0) {
-      pointer = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(view.data)) + view.byte_offset;
+      layout = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(view.data)) + view.byte_offset;
+      layout = mixed(layout, view.type_code * 256ULL + view.type_bits);
+      for (std::int32_t i = 0; i < view.ndim; ++i) {
+        layout = mixed(layout, static_cast<std::uint64_t>(view.shape[i]));
+        if (view.strides != nullptr) layout = mixed(layout, static_cast<std::uint64_t>(view.strides[i]));
+      }
       return true;
     }
     PyErr_Clear();  // a kind of tensor that DLPack does not know
   }
-  return to_bits(PyObject_Vectorcall(attributes.data_ptr, &tensor, 1, nullptr), pointer);
+  if (!to_bits(PyObject_Vectorcall(attributes.data_ptr, &tensor, 1, nullptr), layout)) return false;
+  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  Owned dtype(Py_TYPE(attributes.dtype)->tp_descr_get(attributes.dtype, tensor, type));
+  Owned shape(Py_TYPE(attributes.shape)->tp_descr_get(attributes.shape, tensor, type));
+  Owned stride(PyObject_Vectorcall(attributes.stride, &tensor, 1, nullptr));
+  for (PyObject* each : {dtype.get(), shape.get(), stride.get()}) {
+    const Py_hash_t hash = each == nullptr ? -1 : PyObject_Hash(each);
+    if (hash == -1) return false;
+    layout = mixed(layout, static_cast<std::uint64_t>(hash));
+  }
+  return true;
 }
 
 // What tensor_state keeps of one tensor.
 struct Record {
   std::uint64_t object;   // address of the Python object
   std::uint64_t version;  // kNoVersion for an inference tensor, None, and where the version does not count
-  std::uint64_t pointer;  // data_ptr()
+  std::uint64_t layout;   // where and how it lies in memory
 };
 
 constexpr std::uint64_t kNoVersion = static_cast<std::uint64_t>(-1);
@@ -398,7 +421,7 @@ inline PyObject* tensor_state(PyObject*, PyObject* const* arguments, Py_ssize_t 
         if (is_inference.get() == nullptr) return nullptr;
         if (is_inference.get() != Py_True && !read_version(*attributes, tensor, record.version)) return nullptr;
       }
-      if (!read_pointer(*attributes, tensor, record.pointer)) return nullptr;
+      if (!read_layout(*attributes, tensor, record.layout)) return nullptr;
     }
     std::memcpy(PyBytes_AS_STRING(state.get()) + i * sizeof(Record), &record, sizeof(Record));
   }
@@ -427,11 +450,11 @@ inline PyObject* has_state(PyObject*, PyObject* const* arguments, Py_ssize_t giv
     if (tensor == Py_None) continue;
     Py_INCREF(tensor);
     Owned held(tensor);
-    std::uint64_t version = kNoVersion, pointer = 0;
+    std::uint64_t version = kNoVersion, layout = 0;
     if (record.version != kNoVersion && !read_version(*attributes, tensor, version)) return nullptr;
     if (version != record.version) Py_RETURN_FALSE;
-    if (!read_pointer(*attributes, tensor, pointer)) return nullptr;
-    if (pointer != record.pointer) Py_RETURN_FALSE;
+    if (!read_layout(*attributes, tensor, layout)) return nullptr;
+    if (layout != record.layout) Py_RETURN_FALSE;
   }
   Py_RETURN_TRUE;
 }

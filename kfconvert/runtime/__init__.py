@@ -21,7 +21,7 @@ from .model_state import global_hook, has_hooks, inner_hook
 from .program import Program
 from .random_generators import GENERATORS, as_bytes, generator_state, put_back
 from .recording import Pool, Recording, Unrecordable
-from .tensor_facts import Asked, unsteady
+from .tensor_facts import Asked, asked_of_classes, unsteady
 from .watch import MISSING, Entry, Watch
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "Unrecordable",
     "Variant",
     "as_bytes",
+    "asked_of_classes",
     "asked_of_compilers",
     "Watch",
     "can_record",

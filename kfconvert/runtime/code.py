@@ -293,6 +293,7 @@ class CodeWalk:
             self.follow(default, function.__qualname__, depth + 1)
         for key in vars(function).keys() - {"__wrapped__"}:
             self._note(vars(function), key, f"{function.__qualname__}.{key}")
+            self.follow(vars(function)[key], f"{function.__qualname__}.{key}", depth + 1)
         looked_up, attributes, constants = _names(function.__code__)
         self._names |= attributes
         if is_of_author(function.__module__):

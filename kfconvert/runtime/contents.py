@@ -66,7 +66,9 @@ def is_of_author(module: str | None) -> bool:
 
 
 def items(value: Any) -> list[Any]:
-    """What a list, tuple, set or dict holds; nothing for others."""
+    """What a list, tuple, set or dict holds, or a context variable; nothing for others."""
+    if isinstance(value, contextvars.ContextVar):
+        return _value_of(value)
     if isinstance(value, types.MappingProxyType):
         value = gc.get_referents(value)[0]
     if isinstance(value, dict):
@@ -115,6 +117,13 @@ def reached(values: list[Any]) -> list[Any]:
     return list(found.values())
 
 
+def _value_of(variable: contextvars.ContextVar[Any]) -> list[Any]:
+    try:
+        return [variable.get()]
+    except LookupError:
+        return []
+
+
 def _held_by(value: Any) -> list[Any]:
     if isinstance(value, (functools.partial, functools.partialmethod)):
         return [value.func, *value.args, *value.keywords.values()]
@@ -138,7 +147,7 @@ def _copied(value: Any) -> Any:
     if isinstance(value, (ctypes.Array, ctypes.Structure, ctypes._SimpleCData, memoryview)):
         return (bytes(value),)
     if isinstance(value, contextvars.ContextVar):
-        return (value.get(MISSING),)
+        return tuple(_value_of(value)) or (MISSING,)
     if isinstance(value, threading.local):  # what this thread has there
         return tuple(vars(value).items())
     if isinstance(value, numpy.ndarray) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:

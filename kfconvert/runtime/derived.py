@@ -49,8 +49,8 @@ class Derived:
     """A cache of values that are functions of some source tensors, each of which may be None.
 
     :meth:`values` returns a dict to read from and to fill. It is a new, empty dict as soon as a source is
-    another object than before, lies elsewhere in memory (``.to()``, ``.data = ...``), or was written in place
-    (its version counter moved: ``load_state_dict``, ``torch.nn.init``, most optimizers), and after a step of any
+    another object than before, lies elsewhere or otherwise in memory (``.to()``, ``.data = ...``), or was written in
+    place (its version counter moved: ``load_state_dict``, ``torch.nn.init``, most optimizers), and after a step of any
     ``torch.optim.Optimizer`` that has a source, or memory of one, among its parameters: the fused ones write
     without moving a counter. The check takes 0.1 us, and 0.05 us more for each source. An inference tensor (made
     under ``torch.inference_mode()``) has no counter: its content is compared at each call.
@@ -191,16 +191,16 @@ def _announce_steps() -> None:
         register_optimizer_step_post_hook(_after_step)
 
 
-# Address, version (None where there is none, or none that counts) and data pointer.
-TensorState = tuple[int, int | None, int]
+# Address, version (None where there is none, or none that counts), and where and how it lies in memory.
+TensorState = tuple[int, int | None, Any]
 
 
 def tensor_state_in_python(tensors: tuple[torch.Tensor | None, ...], versioned: int) -> list[TensorState]:
     """What ``has_state_in_python`` compares with; the version counts for the first ``versioned`` of the tensors."""
     return [
-        (id(t), None, 0)
+        (id(t), None, None)
         if t is None
-        else (id(t), None if index >= versioned or t.is_inference() else t._version, t.data_ptr())
+        else (id(t), None if index >= versioned or t.is_inference() else t._version, _layout(t))
         for index, t in enumerate(tensors)
     ]
 
@@ -208,9 +208,14 @@ def tensor_state_in_python(tensors: tuple[torch.Tensor | None, ...], versioned: 
 def has_state_in_python(tensors: Sequence[torch.Tensor | None], state: list[TensorState]) -> bool:
     """Whether ``tensors`` are those of ``state``, all of them still alive, and neither moved nor written."""
     return len(tensors) == len(state) and all(
-        id(t) == known and (t is None or t.data_ptr() == pointer and (version is None or t._version == version))
-        for t, (known, version, pointer) in zip(tensors, state)
+        id(t) == known and (t is None or _layout(t) == layout and (version is None or t._version == version))
+        for t, (known, version, layout) in zip(tensors, state)
     )
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """All of it may be others after ``tensor.data = ...``."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 if _has_state is None:

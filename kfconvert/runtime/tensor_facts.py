@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .code import code_walk
 from .contents import is_of_author
 
 
@@ -40,9 +41,12 @@ _DECIDING: dict[str, Callable[[Tensor], Any]] = {
     "is_leaf": lambda tensor: tensor.is_leaf,
     "grad": lambda tensor: tensor.is_leaf and tensor.grad is None,
     "grad_fn": lambda tensor: tensor.grad_fn is None,
+    # By isinstance() or the like: no operator is called.
+    "Parameter": lambda tensor: isinstance(tensor, nn.Parameter),
+    "Buffer": lambda tensor: isinstance(tensor, nn.Buffer),
 }
 # Where the answer is another one each time.
-_UNSTEADY = frozenset(("data_ptr", "untyped_storage", "storage", "_version", "is_shared", "is_pinned"))
+_UNSTEADY = frozenset(("data_ptr", "untyped_storage", "storage", "_version", "is_shared", "is_pinned", "__repr__"))
 # By these Python code gets at the elements of a tensor.
 _OF_ELEMENTS = frozenset(
     (
@@ -57,7 +61,7 @@ _OF_ELEMENTS = frozenset(
         "__complex__",
         "__index__",
     )
-    + ("__contains__", "__format__", "__repr__", "equal", "allclose", "is_nonzero")
+    + ("__contains__", "__format__", "equal", "allclose", "is_nonzero")
 )
 #: Among the names of ``Asked`` where the code looks at elements: those of attributes may stand in a graph as numbers.
 ELEMENTS = "elements"
@@ -78,7 +82,16 @@ class Asked(TorchFunctionMode):
             self.names.add(name)
         elif name in _OF_ELEMENTS:
             self.names.add(ELEMENTS)
+        elif name == "__repr__":  # which PyTorch's own code asks for: the text that a trace would see is of no tensor
+            self.names.add(name)
         return function(*args, **(kwargs or {}))
+
+
+def asked_of_classes(classes: Iterable[type]) -> frozenset[str]:
+    """The classes of tensors of which the code of ``classes`` may ask whether a tensor is one."""
+    walk = code_walk(classes, (), ())
+    walk.reach()
+    return frozenset(("Parameter", "Buffer")) & walk.asked_for
 
 
 def unsteady(names: Iterable[str]) -> str | None:

@@ -1,6 +1,7 @@
 """What a forward reaches that is not its model's: objects in functions' arguments, modules outside of the tree."""
 
 import collections
+import contextvars
 import copy
 import dataclasses
 import enum
@@ -123,6 +124,7 @@ NESTED = ([Settings()],)
 GLOBAL_SLOTS, GLOBAL_LISTING = Slots(), listing()
 ARRAY, QUEUE, BYTES, DEQUE = numpy.array([2.0]), queue.Queue(), bytearray([2]), collections.deque([2.0])
 SHARED, PROXY = multiprocessing.Value("d", 2.0), types.MappingProxyType({"a": Settings()})
+CONTEXT = contextvars.ContextVar("CONTEXT", default=Settings())
 EVENT, TEMPERATURE = threading.Event(), torch.tensor(2.0)
 QUEUE.put(2.0)
 SIBLING = python_module("project.config", SCALE=2.0)
@@ -142,6 +144,14 @@ class Net(nn.Module):
 
 def closing(module):
     return lambda x: module(x)
+
+
+def with_attribute():
+    def scale(x):
+        return x * scale.settings.scale
+
+    scale.settings = Settings()
+    return scale
 
 
 def with_default(module):
@@ -199,6 +209,8 @@ WAYS = {
         lambda m, x: x * operator.attrgetter("held.scale")(m),
         lambda m: m.held,
     ),
+    "value of a context variable": (lambda: None, lambda m, x: x * CONTEXT.get().scale, lambda m: CONTEXT.get()),
+    "object in an attribute of a function": (with_attribute, lambda m, x: m.held(x), lambda m: m.held.settings),
     "evaluated text": (lambda: None, lambda m, x: eval("x * GLOBAL_SETTINGS.scale"), lambda m: GLOBAL_SETTINGS),
     "module in the globals": (lambda: None, lambda m, x: GLOBAL_ACT(x), lambda m: GLOBAL_ACT),
     "module of the class": (lambda: None, lambda m, x: m.act(x), lambda m: m.act),
@@ -375,6 +387,81 @@ def test_a_question_that_a_dict_holds():
     for mode in (torch.no_grad, torch.inference_mode, torch.no_grad):
         with mode():
             torch.testing.assert_close(fused(X), model(X))
+
+
+class Classes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * (2 if isinstance(x, nn.Parameter) else 1)
+
+
+@torch.no_grad()
+def test_the_class_of_an_argument():
+    model = Classes().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    for x in (X, nn.Parameter(X, requires_grad=False), X):
+        torch.testing.assert_close(fused(x), model(x))
+    assert hits(fused) == 2
+
+
+class Told(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * len(str(self.scale))
+
+
+@torch.no_grad()
+def test_the_text_of_a_buffer():
+    model = Told().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    for value in (1.0, 0.123, 3e10):
+        for each in (model, fused):
+            each.scale.fill_(value)
+        torch.testing.assert_close(fused(X), model(X))
+
+
+@pytest.mark.parametrize(
+    "layout", [lambda w: w.t(), lambda w: w.view(8, 8).flip(0).t().t(), lambda w: w[:, [1, 0, *range(2, 8)]]]
+)
+@torch.no_grad()
+def test_weights_that_lie_otherwise_at_the_same_place(layout):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    torch.testing.assert_close(fused(X), model(X))
+    for each in (model, fused):
+        each[0].weight.data = layout(each[0].weight.data)
+    torch.testing.assert_close(fused(X), model(X))
+
+
+class Projections(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        return torch.softmax(self.q(x) @ self.k(x).transpose(-1, -2), -1) @ self.v(x)
+
+
+@pytest.mark.parametrize("strategy", ["merged", "mkl"])
+@torch.no_grad()
+def test_a_transposed_weight_among_merged_ones(strategy, monkeypatch):
+    monkeypatch.setattr("kfconvert.modules.linear.HAS_MKL", strategy == "mkl")
+    monkeypatch.setattr("kfconvert.modules.linear.MKL_MIN_WEIGHT_BYTES", 0)
+    x = torch.randn(2, 20, 16)
+    model = Projections().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    torch.testing.assert_close(fused(x), model(x))
+    for each in (model, fused):
+        each.k.weight.data = each.k.weight.data.t()
+    torch.testing.assert_close(fused(x), model(x))
 
 
 class Checkpointed(nn.Module):
