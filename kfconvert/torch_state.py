@@ -27,3 +27,8 @@ def being_traced() -> bool:
     That is so in torch.compile, torch.export, torch.jit.trace and dispatch modes: make_fx, FakeTensorMode.
     """
     return torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch.jit.is_tracing()
+
+
+def keeps_calls() -> bool:
+    """Whether torch.export or torch.jit.trace puts the calls into a program, which may run in another gradient mode."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()

@@ -52,7 +52,7 @@ class CallForm:
 
     def takes(self, count: int, keywords: list[str]) -> bool:
         """Whether a call with ``count`` positional arguments and these keywords can have this form."""
-        return self._order(count, keywords) is not None
+        return self.order(count, keywords) is not None
 
     def leaves(self, args: tuple, kwargs: dict[str, Any]) -> list[Any] | None:
         """The flat argument values of a call in the traced order, or None where the call has another form."""
@@ -62,7 +62,7 @@ class CallForm:
         except KeyError:
             if len(self._orders) >= MAX_SPELLINGS:
                 self._orders.clear()
-            order = self._orders[spelling] = self._order(len(args), list(kwargs))
+            order = self._orders[spelling] = self.order(len(args), list(kwargs))
         if order is None:
             return None
         taken, left_out = order
@@ -80,7 +80,7 @@ class CallForm:
         """The keyword arguments whose flat values are ``leaves``."""
         return dict(zip(self.names, pytree.tree_unflatten(leaves, self.spec)))
 
-    def _order(self, count: int, keywords: list[str]) -> Order | None:
+    def order(self, count: int, keywords: list[str]) -> Order | None:
         """The ``Order`` for calls with ``count`` positional arguments and these keywords; None where such a call cannot
         have this form."""
         if count > len(self.positional):

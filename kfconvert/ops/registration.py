@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import extension
-from ..torch_state import being_traced, transformed
+from ..torch_state import being_traced, keeps_calls, transformed
 from .arguments import named, require_tensors
 
 LIBRARY = torch.library.Library("kfconvert", "DEF")
@@ -136,6 +136,12 @@ def has_kernels(x: torch.Tensor) -> bool:
 
 
 def wants_gradient(x, other=None, bias=None, residual=None) -> bool:
+    """Whether autograd records a call with these tensors, of which all but x may be None, or may do so later, in a
+    program that is made of the call now."""
+    return records_gradient(x, other, bias, residual) or keeps_calls()
+
+
+def records_gradient(x, other=None, bias=None, residual=None) -> bool:
     """Whether autograd records a call with these tensors, of which all but x may be None."""
     try:
         return torch.is_grad_enabled() and (

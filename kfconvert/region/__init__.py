@@ -3,6 +3,7 @@
 from .guard import Answer, Dimensions, Guard, given_as, guard_from_placeholders
 from .live_tensors import LiveTensors, Place
 from .region import CaptureError, Read, Region
+from .symbolic_guard import SymbolicGuard, UntraceableGuard, is_comparable, is_known_to_be
 
 __all__ = [
     "Answer",
@@ -13,6 +14,10 @@ __all__ = [
     "Dimensions",
     "Read",
     "Region",
+    "SymbolicGuard",
+    "UntraceableGuard",
     "given_as",
     "guard_from_placeholders",
+    "is_comparable",
+    "is_known_to_be",
 ]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from ..graph import Aliases, written_arguments
 from ..inputs import CallForm
 from .guard import Guard
 
@@ -69,6 +70,18 @@ class Region:
         return any(_draws(node) for node in self.graph.nodes if node.op == "call_function")
 
     @cached_property
+    def has_effects(self) -> bool:
+        """Whether a call of the graph does something besides what it returns: writes to its inputs, or asserts what
+        depends on their values."""
+        graphs = [module.graph for module in self.root.modules() if isinstance(module, fx.GraphModule)]
+        return any(map(_acts, (self.graph, *graphs)))
+
+    @cached_property
+    def computes_with_sizes(self) -> bool:
+        """Whether calls of the graph take or return sizes that are free."""
+        return any(isinstance(node.meta.get("val"), torch.SymInt) for node in self.graph.nodes)
+
+    @cached_property
     def unread(self) -> frozenset[tuple[str, str]]:
         """Those of ``slots`` that the graph does not compute with."""
         return frozenset(
@@ -78,13 +91,27 @@ class Region:
     def release_graph(self) -> None:
         """Forget the graph, once no program is made of it any more: its traced values refer to all weights, and its
         nodes to each other, so that both would live until Python's cyclic collector comes by."""
-        self.is_random, self.returns_inputs, self.unread  # noqa: B018 - they are read from the graph, and kept
+        self.computes_with_sizes, self.has_effects, self.is_random, self.returns_inputs, self.unread  # noqa: B018 - they are read from the graph, and kept
         self.graph, self.root = fx.Graph(), nn.Module()
 
     def dynamic(self) -> list[str]:
         """The free sizes in words, such as ``input_ids.shape[1]``."""
         firsts = (dimensions[0] for dimensions in self.guard.free.values())
         return [f"{self.inputs[index]}.shape[{dimension}]" for index, dimension in firsts]
+
+
+def _acts(graph: fx.Graph) -> bool:
+    aliases = Aliases(graph)
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target is torch.ops.aten._assert_tensor_metadata.default:
+            continue
+        written = written_arguments(node)
+        if any(each.op == "placeholder" for value in written for each in aliases.members(value)):
+            return True
+        nothing = isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
+        if not written and (nothing or node.is_impure(impure_random=False)):
+            return True
+    return False
 
 
 def _draws(node: fx.Node) -> bool:

@@ -14,10 +14,11 @@ from .contents import (
 )
 from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record
 from .derived import Derived, memory_of
-from .guarded import Variant, default_device, guarded_forward, install, originals, uninstall
+from .guarded import Variant, default_device, guarded_forward, install, uninstall
 from .ledger import Ledger
 from .merged_weights import merge, separate, whole
 from .model_state import global_hook, has_hooks, inner_hook
+from .original_forwards import originals
 from .program import Program
 from .random_generators import GENERATORS, as_bytes, generator_state, put_back
 from .recording import Pool, Recording, Unrecordable

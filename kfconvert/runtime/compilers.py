@@ -1,4 +1,4 @@
-"""What traces the forward of a converted model: torch.compile, torch.export, torch.jit. They get the original one."""
+"""What traces the forward of a converted model: torch.compile, torch.export, torch.jit. See ``traced``."""
 
 from __future__ import annotations
 
@@ -31,18 +31,16 @@ class Notice:
     def __init__(self, model: str):
         self.model, self.given = model, False
 
-    @torch.compiler.assume_constant_result
-    def give(self) -> bool:
-        """Warn at the first call. Dynamo makes the call while it traces, and puts the result into its graph."""
+    def give(self, reason: str) -> None:
+        """Warn at the first call."""
         if not self.given:
             self.given = True
             warnings.warn(
-                f"kfconvert: torch.compile, torch.export and torch.jit.trace see the original forward of {self.model}, "
-                "without what was fused in it; call the converted model itself to use that.",
+                f"kfconvert: a compiler (torch.compile, torch.export or torch.jit.trace) gets the original forward of "
+                f"{self.model}, without what was fused in it: {reason}.",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return self.given
 
 
 def refuse_scripting() -> NoReturn:

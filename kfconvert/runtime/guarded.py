@@ -6,7 +6,6 @@ import copy
 import inspect
 import operator
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,16 +18,18 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
 from ..inputs import MAX_SPELLINGS
-from ..region import Region
+from ..region import Region, SymbolicGuard
 from ..torch_state import transformed
 from .compilers import refuse_scripting, traced_here
 from .cuda_graphs import MOST_RECORDINGS, Ahead, CudaGraphs
 from .ledger import Ledger, MissWarning
 from .model_state import ModelState
+from .original_forwards import originals, originals_wanted
 from .program import Program, UnfitTensors
 from .recompute import has_reentrant_checkpoint, is_connected, needs_gradient, run_recorded
 from .shallow_copy import StateForCopies
 from .tensor_facts import ELEMENTS, facts
+from .traced import traced
 from .weak_module import WeakModule
 
 # Misses are counted under so many different reasons at most: a reason may name sizes of arguments, of which there is no
@@ -51,6 +52,8 @@ class Variant:
     layout: tuple[bool, ...] = ()
     # The answers to what its code asks of tensors, for the example's tensors and the weights.
     facts: list[Any] = field(default_factory=list)
+    # The region's guard as compilers can follow it, once one has asked.
+    symbolic_guard: SymbolicGuard | None = None
 
     def facts_of(self, leaves: list[Any]) -> list[Any]:
         """The answers that the code behind the program would get to what it asks of tensors. Raises UnfitTensors where
@@ -80,23 +83,6 @@ class Variant:
         if graphs is None:
             return self.structured(self.program.run(leaves))
         return self.structured(graphs.run(self.program, leaves, self.region.is_random, is_part, ahead))
-
-
-class _Originals(threading.local):
-    wanted = 0
-
-
-_originals = _Originals()
-
-
-@contextmanager
-def originals() -> Iterator[None]:
-    """Within the block, converted models and their parts run their original forwards in this thread, uncounted."""
-    _originals.wanted += 1
-    try:
-        yield
-    finally:
-        _originals.wanted -= 1
 
 
 class GuardedForward:
@@ -140,23 +126,22 @@ class GuardedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if traced_here():
-            self.warning.compilers.give()
-            return self.original(*args, **kwargs)
+            return traced(self, args, kwargs)
         spelling, reason = (len(args), *kwargs), _onlooker()
         ahead = None
-        if self._last is not None and reason is None and not transformed() and not _originals.wanted:
+        if self._last is not None and reason is None and not transformed() and not originals_wanted():
             ahead = self._launch_ahead(spelling, args, kwargs)
         caller = _called_module(sys._getframe(1))
         if caller is not None and not self._model.refers_to(caller) and self._has_copy(caller):
             return type(caller).forward(caller, *args, **kwargs)
-        if transformed() or _originals.wanted:
+        if transformed() or originals_wanted():
             return self.original(*args, **kwargs)
-        reason = reason or self._state_refusal()
+        reason = reason or self.state_refusal()
         if reason is not None:
             return self._missed(reason, args, kwargs)
         if self.stale:
             self.refresh()
-        for variant in self._candidates(spelling):
+        for variant in self.candidates(spelling):
             leaves: Any = variant.region.call.leaves(args, kwargs)
             try:
                 refusal = variant.refusal(leaves)
@@ -174,7 +159,7 @@ class GuardedForward:
                 refusal = "sizes that depend on the values of its arguments are not as in the example"
             # If a variant takes this call form, its refusal says more than that of a variant which takes another.
             reason = refusal if leaves is not None else reason
-        return self._missed(reason or self._other_form(), args, kwargs)
+        return self._missed(reason or self.other_form(), args, kwargs)
 
     def _has_copy(self, module: nn.Module) -> bool:
         """Whether ``module`` has the attributes of this model, as DataParallel makes replicas, or as somebody puts the
@@ -185,16 +170,17 @@ class GuardedForward:
         mine, others = vars(self.model), vars(module)
         return "_is_replica" in others or any(others.get(name) is mine[name] for name in _STORES)
 
-    def _state_refusal(self) -> str | None:
+    def state_refusal(self) -> str | None:
+        """Why the model as it is now must run its original forward; None where a program may serve it."""
         if self.state is None:
-            return self._other_form()
+            return self.other_form()
         reason = self.state.refusal()
         # Weights may have been written, in training or around a change of the mode, without a trace in them.
         if self.state.announced or self.model.training:
             self.stale, self.state.announced = True, False
         return reason
 
-    def _candidates(self, spelling: tuple) -> list[Variant]:
+    def candidates(self, spelling: tuple) -> list[Variant]:
         """The variants that may serve calls with so many positional arguments and these keywords, those with the most
         arguments first; those with fewer serve calls in which some arguments are None."""
         try:
@@ -367,7 +353,8 @@ class GuardedForward:
         self.hits = 0
         self.misses: Counter[str] = Counter()
 
-    def _other_form(self) -> str:
+    def other_form(self) -> str:
+        """Why no variant serves a call, where none takes its arguments."""
         if not self.variants:
             return "it was pickled, which does not keep fused programs; convert it again or use kfconvert.save"
         forms = " or ".join(f"({', '.join(variant.region.call.names)})" for variant in self.variants)
@@ -379,6 +366,11 @@ class GuardedForward:
         known = reason in self.misses or len(self.misses) < MAX_REASONS
         self.misses[reason if known else OTHER_REASONS] += 1
         return self.original(*args, **kwargs)
+
+    def left_out(self, reason: str) -> None:
+        """Tell, once a model, why a compiler gets the original forward; in train mode it is what everybody expects."""
+        if not self.model.training:
+            self.warning.compilers.give(reason)
 
     def __getstate__(self) -> dict[str, Any]:
         # Programs are built from traced graphs, which do not pickle; the weights and the class of the model do.

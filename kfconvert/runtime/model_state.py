@@ -18,6 +18,7 @@ from .configuration import WHOLE, configurations, names_by_class
 from .contents import OF_CONVERSION, OF_EVERY_MODULE, Contents, Found, first_different, outside_modules
 from .fingerprint import may_fetch
 from .output_recording import is_recording_hook, recorded_outputs, wanted_outputs
+from .program import OF_EXPORT
 from .watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
 from .weak_module import WeakModule
 
@@ -267,7 +268,7 @@ class Code:
             return f"what {different} holds {_CHANGED}"
         watch = self.watch
         changed = watch.first_change()
-        if changed is not None and switched_off():
+        if changed is not None and (switched_off() or torch.compiler.is_exporting()):
             for _ in range(2):  # twice, as the trace may begin to replace things in between
                 changed = Watch(map(_beside_trace, watch.entries)).first_change()
                 if changed is None:
@@ -390,8 +391,12 @@ def _unread(
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    """What code can ask of a tensor besides its elements."""
-    return type(tensor), tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
+    """What code can ask of a tensor besides its elements. Those that torch.export has in the places of others count as
+    what they stand for."""
+    kind: type = type(tensor)
+    if kind in OF_EXPORT:
+        kind = nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor
+    return kind, tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
 
 
 def _reasons(found: Iterable[Found]) -> Iterator[tuple[Entry, str]]:

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from ..process import libraries, switched_off
 from ..region import Place
@@ -17,7 +19,9 @@ from .fingerprint import may_fetch
 from .watch import ROOT, flat_places, gather
 from .weak_module import WeakModule
 
-_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+# The tensors without data that torch.export puts in the places of a model's own.
+OF_EXPORT = (FakeTensor, FunctionalTensor)
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer, *OF_EXPORT)
 
 
 class UnfitTensors(RuntimeError):
@@ -61,6 +65,8 @@ class Program:
         self.fused, self._images = fused, images
         self.modules: dict[str, Any] = dict(module._modules)
         self.code = type(module).forward
+        # What the code calls ``self`` where compilers trace it: the fused modules themselves, without plans.
+        self.modules_by_name = SimpleNamespace(**self.modules)
         # A graph and its module refer to each other, and would keep the weights until the cyclic collector comes by.
         module._modules.clear()
         self._root = WeakModule(model)
@@ -105,6 +111,31 @@ class Program:
     def read_by_code(self) -> list[Tensor]:
         """The tensors of the model that the code itself reads."""
         return gather(self._places()[1], vars(self._root()))
+
+    def traced(self, leaves: list[Any]) -> tuple[Any, ...]:
+        """The flat outputs, in calls that a compiler can trace: of fused modules on the live tensors, without plans.
+        ``synchronize`` must have been called since a tensor was replaced."""
+        weights = []
+        for place in self._weights:
+            weights.append(self._held(*place))
+        return self.code(self.modules_by_name, *weights, *leaves)
+
+    def _held(self, store: Any, key: str) -> Tensor:
+        holder = self._root() if store is ROOT else store
+        return holder[key] if isinstance(holder, dict) else getattr(holder, key)
+
+    def synchronize(self) -> None:
+        """Let the fused modules hold the tensors that the model holds now, for ``traced``. Raises UnfitTensors where
+        one is of another kind."""
+        self._require_kinds(self._tensors())
+
+    def is_synchronized(self) -> bool:
+        """Whether fused modules hold the tensors that the model holds, also where a compiler has put others there for
+        its trace; it asks that in later calls too."""
+        for source, (store, key) in self._synced:
+            if self._held(*source) is not store[key]:
+                return False
+        return True
 
     def layout(self, leaves: list[Any]) -> tuple[bool, ...]:
         """Of each image among the flat inputs, whether it is contiguous."""

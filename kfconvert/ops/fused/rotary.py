@@ -14,6 +14,7 @@ from ..registration import (
     define_with_twin,
     differentiate,
     has_kernels,
+    records_gradient,
     require,
     require_float,
     require_same_options,
@@ -60,7 +61,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
     Raises:
         RuntimeError: shapes, dtypes or devices that do not fit.
     """
-    if not has_kernels(x) or wants_gradient(cos, sin):
+    if not has_kernels(x) or records_gradient(cos, sin):
         check_rope(x, cos, sin)
         return reference(x, cos, sin, interleaved)
     operator = _DIFFERENTIABLE if wants_gradient(x) else rope_inference
