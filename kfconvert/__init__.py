@@ -1,8 +1,9 @@
 """kfconvert: finds the fusable operations in a PyTorch model, swaps in fused modules, and proves the result.
 
 The front door: ``auto_convert_model`` for one call, ``ModelConverter`` for its options and statistics, ``save`` and
-``load`` for artifacts, ``modules`` and ``ops`` to use the fused pieces by hand, ``kernels`` for single implementations,
-``profiling`` to measure them, ``get_cuda_compiler`` for CUDA sources of your own.
+``load`` for artifacts, ``export`` for programs of ``torch.export``, ``modules`` and ``ops`` to use the fused pieces by
+hand, ``kernels`` for single implementations, ``profiling`` to measure them, ``get_cuda_compiler`` for CUDA sources of
+your own.
 """
 
 import importlib
@@ -12,7 +13,7 @@ from .version import __version__
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not follow __getattr__
     from . import auto_convert, explain, jit, kernels, modules, ops, profiling
-    from .artifact import ArtifactError, load, save
+    from .artifact import ArtifactError, export, load, save
     from .converter import ConversionError, ModelConverter, auto_convert_model
     from .extension import CUDA_AVAILABLE, EXTENSION_LOADED
     from .jit import CompileError, get_cuda_compiler
@@ -27,6 +28,7 @@ _HOMES = {
     "ConversionError": "converter",
     "ModelConverter": "converter",
     "auto_convert_model": "converter",
+    "export": "artifact",
     "get_cuda_compiler": "jit",
     "load": "artifact",
     "save": "artifact",
@@ -45,6 +47,7 @@ __all__ = [
     "auto_convert",
     "auto_convert_model",
     "explain",
+    "export",
     "get_cuda_compiler",
     "jit",
     "kernels",

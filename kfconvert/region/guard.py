@@ -113,7 +113,7 @@ class Guard:
 
     def admit_one(self, name: str) -> None:
         """Let the free size ``name`` be 1 from now on."""
-        sizes = (self._size(place) for place in self.free[name])
+        sizes = (self.size(place) for place in self.free[name])
         self.one_is_safe.update(size for size in sizes if isinstance(size, sympy.Symbol))
         self._verdicts.clear()
 
@@ -138,7 +138,13 @@ class Guard:
         self.may_be_one.add(given_as([leaves[index] for index in self._indices]))
         self._verdicts.clear()
 
-    def _size(self, place: tuple[int, int]) -> int | sympy.Expr:
+    def bounds(self, symbol: sympy.Symbol) -> tuple[int, int | None]:
+        """The least and the largest value of a free size; None where there is no largest."""
+        lower, upper = self.ranges.get(symbol, (0, None))
+        return 1 if lower == 2 and symbol in self.one_is_safe else lower, upper
+
+    def size(self, place: tuple[int, int]) -> int | sympy.Expr:
+        """What the size at ``place`` must be."""
         index, dimension = place
         return next(guard.sizes[dimension] for guard in self.tensors if guard.index == index)
 

@@ -78,13 +78,17 @@ class SymbolicGuard:
             ),
             *((first, place) for first, *places in guard.free.values() for place in places),
         )
-        self._bounds = tuple(_bounds(guard, symbol) for symbol in names)
+        self._bounds = tuple(guard.bounds(symbol) for symbol in names)
         constraints = (constraint for constraint in guard.constraints if constraint != sympy.true)
         self._constraints = tuple(_function(names, constraint) for constraint in constraints)
         self._may_be_one = tuple(guard.may_be_one)
 
-    def admits(self, leaves: list[Any]) -> bool:
-        """Whether the region may run on these flat arguments, as far as the compiler knows of them."""
+    def admits(self, leaves: list[Any], named: bool = False) -> bool:
+        """Whether the region may run on these flat arguments, as far as the compiler knows of them.
+
+        Args:
+            named: sizes to which the caller of torch.export gave one name are equal; else it looks at that in the end.
+        """
         for index, expected in self._constants:
             if not is_known_to_be(leaves[index], expected):
                 return False
@@ -94,6 +98,9 @@ class SymbolicGuard:
                 return False
             if tensor.layout is not torch.strided or tensor.dim() != dimensions:
                 return False
+        if named:
+            for (index, dimension), (other, at) in self._equal:
+                _make_one(leaves[index].shape[dimension], leaves[other].shape[at])
         for condition in self._conditions(leaves):
             if not statically_known_true(condition):
                 return False
@@ -138,9 +145,21 @@ class SymbolicGuard:
         return same == list(range(len(tensors))) or tuple(same) in self._may_be_one
 
 
-def _bounds(guard: Guard, symbol: sympy.Symbol) -> tuple[int, int | None]:
-    lower, upper = guard.ranges.get(symbol, (0, None))
-    return 1 if lower == 2 and symbol in guard.one_is_safe else lower, upper
+def _make_one(size: Any, other: Any) -> None:
+    """Let the trace know that two sizes of one name are equal."""
+    if _names(size) & _names(other):
+        bool(size == other)
+
+
+def _names(size: Any) -> set[str]:
+    """What the caller of torch.export calls ``size``; PyTorch keeps that for its messages, and does not document it."""
+    try:
+        environment = size.node.shape_env
+        sources = [source.name for source in environment.var_to_sources[size.node.expr]]
+        names = environment.source_name_to_debug_name
+        return {names[source if isinstance(source, str) else source()] for source in sources}
+    except (AttributeError, KeyError):  # a number, or a size without a name
+        return set()
 
 
 def _function(symbols: list[sympy.Symbol], expression: sympy.Basic) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from .contents import (
 )
 from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record
 from .derived import Derived, memory_of
-from .guarded import Variant, default_device, guarded_forward, install, uninstall
+from .guarded import GuardedForward, Variant, default_device, guarded_forward, install, uninstall
 from .ledger import Ledger
 from .merged_weights import merge, separate, whole
 from .model_state import global_hook, has_hooks, inner_hook
@@ -32,6 +32,7 @@ __all__ = [
     "Derived",
     "Entry",
     "GENERATORS",
+    "GuardedForward",
     "Ledger",
     "MISSING",
     "MOST_RECORDINGS",

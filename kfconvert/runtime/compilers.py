@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import torch
@@ -30,10 +32,23 @@ class Notice:
 
     def __init__(self, model: str):
         self.model, self.given = model, False
+        self._heard: list[str] | None = None
+
+    @contextmanager
+    def heard(self) -> Iterator[list[str]]:
+        """Within the block, reasons are collected in place of the warning."""
+        reasons: list[str] = []
+        self._heard = reasons
+        try:
+            yield reasons
+        finally:
+            self._heard = None
 
     def give(self, reason: str) -> None:
         """Warn at the first call."""
-        if not self.given:
+        if self._heard is not None:
+            self._heard.append(reason)
+        elif not self.given:
             self.given = True
             warnings.warn(
                 f"kfconvert: a compiler (torch.compile, torch.export or torch.jit.trace) gets the original forward of "

@@ -108,7 +108,7 @@ def _by_export(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> 
     for choice in choices:
         variant = guarded.variants[choice[0]]
         leaves = _leaves(variant, choice, args, kwargs)
-        if leaves is not None and _fits(variant, leaves):
+        if leaves is not None and _fits(variant, leaves, named=True):
             return variant.structured(variant.program.traced(leaves))
     guarded.left_out(_SIZES)
     return guarded.original(*args, **kwargs)
@@ -219,9 +219,9 @@ def _leaves(variant: Variant, choice: Choice, args: tuple, kwargs: dict[str, Any
     return leaves if spec == call.spec else None
 
 
-def _fits(variant: Variant, leaves: list[Any]) -> bool:
+def _fits(variant: Variant, leaves: list[Any], named: bool = False) -> bool:
     """Whether the program of ``variant`` may run on these flat arguments, as far as is known of them."""
     guard: Any = variant.symbolic_guard
-    if not guard.admits(leaves) or not variant.program.is_synchronized():
+    if not guard.admits(leaves, named) or not variant.program.is_synchronized():
         return False
     return all(variant.layout) or variant.program.layout(leaves) == variant.layout

@@ -8,6 +8,7 @@ gradient is needed it is the convolution followed by ``bias_act``, whose backwar
 import torch
 import torch.nn.functional as F
 
+from ...torch_state import being_traced
 from ..activations import BY_CODE, CODES, apply_activation
 from ..arguments import require_tensors
 from ..declaration import declare
@@ -174,7 +175,8 @@ def _check_geometry(x, weight, stride, padding, dilation, groups):
             f"{tuple(weight.shape)} with dilation {dilation}",
         )
         numel = numel * (room // s + 1)
-    require(numel < 10**18, "conv_act", f"padding {padding} makes too large an output")
+    # A compiler would take this for a bound of free sizes.
+    require(being_traced() or numel < 10**18, "conv_act", f"padding {padding} makes too large an output")
 
 
 def _convolve(x, weight, bias, residual, stride, padding, dilation, groups):

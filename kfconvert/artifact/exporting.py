@@ -1,0 +1,111 @@
+"""A converted model as a program of ``torch.export``: its graph, with the fused operators in it, and its weights."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from ..conversion import first_line
+from ..inputs import ExampleCall, InputError, example_call
+from ..region import Guard, Region
+from ..runtime import GuardedForward, guarded_forward
+from .files import ArtifactError
+
+
+def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None = None) -> ExportedProgram:
+    """``model`` as a program that calls the fused operators; written to ``path`` where one is given.
+
+    The sizes that were left free at the conversion (batch, sequence) are free in it, within the same bounds. It is
+    called as in the example: with the same positional arguments and keywords. A process that loads it imports kfconvert
+    before, for the operators: ``torch.export.load(path).module()`` then runs, and has gradients. So does one that runs
+    a package which AOTInductor made of it (``torch._inductor.aoti_compile_and_package``), for inference only.
+
+    Args:
+        model: a converted model.
+        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments, as for
+            ``ModelConverter.convert_model``.
+        path: the file to write, by custom with the ending .pt2.
+
+    Raises:
+        ArtifactError: ``model`` was not converted as a whole, runs its original forward for these inputs, cannot be
+            exported, or the file cannot be written.
+    """
+    guarded = guarded_forward(model) if isinstance(model, nn.Module) else None
+    if guarded is None:
+        raise ArtifactError(f"cannot export: {type(model).__name__} is no model that was converted as a whole")
+    tensor = next((tensor for tensor in (*model.parameters(), *model.buffers())), None)
+    try:
+        device = torch.device("cpu") if tensor is None else tensor.device
+        call = example_call(model, None, example_inputs, device, None)
+    except InputError as error:
+        raise ArtifactError(f"cannot export: {error}") from None
+    region, leaves = _serving(guarded, call)
+    program = _exported(guarded, *_with_free_sizes(guarded, region, leaves, call))
+    if path is not None:
+        try:
+            torch.export.save(program, path)
+        except (OSError, RuntimeError) as error:
+            raise ArtifactError(f"cannot write {ascii(str(path))[1:-1][:200]}: {first_line(error)}") from error
+    return program
+
+
+def _serving(guarded: GuardedForward, call: ExampleCall) -> tuple[Region, list[Any]]:
+    """The region whose program serves ``call``, and the flat arguments."""
+    reason = guarded.state_refusal()
+    for variant in guarded.candidates((len(call.args), *call.kwargs)) if reason is None else ():
+        leaves: Any = variant.region.call.leaves(call.args, call.kwargs)
+        reason = variant.refusal(leaves)
+        if reason is None:
+            return variant.region, leaves
+    raise ArtifactError(f"cannot export the fusions for ({call.summary()}): {reason or guarded.other_form()}")
+
+
+def _exported(guarded: GuardedForward, call: ExampleCall, sizes: dict[str, Any]) -> ExportedProgram:
+    model = guarded.model
+    with torch.no_grad(), guarded.warning.compilers.heard() as reasons:
+        try:
+            program = torch.export.export(model, call.args, call.kwargs, dynamic_shapes=sizes)
+        except Exception as error:  # the model's own code runs, which may raise anything
+            raise ArtifactError(f"torch.export cannot export {type(model).__name__}: {first_line(error)}") from error
+    if reasons:
+        raise ArtifactError(f"cannot export the fusions of {type(model).__name__}: {reasons[0]}")
+    return program
+
+
+def _with_free_sizes(
+    guarded: GuardedForward, region: Region, leaves: list[Any], call: ExampleCall
+) -> tuple[ExampleCall, dict[str, Any]]:
+    """``call`` with at least two entries in each free size, as torch.export takes a 1 for a fixed size; and which sizes
+    of its arguments are free, in the form of ``dynamic_shapes``."""
+    guard, leaves = region.guard, list(leaves)
+    free: list[dict[int, Any] | None] = [{} if isinstance(leaf, Tensor) else None for leaf in leaves]
+    dimensions = {place: _dimension(guard, name) for name, places in guard.free.items() for place in places}
+    for tensor in guard.tensors:
+        for place in ((tensor.index, i) for i, size in enumerate(tensor.sizes) if not isinstance(size, int)):
+            index, dimension = place
+            free[index][dimension] = dimensions.get(place, Dim.AUTO)  # type: ignore[index]  # it is a tensor's
+            if leaves[index].shape[dimension] == 1:
+                leaves[index] = torch.cat([leaves[index], leaves[index]], dimension)
+    names = region.call.positional[: len(call.args)]
+    given, sizes = region.call.keywords(leaves), region.call.keywords(free)
+    larger = ExampleCall(
+        tuple(given.get(name, value) for name, value in zip(names, call.args)),
+        {name: given.get(name, value) for name, value in call.kwargs.items()},
+    )
+    keywords = {name: sizes.get(name) for name in call.kwargs}
+    return larger, inspect.signature(guarded).bind(*map(sizes.get, names), **keywords).arguments
+
+
+def _dimension(guard: Guard, name: str) -> Any:
+    """The free size ``name`` for torch.export: the same wherever it stands."""
+    size = guard.size(guard.free[name][0])
+    if not isinstance(size, sympy.Symbol):
+        return Dim.AUTO
+    lower, upper = guard.bounds(size)
+    return Dim(name, min=lower, max=upper)
