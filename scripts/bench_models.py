@@ -1,4 +1,5 @@
-"""Time whole models: eager, torch.compile and kfconvert, in one run and with their errors.
+"""Time whole models: eager, torch.compile, kfconvert, and torch.compile of the converted model, in one run and with
+their errors.
 
 From the repository root, without installing anything:
 
@@ -133,7 +134,6 @@ def parse_arguments() -> argparse.Namespace:
         "the time of its preparation is that of a first use",
     )
     parser.add_argument("--max-autotune", action="store_true", help="also torch.compile(mode='max-autotune')")
-    parser.add_argument("--compile-converted", action="store_true", help="also torch.compile of the converted model")
     parser.add_argument("--out", help="JSON file for the results")
     parser.add_argument("--markdown", action="store_true", help="print a markdown table")
     options = parser.parse_args()
@@ -218,13 +218,13 @@ def variants(case: Case, device: torch.device, options: argparse.Namespace) -> I
     yield EAGER, lambda: (forward(case.model, case.inputs), None)
     if case.is_cnn and device.type == "cuda":
         yield "eager channels-last", lambda: channels_last(case)
-    yield COMPILED, lambda: compiled(case.model, case.inputs, "reduce-overhead" if device.type == "cuda" else "default")
+    mode = "reduce-overhead" if device.type == "cuda" else "default"
+    yield COMPILED, lambda: compiled(case.model, case.inputs, mode)
     if options.max_autotune:
         yield "torch.compile max-autotune", lambda: compiled(case.model, case.inputs, "max-autotune")
     converted: list[nn.Module] = []
     yield "kfconvert", lambda: convert(case, device, converted)
-    if options.compile_converted:
-        yield "torch.compile(kfconvert)", lambda: compiled(one(converted), case.inputs, "reduce-overhead")
+    yield "torch.compile(fused)", lambda: compiled(one(converted), case.inputs, mode)
     if device.type == "cuda":
         yield "eager replayed", lambda: (captured(case.model, case.inputs), None)
         yield "kfconvert replayed", lambda: (captured(one(converted), case.inputs), None)
