@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 from torch.utils._sympy.printers import PythonPrinter
@@ -15,6 +17,8 @@ from torch.utils._sympy.printers import PythonPrinter
 if TYPE_CHECKING:
     from .guard import Guard
 
+# Plain tensors, and what torch.export has in their places.
+_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor, FunctionalTensor)
 # What can be asked of symbolic sizes without an answer that binds them.
 _ARITHMETIC = (
     sympy.core.relational.Relational,
@@ -94,7 +98,7 @@ class SymbolicGuard:
                 return False
         for index, dtype, device, dimensions in self._kinds:
             tensor = leaves[index]
-            if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.device != device:
+            if type(tensor) not in _PLAIN or tensor.is_nested or tensor.dtype != dtype or tensor.device != device:
                 return False
             if tensor.layout is not torch.strided or tensor.dim() != dimensions:
                 return False
