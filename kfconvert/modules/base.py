@@ -143,7 +143,7 @@ def held(module: nn.Module, name: str) -> torch.Tensor | None:
 
 def takes_plain_path(x: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether the differentiable operators must run: gradients, transforms, autocast, tracing, subclasses."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) is not torch.Tensor or transformed():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() or type(x) is not torch.Tensor or transformed():
         return True
     if torch.is_grad_enabled() and (x.requires_grad or any(tensor.requires_grad for tensor in tensors)):
         return True
