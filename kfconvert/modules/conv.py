@@ -14,6 +14,7 @@ from ..ops.activations import apply_activation
 from ..ops.fused.bias_act import bias_act
 from ..ops.fused.conv_act import conv_act
 from ..ops.fused.linear_act import linear_act
+from ..ops.fused.scale_shift_act import batch_norm_scale_and_shift, scale_shift_act
 from ..ops.registration import has_kernels
 from .base import CHANNELS_LAST, FusedModule, Plan, held, require_plain, takes_plain_path
 from .onednn import in_place, pointwise, runs_onednn
@@ -63,6 +64,11 @@ class _Geometry:
             conv.dilation,
             conv.groups,
         )
+
+    def convolve(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The convolution in plain ATen calls."""
+        call = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[weight.dim()]
+        return call(self.apply(x), weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
     def output_size(self, size: Sequence[int], kernel_size: Sequence[int]) -> tuple[int, ...]:
         """The spatial size of the result for an input of spatial size ``size``."""
@@ -216,6 +222,10 @@ class FusedConvBN(FusedModule):
 
     def _differentiable(self, x, residual):
         geometry = _Geometry.of(self.conv)
+        # A graph would fold the weights anew in each call.
+        traced = torch.compiler.is_compiling() or torch._C._get_tracing_state()
+        if self.bn is not None and traced and not torch.is_autocast_enabled(x.device.type):
+            return self._unfolded(geometry, x, residual)
         weight, bias = self._folded()
         return conv_act(
             geometry.apply(self._formatted(x)),
@@ -229,6 +239,17 @@ class FusedConvBN(FusedModule):
             self.activation,
             self.negative_slope,
         )
+
+    def _unfolded(self, geometry: _Geometry, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """The convolution with the weights as they are, and the batch norm as a scale and a shift of its result."""
+        conv, bn = self.conv, self.bn
+        y = geometry.convolve(self._formatted(x), conv.weight, conv.bias)
+        wide = torch.float64 if y.dtype == torch.float64 else torch.float32
+        statistics = batch_norm_scale_and_shift(bn.running_mean, bn.running_var, bn.weight, bn.bias, bn.eps)
+        scale, shift = (tensor.to(wide) for tensor in statistics)
+        if residual is None:
+            return scale_shift_act(y, scale, shift, self.activation, self.negative_slope)
+        return bias_act(scale_shift_act(y, scale, shift), None, residual, self.activation, self.negative_slope, dim=1)
 
     def _folded(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         conv, bn = self.conv, self.bn
@@ -294,16 +315,7 @@ class FusedConvBN(FusedModule):
         """In plain ATen calls. Running statistics are never written."""
         conv, bn = self.conv, self.bn
         geometry = _Geometry.of(conv)
-        convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[conv.weight.dim()]
-        y = convolve(
-            geometry.apply(x),
-            conv.weight,
-            conv.bias,
-            geometry.stride,
-            geometry.padding,
-            geometry.dilation,
-            geometry.groups,
-        )
+        y = geometry.convolve(x, conv.weight, conv.bias)
         if bn is not None:
             batch_statistics = bn.training or bn.running_mean is None
             mean, var = (None, None) if batch_statistics else (bn.running_mean, bn.running_var)

@@ -367,6 +367,16 @@ def test_a_traced_cnn_calls_our_operators_and_holds_to_its_sizes():
 
 
 @pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize("way", WAYS)
+def test_onnx_gets_the_original(way, fused_block, recwarn, monkeypatch):
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(WAYS[way](copy.deepcopy(fused_block), x)(x), block()(x))
+    (message,) = told(recwarn)
+    assert "ONNX" in message
+
+
+@pytest.mark.filterwarnings("always")
 def test_a_conversion_of_a_converted_model_is_no_compiler(recwarn):
     model = nn.Sequential(convert(whole()), nn.Linear(8, 8)).eval()
     assert convert(model).kfconvert_info()["total_replaced"] == 3
