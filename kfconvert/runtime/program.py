@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,6 +129,16 @@ class Program:
         """Let the fused modules hold the tensors that the model holds now, for ``traced``. Raises UnfitTensors where
         one is of another kind."""
         self._require_kinds(self._tensors())
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """After the block, fused modules hold the tensors that they held before: none of a trace that is over."""
+        before = [(store, key, store[key]) for _, (store, key) in self._synced]
+        try:
+            yield
+        finally:
+            for store, key, tensor in before:
+                store[key] = tensor
 
     def is_synchronized(self) -> bool:
         """Whether fused modules hold the tensors that the model holds, also where a compiler has put others there for

@@ -9,7 +9,7 @@ original forward first.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -97,6 +97,13 @@ def _by_export(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> 
     """torch.export, where it runs the Python code: with tensors without data, whose sizes may be symbols."""
     if originals_wanted():
         return guarded.original(*args, **kwargs)
+    with ExitStack() as stack:
+        for variant in guarded.variants:
+            stack.enter_context(variant.program.restored())
+        return _exported(guarded, args, kwargs)
+
+
+def _exported(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any:
     modes: list[Any] = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
     watched = not all(type(mode).__module__.startswith("torch.") for mode in modes)  # export has modes of its own
     reason, choices = (_WATCHED, ()) if watched else _choices(guarded, (len(args), *kwargs))

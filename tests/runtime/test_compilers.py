@@ -354,6 +354,28 @@ def test_exported_programs_call_our_operators(original, fused, strict, gradients
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "compile in place"])
+def test_the_converted_model_itself_goes_on_as_before(way, fused_block):
+    fused, x = copy.deepcopy(fused_block), torch.randn(2, 8)
+    with torch.no_grad():
+        fused(x)
+        WAYS[way](fused, x)(x)
+        hits = fused.kfconvert_info()["guard"]["hits"]
+        for model in (fused, copy.deepcopy(fused)):
+            torch.testing.assert_close(model(x), block()(x), rtol=1e-4, atol=1e-5)
+            assert model.kfconvert_info()["guard"] == {"hits": hits + 1, "misses": {}}
+
+
+def test_convolutions_in_a_graph_have_their_own_weights():
+    compiled = Compiled(converted(MAKERS["cnn"]))
+    with torch.no_grad():
+        compiled(**inputs_of(MAKERS["cnn"]()))
+    graph = compiled.graphs[-1].graph
+    weights = [node.args[1] for node in graph.nodes if node.target is torch.conv2d]
+    assert len(weights) == 2 and all(weight.op == "placeholder" for weight in weights)
+    assert "kfconvert.scale_shift_act_inference.default" in {str(node.target) for node in ours(graph)}
+
+
 def test_a_traced_cnn_calls_our_operators_and_holds_to_its_sizes():
     original, fused = MAKERS["cnn"](), converted(MAKERS["cnn"])
     with torch.no_grad():
