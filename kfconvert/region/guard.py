@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 import sympy
@@ -141,7 +142,19 @@ class Guard:
     def bounds(self, symbol: sympy.Symbol) -> tuple[int, int | None]:
         """The least and the largest value of a free size; None where there is no largest."""
         lower, upper = self.ranges.get(symbol, (0, None))
-        return 1 if lower == 2 and symbol in self.one_is_safe else lower, upper
+        return 1 if lower == 2 and symbol in self.one_is_safe and self._ones_are_tried() else lower, upper
+
+    def _ones_are_tried(self) -> bool:
+        """Whether any of the sizes that may be 1 may be so whatever the others are, and several of them at once."""
+        for count in range(1, len(self.one_is_safe) + 1):
+            for ones in combinations(sorted(self.one_is_safe, key=str), count):
+                asked = [answer for answer in self.answers if not answer.expression.free_symbols.isdisjoint(ones)]
+                if not all(answer.expression.free_symbols <= set(ones) for answer in asked):
+                    return False
+                values = dict.fromkeys(ones, 1)
+                if frozenset(a for a in asked if a.expression.subs(values) != a.value) not in self.tried:
+                    return False
+        return True
 
     def size(self, place: tuple[int, int]) -> int | sympy.Expr:
         """What the size at ``place`` must be."""

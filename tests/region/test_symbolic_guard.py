@@ -5,26 +5,41 @@ import sympy
 import torch
 from torch.utils._sympy.functions import Mod
 
-from kfconvert.region import Guard, SymbolicGuard, UntraceableGuard, is_comparable
+from kfconvert.region import Answer, Guard, SymbolicGuard, UntraceableGuard, is_comparable
 from kfconvert.region.guard import TensorGuard
 
 S0, S1 = sympy.symbols("s0 s1", integer=True, positive=True)
 CPU = torch.device("cpu")
 
 
-def guard(*sizes, constraints=(), constants=(), one=(), may_be_one=()):
+def guard(*sizes, constraints=(), constants=(), one=(), answers=(), tried=(), may_be_one=()):
     tensors = [TensorGuard(index, torch.float32, CPU, each) for index, each in enumerate(sizes)]
     ranges = {S0: (2, 8), S1: (2, None)}
-    return Guard(tensors, list(constants), list(constraints), ranges, {}, set(one), set(may_be_one))
+    return Guard(
+        tensors,
+        list(constants),
+        list(constraints),
+        ranges,
+        {},
+        set(one),
+        list(answers),
+        {frozenset(), *map(frozenset, tried)},
+        set(may_be_one),
+    )
 
 
 X = torch.zeros(4, 3)
+LONG = Answer(S0 > 1, True, within=False)  # noqa: FBT003
+EQUAL = Answer(sympy.Eq(S0, S1), False, within=False)  # noqa: FBT003
 ADMITTED = {
     "as traced": (guard((S0, 3)), [X], True),
     "another fixed size": (guard((S0, 5)), [X], False),
     "too large": (guard((S0, 3)), [torch.zeros(9, 3)], False),
     "one": (guard((S0, 3)), [X[:1]], False),
     "one that is safe": (guard((S0, 3), one=[S0]), [X[:1]], True),
+    "one, of which more was asked": (guard((S0, 3), one=[S0], answers=[LONG]), [X[:1]], False),
+    "one, of which that was tried": (guard((S0, 3), one=[S0], answers=[LONG], tried=[[LONG]]), [X[:1]], True),
+    "one beside another": (guard((S0, S1), one=[S0], answers=[EQUAL], tried=[[EQUAL]]), [X[:1, :1]], False),
     "none": (guard((S0, 3), one=[S0]), [X[:0]], False),
     "sizes that are equal": (guard((S0, 3), (S0,)), [X, torch.zeros(4)], True),
     "sizes that are not": (guard((S0, 3), (S0,)), [X, torch.zeros(5)], False),
