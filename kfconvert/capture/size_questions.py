@@ -40,7 +40,7 @@ _NUMBERS = ("LOAD_CONST", "LOAD_SMALL_INT")
 _MESSAGES = {
     "builtins": {"print"},
     "logging": {"debug", "info", "warning", "error", "log"},
-    "torch": {"_check", "_check_index", "_check_value", "_check_type", "_check_not_implemented"},
+    "torch": {"_assert", "_check", "_check_index", "_check_value", "_check_type", "_check_not_implemented"},
     "torch.autograd.profiler": {"record_function"},
     "transformers.utils.import_utils": {"torch_compilable_check"},
     "transformers.utils.logging": {"warning_once", "info_once", "warning_advice"},

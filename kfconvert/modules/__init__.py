@@ -23,6 +23,7 @@ from .merged import FusedMergedLinear
 from .norm import FusedAddLayerNorm, FusedLayerNorm, FusedLayerNormGELU, FusedLayerNormReLU, FusedLayerNormSiLU
 from .rms_norm import FusedAddRMSNorm, FusedRMSNorm
 from .rotary import FusedRotary
+from .self_attention import FusedSelfAttention
 from .squeeze_excite import FusedSqueezeExcite
 from .transformer import FusedTransformerLayer
 
@@ -57,6 +58,7 @@ __all__ = [
     "FusedModule",
     "FusedRMSNorm",
     "FusedRotary",
+    "FusedSelfAttention",
     "FusedSqueezeExcite",
     "FusedTransformerLayer",
     "MaskTerm",

@@ -22,6 +22,7 @@ from kfconvert.modules import (
     FusedModule,
     FusedRMSNorm,
     FusedRotary,
+    FusedSelfAttention,
     FusedSqueezeExcite,
 )
 from kfconvert.ops import apply_activation
@@ -33,7 +34,7 @@ CLASSES = [
     if inspect.isclass(value := getattr(modules, name)) and issubclass(value, FusedModule) and value is not FusedModule
 ]
 # These have none of the settings that change a result.
-WITHOUT = (FusedAttention, FusedLinearScale, FusedMergedLinear, FusedRotary, FusedSqueezeExcite)
+WITHOUT = (FusedAttention, FusedLinearScale, FusedMergedLinear, FusedRotary, FusedSelfAttention, FusedSqueezeExcite)
 x = torch.randn(3, 8, 9, 9)
 
 
