@@ -3,7 +3,7 @@
 from .aliases import Aliases, aliased_arguments, is_written, written_arguments
 from .bindings import lower
 from .constants import constant_value, same_kind, spell_numbers
-from .nodes import has_effect, is_parameter, is_weight, mark_weights, module_path
+from .nodes import draws, has_effect, is_parameter, is_weight, mark_weights, module_path
 from .sources import at, blame, definition, location
 from .trees import AnyNumber, Either, Number, Op, Tree, Var, arguments, aten, roots, unify
 
@@ -22,6 +22,7 @@ __all__ = [
     "blame",
     "constant_value",
     "definition",
+    "draws",
     "has_effect",
     "is_parameter",
     "is_weight",

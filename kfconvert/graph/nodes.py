@@ -16,9 +16,18 @@ def module_path(node: fx.Node) -> str:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether a call does something besides what it returns; one that returns nothing does, such as an assertion."""
+    """Whether a call does something besides what it returns, such as to move the state of a random generator; one that
+    returns nothing does, such as an assertion."""
     nothing = isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
-    return nothing or node.is_impure()
+    return nothing or node.is_impure(impure_random=False) or draws(node)
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether a call draws random numbers; attention does where it has a dropout."""
+    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+        dropout: Any = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+        return dropout != 0.0
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def is_weight(node: Any) -> bool:

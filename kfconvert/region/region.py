@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from ..graph import Aliases, written_arguments
+from ..graph import Aliases, draws, written_arguments
 from ..inputs import CallForm
 from .guard import Guard
 
@@ -66,8 +66,8 @@ class Region:
 
     @cached_property
     def is_random(self) -> bool:
-        """Whether a call of the graph draws random numbers; attention counts where it has a dropout."""
-        return any(_draws(node) for node in self.graph.nodes if node.op == "call_function")
+        """Whether a call of the graph draws random numbers."""
+        return any(draws(node) for node in self.graph.nodes if node.op == "call_function")
 
     @cached_property
     def has_effects(self) -> bool:
@@ -112,10 +112,3 @@ def _acts(graph: fx.Graph) -> bool:
         if not written and (nothing or node.is_impure(impure_random=False)):
             return True
     return False
-
-
-def _draws(node: fx.Node) -> bool:
-    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
-        dropout: Any = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-        return dropout != 0.0
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -82,6 +82,9 @@ def test_encoder_layers_of_torch(batch_first):
     converter = ModelConverter(select="all")
     converted = converter.convert_model(model, example_inputs=torch.randn(3, 5, 32))
     assert converter.conversion_stats["self_attention_replaced"] == 1
+    # Attention may draw random numbers; without a dropout nothing of the original is to stay.
+    program = converted.__dict__["forward"].variants[0].program
+    assert not {"scaled_dot_product_attention", "unflatten"} & set(program.code.__code__.co_varnames)
     for shape in ((3, 5, 32), (2, 5, 32), (1, 5, 32)):  # the first dimension is free
         x = torch.randn(shape)
         y = converted(x)
