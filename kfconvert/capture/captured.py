@@ -56,7 +56,8 @@ class Capture:
     def variant(self, sites: Sequence[Site]) -> Variant:
         """The program with the modules of ``sites``. Where it would be the same as the last one, that is returned, with
         its plans."""
-        key = self.channels_last, tuple((id(site), site.replacement.module.strategy) for site in sites)
+        applied = tuple((id(site), site.replacement.module.strategy) for site in sites)
+        key = self.channels_last, self.region.asked, applied
         known, variant = self._last
         if variant is None or known != key:
             program = rewrite(self.region, sites, self.live, self.channels_last)

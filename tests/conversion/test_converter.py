@@ -434,5 +434,14 @@ def test_nothing_is_recorded_on_the_cpu(wanted):
     with torch.no_grad():
         for _ in range(3):
             converted(torch.randn(4, 16))
-    nothing = {"enabled": False, "recordings": 0, "bytes": 0, "replayed": 0, "launched": 0, "refused": {}}
+    nothing = {
+        "enabled": False,
+        "max_recordings": 16,
+        "static_outputs": False,
+        "recordings": 0,
+        "bytes": 0,
+        "replayed": 0,
+        "launched": 0,
+        "refused": {},
+    }
     assert converter.conversion_stats["cuda_graphs"] == converted.kfconvert_info()["cuda_graphs"] == nothing
