@@ -48,8 +48,10 @@ _DEPTH = 12
 # Libraries whose code may ask whether it is being compiled, but gives the same results either way.
 _SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
 _OF_COMPILERS = frozenset(("is_compiling", "is_exporting", "is_dynamo_compiling"))
-# What Python itself asks of an object that stands in the globals.
-_OF_HELPERS = {"__call__", "__getitem__", "__contains__", "__iter__", "__len__", "__getattr__"}
+# Special methods that no code of a forward calls of an object that stands in the globals.
+_NEVER_CALLED = frozenset(
+    ("__init__", "__new__", "__init_subclass__", "__class_getitem__", "__del__", "__repr__", "__copy__", "__deepcopy__")
+) | frozenset(("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__subclasshook__", "__set_name__"))
 
 
 def code_walk(
@@ -113,9 +115,13 @@ class CodeWalk:
         self.of_compilers: set[str] = set()  # asked for by code that may do something else while it is compiled
         self._names: set[str] = set(_ALWAYS)  # of attributes, in all code that was reached
         self._wanted: dict[type, set[str]] = {}  # the names that are asked for in a class and those behind it
-        self._objects: dict[int, tuple[str, Any]] = {}  # plain objects among the globals, with their names
+        # Plain objects, with their names. Of those that stand in the globals, in closures and the like all attributes
+        # count, of those within others and in containers such as the code names.
+        self._objects: dict[int, tuple[str, Any]] = {}
+        self._inner: dict[int, tuple[str, Any]] = {}
         self._of_author = True  # whether an author's code is followed now
         self._held: dict[int, Any] = {}  # containers
+        self._followed: set[tuple[int, str]] = set()  # attributes of objects
         self._modules: dict[int, types.ModuleType] = {}  # that something holds
         self._codes: dict[int, types.CodeType] = {}
         self._found: dict[tuple[int, str], Found] = {}
@@ -130,13 +136,20 @@ class CodeWalk:
     def reach(self) -> None:
         """Follow all names, until no new function is found any more."""
         known = None
-        while known != (found := (len(self._codes), len(self._wanted), len(self._modules))):
+        while known != (
+            found := tuple(map(len, (self._codes, self._wanted, self._modules, self._objects, self._inner)))
+        ):
             known = found
+            for name, value in [*self._objects.values(), *self._inner.values()]:
+                self._attributes(name, value, self._names & vars(value).keys())
             for owner, names in list(self._wanted.items()):
                 self._methods(owner, names)
             self._of_author = True
             for module in list(self._modules.values()):
                 self._module(module, frozenset(self._names), set())
+
+    def _reached(self) -> tuple[dict[Any, Any], ...]:
+        return self._codes, self._wanted, self._modules, self._objects, self._inner
 
     def codes(self) -> list[types.CodeType]:
         """That of all functions that were reached, and of the functions within them."""
@@ -153,7 +166,7 @@ class CodeWalk:
             held = class_dict(owner)
             for name in names | (self._names & held.keys()):
                 self._note(held, name, f"{owner.__qualname__}.{name}")
-        for name, value in self._objects.values():
+        for name, value in [*self._objects.values(), *self._inner.values()]:
             self._nearer(name, value)
         methods = class_dict(Tensor)
         for name in self._names:  # a method that is put there later comes before that of the base
@@ -178,9 +191,9 @@ class CodeWalk:
         for name in (names | self._names) & held.keys():
             self.follow(held[name], f"{owner.__qualname__}.{name}")
 
-    def follow(self, value: Any, name: str, depth: int = 0) -> None:
+    def follow(self, value: Any, name: str, depth: int = 0, inner: bool = False) -> None:
         """Reach the functions in ``value``: a function, method, property, partial or decorated function, a class, or
-        an object that holds such."""
+        an object that holds such; ``inner``: one that another object or a container holds."""
         if depth > _DEPTH:
             return
         if isinstance(value, types.FunctionType):
@@ -222,20 +235,36 @@ class CodeWalk:
             self.follow(value(), name, depth + 1)
         elif isinstance(value, nn.Module):
             self._outside(name, value, depth)
-        elif is_plain_object(value) and id(value) not in self._objects:
-            self._objects[id(value)] = name, value
-            for key, item in list(vars(value).items()):
-                self._note(vars(value), key, f"{name}.{key}")
-                self.follow(item, f"{name}.{key}", depth + 1)
-            if type(value) not in self._wanted:
-                self.add_class(type(value), _OF_HELPERS)
-            if slotted(value):
-                self._hold(name, value, depth)
+        elif is_plain_object(value):
+            self._object(name, value, depth, inner)
         elif isinstance(value, Tensor):
             if self._looks:
                 self.contents.numbers_of(name, value)
         else:
             self._hold(name, value, depth)
+
+    def _object(self, name: str, value: Any, depth: int, inner: bool) -> None:
+        if id(value) in self._objects or (inner and id(value) in self._inner):
+            return
+        (self._inner if inner else self._objects)[id(value)] = name, value
+        if not inner:
+            for key, item in list(vars(value).items()):
+                self._note(vars(value), key, f"{name}.{key}")
+                if isinstance(item, (list, tuple, dict, set)):
+                    self._hold(f"{name}.{key}", item, depth)
+        if type(value) not in self._wanted:
+            defined = {key for kind in type(value).__mro__ for key in vars(kind) if key.startswith("__")}
+            self.add_class(type(value), defined - _NEVER_CALLED)
+        if slotted(value):
+            self._hold(name, value, depth)
+
+    def _attributes(self, name: str, value: Any, keys: set[str]) -> None:
+        for key in keys:
+            self._note(vars(value), key, f"{name}.{key}")
+            held = id(value), key
+            if held not in self._followed:
+                self._followed.add(held)
+                self.follow(vars(value)[key], f"{name}.{key}", 1, inner=True)
 
     def _cached(self, function: functools._lru_cache_wrapper, name: str, depth: int) -> None:
         """What a function with a cache has answered so far; where it takes no arguments, the cache must go on having
@@ -244,12 +273,12 @@ class CodeWalk:
             if held is vars(function) or held is function.__wrapped__ or isinstance(held, type):
                 continue
             if type(held) is not dict:  # arguments or an answer, in a cache of limited size
-                self.follow(held, name, depth + 1)
+                self.follow(held, name, depth + 1, inner=True)
                 continue
             if () in held:
                 self._note(held, (), f"the answer of {name}")
             for answer in held.values():
-                self.follow(answer, name, depth + 1)
+                self.follow(answer, name, depth + 1, inner=True)
 
     def _outside(self, name: str, module: nn.Module, depth: int) -> None:
         """A module that is not registered in the model, nor the model in it, but which its code reaches."""
@@ -274,7 +303,7 @@ class CodeWalk:
         for path, entry in self.contents.of(name, container, sized=registry):
             self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
         for item in items(container):
-            self.follow(item, name, depth + 1)
+            self.follow(item, name, depth + 1, inner=True)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
         if id(function.__code__) in self._codes or not _is_followed(function.__module__):

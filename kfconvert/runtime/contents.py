@@ -41,7 +41,8 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 # What a conversion puts into the instance dict of a model or of its parts.
 OF_CONVERSION = frozenset(("forward", "kfconvert_info", "kfconvert_refresh", "__getstate__"))
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
-_OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", *sys.stdlib_module_names))
+# pytest puts calls of its own into assertions.
+_OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", "pytest", "_pytest", "pluggy", *sys.stdlib_module_names))
 # Among these, classes that hold what others put there.
 _HOLDERS = ("collections", "configparser", "fractions", "string", "torch.distributions.", "torch.optim.", "weakref") + (
     "threading",
