@@ -135,10 +135,8 @@ class CodeWalk:
 
     def reach(self) -> None:
         """Follow all names, until no new function is found any more."""
-        known = None
-        while known != (
-            found := tuple(map(len, (self._codes, self._wanted, self._modules, self._objects, self._inner)))
-        ):
+        known = -1
+        while known != (found := sum(len(each) for each in self._reached())):
             known = found
             for name, value in [*self._objects.values(), *self._inner.values()]:
                 self._attributes(name, value, self._names & vars(value).keys())
@@ -148,7 +146,7 @@ class CodeWalk:
             for module in list(self._modules.values()):
                 self._module(module, frozenset(self._names), set())
 
-    def _reached(self) -> tuple[dict[Any, Any], ...]:
+    def _reached(self) -> Iterable[dict[Any, Any]]:
         return self._codes, self._wanted, self._modules, self._objects, self._inner
 
     def codes(self) -> list[types.CodeType]:

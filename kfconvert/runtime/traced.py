@@ -8,6 +8,7 @@ original forward first.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ def traced(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _by_dynamo(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any:
-    choices = _begin(guarded, (len(args), *kwargs), _is_watched())
+    choices = _begin(id(guarded), (len(args), *kwargs), _is_watched())
     outputs = guarded.original(*args, **kwargs)
     if choices is None:
         return outputs
@@ -55,10 +56,10 @@ def _by_dynamo(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> 
         variant = guarded.variants[choice[0]]
         leaves = _leaves(variant, choice, args, kwargs)
         if leaves is not None and _fits(variant, leaves):
-            if _end(guarded, True):
+            if _end(id(guarded), True):
                 return variant.structured(variant.program.traced(leaves))
             return outputs
-    _end(guarded, False)
+    _end(id(guarded), False)
     return outputs
 
 
@@ -72,8 +73,9 @@ def _is_watched() -> bool:
 
 
 @torch.compiler.assume_constant_result
-def _begin(guarded: GuardedForward, spelling: tuple, watched: bool) -> tuple[Choice, ...] | None:
+def _begin(address: int, spelling: tuple, watched: bool) -> tuple[Choice, ...] | None:
     """What the original pass begins with; None where the original forward is to stay in the trace."""
+    guarded = _at(address)
     if originals_wanted() or _original_pass.is_open(guarded):
         return None
     reason, choices = (_WATCHED, ()) if watched else _choices(guarded, spelling)
@@ -85,12 +87,19 @@ def _begin(guarded: GuardedForward, spelling: tuple, watched: bool) -> tuple[Cho
 
 
 @torch.compiler.assume_constant_result
-def _end(guarded: GuardedForward, fits: bool) -> bool:
+def _end(address: int, fits: bool) -> bool:
     """Whether the program is to take the place of the original forward, which was followed."""
+    guarded = _at(address)
     reason = _original_pass.end(fits) or (None if fits else _SIZES)
     if reason is not None:
         guarded.left_out(reason)
     return reason is None
+
+
+def _at(address: int) -> GuardedForward:
+    """The forward that the caller has: before torch 2.12 Dynamo hands on no objects where it takes the result for a
+    constant, but their ``id()``, on which it then guards."""
+    return ctypes.cast(address, ctypes.py_object).value
 
 
 def _by_export(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any:
