@@ -19,12 +19,9 @@ _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _ARITHMETIC = tuple(
     f"__{side}{name}__" for name in ("add", "sub", "mul", "floordiv", "mod", "pow") for side in ("", "r")
 )
-# Instructions that ask nothing: what they hand on shows in the questions of others.
+# Instructions that hand on nothing.
 _IDLE = frozenset(
-    name
-    for name in dis.opname
-    if name.startswith(("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_FAST", "STORE_FAST", "JUMP_FORWARD", "JUMP_ABSOLUTE"))
-    or name in ("NOP", "POP_TOP", "RETURN_VALUE", "RETURN_CONST")
+    name for name in dis.opname if name.startswith(("JUMP_FORWARD", "JUMP_ABSOLUTE")) or name in ("NOP", "POP_TOP")
 )
 # Characters of the text of a computation; sums in a loop would have any number.
 _LONG = 1000
@@ -52,7 +49,8 @@ class Way:
                 sys.settrace(before)
 
     def is_within(self, other: Way) -> bool:
-        """Whether ``other`` ran all that this one did, but for instructions that only hand on constants."""
+        """Whether ``other`` ran all that this one did, but for jumps. A constant that only this one loads may go to an
+        operator, of which no question tells."""
         more = {dis.opname[code.co_code[position]] for code, position in self.instructions - other.instructions}
         return more <= _IDLE and self.questions <= other.questions
 

@@ -43,6 +43,8 @@ _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
 _GLOBALS_BY_NAME = frozenset(("globals", "eval", "exec", "vars", "import_module"))
 _BY_NAME = frozenset(("getattr", "hasattr", "attrgetter", "methodcaller")) | _GLOBALS_BY_NAME
 _WORD, _LONGEST = re.compile(r"[A-Za-z_]\w*"), 80
+# With more words than this nobody looks for them in dicts.
+_MOST_WORDS = 2000
 # So many steps, from a value to what it holds or wraps, are followed.
 _DEPTH = 12
 # Libraries whose code may ask whether it is being compiled, but gives the same results either way.
@@ -69,9 +71,10 @@ def code_walk(
         looks: whether the code looks at elements of tensors, so that those of globals matter.
     """
     walk = CodeWalk(model, looks)
-    of_class = names_by_class(reads)
+    of_class, of_objects = names_by_class(reads), {read for read in reads if isinstance(read, str)}
     for each in dict.fromkeys(classes):
-        walk.add_class(each, of_class.get(each, set()) | _ALWAYS)
+        names = of_class.get(each, set()) if issubclass(each, nn.Module) else of_objects
+        walk.add_class(each, names | _ALWAYS)
     for function in functions:
         walk.follow(function, getattr(function, "__qualname__", "a function"))
     return walk
@@ -120,6 +123,9 @@ class CodeWalk:
         self._objects: dict[int, tuple[str, Any]] = {}
         self._inner: dict[int, tuple[str, Any]] = {}
         self._of_author = True  # whether an author's code is followed now
+        # Keys by which code may look something up: constants in it, and what the owner adds.
+        self.words: set[str | int] = set()
+        self._asks_environment = False
         self._held: dict[int, Any] = {}  # containers
         self._followed: set[tuple[int, str]] = set()  # attributes of objects
         self._modules: dict[int, types.ModuleType] = {}  # that something holds
@@ -166,11 +172,25 @@ class CodeWalk:
                 self._note(held, name, f"{owner.__qualname__}.{name}")
         for name, value in [*self._objects.values(), *self._inner.values()]:
             self._nearer(name, value)
+        self._note_missing_keys()
         methods = class_dict(Tensor)
         for name in self._names:  # a method that is put there later comes before that of the base
             if hasattr(Tensor, name):
                 self._note(methods, name, f"Tensor.{name}")
         yield from self._found.values()
+
+    def _note_missing_keys(self) -> None:
+        """Note what code may ask dicts and the environment for that is not there, or may be another."""
+        words = self.words | {value for _, (_, _, value) in self._found.values() if type(value) in (str, int)}
+        for container in list(self._held.values()):
+            if isinstance(container, dict) and len(words) <= _MOST_WORDS:
+                for key in words - dict.keys(container):
+                    self._note(container, key, f"{key} in a dict")
+        if self._asks_environment:
+            environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]  # not public
+            for word in words:
+                if isinstance(word, str):
+                    self._note(environment, os.environ.encodekey(word), f"{word} in the environment")
 
     def _nearer(self, name: str, value: Any) -> None:
         """Note the places where something that is put there later would come before what an object's classes have by a
@@ -209,6 +229,8 @@ class CodeWalk:
             self.follow(value.fget, name, depth + 1)
         elif isinstance(value, functools.cached_property):
             self.follow(value.func, name, depth + 1)
+        elif isinstance(value, functools.singledispatchmethod):
+            self.follow(value.dispatcher, name, depth + 1)
         elif isinstance(value, (functools.partial, functools.partialmethod)):
             self._hold(name, value.keywords, depth)
             for bound in (value.func, *value.args):
@@ -224,7 +246,7 @@ class CodeWalk:
         elif hasattr(type(value), "__wrapped__"):
             return
         elif isinstance(value, type):
-            if is_of_author(value.__module__) and value not in self._wanted and not issubclass(value, nn.Module):
+            if is_of_author(value.__module__) and value not in self._wanted:
                 self.add_class(value, set())
         elif isinstance(value, types.ModuleType):
             if is_of_author(value.__name__):
@@ -297,7 +319,7 @@ class CodeWalk:
         self._held[id(container)] = container
         # An item that is added to a global dict is no change, as many such dicts cache results by their arguments. It
         # is one where all items are functions, from which the code chooses.
-        registry = not isinstance(container, dict) or all(map(callable, container.values()))
+        registry = not isinstance(container, dict) or all(map(callable, items(container)))
         for path, entry in self.contents.of(name, container, sized=registry):
             self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
         for item in items(container):
@@ -310,6 +332,10 @@ class CodeWalk:
         self._found[id(function), "inside"] = (function.__qualname__, (function, INSIDE, inside(function)))
         if function.__kwdefaults__:
             self._hold(function.__qualname__, function.__kwdefaults__, depth)
+        registry = getattr(function, "registry", None)
+        if isinstance(registry, types.MappingProxyType):  # of functools.singledispatch; its closure has a cache besides
+            self._hold(function.__qualname__, registry, depth)
+            return
         for cell in function.__closure__ or ():
             try:
                 held = cell.cell_contents
@@ -331,12 +357,10 @@ class CodeWalk:
             value = function.__globals__[name]
             self._global(function.__globals__, name, attributes, function.__module__)
             if isinstance(value, dict):  # keys that may be asked for, and are not there
-                for key in constants - value.keys():
+                for key in constants - dict.keys(value):
                     self._note(value, key, f"{function.__module__}.{name}")
-        if {"environ", "getenv"} & (looked_up | attributes):
-            for key in constants:
-                environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]  # not public
-                self._note(environment, os.environ.encodekey(key), f"{key} in the environment")
+        self.words |= constants
+        self._asks_environment |= bool({"environ", "getenv"} & (looked_up | attributes))
 
     def _global(self, store: dict[str, Any], name: str, names: frozenset[str], module: str) -> None:
         value = store[name]
@@ -364,7 +388,7 @@ class CodeWalk:
 
     def _note(self, store: dict[Any, Any], key: Any, name: str) -> None:
         if key not in ("__dict__", "__weakref__", "__doc__", "__builtins__"):
-            self._found.setdefault((id(store), key), (name, (store, key, store.get(key, MISSING))))
+            self._found.setdefault((id(store), key), (name, (store, key, dict.get(store, key, MISSING))))
 
 
 def _is_followed(module: str | None) -> bool:

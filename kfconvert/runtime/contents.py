@@ -44,10 +44,10 @@ _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 # pytest puts calls of its own into assertions.
 _OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", "pytest", "_pytest", "pluggy", *sys.stdlib_module_names))
 # Among these, classes that hold what others put there.
-_HOLDERS = ("collections", "configparser", "fractions", "string", "torch.distributions.", "torch.optim.", "weakref") + (
-    "threading",
-    "queue",
-)
+_HOLDERS = (
+    "collections", "configparser", "fractions", "queue", "string", "threading", "torch.distributions.", "torch.optim.",
+    "weakref",
+)  # fmt: skip
 
 
 def is_plain_object(value: Any) -> bool:
@@ -56,6 +56,8 @@ def is_plain_object(value: Any) -> bool:
     if isinstance(value, _NAMESPACES):
         return True
     if isinstance(value, (type, nn.Module, Tensor, types.ModuleType, dict, list, tuple, set, frozenset)):
+        return False
+    if opened(value) is not value:
         return False
     module = type(value).__module__
     return (is_of_author(module) or module.startswith(_HOLDERS)) and isinstance(getattr(value, "__dict__", None), dict)
@@ -66,15 +68,24 @@ def is_of_author(module: str | None) -> bool:
     return (module or "").partition(".")[0] not in _OF_LIBRARIES
 
 
+def opened(value: Any) -> Any:
+    """The list, dict or set within a proxy, a user's container or one of weak references; ``value`` itself for others.
+    What else these keep, about references that are gone, is nobody's."""
+    if isinstance(value, types.MappingProxyType):
+        return gc.get_referents(value)[0]
+    if isinstance(value, (collections.UserDict, collections.UserList, weakref.WeakSet, weakref.WeakKeyDictionary)):
+        return vars(value)["data"]
+    return value
+
+
 def items(value: Any) -> list[Any]:
     """What a list, tuple, set or dict holds, or a context variable; nothing for others."""
     if isinstance(value, contextvars.ContextVar):
         return _value_of(value)
-    if isinstance(value, types.MappingProxyType):
-        value = gc.get_referents(value)[0]
+    value = opened(value)
     if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, (list, tuple, set, frozenset)) else []
+        return list(dict.values(value))  # a subclass may have a method of its own
+    return list(value) if isinstance(value, (list, tuple, set, frozenset, collections.deque)) else []
 
 
 def plain_objects(values: list[Any]) -> list[Any]:
@@ -167,7 +178,8 @@ def _slots(kind: type) -> list[str]:
     found = vars(kind).get("__slots__", ())
     names = (found,) if isinstance(found, str) else tuple(found)
     private = kind.__name__.lstrip("_")
-    return [f"_{private}{name}" if name.startswith("__") else name for name in names if not name.endswith("__")]
+    names = tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+    return [f"_{private}{name}" if name.startswith("__") and not name.endswith("__") else name for name in names]
 
 
 class _Numbers:
@@ -229,10 +241,7 @@ class Contents:
         if isinstance(value, nn.Module):
             yield from self._of_module(name, value, depth)
             return
-        if isinstance(value, (collections.UserDict, collections.UserList)):
-            value = value.data
-        if isinstance(value, types.MappingProxyType):
-            value = gc.get_referents(value)[0]
+        value = opened(value)
         if isinstance(value, GENERATORS):  # its state may change between calls; what matters is whether a call draws
             self.containers.setdefault(name, value)
             return
@@ -252,7 +261,7 @@ class Contents:
         elif isinstance(value, dict):
             if sized:
                 yield name, (value, ITEMS, tuple(value))
-            for key, item in list(value.items()):
+            for key, item in list(dict.items(value)):
                 yield name, (value, key, item)
         attributes = getattr(value, "__dict__", None)  # of a subclass
         for key, item in list(attributes.items()) if isinstance(attributes, dict) else ():

@@ -15,7 +15,7 @@ from ..process import is_of_trace, switched_off
 from ..region import Read
 from .code import code_walk, held_functions
 from .configuration import WHOLE, configurations, names_by_class
-from .contents import OF_CONVERSION, OF_EVERY_MODULE, Contents, Found, first_different, outside_modules
+from .contents import OF_CONVERSION, OF_EVERY_MODULE, Contents, Found, first_different, outside_modules, slotted
 from .fingerprint import may_fetch
 from .output_recording import is_recording_hook, recorded_outputs, wanted_outputs
 from .program import OF_EXPORT
@@ -52,6 +52,9 @@ _SWITCHES: dict[str, Callable[[], Any]] = {
     "benchmark": lambda: torch.backends.cudnn.benchmark,
     "deterministic": lambda: torch.backends.cudnn.deterministic,
     "enabled": lambda: (torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled),
+    "is_initialized": lambda: torch.distributed.is_available() and torch.distributed.is_initialized(),
+    "get_world_size": lambda: torch.distributed.is_available() and torch.distributed.is_initialized(),
+    "get_rank": lambda: torch.distributed.is_available() and torch.distributed.is_initialized(),
     "flash_sdp_enabled": torch.backends.cuda.flash_sdp_enabled,
     "math_sdp_enabled": torch.backends.cuda.math_sdp_enabled,
     "mem_efficient_sdp_enabled": torch.backends.cuda.mem_efficient_sdp_enabled,
@@ -249,6 +252,7 @@ class Code:
     def __init__(self, model: nn.Module, reads: frozenset[Read], looks: bool):
         classes = [type(each) for each in (*model.modules(), *outside_modules(model), *configurations(model))]
         walk = code_walk(classes, held_functions(model), reads, model, looks)
+        walk.words.update(_words(model, reads))
         found = list(walk.entries())
         self.asked_for = frozenset(walk.asked_for)
         # What a function with a cache reads was not seen in the trace if its answer was there already.
@@ -279,6 +283,15 @@ class Code:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Code:
         return self
+
+
+def _words(model: nn.Module, reads: frozenset[Read]) -> Iterator[str | int]:
+    """What was read of modules and objects, as far as code may look something up by it."""
+    by_class, of_objects = names_by_class(reads), {read for read in reads if isinstance(read, str)}
+    holders: list[tuple[Any, set[str]]] = [(module, by_class.get(type(module), set())) for module in model.modules()]
+    holders += [(config, of_objects) for config in configurations(model)]
+    for holder, names in holders:
+        yield from (value for name in names & vars(holder).keys() if type(value := vars(holder)[name]) in (str, int))
 
 
 def _beside_trace(entry: Entry) -> Entry:
@@ -416,6 +429,8 @@ def _settings(model: nn.Module, reads: frozenset[Read], contents: Contents) -> I
             value = vars(config).get(name, MISSING)
             yield (config, name, value), f"{name} in the configuration of the model {_CHANGED}"
             yield from _reasons(contents.of(f"{name} in the configuration of the model", value))
+        if slotted(config):
+            yield from _reasons(contents.of("the configuration of the model", config))
 
 
 def _tied_places(model: nn.Module) -> list[list[tuple[dict[str, Any], str]]]:

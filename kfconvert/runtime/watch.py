@@ -124,12 +124,13 @@ def renewed(watch: Watch, changed: int | None, root: dict[str, Any] | None = Non
 
 def _equal_to(holder: Any, key: Any, expected: Any, default: Any = _ABSENT) -> Any:
     """What stands there now, where it is equal to ``expected``; else ``default``."""
+    held: Any
     if key is ITEMS:
         held = tuple(holder)
     elif isinstance(key, Mark):
         return default
     else:
-        held = (holder if isinstance(holder, dict) else vars(holder)).get(key, MISSING)
+        held = dict.get(holder if isinstance(holder, dict) else vars(holder), key, MISSING)
     return held if held is expected or is_equal(held, expected) else default
 
 
@@ -189,7 +190,7 @@ def first_change_in_python(
             found = inside(holder)
             same = len(found) == len(expected) and all(map(operator.is_, found, expected))
         else:
-            same = holder.get(key, _ABSENT) is (_ABSENT if expected is missing else expected)
+            same = dict.get(holder, key, _ABSENT) is (_ABSENT if expected is missing else expected)
         if not same:
             return start // 3
     return None

@@ -99,6 +99,9 @@ def caught(x):
 
 ASKED = {
     "dict": lambda x: {1: 2.0, 3: 4.0}.get(x.shape[1], 0.5),
+    "window by a size of one": lambda x: x[:, -(2 if x.shape[0] == 1 else 8) :].float().mean(),
+    "limit by a size of one": lambda x: x.clamp(max=3 if x.shape[0] == 1 else 100).float().mean(),
+    "list by a size of one": lambda x: [2.0, 3.0][0 if x.shape[0] == 1 else 1],
     "dict of a batch": lambda x: {1: 2.0, 3: 4.0}.get(x.shape[0], 0.5),
     "dict, errors caught": caught,
     "dict of tuples": lambda x: {(1, 3): 2.0, (2, 5): 4.0}.get(tuple(x.shape), 0.5),
@@ -235,7 +238,7 @@ def test_strides_of_sizes_of_one():
 
 HARMLESS = {
     "nothing": lambda x: 1.0,
-    "one sequence": lambda x: 1.0 if x.shape[1] > 1 and x.shape[0] != 1 else 1.0,
+    "one sequence": lambda x: float((x.shape[1] > 1 and x.dim() > 1) is not None),
     "shapes of two tensors": lambda x: 1.0 if x.shape == (x + 1).shape else 2.0,
     "lower limit": lambda x: 1.0 if x.shape[1] < 100 else 2.0,
     "message": lambda x: torch._check(x.shape[1] < 100, f"{x.shape[1]} is long") or 1.0,

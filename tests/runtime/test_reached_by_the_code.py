@@ -8,12 +8,14 @@ import enum
 import functools
 import multiprocessing
 import operator
+import os
 import queue
 import threading
 import types
 import weakref
 
 import numpy
+import pydantic
 import pytest
 import torch
 from torch import is_grad_enabled, nn
@@ -79,6 +81,38 @@ class Listing(list):
     pass
 
 
+class Factors(nn.Module):
+    """A module that no model holds."""
+
+    SCALE = 2.0
+
+    @staticmethod
+    def factor():
+        return Factors.SCALE
+
+
+class Inherited(Settings):
+    pass
+
+
+class Dotted(dict):
+    def get(self, name):  # of another signature than that of dict
+        return self[name].scale
+
+
+class Extra(pydantic.BaseModel):
+    model_config = {"extra": "allow"}
+
+
+@functools.singledispatch
+def dispatched(value):
+    return 2.0
+
+
+def flag(name):
+    return float(os.environ.get(name, "2.0"))
+
+
 class Stored:
     """Its attributes lie in a dict of its own, as those of some classes of settings do."""
 
@@ -127,6 +161,9 @@ SHARED, PROXY = multiprocessing.Value("d", 2.0), types.MappingProxyType({"a": Se
 CONTEXT = contextvars.ContextVar("CONTEXT", default=Settings())
 EVENT, TEMPERATURE = threading.Event(), torch.tensor(2.0)
 QUEUE.put(2.0)
+OVERRIDES, ACTIVE, DOTTED = {"other": 1.0}, weakref.WeakSet(), Dotted(a=Settings())
+KEPT = Settings()
+OBJECTS = collections.deque([Settings()])
 SIBLING = python_module("project.config", SCALE=2.0)
 PACKAGE, MODULES = python_module("project.models", config=SIBLING), {"c": python_module("project.other", SCALE=2.0)}
 
@@ -308,6 +345,20 @@ READ = {
     "list in a class in a class": (lambda: Outer.inner.scales[0], lambda v: Outer.inner.scales.__setitem__(0, v)),
     "sibling of a Python module": (lambda: PACKAGE.config.SCALE, lambda v: setattr(SIBLING, "SCALE", v)),
     "Python module in a dict": (lambda: MODULES["c"].SCALE, lambda v: setattr(MODULES["c"], "SCALE", v)),
+    "class attribute of a module's class": (lambda: Factors.SCALE, lambda v: setattr(Factors, "SCALE", v)),
+    "static method of a module's class": (lambda: Factors.factor(), lambda v: setattr(Factors, "SCALE", v)),
+    "variable by a helper": (lambda: flag("SCALE_OF_IT"), lambda v: os.environ.__setitem__("SCALE_OF_IT", str(v))),
+    "new key of a dict": (lambda: OVERRIDES.get("name", 2.0), lambda v: OVERRIDES.__setitem__("name", v)),
+    "member of a weak set": (
+        lambda: 3.0 if KEPT in ACTIVE else 2.0,
+        lambda v: ACTIVE.add(KEPT) if v == 3.0 else ACTIVE.discard(KEPT),
+    ),
+    "object in a deque": (lambda: OBJECTS[0].scale, lambda v: setattr(OBJECTS[0], "scale", v)),
+    "dict with a get of its own": (lambda: DOTTED.get("a"), lambda v: setattr(DOTTED["a"], "scale", v)),
+    "function by class": (
+        lambda: dispatched(1),
+        lambda v: dispatched.register(int, lambda _: v),
+    ),
     "another answer": (
         lambda: settings().scale,
         lambda v: (settings.cache_clear(), setattr(settings(), "scale", v)),
@@ -338,6 +389,62 @@ def test_a_change_in_the_globals(name):
         assert not torch.allclose(model(X), before)
     finally:
         READ[name][1](2.0)
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.name, self.extra, self.act = nn.Linear(8, 8), "mine", Extra(scale=2.0), Inherited()
+
+    def forward(self, x):
+        y = torch.relu(self.linear(x)) * OVERRIDES.get(self.name, 1.0)
+        return y * self.extra.scale * (self.act.kind or 1.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: OVERRIDES.__setitem__("mine", 4.0),
+        lambda m: setattr(m.extra, "scale", 3.0),
+        lambda m: setattr(Inherited, "kind", 5.0),
+    ],
+)
+@torch.no_grad()
+def test_keys_extra_fields_and_inherited_attributes(change):
+    model = Named().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    before = model(X)
+    torch.testing.assert_close(fused(X), before)
+    try:
+        for each in (model, fused):
+            change(each)
+        torch.testing.assert_close(fused(X), model(X))
+        assert not torch.allclose(model(X), before)
+    finally:
+        OVERRIDES.pop("mine", None)
+        if "kind" in vars(Inherited):
+            del Inherited.kind
+
+
+class Dispatching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * dispatched(len(ACTIVE))
+
+
+@torch.no_grad()
+def test_caches_of_functions_by_class_and_of_weak_sets_are_no_changes():
+    fused = ModelConverter(select="all").convert_model(Dispatching().eval(), example_inputs=X)
+    dispatched(2.5)
+    other = Settings()
+    ACTIVE.add(other)
+    del other
+    fused(X)
+    fused(X)
+    assert hits(fused) == 2
 
 
 def test_settings_with_a_setattr_of_their_own_are_left_alone():
