@@ -25,7 +25,8 @@ def _attention(x: Tree) -> Op:
     packed = Op(aten.contiguous.default, Op(aten.squeeze.dim, packed, -2), name="packed")
 
     def heads(index: int, name: str) -> Op:
-        rows = Op(aten.reshape.default, Op(aten.select.int, packed, 0, index), Var(f"{name}_rows"))
+        part = Op(aten.select.int, packed, 0, index)
+        rows = Op(aten.reshape.default, part, Var(f"{name}_rows_shape"), name=f"{name}_rows")
         return Op(aten.reshape.default, Op(aten.transpose.int, rows, 0, 1), Var(f"{name}_shape"), name=name)
 
     attended = Op(
@@ -57,11 +58,16 @@ def _refusal(match: Match) -> str | None:
     batch, length, _ = sizes(x)
     if "batch_first" not in captures:
         batch, length = length, batch
-    # Given the sizes of the heads, all reshapes between can only mean one thing.
-    shapes = {tuple(sizes(captures[name])) for name in ("q", "k", "v")}
     heads, width = traced(captures["q"]).shape[1], traced(captures["q"]).shape[3]
-    if shapes != {(batch, str(heads), length, str(width))} or captures["features"] != heads * width:
-        return "its heads are arranged in another way"
+    if not isinstance(heads, int) or not isinstance(width, int) or captures["features"] != heads * width:
+        return "it has no fixed number of heads"
+    for name in ("q", "k", "v"):
+        rows = captures[f"{name}_rows"]
+        # Of so many rows the heads lie in the order of the batch; the number between is then given.
+        if traced(rows).dim() != 3 or (sizes(rows)[0], sizes(rows)[2]) != (length, str(width)):
+            return "its heads are arranged in another way"
+        if sizes(captures[name]) != [batch, str(heads), length, str(width)]:
+            return "its heads are arranged in another way"
     if traced(joined).dim() != 2 or sizes(joined)[1] != str(heads * width):
         return "the results of its heads are arranged in another way"
     return None if sizes(match.root)[:2] == sizes(x)[:2] else "its result has other sizes than its input"
@@ -92,6 +98,21 @@ class _Attention(nn.Module):
         return self.attention(x, x, x, need_weights=self.weights, attn_mask=mask)[0]
 
 
+class _Arranged(nn.Module):
+    """As in nn.MultiheadAttention, but for how the rows are split into heads."""
+
+    def __init__(self, rows: tuple[int, int, int]):
+        super().__init__()
+        self.first, self.second, self.rows = nn.Linear(16, 48), nn.Linear(16, 16), rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = self.first(x.transpose(1, 0)).unflatten(-1, (3, 16)).unsqueeze(0).transpose(0, -2).squeeze(-2)
+        parts = packed.contiguous()
+        heads = [parts[i].reshape(self.rows).transpose(0, 1).reshape(3, 4, 5, 4) for i in range(3)]
+        mixed = nn.functional.scaled_dot_product_attention(*heads).permute(2, 0, 1, 3).reshape(15, 16)
+        return self.second(mixed).reshape(5, 3, 16).transpose(1, 0)
+
+
 class _Crossed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -119,6 +140,9 @@ PATTERNS = (
             Case(lambda: _Attention(bias=False), _texts),
             Case(lambda: _Attention(weights=True), _texts, 0),
             Case(lambda: _Attention(masked=True), _texts, 0),
+            Case(lambda: _Arranged((5, 12, 4)), _texts),
+            Case(lambda: _Arranged((15, 4, 4)), _texts, 0, "arranged in another way"),
+            Case(lambda: _Arranged((5, 4, 12)), _texts, 0, "arranged in another way"),
             Case(_Crossed, _texts, 0),
         ),
     ),

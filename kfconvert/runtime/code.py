@@ -34,7 +34,7 @@ from .contents import (
     reached,
     slotted,
 )
-from .watch import INSIDE, MISSING, inside
+from .watch import INSIDE, MISSING, TYPE, inside
 
 # nn.Module itself looks these names up in the class of every module.
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
@@ -267,6 +267,7 @@ class CodeWalk:
         if id(value) in self._objects or (inner and id(value) in self._inner):
             return
         (self._inner if inner else self._objects)[id(value)] = name, value
+        self._found[id(value), "class"] = (f"the class of {name}", (value, TYPE, type(value)))
         if not inner:
             for key, item in list(vars(value).items()):
                 self._note(vars(value), key, f"{name}.{key}")

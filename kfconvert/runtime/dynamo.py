@@ -53,6 +53,8 @@ class OriginalPass(threading.local):
         try:
             if not trace.is_root_tracer():
                 return "it is called in a block that is traced on its own"
+            if any(map(_is_symbolic_float, trace.graph.nodes)):
+                return "torch.compile takes a float for a symbol, whose value the program has"
             if _changed_something(trace.side_effects):
                 return "objects are changed in the compiled code around it, or by itself"
             passed = [node for node in trace.graph.nodes if node not in before]
@@ -70,6 +72,12 @@ def _current_trace() -> Any:
         return InstructionTranslator.current_tx().output
     except Exception:  # there is none
         return None
+
+
+def _is_symbolic_float(node: fx.Node) -> bool:
+    """Whether ``node`` is a Python float that Dynamo hands to the graph, and on whose value it does not guard: one that
+    has had several values at a place."""
+    return node.op == "placeholder" and bool(getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False))
 
 
 def _changed_something(effects: Any) -> bool:

@@ -425,6 +425,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 def _settings(model: nn.Module, reads: frozenset[Read], contents: Contents) -> Iterator[tuple[Entry, str]]:
     names = sorted(name for name in reads if isinstance(name, str) and name != "__dict__")
     for config in configurations(model):
+        yield (config, TYPE, type(config)), f"the class of an object of the model {_CHANGED}"
         for name in names:
             value = vars(config).get(name, MISSING)
             yield (config, name, value), f"{name} in the configuration of the model {_CHANGED}"

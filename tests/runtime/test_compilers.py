@@ -415,3 +415,26 @@ def test_scripting_is_refused_in_one_line(build):
     assert "\n" not in str(refusal.value)
     # Others who ask take it for an attribute that is not there.
     assert not any(hasattr(module.forward, "__globals__") for module in fused.modules() if "forward" in vars(module))
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(8, 8), scale
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * self.scale
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@torch.no_grad()
+def test_floats_that_dynamo_takes_for_symbols():
+    # Of a float that had two values at one place Dynamo makes a symbol, and guards on no value any more.
+    x = torch.randn(2, 8)
+    for scale in (2.0, 3.0):
+        model = Scaled(scale).eval()
+        fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+        compiled = torch.compile(fused, backend="eager")
+        for value in (scale, 4.5, 5.5):
+            model.scale = fused.scale = value
+            torch.testing.assert_close(compiled(x), model(x))
