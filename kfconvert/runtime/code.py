@@ -50,10 +50,12 @@ _DEPTH = 12
 # Libraries whose code may ask whether it is being compiled, but gives the same results either way.
 _SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
 _OF_COMPILERS = frozenset(("is_compiling", "is_exporting", "is_dynamo_compiling"))
+_CONSTRUCTORS = frozenset(("__init__", "__new__", "__post_init__"))
 # Special methods that no code of a forward calls of an object that stands in the globals.
-_NEVER_CALLED = frozenset(
-    ("__init__", "__new__", "__init_subclass__", "__class_getitem__", "__del__", "__repr__", "__copy__", "__deepcopy__")
-) | frozenset(("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__subclasshook__", "__set_name__"))
+_NEVER_CALLED = _CONSTRUCTORS | {
+    "__init_subclass__", "__class_getitem__", "__del__", "__repr__", "__copy__", "__deepcopy__", "__reduce__",
+    "__reduce_ex__", "__getstate__", "__setstate__", "__subclasshook__", "__set_name__",
+}  # fmt: skip
 
 
 def code_walk(
@@ -247,7 +249,8 @@ class CodeWalk:
             return
         elif isinstance(value, type):
             if is_of_author(value.__module__) and value not in self._wanted:
-                self.add_class(value, set())
+                # A forward may make instances of it; modules it finds made.
+                self.add_class(value, set() if issubclass(value, nn.Module) else set(_CONSTRUCTORS))
         elif isinstance(value, types.ModuleType):
             if is_of_author(value.__name__):
                 self._modules[id(value)] = value

@@ -460,29 +460,6 @@ def test_calls_of_other_threads_while_weights_are_merged_and_separated():
     assert not wrong and len(kept) >= 50
 
 
-def test_calls_of_other_threads_while_the_model_is_converted_in_place():
-    model, wrong, calls = projections(), [], []
-    expected, stop = model(x()).detach(), threading.Event()
-
-    def call():
-        while not stop.is_set():
-            with torch.no_grad():
-                calls.append(1)
-                if not torch.allclose(model(x()), expected, atol=1e-4):
-                    wrong.append(1)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    try:
-        converted(model, inplace=True)
-    finally:
-        stop.set()
-        thread.join()
-    assert calls and not wrong
-    with torch.no_grad():
-        assert_close(model(x()), expected, "afterwards")
-
-
 # Files
 
 
