@@ -573,26 +573,27 @@ NETS = {"linear": (Net, (4, 64)), "convolution": (convolutions, (2, 3, 16, 16))}
 
 
 @torch.no_grad()
-def with_other_weights(original, fused):
-    torch.manual_seed(5)
+def with_other_weights(name):
+    """The original, converted, with weights that it has not run with yet; an input, and the output for that."""
+    make, shape = NETS[name]
+    torch.manual_seed(0)
+    original, x = make().cuda().eval(), torch.randn(shape, device="cuda")
+    fused = ModelConverter(select="all").convert_model(original, example_inputs=x)
     state = {
         name: torch.rand_like(value) if value.is_floating_point() else value
         for name, value in original.state_dict().items()
     }
     for each in (original, fused):
         each.load_state_dict(state)
+    expected = original(x)
+    torch.cuda.synchronize()
+    return fused, x, expected
 
 
 @pytest.mark.parametrize("name", NETS)
 @torch.no_grad()
 def test_what_one_stream_derives_is_finished_for_others(name):
-    make, shape = NETS[name]
-    torch.manual_seed(0)
-    original, x = make().cuda().eval(), torch.randn(shape, device="cuda")
-    fused = ModelConverter(select="all").convert_model(original, example_inputs=x)
-    with_other_weights(original, fused)
-    expected = original(x)
-    torch.cuda.synchronize()
+    fused, x, expected = with_other_weights(name)
     streams = [torch.cuda.Stream() for _ in range(2)]
     outputs = []
     for index, stream in enumerate(streams):
@@ -608,12 +609,7 @@ def test_what_one_stream_derives_is_finished_for_others(name):
 @pytest.mark.parametrize("name", NETS)
 @torch.no_grad()
 def test_what_is_derived_within_a_capture_is_not_kept(name):
-    make, shape = NETS[name]
-    torch.manual_seed(0)
-    original, x = make().cuda().eval(), torch.randn(shape, device="cuda")
-    fused = ModelConverter(select="all").convert_model(original, example_inputs=x)
-    with_other_weights(original, fused)
-    expected = original(x)
+    fused, x, expected = with_other_weights(name)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = fused(x)
