@@ -29,7 +29,11 @@ FAULTS = (
         "self.stale, self.state.announced = True, False",
         "self.stale, self.state.announced = self.stale, False",
     ),
-    Fault("a refresh leaves the plans", "variant.program.clear()\n        self.stale = False", "self.stale = False"),
+    Fault(
+        "a refresh leaves the plans",
+        "variant.program.clear()\n        if self.state is not None:",
+        "pass\n        if self.state is not None:",
+    ),
     Fault(
         "a refresh leaves packed weights",
         "self.modules[name].clear_derived()",
