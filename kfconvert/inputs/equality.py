@@ -21,4 +21,8 @@ def is_equal(value: Any, other: Any) -> bool:
         return len(value) == len(other) and all(map(is_equal, value, other))
     if type(value) is dict:
         return is_equal(list(value), list(other)) and all(is_equal(value[key], other[key]) for key in value)
-    return type(value) in (set, frozenset) and value == other and all(type(item) in _VALUES for item in value)
+    if type(value) not in (set, frozenset) or len(value) != len(other):
+        return False
+    return set(map(id, value)) == set(map(id, other)) or (
+        value == other and all(type(item) in _VALUES for item in value)
+    )

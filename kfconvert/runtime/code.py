@@ -43,18 +43,17 @@ _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
 _GLOBALS_BY_NAME = frozenset(("globals", "eval", "exec", "vars", "import_module"))
 _BY_NAME = frozenset(("getattr", "hasattr", "attrgetter", "methodcaller")) | _GLOBALS_BY_NAME
 _WORD, _LONGEST = re.compile(r"[A-Za-z_]\w*"), 80
-# With more words than this nobody looks for them in dicts.
-_MOST_WORDS = 2000
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # of the environment
 # So many steps, from a value to what it holds or wraps, are followed.
 _DEPTH = 12
 # Libraries whose code may ask whether it is being compiled, but gives the same results either way.
 _SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
 _OF_COMPILERS = frozenset(("is_compiling", "is_exporting", "is_dynamo_compiling"))
-_CONSTRUCTORS = frozenset(("__init__", "__new__", "__post_init__"))
 # Special methods that no code of a forward calls of an object that stands in the globals.
-_NEVER_CALLED = _CONSTRUCTORS | {
-    "__init_subclass__", "__class_getitem__", "__del__", "__repr__", "__copy__", "__deepcopy__", "__reduce__",
-    "__reduce_ex__", "__getstate__", "__setstate__", "__subclasshook__", "__set_name__",
+_NEVER_CALLED = {
+    "__init__", "__new__", "__post_init__", "__init_subclass__", "__class_getitem__", "__del__", "__repr__",
+    "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__subclasshook__",
+    "__set_name__",
 }  # fmt: skip
 
 
@@ -125,8 +124,9 @@ class CodeWalk:
         self._objects: dict[int, tuple[str, Any]] = {}
         self._inner: dict[int, tuple[str, Any]] = {}
         self._of_author = True  # whether an author's code is followed now
-        # Keys by which code may look something up: constants in it, and what the owner adds.
-        self.words: set[str | int] = set()
+        # Texts by which code may look something up in dicts, added by the owner, and constants in the code.
+        self.words: set[str] = set()
+        self._constants: set[str] = set()
         self._asks_environment = False
         self._held: dict[int, Any] = {}  # containers
         self._followed: set[tuple[int, str]] = set()  # attributes of objects
@@ -183,15 +183,15 @@ class CodeWalk:
 
     def _note_missing_keys(self) -> None:
         """Note what code may ask dicts and the environment for that is not there, or may be another."""
-        words = self.words | {value for _, (_, _, value) in self._found.values() if type(value) in (str, int)}
         for container in list(self._held.values()):
-            if isinstance(container, dict) and len(words) <= _MOST_WORDS:
-                for key in words - dict.keys(container):
+            if isinstance(container, dict):
+                for key in self.words - dict.keys(container):
                     self._note(container, key, f"{key} in a dict")
         if self._asks_environment:
             environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]  # not public
-            for word in words:
-                if isinstance(word, str):
+            named = {value for _, (_, _, value) in self._found.values() if type(value) is str}
+            for word in self._constants | self.words | named:
+                if _VARIABLE.fullmatch(word):
                     self._note(environment, os.environ.encodekey(word), f"{word} in the environment")
 
     def _nearer(self, name: str, value: Any) -> None:
@@ -249,8 +249,7 @@ class CodeWalk:
             return
         elif isinstance(value, type):
             if is_of_author(value.__module__) and value not in self._wanted:
-                # A forward may make instances of it; modules it finds made.
-                self.add_class(value, set() if issubclass(value, nn.Module) else set(_CONSTRUCTORS))
+                self.add_class(value, set())
         elif isinstance(value, types.ModuleType):
             if is_of_author(value.__name__):
                 self._modules[id(value)] = value
@@ -363,7 +362,7 @@ class CodeWalk:
             if isinstance(value, dict):  # keys that may be asked for, and are not there
                 for key in constants - dict.keys(value):
                     self._note(value, key, f"{function.__module__}.{name}")
-        self.words |= constants
+        self._constants |= constants
         self._asks_environment |= bool({"environ", "getenv"} & (looked_up | attributes))
 
     def _global(self, store: dict[str, Any], name: str, names: frozenset[str], module: str) -> None:

@@ -150,6 +150,8 @@ def _held_by(value: Any) -> list[Any]:
 
 def _copied(value: Any) -> Any:
     """What a container holds that a Watch cannot look into, in a form to be compared with; None for other values."""
+    if isinstance(value, contextvars.ContextVar):
+        return tuple(_value_of(value)) or (MISSING,)
     if isinstance(value, set):
         return frozenset(value)
     if isinstance(value, (collections.deque, bytearray, array.array)):
@@ -158,8 +160,6 @@ def _copied(value: Any) -> Any:
         value = value.get_obj()
     if isinstance(value, (ctypes.Array, ctypes.Structure, ctypes._SimpleCData, memoryview)):
         return (bytes(value),)
-    if isinstance(value, contextvars.ContextVar):
-        return tuple(_value_of(value)) or (MISSING,)
     if isinstance(value, threading.local):  # what this thread has there
         return tuple(vars(value).items())
     if isinstance(value, numpy.ndarray) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:

@@ -53,7 +53,6 @@ _SWITCHES: dict[str, Callable[[], Any]] = {
     "deterministic": lambda: torch.backends.cudnn.deterministic,
     "enabled": lambda: (torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled),
     "allow_fp16_reduced_precision_reduction": torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
-    "get_autocast_dtype": lambda: (torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")),
     "get_fastpath_enabled": torch.backends.mha.get_fastpath_enabled,
     "is_initialized": lambda: torch.distributed.is_available() and torch.distributed.is_initialized(),
     "get_world_size": lambda: torch.distributed.is_available() and torch.distributed.is_initialized(),
@@ -288,13 +287,13 @@ class Code:
         return self
 
 
-def _words(model: nn.Module, reads: frozenset[Read]) -> Iterator[str | int]:
-    """What was read of modules and objects, as far as code may look something up by it."""
+def _words(model: nn.Module, reads: frozenset[Read]) -> Iterator[str]:
+    """The texts that were read of modules and objects, by which code may look something up."""
     by_class, of_objects = names_by_class(reads), {read for read in reads if isinstance(read, str)}
     holders: list[tuple[Any, set[str]]] = [(module, by_class.get(type(module), set())) for module in model.modules()]
     holders += [(config, of_objects) for config in configurations(model)]
     for holder, names in holders:
-        yield from (value for name in names & vars(holder).keys() if type(value := vars(holder)[name]) in (str, int))
+        yield from (value for name in names & vars(holder).keys() if type(value := vars(holder)[name]) is str)
 
 
 def _beside_trace(entry: Entry) -> Entry:

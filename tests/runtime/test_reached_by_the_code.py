@@ -91,11 +91,6 @@ class Factors(nn.Module):
         return Factors.SCALE
 
 
-class Constructed:
-    def __init__(self):
-        self.value = GLOBAL_SETTINGS.scale
-
-
 class Inherited(Settings):
     pass
 
@@ -364,7 +359,6 @@ READ = {
         lambda: dispatched(1),
         lambda v: dispatched.register(int, lambda _: v),
     ),
-    "constructor": (lambda: Constructed().value, lambda v: setattr(GLOBAL_SETTINGS, "scale", v)),
     "another answer": (
         lambda: settings().scale,
         lambda v: (settings.cache_clear(), setattr(settings(), "scale", v)),
