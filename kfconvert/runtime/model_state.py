@@ -61,6 +61,7 @@ _SWITCHES: dict[str, Callable[[], Any]] = {
     "math_sdp_enabled": torch.backends.cuda.math_sdp_enabled,
     "mem_efficient_sdp_enabled": torch.backends.cuda.mem_efficient_sdp_enabled,
 }
+_CONTAINERS = (list, tuple, dict, set)
 _REPLACED = "a submodule or its forward was replaced after the conversion; convert it again"
 _CHANGED = "was changed after the conversion; convert it again"
 
@@ -151,6 +152,8 @@ class ModelState:
         reason = self.code.refusal(closely)
         if reason is not None:
             return reason
+        if self.code.is_outdated:
+            self.code = Code(model, self._reads, self._looks)
         for tensor, dtype, device in self.samples:
             if tensor.dtype is not dtype or tensor.device != device:
                 return f"the model was moved to {tensor.dtype} on {tensor.device}; convert it again"
@@ -263,6 +266,8 @@ class Code:
         self.switches = {name: asked() for name, asked in _SWITCHES.items() if name in self.asked_for}
         self.watch = Watch(entry for _, entry in found)
         self.names = [name for name, _ in found]
+        # Whether a container was replaced by an equal one since, of which nothing is watched that it holds.
+        self.is_outdated = False
 
     def refusal(self, closely: bool) -> str | None:
         """None where all of it is as it was, else what is not; ``closely`` as for ``first_different``."""
@@ -281,6 +286,8 @@ class Code:
                     break
         elif changed is not None:
             self.watch, changed = renewed(watch, changed)
+            before, now = ([value for _, _, value in each.entries] for each in (watch, self.watch))
+            self.is_outdated |= any(a is not b and isinstance(b, _CONTAINERS) for a, b in zip(before, now))
         return None if changed is None else f"{self.names[changed]} was replaced after the conversion; convert it again"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Code:

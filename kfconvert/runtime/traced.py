@@ -201,6 +201,8 @@ def _refusal(guarded: GuardedForward) -> str | None:
     if any(isinstance(value, (torch.Tensor, numpy.ndarray)) for _, value, _ in (*state.compared, *state.code.compared)):
         # A compiled original would read them anew in each call.
         return "numbers of its attributes stand in the program"
+    if any(isinstance(value, numpy.generic) for _, _, value in (*state.attributes.entries, *state.code.watch.entries)):
+        return "numbers of NumPy stand in the program, which Dynamo takes for inputs"
     return None
 
 

@@ -4,6 +4,7 @@ package, or the original and one warning."""
 import copy
 import warnings
 
+import numpy
 import pytest
 import torch
 from support.small_models import MAKERS, converted, inputs_of
@@ -431,10 +432,10 @@ class Scaled(nn.Module):
 def test_floats_that_dynamo_takes_for_symbols():
     # Of a float that had two values at one place Dynamo makes a symbol, and guards on no value any more.
     x = torch.randn(2, 8)
-    for scale in (2.0, 3.0):
+    for scale in (2.0, 3.0, numpy.float64(2.5)):
         model = Scaled(scale).eval()
         fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
         compiled = torch.compile(fused, backend="eager")
-        for value in (scale, 4.5, 5.5):
+        for value in (scale, type(scale)(4.5), type(scale)(5.5)):
             model.scale = fused.scale = value
             torch.testing.assert_close(compiled(x), model(x))

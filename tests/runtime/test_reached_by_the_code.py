@@ -162,7 +162,7 @@ CONTEXT = contextvars.ContextVar("CONTEXT", default=Settings())
 EVENT, TEMPERATURE = threading.Event(), torch.tensor(2.0)
 QUEUE.put(2.0)
 OVERRIDES, ACTIVE, DOTTED = {"other": 1.0}, weakref.WeakSet(), Dotted(a=Settings())
-KEPT = Settings()
+KEPT, HOLDER, EQUAL = Settings(), types.SimpleNamespace(scales=[2.0]), {"a": [2.0]}
 OBJECTS = collections.deque([Settings()])
 SIBLING = python_module("project.config", SCALE=2.0)
 PACKAGE, MODULES = python_module("project.models", config=SIBLING), {"c": python_module("project.other", SCALE=2.0)}
@@ -444,6 +444,36 @@ def test_caches_of_functions_by_class_and_of_weak_sets_are_no_changes():
     del other
     fused(X)
     fused(X)
+    assert hits(fused) == 2
+
+
+@pytest.mark.parametrize("where", ["global", "class", "object"])
+@torch.no_grad()
+def test_an_equal_container_that_is_changed_later(where, monkeypatch):
+    class Net(nn.Module):
+        scales = [2.0]  # noqa: RUF012
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            held = {"global": EQUAL["a"], "class": Net.scales, "object": HOLDER.scales}[where]
+            return torch.relu(self.linear(x)) * held[0]
+
+    model = Net().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    torch.testing.assert_close(fused(X), model(X))
+    replace = {
+        "global": lambda: monkeypatch.setitem(EQUAL, "a", [2.0]) or EQUAL["a"],
+        "class": lambda: setattr(Net, "scales", [2.0]) or Net.scales,
+        "object": lambda: monkeypatch.setattr(HOLDER, "scales", [2.0]) or HOLDER.scales,
+    }
+    container = replace[where]()
+    torch.testing.assert_close(fused(X), model(X))
+    assert hits(fused) == 2
+    container[0] = 3.0
+    torch.testing.assert_close(fused(X), model(X))
     assert hits(fused) == 2
 
 
