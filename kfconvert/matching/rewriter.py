@@ -102,8 +102,9 @@ def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Pla
             store = bindings[0][0].__dict__[kind]
             places = [(name, *live.store(node)) for _, name, node in bindings if name in store]
             owners = {id(owner) for _, owner, _ in places}
-            if len(owners) == 1 and all(name == key for name, _, key in places):
-                owner = places[0][1]
+            owner = places[0][1] if places else None
+            # A tensor that is a plain attribute lies in no dict of tensors.
+            if isinstance(owner, dict) and len(owners) == 1 and all(name == key for name, _, key in places):
                 # A parameter that the graph does not read must not come along (a linear without its bias). A buffer
                 # may: the batch counter tells the fused module that running statistics were written.
                 if kind == "_buffers" or all(n in owner and owner[n] is t for n, t in store.items()):

@@ -218,9 +218,13 @@ class Contents:
 
     ``containers`` has the outermost by their names, ``compared`` those that a Watch cannot look into (sets, deques,
     arrays, objects with slots), each with what it held.
+
+    Args:
+        model: of modules that this one is registered in it does not matter what a conversion puts there.
     """
 
-    def __init__(self):
+    def __init__(self, model: nn.Module | None = None):
+        self._model = model
         self._seen: dict[int, Any] = {}
         self.containers: dict[str, Any] = {}
         self.compared: list[tuple[str, Any, Any]] = []
@@ -273,6 +277,8 @@ class Contents:
     def _of_module(self, name: str, module: nn.Module, depth: int) -> Iterator[Found]:
         """The entries for a module that only a list or an object holds; modules of the model itself are watched by
         ``ModelState``."""
+        around = self._model is not None and lies_in(self._model, module)
+        left_out = OF_CONVERSION if around else frozenset[str]()
         for inner in module.modules():
             if id(inner) in self._seen:
                 continue
@@ -283,9 +289,12 @@ class Contents:
                     yield name, (store, key, held)
             yield name, (inner, TYPE, type(inner))
             for key, held in list(vars(inner).items()):
+                if key in left_out:
+                    continue
                 if isinstance(held, dict) and key.startswith("_"):  # hooks of each kind
                     yield name, (held, SIZE, len(held))
                 yield name, (inner, key, held)
                 if key not in OF_EVERY_MODULE and not isinstance(held, Tensor):
                     yield from self.of(f"{name}.{key}", held, depth=depth + 1)
-            yield name, (inner, "forward", vars(inner).get("forward", MISSING))
+            if not around:
+                yield name, (inner, "forward", vars(inner).get("forward", MISSING))

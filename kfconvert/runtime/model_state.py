@@ -223,7 +223,8 @@ class ModelState:
         return True
 
     def _watch_attributes(self) -> None:
-        model, contents = self._root(), Contents()
+        model = self._root()
+        contents = Contents(model)
         unread = list(_unread(model, self._reads, self._unread))
         self._first_attribute = len(unread)
         attributes = _attributes(model, self._reads, self._slots, contents, self._looks)

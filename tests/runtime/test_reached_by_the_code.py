@@ -806,3 +806,67 @@ def test_the_forward_of_one_part_assigned_to_another_of_its_class():
     for each in (model, fused):
         each.second.forward = each.first.forward
     torch.testing.assert_close(fused(X), model(X))
+
+
+class Child(nn.Module):
+    def __init__(self, parent):
+        super().__init__()
+        self.parents = [parent]
+
+    def forward(self, x):
+        return x * self.parents[0].scale
+
+
+class Parent(nn.Module):
+    """Its child refers to it without registering it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(8, 8), 2.0
+        self.child = Child(self)
+
+    def forward(self, x):
+        return self.child(torch.relu(self.linear(x)))
+
+
+@torch.no_grad()
+def test_a_child_that_refers_to_its_parent():
+    model = Parent().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=X)
+    torch.testing.assert_close(fused(X), model(X))
+    assert hits(fused) == 1
+    for each in (model, fused):
+        each.scale = 3.0
+    torch.testing.assert_close(fused(X), model(X))
+
+
+class Flat(nn.Module):
+    """The weights of its layers are views of one parameter, and plain attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.norm, self.flat = nn.LayerNorm(8), nn.Parameter(torch.randn(3 * 64 + 8))
+        for index, layer in enumerate(self.layers):
+            del layer.weight
+            layer.weight = self.flat.detach()[64 * index : 64 * index + 64].view(8, 8)
+        del self.norm.weight
+        self.norm.weight = self.flat.detach()[192:]
+
+    def forward(self, x):
+        first, second, third = (layer(x) for layer in self.layers)
+        return self.norm(torch.relu(first) * second + third)
+
+
+@torch.no_grad()
+def test_weights_that_are_plain_attributes():
+    model = Flat().eval()
+    fused = copy.deepcopy(model)
+    for index, layer in enumerate(fused.layers):
+        layer.weight = fused.flat.detach()[64 * index : 64 * index + 64].view(8, 8)
+    fused.norm.weight = fused.flat.detach()[192:]
+    fused = ModelConverter(select="all").convert_model(fused, example_inputs=X, inplace=True)
+    torch.testing.assert_close(fused(X), model(X))
+    for each in (model, fused):
+        each.flat.mul_(2)
+    torch.testing.assert_close(fused(X), model(X))
