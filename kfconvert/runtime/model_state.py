@@ -138,8 +138,10 @@ class ModelState:
         if self.replaced():
             return _REPLACED
         changed = self.fixed.first_change(root)
-        if changed is not None:
-            return self.fixed_reasons[changed]
+        while changed is not None:
+            if not self._has_own_forward(changed):
+                return self.fixed_reasons[changed]
+            changed = self.fixed.first_change(root)
         if type(model) is not self._class:
             return "the class of the model was changed after the conversion; convert it again"
         closely = self._is_to_look_closely()
@@ -170,6 +172,17 @@ class ModelState:
         if self.hooks.first_change() is not None or self.hooks.written:
             self._watch_hooks()
         return self.hooked or (self._recording() if self.recorded else None)
+
+    def _has_own_forward(self, index: int) -> bool:
+        """Whether the entry of ``fixed`` at ``index`` expects no forward on an instance, and there is now that of its
+        class: who wraps a forward and puts it back leaves it so. It is expected from then on."""
+        module, key, expected = entry = self.fixed.entries[index]
+        held = vars(module).get("forward") if key == "forward" and expected is MISSING else None
+        own_function = getattr(type(module), "forward", None)
+        own = getattr(held, "__self__", None) is module and getattr(held, "__func__", None) is own_function
+        if own:
+            self.fixed = Watch((module, key, held) if each is entry else each for each in self.fixed.entries)
+        return own
 
     def replaced(self) -> bool:
         """Whether a submodule was replaced, added or removed."""

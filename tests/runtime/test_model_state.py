@@ -183,3 +183,22 @@ def test_a_forward_that_counts_its_calls_is_left_alone():
         last = call(fused, X)
     fused.inner.calls = 200
     torch.testing.assert_close(last, original(fused, X))
+
+
+@torch.no_grad()
+def test_a_forward_that_was_wrapped_and_put_back():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+    fused = ModelConverter(select="all").convert_model(model, input_shape=(4, 8))
+    x = torch.randn(4, 8)
+    inner = fused[0]
+    own = inner.forward
+    inner.forward = lambda x: own(x) + 1
+    with pytest.warns(RuntimeWarning, match="forward was replaced"):
+        torch.testing.assert_close(fused(x), torch.relu(own(x) + 1))
+    inner.forward = own
+    for _ in range(2):
+        torch.testing.assert_close(fused(x), model(x))
+    assert fused.kfconvert_info()["guard"]["hits"] == 2
+    inner.forward = nn.Linear(8, 8).forward  # that of another instance
+    torch.testing.assert_close(fused(x), torch.relu(inner.forward(x)))
+    assert fused.kfconvert_info()["guard"]["hits"] == 2
