@@ -24,6 +24,7 @@ def arguments(cls):
     conv = nn.Conv2d(3, 3, 1)
     others = {"conv": conv, "bn": nn.BatchNorm2d(3), "norm": nn.GroupNorm(1, 3), "conv1": conv, "conv2": conv}
     others |= {"gate": nn.Linear(4, 4), "up": nn.Linear(4, 4), **REQUIRED}
+    others |= {"in_proj": nn.Linear(4, 12), "out_proj": nn.Linear(4, 4), "heads": 2}
     parameters = inspect.signature(cls).parameters.values()
     return {p.name: others[p.name] for p in parameters if p.default is p.empty and p.kind != p.VAR_POSITIONAL}
 
