@@ -8,7 +8,7 @@ activation checkpointing, Chen et al., arXiv:1604.06174).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,33 +30,27 @@ def is_connected(outputs: list[Any]) -> bool:
     """Whether autograd's graph has one of ``outputs`` among what another was computed from: the gradient of the one
     then includes a share that comes through the other, which separate outputs of one autograd function do not have."""
     ends = {output.grad_fn for output in outputs if isinstance(output, Tensor) and output.grad_fn is not None}
-    seen: set[Any] = set()
-    pending = [node for end in ends for node, _ in end.next_functions]
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        if node in ends:
-            return True
-        seen.add(node)
-        pending += [before for before, _ in node.next_functions]
-    return False
+    return any(node in ends for node in _nodes_from(node for end in ends for node, _ in end.next_functions))
 
 
 def has_reentrant_checkpoint(outputs: list[Any]) -> bool:
     """Whether a checkpoint with ``use_reentrant=True`` is behind ``outputs``: it calls ``backward`` itself, and refuses
     ``torch.autograd.grad``."""
+    nodes = _nodes_from(output.grad_fn for output in outputs if isinstance(output, Tensor))
+    return any(node.name() == "CheckpointFunctionBackward" for node in nodes)
+
+
+def _nodes_from(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Each of the ``nodes`` of autograd's graph, of which some may be None, and all that they lead to, once."""
     seen: set[Any] = set()
-    pending = [output.grad_fn for output in outputs if isinstance(output, Tensor)]
+    pending = list(nodes)
     while pending:
         node = pending.pop()
         if node is None or node in seen:
             continue
-        if node.name() == "CheckpointFunctionBackward":
-            return True
         seen.add(node)
+        yield node
         pending += [before for before, _ in node.next_functions]
-    return False
 
 
 def run_recorded(
