@@ -78,7 +78,7 @@ def measure(model: nn.Module, arguments: dict[str, Any]) -> dict[str, float]:
 
 
 def _taken(guarded: GuardedForward, arguments: dict[str, Any]) -> list[Any] | None:
-    for variant in guarded._candidates((0, *arguments)):
+    for variant in guarded.candidates((0, *arguments)):
         leaves = variant.region.call.leaves((), arguments)
         if leaves is not None:
             return leaves
