@@ -91,7 +91,8 @@ class FusedBatchNormAct(FusedModule):
         wide = torch.float64 if self.bn.running_mean.dtype == torch.float64 else torch.float32
         with torch.inference_mode(False), torch.no_grad():
             scale, shift = (tensor.to(wide) for tensor in scale_and_shift(self.bn))
-        return lambda x: scale_shift_act(_formatted(x), scale, shift, self.activation, self.negative_slope)
+        activation = self.activation, self.negative_slope
+        return lambda x: scale_shift_act(_formatted(x), scale, shift, *activation)
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """``act(bn(x))`` in plain ATen calls. Running statistics are never written."""

@@ -92,9 +92,8 @@ class FusedLinearScale(FusedLinear):
             bias = None if self.bias is None else (self.bias.double() * gamma).to(self.bias.dtype)
             folded = FusedLinear.from_tensors(weight, bias, transposed=self.transposed)
             plan = folded._kernel if strategy == "folded" else folded._plan(strategy, weight)
-        if self.permutation is None:
-            return plan
-        return lambda x: plan(x).permute(self.permutation)
+        permutation = self.permutation  # a plan that held this module would hold the weight that it has folded
+        return plan if permutation is None else lambda x: plan(x).permute(permutation)
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """``linear(x, W, b) * gamma`` in plain ATen calls."""
