@@ -1,9 +1,9 @@
 """kfconvert: finds the fusable operations in a PyTorch model, swaps in fused modules, and proves the result.
 
 The front door: ``auto_convert_model`` for one call, ``ModelConverter`` for its options and statistics, ``save`` and
-``load`` for artifacts, ``export`` for programs of ``torch.export``, ``modules`` and ``ops`` to use the fused pieces by
-hand, ``kernels`` for single implementations, ``profiling`` to measure them, ``get_cuda_compiler`` for CUDA sources of
-your own.
+``load`` for artifacts, ``export`` for programs of ``torch.export``, ``freeze`` for deployment, ``modules`` and ``ops``
+to use the fused pieces by hand, ``kernels`` for single implementations, ``profiling`` to measure them,
+``get_cuda_compiler`` for CUDA sources of your own.
 """
 
 import importlib
@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow __getatt
     from .converter import ConversionError, ModelConverter, auto_convert_model
     from .extension import CUDA_AVAILABLE, EXTENSION_LOADED
     from .jit import CompileError, get_cuda_compiler
+    from .runtime import FrozenError, freeze
     from .validator import validate_optimization
 
 # Where each public name lives. They are imported at first use: `kfconvert --help` must not wait for torch.
@@ -26,9 +27,11 @@ _HOMES = {
     "EXTENSION_LOADED": "extension",
     "CompileError": "jit",
     "ConversionError": "converter",
+    "FrozenError": "runtime",
     "ModelConverter": "converter",
     "auto_convert_model": "converter",
     "export": "artifact",
+    "freeze": "runtime",
     "get_cuda_compiler": "jit",
     "load": "artifact",
     "save": "artifact",
@@ -42,12 +45,14 @@ __all__ = [
     "ArtifactError",
     "CompileError",
     "ConversionError",
+    "FrozenError",
     "ModelConverter",
     "__version__",
     "auto_convert",
     "auto_convert_model",
     "explain",
     "export",
+    "freeze",
     "get_cuda_compiler",
     "jit",
     "kernels",

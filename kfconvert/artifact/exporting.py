@@ -39,6 +39,8 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
     guarded = guarded_forward(model) if isinstance(model, nn.Module) else None
     if guarded is None:
         raise ArtifactError(f"cannot export: {type(model).__name__} is no model that was converted as a whole")
+    if guarded.frozen is not None:
+        guarded.frozen.bring_back("it is exported")
     tensor = next((tensor for tensor in (*model.parameters(), *model.buffers())), None)
     try:
         device = torch.device("cpu") if tensor is None else tensor.device

@@ -14,6 +14,8 @@ from .contents import (
 )
 from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record
 from .derived import Derived, memory_of
+from .freezing import freeze
+from .frozen import FrozenError
 from .guarded import GuardedForward, Variant, default_device, guarded_forward, install, uninstall
 from .ledger import Ledger
 from .merged_weights import merge, separate, whole
@@ -31,6 +33,7 @@ __all__ = [
     "CudaGraphs",
     "Derived",
     "Entry",
+    "FrozenError",
     "GENERATORS",
     "GuardedForward",
     "Ledger",
@@ -52,6 +55,7 @@ __all__ = [
     "configurations",
     "default_device",
     "derived_class",
+    "freeze",
     "generator_state",
     "generators",
     "global_hook",

@@ -7,7 +7,7 @@ import inspect
 import operator
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +22,13 @@ from ..region import Region, SymbolicGuard
 from ..torch_state import transformed
 from .compilers import refuse_scripting, traced_here
 from .cuda_graphs import MOST_RECORDINGS, Ahead, CudaGraphs
+from .frozen import LOOK_EVERY, Frozen, Noted
 from .ledger import Ledger, MissWarning
 from .model_state import ModelState
 from .original_forwards import originals, originals_wanted
 from .program import Program, UnfitTensors
 from .recompute import has_reentrant_checkpoint, is_connected, needs_gradient, run_recorded
+from .refusals import allow_changes
 from .shallow_copy import StateForCopies
 from .tensor_facts import ELEMENTS, facts
 from .traced import traced
@@ -112,6 +114,11 @@ class GuardedForward:
             ModelState(model, reads, slots, unread, looks) if variants else None  # type: ignore[assignment]
         )
         self.stale = False
+        # What the model was frozen by; the calls since everything was looked at; what the tensors of the programs were
+        # then, after how many moves.
+        self.frozen: Frozen | None = None
+        self._unlooked = 0
+        self._noted: tuple[int, list[Noted]] = (0, [])
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
 
@@ -129,17 +136,29 @@ class GuardedForward:
             return traced(self, args, kwargs)
         spelling, reason = (len(args), *kwargs), _onlooker()
         ahead = None
-        if self._last is not None and reason is None and not transformed() and not originals_wanted():
+        if (
+            self._last is not None
+            and reason is None
+            and self.frozen is None
+            and not transformed()
+            and not originals_wanted()
+        ):
             ahead = self._launch_ahead(spelling, args, kwargs)
         caller = _called_module(sys._getframe(1))
         if caller is not None and not self._model.refers_to(caller) and self._has_copy(caller):
             return type(caller).forward(caller, *args, **kwargs)
         if transformed() or originals_wanted():
             return self.original(*args, **kwargs)
-        reason = reason or self.state_refusal()
+        if self.frozen is not None:
+            if self.path:  # programs of parts may read what that of the model does not
+                self.frozen.bring_back("a part of it is called by itself")
+            self._require_unchanged(self.frozen)
+            reason = reason or self.state.circumstance()
+        else:
+            reason = reason or self.state_refusal()
         if reason is not None:
             return self._missed(reason, args, kwargs)
-        if self.stale:
+        if self.stale and self.frozen is None:
             self.refresh()
         for variant in self.candidates(spelling):
             leaves: Any = variant.region.call.leaves(args, kwargs)
@@ -151,10 +170,12 @@ class GuardedForward:
                     return outputs
             except UnfitTensors as error:
                 refusal = str(error)
-            except RuntimeError as error:
+            except Exception as error:
+                if self.frozen is not None:
+                    self._look(self.frozen)  # a change may be the cause
                 # Only an assertion within the graph, about sizes that depend on values, is a miss; other errors are
                 # passed on.
-                if "Runtime assertion failed" not in str(error):
+                if not isinstance(error, RuntimeError) or "Runtime assertion failed" not in str(error):
                     raise
                 refusal = "sizes that depend on the values of its arguments are not as in the example"
             # If a variant takes this call form, its refusal says more than that of a variant which takes another.
@@ -179,6 +200,49 @@ class GuardedForward:
         if self.state.announced or self.model.training:
             self.stale, self.state.announced = True, False
         return reason
+
+    def freeze(self, frozen: Frozen) -> None:
+        """Take the model for what it is now. Raises UnfitTensors."""
+        if self.stale or self.state.announced:
+            self.refresh()
+        self._last = None
+        for variant in self.variants:
+            variant.program.freeze(_brings_back(frozen))
+        self.begin(0)
+        self._note(frozen)
+        self.frozen = frozen
+
+    def _require_unchanged(self, frozen: Frozen) -> None:
+        """Raises FrozenError where a call sees that the model has changed since it was frozen."""
+        change = "it is in train mode" if self.model.training else frozen.sampled_change()
+        if change is not None:
+            raise frozen.refused(change)
+        self._unlooked += 1
+        if self._unlooked >= LOOK_EVERY:
+            self._look(frozen)
+
+    def _look(self, frozen: Frozen) -> None:
+        """Raises FrozenError where anything that is watched has changed since the model was frozen."""
+        change = self.state.change() or self._written(frozen)
+        if change is not None:
+            self._unlooked = LOOK_EVERY  # so that the next call looks again
+            raise frozen.refused(change)
+        self._unlooked = 0
+
+    def _written(self, frozen: Frozen) -> str | None:
+        """What shows that a tensor was replaced, moved or written since it was last looked."""
+        moves, noted = self._noted
+        try:
+            if not all(each.holds(moves != frozen.moves) for each in noted):
+                return "a weight or buffer of it was replaced or written"
+            if moves != frozen.moves:
+                self._note(frozen)
+        except UnfitTensors as error:
+            return str(error)
+        return None
+
+    def _note(self, frozen: Frozen) -> None:
+        self._noted = frozen.moves, [Noted(variant.program) for variant in self.variants]
 
     def candidates(self, spelling: tuple) -> list[Variant]:
         """The variants that may serve calls with so many positional arguments and these keywords, those with the most
@@ -214,6 +278,8 @@ class GuardedForward:
         parameters: list[torch.Tensor] = [tensor for store, key in places if (tensor := store.get(key)) is not None]
         if not needs_gradient(parameters, leaves):
             return self._counted(variant.run(leaves, self.graphs, bool(self.path)))
+        if self.frozen is not None and self.frozen.host_bytes:
+            return self._missed("gradients are wanted, and weights lie in host memory", args, kwargs)
         reason = self._no_gradients(variant, parameters, leaves)
         if reason is not None:
             return self._missed(reason, args, kwargs)
@@ -320,6 +386,8 @@ class GuardedForward:
         return self._original_of(self.model, *args, **kwargs)
 
     def _original_of(self, model: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if self.frozen is not None:
+            self.frozen.bring_back("a call runs the original forward")
         if self.own_forward is not None:
             return self.own_forward(*args, **kwargs)
         return type(model).forward(model, *args, **kwargs)
@@ -335,6 +403,8 @@ class GuardedForward:
         refuse_scripting()
 
     def refresh(self) -> None:
+        if self.frozen is not None:
+            raise self.frozen.refused("what is derived from weights is to be prepared anew")
         for variant in self.variants:
             variant.program.clear()
         if self.state is not None:
@@ -374,7 +444,8 @@ class GuardedForward:
 
     def __getstate__(self) -> dict[str, Any]:
         # Programs are built from traced graphs, which do not pickle; the weights and the class of the model do.
-        return {"given": (self.model, [], self.path, self.warning, self.graphs), "own_forward": self.own_forward}
+        given: tuple[Any, ...] = (self.model, [], self.path, self.warning, self.graphs)
+        return {"given": given, "own_forward": self.own_forward, "frozen": self.frozen}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         GuardedForward.__init__(self, *state["given"])
@@ -382,8 +453,13 @@ class GuardedForward:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuardedForward:
         duplicate = memo[id(self)] = object.__new__(type(self))
-        duplicate.__dict__.update({key: copy.deepcopy(value, memo) for key, value in self.__dict__.items()})
+        state = {**self.__dict__, "_noted": (0, [])}  # a copy is not frozen
+        duplicate.__dict__.update({key: copy.deepcopy(value, memo) for key, value in state.items()})
         return duplicate
+
+
+def _brings_back(frozen: Frozen) -> Callable[[], None]:
+    return lambda: frozen.bring_back("weights are to be prepared for inputs of another kind")
 
 
 def _has_hooks(parameter: torch.Tensor) -> bool:
@@ -442,8 +518,11 @@ def install(
 def uninstall(model: nn.Module) -> None:
     """Give ``model`` and its submodules their own forwards back; a model that was not converted stays as it is."""
     for module in model.modules():
+        allow_changes(module)
         guarded = guarded_forward(module)
         if guarded is not None:
+            if guarded.frozen is not None:
+                guarded.frozen.bring_back("it is converted anew")
             del module.__dict__["forward"]
             module.__dict__.pop("__getstate__", None)
             if guarded.own_forward is not None:

@@ -51,10 +51,18 @@ class Ledger:
 
     def info(self) -> dict[str, Any]:
         """The conversion statistics and, under "guard", hits and misses by reason; under "parts" those of each
-        submodule that was captured on its own; under "cuda_graphs" the recordings there are now."""
+        submodule that was captured on its own; under "cuda_graphs" the recordings there are now; under "frozen" None
+        or, once it was frozen, ``host_bytes``: the bytes of it that lie in host memory."""
+        frozen = next((g.frozen for g in self.guarded.values()), None)
         counts = {path: {"hits": g.hits, "misses": dict(g.misses)} for path, g in self.guarded.items()}
         guard = counts.pop("", {"hits": 0, "misses": {}})
-        return {**self.stats, "guard": guard, "parts": counts, "cuda_graphs": self.graphs.info()}
+        return {
+            **self.stats,
+            "guard": guard,
+            "parts": counts,
+            "cuda_graphs": self.graphs.info(),
+            "frozen": None if frozen is None else {"host_bytes": frozen.host_bytes},
+        }
 
     def refresh(self) -> None:
         """Prepare everything derived from weights anew at the next call.

@@ -100,7 +100,7 @@ def merge(weights: Sequence[Tensor]) -> list[Tensor] | None:
             return None
         before = [weight.detach() for weight in weights]
         blocks = [torch.from_dlpack(block) for block in tensor.split([weight.shape[0] for weight in weights])]
-        _exchange(weights, blocks)
+        exchange(weights, blocks)
     found = _Whole(tensor)
     with _lock:
         for address in [address for address, known in _wholes.items() if known.is_gone()]:
@@ -114,10 +114,10 @@ def separate(weights: Iterable[Tensor]) -> None:
     with torch.inference_mode(False), torch.no_grad():
         for weight in weights:
             if whole([weight]) is not None:
-                _exchange([weight], [weight.detach().clone()])
+                exchange([weight], [weight.detach().clone()])
 
 
-def _exchange(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def exchange(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Give ``weights`` the memory of ``values``, of the same elements. Other threads, on streams of their own, find
     these there."""
     if values[0].is_cuda:
@@ -139,11 +139,11 @@ def _may_move(weight: Tensor) -> bool:
         and not weight.is_inference()
         and not weight.is_neg()
         and weight.numel() * weight.element_size() % _ALIGNMENT == 0
-        and _is_alone(weight)
+        and is_alone(weight)
     )
 
 
-def _is_alone(weight: Tensor) -> bool:
+def is_alone(weight: Tensor) -> bool:
     """Whether nobody else refers to the memory of ``weight``, who would write to it, or read it, in vain."""
     storage = weight.untyped_storage()
     if not storage.resizable() and whole([weight]) is None:  # memory of NumPy, a file, another library or process

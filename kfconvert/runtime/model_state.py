@@ -125,6 +125,10 @@ class ModelState:
 
     def refusal(self) -> str | None:
         """None where everything is as it was, else what is not."""
+        return self.change() or self.circumstance()
+
+    def change(self) -> str | None:
+        """What of the model, or of the code behind it, is not as it was; None where everything is."""
         model = self._root()
         root = vars(model)
         changed = self.owners.first_change(root)
@@ -151,7 +155,7 @@ class ModelState:
         reason = self.code.refusal(closely)
         if reason is not None:
             return reason
-        if self.code.is_outdated:
+        if self.code.is_outdated and self.code.switched() is None:  # else the switches of now would be expected
             self.code = Code(model, self._reads, self._looks)
         for tensor, dtype, device in self.samples:
             if tensor.dtype is not dtype or tensor.device != device:
@@ -159,6 +163,16 @@ class ModelState:
         for (store, key), *others in self.tied:
             if any(other.get(name) is not store.get(key) for other, name in others):
                 return f"weights that were tied ({key}) are no longer"
+        if self.hooks.first_change() is not None or self.hooks.written:
+            self._watch_hooks()
+        return self.hooked
+
+    def circumstance(self) -> str | None:
+        """What of the process, around this call, stands against the program: a switch, hooks of all modules, or
+        somebody who records; None where nothing does."""
+        reason = self.code.switched()
+        if reason is not None:
+            return reason
         if torch.is_autocast_enabled(self.autocast_type):
             return "autocast is on"
         if torch.get_default_dtype() is not self.default_dtype:
@@ -166,9 +180,7 @@ class ModelState:
         reason = global_hook()
         if reason is not None:
             return reason
-        if self.hooks.first_change() is not None or self.hooks.written:
-            self._watch_hooks()
-        return self.hooked or (self._recording() if self.recorded else None)
+        return self._recording() if self.recorded else None
 
     def _has_own_forward(self, index: int) -> bool:
         """Whether the entry of ``fixed`` at ``index`` expects no forward on an instance, and there is now that of its
@@ -280,11 +292,15 @@ class Code:
         # Whether a container was replaced by an equal one since, of which nothing is watched that it holds.
         self.is_outdated = False
 
-    def refusal(self, closely: bool) -> str | None:
-        """None where all of it is as it was, else what is not; ``closely`` as for ``first_different``."""
+    def switched(self) -> str | None:
+        """Which switch of the process, for which the code asks, is not as it was; None where all are."""
         for name, before in self.switches.items():
             if _SWITCHES[name]() is not before:
                 return f"its code asks for {name}, which was {before} at the conversion"
+        return None
+
+    def refusal(self, closely: bool) -> str | None:
+        """None where the code is as it was, else what is not; ``closely`` as for ``first_different``."""
         different = first_different(self.compared, closely)
         if different is not None:
             return f"what {different} holds {_CHANGED}"

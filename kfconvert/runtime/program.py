@@ -86,6 +86,10 @@ class Program:
         self._sharing: list[tuple[Tensor, int]] = []
         self._check_weights = self._unchecked = 0
         self._latest: weakref.ref[Plans] | None = None
+        # Of a frozen program: its plans by layout, what its code reads, what is to be called before others are made.
+        self._kept: Any = None
+        self._kept_weights: list[Tensor] = []
+        self._before_planning: Callable[[], None] | None = None
 
     def run(self, leaves: list[Any]) -> tuple[Any, ...]:
         """Raises UnfitTensors, before anything is computed, where a tensor of the model has become of another kind."""
@@ -97,9 +101,25 @@ class Program:
         layout = (libraries(), *self.layout(leaves))
         plans = derived.get(layout)
         if plans is None:
+            if self._before_planning is not None:
+                self._before_planning()
             plans = derived[layout] = self._unplanned()
         self._latest = weakref.ref(plans)
         return plans
+
+    def freeze(self, before_planning: Callable[[], None]) -> None:
+        """From now on the tensors are taken for what they are now, and not looked at any more. Raises UnfitTensors.
+
+        ``before_planning`` is called where inputs of another layout come, for which nothing was prepared yet."""
+        kept = self._current()
+        self._kept_weights = self.read_by_code()
+        # What was derived on the way to the plans is not needed any more, and the sources are not to be kept alive.
+        self.clear()
+        self._kept, self._before_planning = kept, before_planning
+
+    def kept_plans(self) -> list[Plans]:
+        """Those of a frozen program, one for each layout of inputs that came so far."""
+        return list((self._kept or {}).values())
 
     def latest_plans(self) -> Plans | None:
         """Those that the last run was made with, which need not hold any more."""
@@ -111,6 +131,8 @@ class Program:
 
     def read_by_code(self) -> list[Tensor]:
         """The tensors of the model that the code itself reads."""
+        if self._kept is not None:
+            return self._kept_weights
         return gather(self._places()[1], vars(self._root()))
 
     def traced(self, leaves: list[Any]) -> tuple[Any, ...]:
@@ -185,6 +207,8 @@ class Program:
 
     def _current(self) -> dict[Any, Plans]:
         """The plans, by layout, that hold for the tensors as they are."""
+        if (kept := self._kept) is not None:
+            return dict(kept) if is_captured(kept.device) else kept
         tensors = self._tensors()
         if any(tensor._version != version for tensor, version in self._sharing):
             self.clear()
@@ -245,7 +269,8 @@ class Program:
 
     def __getstate__(self) -> dict[str, Any]:
         # A deep copy of a module has another __dict__ than the deep copy of its __dict__, and no attributes yet.
-        return {**self.__dict__, "_flat": None, "_latest": None}
+        thawed: dict[str, Any] = {"_kept": None, "_kept_weights": [], "_before_planning": None}
+        return {**self.__dict__, "_flat": None, "_latest": None, **thawed}
 
     def _require_kinds(self, tensors: list[Tensor | None]) -> None:
         for (_, name), tensor, known in zip(self._read, tensors, self._kinds):

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from .contents import OF_CONVERSION
+from .refusals import Refusal, frozen_by
 from .weak_module import WeakModule
 
 
@@ -32,5 +33,7 @@ class StateForCopies:
         state = module.__dict__ if of_class is None else of_class(module)
         if sys._getframe(1).f_code is not copy.copy.__code__ or not isinstance(state, dict):
             return state
-        kept = {name: value for name, value in state.items() if name not in OF_CONVERSION}
+        if (frozen := frozen_by(module)) is not None:
+            frozen.bring_back("a shallow copy, which runs the original forward, has the same tensors")
+        kept = {k: v for k, v in state.items() if k not in OF_CONVERSION and not isinstance(v, Refusal)}
         return kept if self._own_forward is None else {**kept, "forward": self._own_forward}

@@ -22,6 +22,7 @@ from torch.utils._device import DeviceContext
 from ..region import SymbolicGuard, UntraceableGuard, is_comparable, is_known_to_be
 from ..torch_state import transformed
 from .dynamo import OriginalPass
+from .frozen import FrozenError
 from .original_forwards import originals, originals_wanted
 from .program import UnfitTensors
 from .tensor_facts import ELEMENTS
@@ -63,6 +64,12 @@ def _by_dynamo(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> 
     return outputs
 
 
+def _bring_back(guarded: GuardedForward) -> None:
+    """Programs on live weights read all of them."""
+    if guarded.frozen is not None:
+        guarded.frozen.bring_back("a compiler reads them")
+
+
 def _is_watched() -> bool:
     """Whether a TorchFunctionMode is around the call; Dynamo knows of those that it will find there at run time."""
     for index in range(torch._C._len_torch_function_stack()):
@@ -76,6 +83,7 @@ def _is_watched() -> bool:
 def _begin(address: int, spelling: tuple, watched: bool) -> tuple[Choice, ...] | None:
     """What the original pass begins with; None where the original forward is to stay in the trace."""
     guarded = _at(address)
+    _bring_back(guarded)
     if originals_wanted() or _original_pass.is_open(guarded):
         return None
     reason, choices = (_WATCHED, ()) if watched else _choices(guarded, spelling)
@@ -104,6 +112,11 @@ def _at(address: int) -> GuardedForward:
 
 def _by_export(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any:
     """torch.export, where it runs the Python code: with tensors without data, whose sizes may be symbols."""
+    if guarded.frozen is not None and guarded.frozen.host_bytes:
+        raise FrozenError(
+            f"weights of {guarded.frozen.name} lie in host memory, where kfconvert.freeze has moved them, and "
+            "torch.export has begun with them already: use kfconvert.export"
+        )
     if originals_wanted():
         return guarded.original(*args, **kwargs)
     with ExitStack() as stack:
@@ -133,6 +146,8 @@ def _exported(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> A
 def _by_jit(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any:
     """torch.jit.trace, which runs the Python code with tensors that have data. People call what it traced with other
     sizes as well; its graph fails there where the program does not admit them."""
+    with _untraced():
+        _bring_back(guarded)
     if originals_wanted():
         return guarded.original(*args, **kwargs)
     with _untraced():

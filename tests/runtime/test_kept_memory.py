@@ -13,6 +13,7 @@ from support import small_models, stateful_models
 from torch import nn
 
 import kfconvert
+from kfconvert.runtime import guarded_forward, refusals
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MAKERS = {**stateful_models.MAKERS, "writing": stateful_models.writing}
@@ -75,6 +76,22 @@ def test_a_converted_model_that_is_deleted_is_gone(name, calls, no_collector):
 def test_a_deep_copy_that_is_deleted_is_gone(name, no_collector):
     model = converted(name)
     assert gone(lambda: copy.deepcopy(model), name)
+
+
+@pytest.mark.parametrize("name", ("attention", "cnn"))
+def test_a_frozen_model_that_is_deleted_is_gone(name, no_collector):
+    def frozen() -> nn.Module:
+        model = converted(name)
+        with torch.no_grad():
+            model(*inputs_of(name))
+        forward = guarded_forward(kfconvert.freeze(model))
+        forward.frozen.to_host(model, [variant.program for variant in forward.variants], torch.device("cpu"))
+        assert model.kfconvert_info()["frozen"]["host_bytes"]
+        return model
+
+    known = len(refusals._frozen)
+    assert gone(frozen, name, calls=False)
+    assert len(refusals._frozen) == known
 
 
 def test_a_model_that_was_loaded_and_is_deleted_is_gone(tmp_path, no_collector):

@@ -1,0 +1,295 @@
+"""Frozen models: what their calls still look at, which changes are errors and when, and what copies of them are."""
+
+import copy
+import pickle
+from unittest import mock
+
+import pytest
+import torch
+from support import small_models
+from torch import nn
+
+import kfconvert
+from kfconvert import FrozenError, freeze
+from kfconvert.runtime import Derived, guarded_forward
+from kfconvert.runtime.frozen import LOOK_EVERY
+from kfconvert.runtime.model_state import ModelState
+
+
+def value(outputs):
+    return outputs if isinstance(outputs, torch.Tensor) else outputs["logits"]
+
+
+@pytest.fixture
+def inputs(original):
+    return small_models.inputs_of(original, batch=3, seed=1)
+
+
+@pytest.fixture
+def frozen(fused):
+    return freeze(fused)
+
+
+@pytest.fixture
+def cnn():
+    return freeze(small_models.converted(small_models.cnn))
+
+
+def call(model, inputs):
+    with torch.no_grad():
+        return value(model(**inputs))
+
+
+def assert_alike(original, model, inputs):
+    torch.testing.assert_close(call(model, inputs), call(original, inputs), rtol=1e-3, atol=1e-3)
+
+
+def test_it_is_the_same_model_with_the_same_outputs(original, fused, inputs):
+    kind, state = type(fused), dict(fused.state_dict())
+    before = call(fused, inputs)
+    assert freeze(fused) is fused and freeze(fused) is fused
+    for _ in range(2 * LOOK_EVERY + 2):
+        assert torch.equal(call(fused, inputs), before)
+    assert small_models.guard(fused) == {"hits": 2 * LOOK_EVERY + 3, "misses": {}}
+    assert type(fused) is kind
+    assert all(
+        fused.state_dict()[key] is not None and torch.equal(fused.state_dict()[key], state[key]) for key in state
+    )
+    assert list(fused.state_dict()) == list(state) == list(original.state_dict())
+
+
+def test_most_calls_look_neither_at_the_state_of_the_model_nor_at_its_weights(frozen, inputs):
+    call(frozen, inputs)
+    with (
+        mock.patch.object(ModelState, "change", side_effect=AssertionError),
+        mock.patch.object(Derived, "values", side_effect=AssertionError),
+    ):
+        call(frozen, inputs)
+
+
+def test_info_tells_that_it_is_frozen(fused):
+    assert fused.kfconvert_info()["frozen"] is None
+    assert freeze(fused).kfconvert_info()["frozen"] == {"host_bytes": 0}
+
+
+def first_linear_or_conv(model):
+    return next(module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv2d)))
+
+
+AT_ONCE = {
+    "train": lambda m: m.train(),
+    "half": lambda m: m.half(),
+    "to": lambda m: m.to(torch.float64),
+    "load_state_dict": lambda m: m.load_state_dict(m.state_dict()),
+    "kfconvert_refresh": lambda m: m.kfconvert_refresh(),
+    "a parameter": lambda m: setattr(m.conv1, "weight", nn.Parameter(torch.zeros(8, 3, 3, 3))),
+    "a parameter of its own": lambda m: m.register_parameter("more", nn.Parameter(torch.zeros(1))),
+    "a buffer": lambda m: setattr(m.bn1, "running_mean", torch.zeros(8)),
+    "a submodule": lambda m: setattr(m, "head", nn.Linear(8, 5)),
+    "a submodule that is taken away": lambda m: setattr(m, "head", None),
+    "a new submodule": lambda m: m.add_module("more", nn.Linear(8, 5)),
+}
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_a_change_is_refused_where_it_is_made(cnn, name):
+    original, inputs = small_models.cnn(), small_models.inputs_of(cnn)
+    with pytest.raises(FrozenError, match="CNN was frozen by kfconvert.freeze, which promises that it does not change"):
+        AT_ONCE[name](cnn)
+    assert_alike(original, cnn, inputs)
+
+
+def test_what_changes_nothing_is_no_change(cnn):
+    assert cnn.eval() is cnn and cnn.to("cpu") is cnn and cnn.float() is cnn and cnn.to(torch.float32) is cnn
+    cnn.requires_grad_(False)
+    assert_alike(small_models.cnn(), cnn, small_models.inputs_of(cnn))
+
+
+def test_other_models_may_change(cnn):
+    other = small_models.cnn()
+    other.head = nn.Linear(8, 5)
+    other.conv1.weight = nn.Parameter(torch.zeros(8, 3, 3, 3))
+    other.bn1.running_mean = torch.zeros(8)
+    other.train().half()
+
+
+AT_THE_NEXT_CALL = {
+    "its mode": lambda m: setattr(m, "training", True),
+    "its first parameter": lambda m: m.conv1.weight.detach().zero_(),
+    "all parameters": lambda m: small_models.change_weights(m),
+    "the place of its first parameter": lambda m: m.conv1._parameters.update(weight=nn.Parameter(torch.zeros(1))),
+}
+WITHIN_SOME_CALLS = {
+    "another parameter": lambda m: m.head.weight.detach().zero_(),
+    "the memory of a parameter": lambda m: setattr(m.head.weight, "data", torch.zeros(5, 8)),
+    "the place of another parameter": lambda m: m.head._parameters.update(weight=nn.Parameter(torch.zeros(5, 8))),
+    "a parameter that is taken away": lambda m: m.head._parameters.pop("weight"),
+    "a buffer": lambda m: m.bn1.running_mean.add_(1),
+    "a submodule that is taken away": lambda m: delattr(m, "head"),
+    "a hook on a submodule": lambda m: m.conv2.register_forward_hook(lambda *_: None),
+    "an attribute": lambda m: setattr(m.bn1, "eps", 3.0),
+    "the mode of a submodule": lambda m: m.bn1.train(),
+    "weights that are loaded into a submodule": lambda m: m.head.load_state_dict(m.head.state_dict()),
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_NEXT_CALL)
+def test_a_change_is_an_error_at_the_next_call(cnn, name):
+    inputs = small_models.inputs_of(cnn)
+    call(cnn, inputs)
+    AT_THE_NEXT_CALL[name](cnn)
+    for _ in range(2):
+        with pytest.raises(FrozenError, match="CNN was frozen"):
+            call(cnn, inputs)
+
+
+@pytest.mark.parametrize("name", WITHIN_SOME_CALLS)
+def test_a_change_is_an_error_within_some_calls(cnn, name):
+    inputs = small_models.inputs_of(cnn)
+    call(cnn, inputs)
+    WITHIN_SOME_CALLS[name](cnn)
+    with pytest.raises(FrozenError, match="CNN was frozen"):
+        for _ in range(LOOK_EVERY):
+            call(cnn, inputs)
+    with pytest.raises(FrozenError, match="CNN was frozen"):
+        call(cnn, inputs)
+
+
+def test_other_weights_for_one_call_are_an_error(cnn):
+    others = {name: torch.zeros_like(p) for name, p in cnn.named_parameters()}
+    with torch.no_grad(), pytest.raises(FrozenError, match="its first parameter was replaced"):
+        torch.func.functional_call(cnn, others, (), small_models.inputs_of(cnn))
+    assert_alike(small_models.cnn(), cnn, small_models.inputs_of(cnn))
+
+
+def test_a_step_of_an_optimizer_is_an_error(cnn):
+    inputs = small_models.inputs_of(cnn)
+    optimizer = torch.optim.SGD(cnn.parameters(), 0.1)
+    cnn(**inputs).sum().backward()
+    optimizer.step()
+    with pytest.raises(FrozenError, match="its first parameter was written"):
+        call(cnn, inputs)
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+def test_what_depends_on_the_call_and_the_process_is_still_asked(cnn):
+    original, inputs = small_models.cnn(), small_models.inputs_of(cnn)
+    torch.testing.assert_close(cnn(x=inputs["x"][:, :, :9]), original(x=inputs["x"][:, :, :9]))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(call(cnn, inputs), call(original, inputs))
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    call(cnn, inputs)
+    hook.remove()
+    torch.testing.assert_close(
+        torch.func.vmap(cnn)(inputs["x"][None]), torch.func.vmap(original)(inputs["x"][None]), rtol=1e-3, atol=1e-3
+    )
+    guard = small_models.guard(cnn)
+    assert guard["hits"] == 0 and sum(guard["misses"].values()) == 3
+    assert {"autocast is on", "hooks of all modules are registered, which a fused program would not call"} <= set(
+        guard["misses"]
+    )
+    assert_alike(original, cnn, inputs)
+    assert small_models.guard(cnn)["hits"] == 1
+
+
+def test_gradients_are_those_of_the_original(cnn):
+    original, inputs = small_models.cnn(), small_models.inputs_of(cnn)
+    for model in (cnn, original):
+        model(**inputs).sum().backward()
+    for ours, theirs in zip(cnn.parameters(), original.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-3)
+    assert small_models.guard(cnn) == {"hits": 1, "misses": {}}
+
+
+def test_steps_on_other_models_forget_nothing_of_it(cnn):
+    inputs = small_models.inputs_of(cnn)
+    call(cnn, inputs)
+    plans = guarded_forward(cnn).variants[0].program.latest_plans()
+    other = small_models.cnn()
+    other(**inputs).sum().backward()
+    torch.optim.SGD(other.parameters(), 0.1).step()
+    call(cnn, inputs)
+    assert guarded_forward(cnn).variants[0].program.latest_plans() is plans
+
+
+def test_a_deep_copy_may_change(original, frozen, inputs):
+    call(frozen, inputs)
+    duplicate = copy.deepcopy(frozen)
+    assert duplicate.kfconvert_info()["frozen"] is None
+    small_models.change_weights(duplicate, original)
+    assert_alike(original, duplicate, inputs)
+    duplicate.load_state_dict(original.state_dict())
+    duplicate.train().eval()
+    assert_alike(original, duplicate, inputs)
+    assert duplicate.kfconvert_info()["guard"]["hits"] == 3
+    duplicate.double(), original.double()
+    torch.testing.assert_close(next(duplicate.parameters()), next(original.parameters()))
+
+
+def test_a_shallow_copy_is_the_original_and_has_its_methods(cnn):
+    inputs = small_models.inputs_of(cnn)
+    duplicate = copy.copy(cnn)
+    assert not {"forward", "train", "_apply", "load_state_dict"} & vars(duplicate).keys()
+    assert_alike(small_models.cnn(), duplicate, inputs)
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+def test_a_pickled_one_is_the_original_and_may_change(cnn):
+    inputs = small_models.inputs_of(cnn)
+    again = pickle.loads(pickle.dumps(cnn))
+    assert_alike(small_models.cnn(), again, inputs)
+    again.load_state_dict(cnn.state_dict())
+    assert again.half().conv1.weight.dtype is torch.float16
+    with pytest.raises(FrozenError, match="CNN cannot be frozen: it was pickled"):
+        freeze(pickle.loads(pickle.dumps(cnn)))
+
+
+def test_it_can_be_saved_and_what_is_loaded_may_change(cnn, tmp_path):
+    inputs = small_models.inputs_of(cnn)
+    kfconvert.save(cnn, tmp_path / "saved")
+    again = kfconvert.load(tmp_path / "saved", model=small_models.cnn())
+    assert_alike(cnn, again, inputs)
+    assert again.kfconvert_info()["frozen"] is None
+    again.train()
+
+
+def test_it_can_be_converted_anew(cnn):
+    inputs = small_models.inputs_of(cnn)
+    again = small_models.convert(cnn, inplace=True, example_inputs=inputs)
+    assert again is cnn and again.kfconvert_info()["frozen"] is None
+    again.head.weight.detach().zero_()
+    again.head.bias = nn.Parameter(torch.ones(5))
+    assert torch.equal(call(again, inputs), torch.ones(2, 5))
+    again.train()
+
+
+def test_it_can_be_exported(cnn):
+    inputs = small_models.inputs_of(cnn)
+    program = kfconvert.export(cnn, inputs).module()
+    torch.testing.assert_close(program(**inputs), call(cnn, inputs), rtol=1e-3, atol=1e-3)
+
+
+def test_a_model_that_has_changed_already_cannot_be_frozen():
+    model = small_models.converted(small_models.cnn)
+    with pytest.raises(FrozenError, match="CNN cannot be frozen: .* is in train mode"):
+        freeze(model.train())
+    model.eval()
+    model.conv2.register_forward_hook(lambda *_: None)
+    with pytest.raises(FrozenError, match="conv2 has hooks"):
+        freeze(model)
+
+
+def test_weights_that_were_written_before_are_those_that_it_has():
+    original, model = small_models.cnn(), small_models.converted(small_models.cnn)
+    inputs = small_models.inputs_of(model)
+    call(model, inputs)
+    small_models.change_weights(original, model)
+    assert_alike(original, freeze(model), inputs)
+    assert small_models.guard(model) == {"hits": 2, "misses": {}}
+
+
+def test_only_converted_models_can_be_frozen():
+    with pytest.raises(ValueError, match="freeze takes a converted model, not CNN"):
+        freeze(small_models.cnn())
+    with pytest.raises(ValueError, match="originals must be None or 'cpu', not 'disk'"):
+        freeze(small_models.converted(small_models.cnn), originals="disk")
