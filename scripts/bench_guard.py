@@ -3,9 +3,10 @@
     PYTHONPATH=. OMP_NUM_THREADS=2 python scripts/bench_guard.py
 
 "whole" is a guarded call in which the generated code is replaced by a constant, so it is the time of the call without
-the time of the model. The parts are timed one by one and add up to about the whole; "outputs" (building the model
-output from the flat results) comes after the generated code, all others come before it. Every accurate site is fused
-(select="all"), so that the decisions, and with them the number of watched tensors, do not depend on timings.
+the time of the model; "frozen" is the same after kfconvert.freeze. The parts are timed one by one and add up to about
+the whole; "outputs" (building the model output from the flat results) comes after the generated code, all others come
+before it. Every accurate site is fused (select="all"), so that the decisions, and with them the number of watched
+tensors, do not depend on timings.
 Each figure is the least of several runs: other work on the machine only ever adds time.
 """
 
@@ -24,7 +25,7 @@ import torchvision
 import transformers
 from torch import nn
 
-from kfconvert import ModelConverter
+from kfconvert import ModelConverter, freeze
 from kfconvert.runtime.guarded import GuardedForward, Variant, guarded_forward
 from kfconvert.runtime.recompute import needs_gradient
 from kfconvert.torch_state import transformed
@@ -73,8 +74,11 @@ def measure(model: nn.Module, arguments: dict[str, Any]) -> dict[str, float]:
         }
         hits = guarded.hits
         times = {"whole": least_us(lambda: guarded(**arguments))}
-        assert guarded.hits - hits == RUNS * CALLS_A_RUN and not guarded.misses
-        return times | {name: least_us(part) for name, part in parts.items()}
+        timed = {name: least_us(part) for name, part in parts.items()}
+        freeze(model)
+        times["frozen"] = least_us(lambda: guarded(**arguments))
+        assert guarded.hits - hits == 2 * RUNS * CALLS_A_RUN and not guarded.misses
+        return times | timed
 
 
 def _taken(guarded: GuardedForward, arguments: dict[str, Any]) -> list[Any] | None:
