@@ -11,8 +11,9 @@ from torch.utils import _pytree as pytree
 
 from ..inputs import ExampleCall
 from ..region import CaptureError
-from ..runtime import unsteady
+from ..runtime import OF_COMPILERS, unsteady
 from .captured import Capture, capture, unforeseen
+from .compiler_questions import AskedForCompilers
 from .submodule_calls import attribute_of, opaque_kind
 from .tracer import CACHE_IN_OUTPUT, free_dimensions
 
@@ -45,6 +46,8 @@ def refused_in_every_form(
         asked: what its code asks of tensors, see ``tensor_facts``.
     """
     name = unsteady(asked)
+    if name in OF_COMPILERS:
+        return AskedForCompilers(name)
     if name is not None:
         return CaptureError(f"its code asks for {name} of a tensor, which differs from call to call")
     if model in counting:

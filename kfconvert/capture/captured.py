@@ -19,7 +19,7 @@ from ..matching import Findings, Site, find, rewrite
 from ..modules import CHANNELS_LAST
 from ..patterns import REGISTRY
 from ..region import CaptureError, Dimensions, LiveTensors, Region
-from ..runtime import Variant, asked_of_compilers, default_device, global_hook, has_hooks, inner_hook
+from ..runtime import Variant, default_device, global_hook, has_hooks, inner_hook
 from .tracer import is_final, trace
 from .trial_runs import (
     admit_same_tensors,
@@ -99,9 +99,6 @@ def capture(
         raise CaptureError(f"{path or 'the model'} has hooks of its own, which would be called twice")
     if not _calls_forward_alone(module, call):
         raise CaptureError(f"{path or 'the model'} has a __call__ of its own, which would run twice")
-    asked = asked_of_compilers(type(each) for each in module.modules())
-    if asked is not None:
-        raise CaptureError(f"its code asks for {asked}(), and may do something else where it is traced")
     sparse = _sparse_tensor(module, call)
     if sparse is not None:
         raise CaptureError(f"{sparse} is a sparse tensor")

@@ -24,11 +24,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..process import ThisThread
 from ..region import Answer
-from ..runtime import is_of_author
+from ..runtime import class_dict, is_of_author
 
 # What of a size Python code can ask for without a guard.
 _UNGUARDED = [(kind, name) for kind in (SymInt, SymFloat, SymBool) for name in ("__repr__", "__str__", "__format__")]
 _UNGUARDED.append((SymInt, "__hash__"))
+_NUMBER: dict[type, type] = {SymInt: int, SymFloat: float, SymBool: bool}
 # It uses sizes as keys of caches, and does without where they have no hash.
 _WITHOUT_HASHES = "einops"
 # The modules of PyTorch by which sizes are computed, between code that asks and the answer.
@@ -69,12 +70,16 @@ def noted_questions() -> Iterator[list[Answer]]:
     own = {(kind, name): vars(kind).get(name) for kind, name in _UNGUARDED}
     collected: list[Answer] = []
     setattr(ShapeEnv, "evaluate_sym_node", noted)  # noqa: B010 - a method is not assigned to, says mypy
+    for kind in _NUMBER:  # setattr would change the class of the class; what is set next tells Python of the change
+        class_dict(kind)["__class__"] = property(_class_told(kind, here))
     for kind, name in _UNGUARDED:
         setattr(kind, name, _told(kind, name, here))
     try:
         yield collected
     finally:
         setattr(ShapeEnv, "evaluate_sym_node", evaluate)  # noqa: B010
+        for kind in _NUMBER:
+            del class_dict(kind)["__class__"]
         for (kind, name), function in own.items():
             if function is None:
                 delattr(kind, name)
@@ -99,9 +104,21 @@ def _told(kind: type, name: str, here: ThisThread) -> Callable[..., Any]:
     return tell
 
 
+def _class_told(kind: type, here: ThisThread) -> Callable[[Any], type]:
+    """What ``isinstance`` asks where a size is not of the class in question: it is a number for a model's author, as it
+    is one where nothing is traced."""
+
+    def tell(size: Any) -> type:
+        frame = sys._getframe(1)
+        author = frame is not None and _owner(_module(frame)) == "author" and here
+        return _NUMBER[kind] if author else kind
+
+    return tell
+
+
 def _fixed(size: Any) -> Any:
     """The number behind a size, which the trace holds for the only one from now on."""
-    return {SymInt: int, SymFloat: float, SymBool: bool}[type(size)](size)
+    return _NUMBER[type(size)](size)
 
 
 def _asking(frame: FrameType | None) -> FrameType | None:

@@ -27,6 +27,7 @@ from ..process import Shield, ThisThread, one_at_a_time, quiet_thread
 from ..region import Answer, CaptureError, Dimensions, Read, Region, guard_from_placeholders
 from ..runtime import recorded_reads
 from ..torch_state import is_transformed
+from .compiler_questions import AskedForCompilers, no_compiler_asked_for
 from .deadline import Deadline
 from .size_questions import noted_questions
 
@@ -176,7 +177,15 @@ def _holds_tokens(tensor: Tensor) -> bool:
 
 def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -> ExportedProgram:
     try:
-        with quiet_thread(), torch.no_grad(), _nothing_kept(), KeptContiguous(), QuickBatchNorms(), _values_asked():
+        with (
+            quiet_thread(),
+            torch.no_grad(),
+            _nothing_kept(),
+            KeptContiguous(),
+            QuickBatchNorms(),
+            _values_asked(),
+            no_compiler_asked_for(),
+        ):
             program = torch.export.export(model, (), kwargs, dynamic_shapes=dynamic, strict=False)
     except CaptureError:
         raise
@@ -258,8 +267,10 @@ def _nothing_kept():
 
 
 def is_final(error: CaptureError) -> bool:
-    """Whether the model is refused whatever sizes are free: its control flow depends on values, or it returns a cache
-    that the exporter does not know."""
+    """Whether the model is refused whatever sizes are free: its control flow depends on values or on compilers, or it
+    returns a cache that the exporter does not know."""
+    if isinstance(error, AskedForCompilers):
+        return True
     unknown = any(words in str(error.__cause__) for words in ("not a known type", "pytree-flattenable"))
     return isinstance(error.__cause__, GuardOnDataDependentSymNode) or (str(error) == CACHE_IN_OUTPUT and unknown)
 

@@ -1,6 +1,6 @@
 """What a converted model runs: a guard over all that its program relies on, then the program."""
 
-from .code import asked_of_compilers, code_walk, held_functions, reads_of_attributes
+from .code import OF_COMPILERS, class_dict, code_walk, held_functions, is_same_compiled, reads_of_attributes
 from .configuration import configurations, derived_class, recorded_reads, set_class, without_cache
 from .contents import (
     OF_CONVERSION,
@@ -24,10 +24,11 @@ from .original_forwards import originals
 from .program import Program
 from .random_generators import GENERATORS, as_bytes, generator_state, put_back
 from .recording import Pool, Recording, Unrecordable
-from .tensor_facts import Asked, asked_of_classes, unsteady
+from .tensor_facts import Asked, named_by_code, unsteady
 from .watch import MISSING, Entry, Watch
 
 __all__ = [
+    "OF_COMPILERS",
     "Asked",
     "CALLS_BEFORE",
     "CudaGraphs",
@@ -47,10 +48,10 @@ __all__ = [
     "Unrecordable",
     "Variant",
     "as_bytes",
-    "asked_of_classes",
-    "asked_of_compilers",
+    "named_by_code",
     "Watch",
     "can_record",
+    "class_dict",
     "code_walk",
     "configurations",
     "default_device",
@@ -67,6 +68,7 @@ __all__ = [
     "memory_of",
     "merge",
     "is_of_author",
+    "is_same_compiled",
     "is_plain_object",
     "originals",
     "plain_objects",

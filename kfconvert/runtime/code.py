@@ -48,7 +48,8 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # of the environment
 _DEPTH = 12
 # Libraries whose code may ask whether it is being compiled, but gives the same results either way.
 _SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
-_OF_COMPILERS = frozenset(("is_compiling", "is_exporting", "is_dynamo_compiling"))
+# By these code finds that it is compiled without a call.
+OF_COMPILERS = frozenset(("_is_compiling_flag", "FakeTensor"))
 # Special methods that no code of a forward calls of an object that stands in the globals.
 _NEVER_CALLED = {
     "__init__", "__new__", "__post_init__", "__init_subclass__", "__class_getitem__", "__del__", "__repr__",
@@ -90,12 +91,9 @@ def held_functions(model: nn.Module) -> list[Any]:
     return [value for value in found if not isinstance(value, nn.Module)]
 
 
-def asked_of_compilers(classes: Iterable[type]) -> str | None:
-    """The function by which the code of ``classes`` asks whether it is being compiled, in order to do something else
-    then; None if it does not ask. While a model is captured the answer is yes."""
-    walk = code_walk(classes, (), ())
-    walk.reach()
-    return next(iter(sorted(walk.of_compilers)), None)
+def is_same_compiled(module: str | None) -> bool:
+    """Whether code of the Python module of this name gives the same results where it is told that it is compiled."""
+    return not is_of_author(module) or (module or "").partition(".")[0] in _SAME_COMPILED
 
 
 def class_dict(owner: type) -> dict[str, Any]:
@@ -354,8 +352,8 @@ class CodeWalk:
         self._names |= attributes
         if is_of_author(function.__module__):
             self.asked_for |= attributes | looked_up
-            if (function.__module__ or "").partition(".")[0] not in _SAME_COMPILED:
-                self.of_compilers |= _OF_COMPILERS & (attributes | looked_up)
+            if not is_same_compiled(function.__module__):
+                self.of_compilers |= OF_COMPILERS & (attributes | looked_up)
         for name in looked_up & function.__globals__.keys():
             value = function.__globals__[name]
             self._global(function.__globals__, name, attributes, function.__module__)

@@ -295,7 +295,7 @@ class Code:
     def switched(self) -> str | None:
         """Which switch of the process, for which the code asks, is not as it was; None where all are."""
         for name, before in self.switches.items():
-            if _SWITCHES[name]() is not before:
+            if _SWITCHES[name]() != before:
                 return f"its code asks for {name}, which was {before} at the conversion"
         return None
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, _tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 
-from .code import code_walk
+from .code import code_walk, held_functions
 from .contents import is_of_author
 
 
@@ -41,12 +42,26 @@ _DECIDING: dict[str, Callable[[Tensor], Any]] = {
     "is_leaf": lambda tensor: tensor.is_leaf,
     "grad": lambda tensor: tensor.is_leaf and tensor.grad is None,
     "grad_fn": lambda tensor: tensor.grad_fn is None,
+    "dim_order": Tensor.stride,
+    "is_neg": Tensor.is_neg,
+    "is_conj": Tensor.is_conj,
+    "_is_view": Tensor._is_view,
+    "_base": Tensor._is_view,
     # By isinstance() or the like: no operator is called.
     "Parameter": lambda tensor: isinstance(tensor, nn.Parameter),
     "Buffer": lambda tensor: isinstance(tensor, nn.Buffer),
 }
-# Where the answer is another one each time.
-_UNSTEADY = frozenset(("data_ptr", "untyped_storage", "storage", "_version", "is_shared", "is_pinned", "__repr__"))
+# What shape, dtype and device decide, which the guard looks at.
+_OF_KIND = frozenset((
+    "shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "__len__", "__iter__", "dtype", "device",
+    "layout", "type", "get_device", "element_size", "itemsize", "nbytes", "is_floating_point", "is_complex",
+    "is_signed", "is_cpu", "is_cuda", "is_xpu", "is_mps", "is_mtia", "is_maia", "is_ipu", "is_xla", "is_hpu",
+    "is_vulkan", "is_ort", "is_meta", "is_mkldnn", "is_quantized", "is_sparse", "is_sparse_csr", "is_nested",
+    "is_distributed", "is_same_size", "names", "has_names", "result_type", "can_cast", "__class__", "sparse_dim",
+    "dense_dim",
+))  # fmt: skip
+# The files of PyTorch with methods of tensors in Python, which ask on behalf of their caller.
+_OF_METHODS = (_tensor.__file__, overrides.__file__)
 # By these Python code gets at the elements of a tensor.
 _OF_ELEMENTS = frozenset(
     (
@@ -75,28 +90,43 @@ class Asked(TorchFunctionMode):
         self.names: set[str] = set()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        name = getattr(function, "__name__", "")
+        name, asker = getattr(function, "__name__", ""), _asker(sys._getframe(1))
+        is_getter = name == "__get__"
         if name in ("__get__", "__set__"):
             name = getattr(getattr(function, "__self__", None), "__name__", "")
-        if (name in _DECIDING or name in _UNSTEADY) and is_of_author(sys._getframe(1).f_globals.get("__name__")):
-            self.names.add(name)
-        elif name in _OF_ELEMENTS:
+        result = function(*args, **(kwargs or {}))
+        if name in _OF_ELEMENTS:
             self.names.add(ELEMENTS)
         elif name == "__repr__":  # which PyTorch's own code asks for: the text that a trace would see is of no tensor
             self.names.add(name)
-        return function(*args, **(kwargs or {}))
+        elif is_of_author(asker) and (name in _DECIDING or (name not in _OF_KIND and _is_answer(result, is_getter))):
+            self.names.add(name)
+        return result
 
 
-def asked_of_classes(classes: Iterable[type]) -> frozenset[str]:
-    """The classes of tensors of which the code of ``classes`` may ask whether a tensor is one."""
-    walk = code_walk(classes, (), ())
+def _asker(frame: FrameType | None) -> str | None:
+    """The name of the Python module that asks."""
+    while frame is not None and frame.f_code.co_filename in _OF_METHODS:
+        frame = frame.f_back
+    return None if frame is None else frame.f_globals.get("__name__")
+
+
+def _is_answer(result: Any, is_getter: bool) -> bool:
+    """Whether a function has told something in Python about its tensors, rather than computed with them."""
+    return is_getter if result is None else not isinstance(result, (Tensor, tuple, list, dict))
+
+
+def named_by_code(model: nn.Module) -> set[str]:
+    """The classes of tensors of which the code of ``model`` may ask whether a tensor is one, and what it names to find
+    out whether it is compiled."""
+    walk = code_walk(map(type, model.modules()), held_functions(model), ())
     walk.reach()
-    return frozenset(("Parameter", "Buffer")) & walk.asked_for
+    return {"Parameter", "Buffer"} & walk.asked_for | walk.of_compilers
 
 
 def unsteady(names: Iterable[str]) -> str | None:
-    """The first of ``names`` whose answer differs from call to call, None where there is none."""
-    return next(iter(sorted(_UNSTEADY.intersection(names))), None)
+    """The first of ``names`` of which nothing that is looked at decides the answer, None where there is none."""
+    return next(iter(sorted(set(names) - _DECIDING.keys() - {ELEMENTS})), None)
 
 
 def facts(names: Iterable[str], values: Iterable[Any]) -> list[Any]:

@@ -169,6 +169,9 @@ ASKED = {
     "is_inference": (lambda m, x: 1.0 + x.is_inference(), inferred),
     "requires_grad": (lambda m, x: 1.0 + x.requires_grad, lambda x: x.clone().requires_grad_()),
     "grad": (lambda m, x: 1.0 + (x.grad is None), with_grad),
+    "dim_order": (lambda m, x: 2.0 if x.dim_order() == (0, 1) else 3.0, lambda x: x.t().contiguous().t()),
+    "is_neg": (lambda m, x: 1.0 + x.is_neg(), lambda x: torch.complex(torch.zeros_like(x), -x).conj().imag),
+    "_base": (lambda m, x: 1.0 + (x._base is None), lambda x: x.view(x.shape)),
 }
 
 
@@ -208,10 +211,34 @@ def test_what_the_forward_asks_of_a_weight(change):
     assert_alike(model, fused, X)
 
 
-def test_what_differs_from_call_to_call_is_not_captured():
-    model, fused = converted(asking(lambda m, x: float(x.data_ptr() % 7)), X)
-    assert "data_ptr" in fused.kfconvert_info()["nothing_fused"]
+UNSTEADY = {
+    "data_ptr": lambda m, x: float(x.data_ptr() % 7),
+    "_version": lambda m, x: float(x._version),
+    "is_shared": lambda m, x: 1.0 + x.is_shared(),
+    "_backward_hooks": lambda m, x: 1.0 + (x._backward_hooks is None),
+    "output_nr": lambda m, x: 1.0 + x.output_nr,
+}
+
+
+@pytest.mark.parametrize("name", UNSTEADY)
+def test_what_differs_from_call_to_call_is_not_captured(name):
+    model, fused = converted(asking(UNSTEADY[name]), X)
+    assert name in fused.kfconvert_info()["nothing_fused"]
     assert_alike(model, fused, X)
+
+
+def test_a_class_of_tensors_that_a_held_function_asks_for():
+    class Asking(Body):
+        def __init__(self):
+            super().__init__()
+            self.question = lambda x: 1.0 + isinstance(x, nn.Parameter)
+
+        def forward(self, x):
+            return self.body(x) * self.question(x)
+
+    model, fused = converted(Asking, X)
+    assert_alike(model, fused, X)
+    assert_alike(model, fused, nn.Parameter(X))
 
 
 def test_conditions_in_another_order():

@@ -242,6 +242,27 @@ def test_modes_that_the_forward_asks_for(asked):
         torch.use_deterministic_algorithms(False)
 
 
+def test_a_switch_of_a_library_that_the_forward_asks_for():
+    class Asking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x):
+            y = torch.relu(self.linear(x))
+            return y * 2 if torch.backends.cuda.matmul.allow_tf32 else y
+
+    model = Asking().eval()
+    fused = convert(model)
+    torch.testing.assert_close(fused(X), model(X))
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        torch.testing.assert_close(fused(X), model(X))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
 def test_images_that_are_laid_out_otherwise_than_the_example():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
     x = torch.randn(2, 3, 8, 8)

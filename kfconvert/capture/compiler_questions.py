@@ -1,0 +1,87 @@
+"""Whether code asks, while it is traced, if it is being compiled: the trace would be of the branch meant for compilers.
+
+The exporter lets ``torch.compiler.is_compiling()`` be true for its time. Which function of it a forward calls, under
+which name and through which helper, shows when it is called only; that is why the functions themselves take note.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, FunctionType
+
+import torch
+from torch.fx import _symbolic_trace
+
+from ..process import ThisThread
+from ..region import CaptureError
+from ..runtime import is_same_compiled
+
+_FUNCTIONS: dict[str, FunctionType] = {
+    "is_compiling": torch.compiler.is_compiling,  # type: ignore[dict-item]  # functions, of which types tell less
+    "is_exporting": torch.compiler.is_exporting,  # type: ignore[dict-item]
+    "is_fx_tracing": _symbolic_trace.is_fx_tracing,  # type: ignore[dict-item]
+}
+_OWN_CODE = {name: function.__code__ for name, function in _FUNCTIONS.items()}
+_OWN = {name: FunctionType(code, _FUNCTIONS[name].__globals__) for name, code in _OWN_CODE.items()}
+# Modules with functions that ask for whoever calls them.
+_OF_HELPERS = ("transformers.utils.",)
+
+
+class AskedForCompilers(CaptureError):
+    """Code of the model may do something else where it is traced: it asks for ``name``."""
+
+    def __init__(self, name: str):
+        function = "()" if name in _FUNCTIONS else ""
+        super().__init__(f"its code asks for {name}{function}, and may do something else where it is traced")
+
+
+_here: ThisThread | None = None
+_noted: list[str] = []
+
+
+@contextmanager
+def no_compiler_asked_for() -> Iterator[None]:
+    """Raises AskedForCompilers at the end where code asked within the block, in this thread, whether it is being
+    compiled, and may do something else then."""
+    global _here
+    _here = here = ThisThread()
+    _noted.clear()
+    for name, function in _FUNCTIONS.items():
+        function.__code__ = _note.__code__.replace(co_name=name)
+    try:
+        yield
+    finally:
+        here.over = True
+        for name, function in _FUNCTIONS.items():
+            function.__code__ = _OWN_CODE[name]
+    if _noted:
+        raise AskedForCompilers(_noted[0])
+
+
+def _note() -> bool:
+    """The code that a function of ``_FUNCTIONS`` has meanwhile, with the globals of that one."""
+    from kfconvert.capture.compiler_questions import answered
+
+    return answered()
+
+
+def answered() -> bool:
+    """What the function from whose code this is called would answer; it is noted who has asked it."""
+    frame = sys._getframe(1)
+    name = frame.f_code.co_name
+    if _here and not is_same_compiled(_asking(frame.f_back)):
+        _noted.append(name)
+    answer: bool = _OWN[name]()
+    return answer
+
+
+def _asking(frame: FrameType | None) -> str | None:
+    """The name of the Python module whose code asks."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        if frame.f_code.co_name not in _FUNCTIONS and not module.startswith(_OF_HELPERS):
+            return module
+        frame = frame.f_back
+    return None
