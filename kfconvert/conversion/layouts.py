@@ -84,7 +84,11 @@ class Layouts:
             self._lay_out(captured, channels_last=bool(modules))
             return
         self._measure(captured, (True, False))
-        programs = {layout: self._laid_out_program(captured, layout) for layout in (True, False)}
+        try:
+            programs = {layout: self._laid_out_program(captured, layout) for layout in (True, False)}
+        except RuntimeError:  # an operator that takes contiguous images only
+            self._lay_out(captured, channels_last=False)
+            return
         if self._selector.faster_layout(programs, captured.leaves):
             self._lay_out(captured, channels_last=True)
 

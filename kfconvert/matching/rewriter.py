@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, fx, nn
 
-from ..graph import Aliases, arguments, aten, has_effect, is_weight, lower, written_arguments
+from ..graph import Aliases, arguments, aten, draws, has_effect, is_weight, lower, written_arguments
 from ..region import LiveTensors, Place, Region
 from ..runtime import Program
 from .pattern import Replacement
@@ -28,16 +28,18 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     output = graph.output(graph.graph_copy(region.graph, copies))
     root = {node.target: getattr(region.root, node.target) for node in region.graph.nodes if node.op == "get_attr"}
     synced, fused = [], []
+    computed: set[fx.Node] = set()  # by fused modules, in ``region``
     for index, site in enumerate(sites):
         name = f"fused_{index}"
         fused.append(name)
         root[name] = site.replacement.module
         _call_fused(graph, name, site, copies, restored=channels_last and writes)
+        computed.update(site.replacement.outputs)
         synced += _share(site.replacement, live)
     if channels_last or any(site.replacement.module.lays_out_anew for site in sites):
-        _restore_layout(graph, output, region, copies)
+        _restore_layout(graph, output, region, copies, computed)
     if channels_last:
-        _keep_batch_statistics(graph)
+        _keep_layout_of_arguments(graph)
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
     weights = _drop_unused_weights(graph, copies, live)
     lower(graph)
@@ -114,29 +116,54 @@ def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Pla
     return synced
 
 
-def _restore_layout(graph: fx.Graph, output: fx.Node, region: Region, copies: dict[fx.Node, fx.Node]) -> None:
+def _restore_layout(
+    graph: fx.Graph, output: fx.Node, region: Region, copies: dict[fx.Node, fx.Node], computed: set[fx.Node]
+) -> None:
     returned = next(node for node in region.graph.nodes if node.op == "output").args[0]
     aliases = Aliases(region.graph)
     classes = {aliases.root(value): aliases.members(value) for value in returned if isinstance(value, fx.Node)}
     for members in classes.values():
         # An input, or a view of one, is returned as it came.
-        if any(member.op == "placeholder" for member in members) or not _is_contiguous(members[0]):
+        if any(member.op == "placeholder" for member in members):
             continue
-        value, readers = copies[members[0]], {output, *(copies[member] for member in members[1:])}
-        with graph.inserting_after(value):
-            restored = graph.call_function(aten.contiguous.default, (value,))
-        restored.meta = dict(members[0].meta)
-        # Other users get the image as it is.
-        value.replace_all_uses_with(restored, readers.__contains__)
+        made = _made(members, computed)
+        readers = {output, *(copies[member] for member in members if member not in made)}
+        for member in made:
+            if not _is_contiguous(member):
+                continue
+            value = copies[member]
+            with graph.inserting_after(value):
+                restored = graph.call_function(aten.contiguous.default, (value,))
+            restored.meta = dict(member.meta)
+            # Other users get the image as it is.
+            value.replace_all_uses_with(restored, readers.__contains__)
 
 
-def _keep_batch_statistics(graph: fx.Graph) -> None:
-    """Give batch norms without running statistics the layout that they were traced with: ATen sums channels-last images
-    in float32, which triples the error where a channel varies little around a large mean."""
+def _made(members: list[fx.Node], computed: set[fx.Node]) -> list[fx.Node]:
+    """Those of values that may share memory which are no views of others among them: the first; or what fused modules
+    compute, where an operator within these wrote in place; or the items of the operator's tuple."""
+    fused = [member for member in members if member in computed]
+    if fused or isinstance(members[0].meta.get("val"), Tensor):
+        return fused or members[:1]
+    return [member for member in members if members[0] in member.args]
+
+
+# Operators whose results depend on where elements lie in memory: the order in which they draw, or whether they raise.
+_OF_MEMORY = (aten.view_as_complex.default, aten.view.dtype, aten.as_strided.default)
+
+
+def _keep_layout_of_arguments(graph: fx.Graph) -> None:
+    """Give arguments the layout that they were traced with where it matters: to operators that draw, or look at memory,
+    and to batch norms without running statistics: ATen sums channels-last images in float32, which triples the error
+    where a channel varies little around a large mean."""
     for node in list(graph.nodes):
-        if node.target is aten.batch_norm.default and arguments(node)[5] and _is_contiguous_image(node.args[0]):
-            with graph.inserting_before(node):
-                node.replace_input_with(node.args[0], graph.call_function(aten.contiguous.default, node.args[:1]))
+        summed = node.target is aten.batch_norm.default and arguments(node)[5]
+        if not (summed or node.target in _OF_MEMORY or draws(node)):
+            continue
+        for argument in node.all_input_nodes:
+            if _is_contiguous(argument) and argument.op != "placeholder":
+                with graph.inserting_before(node):
+                    node.replace_input_with(argument, graph.call_function(aten.contiguous.default, (argument,)))
 
 
 def _is_contiguous(node: fx.Node) -> bool:

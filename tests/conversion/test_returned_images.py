@@ -1,0 +1,70 @@
+"""What a program that computes on channels-last images returns lies in memory as what the model returns."""
+
+import copy
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torch.nn import functional as F
+
+from kfconvert import ModelConverter
+
+pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
+X = torch.randn(2, 16, 8, 8)
+FORMS = {
+    "an image": lambda y: y,
+    "a view": lambda y: y.view(2, -1),
+    "an image and a view of it": lambda y: (y, y.view(2, -1)),
+    "two views": lambda y: (y[:, :4], y.flatten(1)),
+    "values and indices": lambda y: F.max_pool2d(y, 2, return_indices=True),
+    "values of two": lambda y: F.max_pool2d(y, 2, return_indices=True)[0],
+    "chunks": lambda y: y.chunk(2, 1),
+    "random numbers": torch.rand_like,
+    "dropout": lambda y: F.dropout(y, 0.5, training=True),
+    "complex numbers": lambda y: torch.view_as_complex(y.view(2, 16, 8, 4, 2)),
+    "another dtype": lambda y: y.view(torch.int32).view(torch.float32),
+    "strides": lambda y: torch.as_strided(y, (2, 8), (8, 1)),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, activation, form):
+        super().__init__()
+        self.conv, self.norm, self.activation = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), activation
+        self.form = form
+
+    def forward(self, x):
+        return self.form(self.activation(self.norm(self.conv(x))))
+
+
+def outputs(model, x):
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found = model(x)
+    return found if isinstance(found, (tuple, list)) else (found,)
+
+
+def memories(tensors):
+    return len({tensor.untyped_storage().data_ptr() for tensor in tensors})
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.Hardswish(inplace=True)], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_outputs_lie_in_memory_as_those_of_the_model(form, activation):
+    model = Net(activation, FORMS[form]).eval()
+    converter = ModelConverter(select="all", validate_accuracy=False)
+    fused = converter.convert_model(copy.deepcopy(model), example_inputs=X)
+    expected, actual = outputs(model, X), outputs(fused, X)
+    torch.testing.assert_close(actual, expected)
+    assert [tensor.stride() for tensor in actual] == [tensor.stride() for tensor in expected]
+    assert memories(actual) == memories(expected)
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+def test_features_of_a_network_with_activations_in_place():
+    model = torchvision.models.mobilenet_v2().features.eval()
+    converter = ModelConverter(select="all", validate_accuracy=False)
+    fused = converter.convert_model(model, example_inputs=torch.randn(2, 3, 32, 32))
+    (features,) = outputs(fused, torch.randn(2, 3, 32, 32))
+    assert converter.conversion_stats["layout"] == "channels_last" and features.is_contiguous()
