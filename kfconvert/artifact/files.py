@@ -35,7 +35,7 @@ from ..version import __version__
 from . import record as record_file
 from .record import RecordError
 from .replay import replay
-from .schema import FORMAT, RECORD_FILE, WEIGHTS_FILE
+from .schema import BUFFERS_FILE, FORMAT, RECORD_FILE, WEIGHTS_FILE
 
 
 class ArtifactError(ValueError):
@@ -62,7 +62,7 @@ def _check_target(folder: Path) -> None:
     names = folders.names(folder)
     if names and RECORD_FILE not in names:
         raise ArtifactError(f"{folder} is not empty and no kfconvert artifact: it is not replaced")
-    others = sorted(names - {WEIGHTS_FILE, RECORD_FILE})
+    others = sorted(names - {WEIGHTS_FILE, BUFFERS_FILE, RECORD_FILE})
     if others:
         raise ArtifactError(f"{folder} holds {others[0]} beside the artifact: it is not replaced")
 
@@ -70,7 +70,8 @@ def _check_target(folder: Path) -> None:
 def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | None = None) -> Path:
     """Write the converted ``model`` to the folder ``path`` and return it.
 
-    The weights file holds the original's ``state_dict``: ``OriginalClass().load_state_dict(...)`` accepts it.
+    The weights file holds the original's ``state_dict``: ``OriginalClass().load_state_dict(...)`` accepts it. Buffers
+    that are not part of that, such as tables of positions, lie in a file of their own.
     An artifact that was there is replaced once the new one is complete; after any error it is as it was. The folder
     itself stays the same, and of saves at the same time each succeeds.
 
@@ -85,12 +86,16 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     target = folders.expanded(path)
     check_target(target)
     tensors, record = _tensors(model), _record(model, source)
+    stored = {WEIGHTS_FILE: tensors, BUFFERS_FILE: _other_buffers(model, tensors)}
+    files = [name for name, content in stored.items() if content or name == WEIGHTS_FILE]
     try:
         with folders.replacing(target) as folder:
-            save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+            for name in files:
+                save_file(stored[name], folder / name, metadata={"format": "pt"})
             (folder / RECORD_FILE).write_text(record_file.sealed(record, folder))
             # safetensors makes files that only their owner may read; the folder's permissions are to decide.
-            (folder / WEIGHTS_FILE).chmod((folder / RECORD_FILE).stat().st_mode)
+            for name in files:
+                (folder / name).chmod((folder / RECORD_FILE).stat().st_mode)
     except (OSError, SafetensorError, RecordError) as error:
         raise ArtifactError(f"cannot write {target}: {_why(error)}") from error
     return target
@@ -118,11 +123,14 @@ def load(
     folder = folders.expanded(path)
     with _reading(folder):
         record = _read_record(folder)
-        tensors = _read_tensors(folder, record)
+        tensors = _read_tensors(folder, record, WEIGHTS_FILE)
+        # What lies there under this name else is of another artifact.
+        buffers = _read_tensors(folder, record, BUFFERS_FILE) if BUFFERS_FILE in record.get("files", {}) else {}
     place = _device(record, device)
     with one_at_a_time():  # libraries set the default dtype, and more, while they build a model
         rebuilt = _architecture(folder, record, tensors, model, trust_source)
         _fill(rebuilt, tensors, folder)
+        _fill_others(rebuilt, buffers)
         return _convert_again(rebuilt.to(place).eval(), record, place, folder)
 
 
@@ -164,9 +172,7 @@ def _no_artifact(folder: Path) -> ArtifactError:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict as contiguous CPU tensors that share no memory: safetensors stores no ties, strict
-    loading wants every key."""
-    tensors: dict[str, Tensor] = {}
+    """The state dict, see ``_storable``: strict loading wants every key."""
     try:
         state = model.state_dict(keep_vars=True)
     except Exception as error:  # of hooks, and of tensor subclasses
@@ -175,7 +181,18 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
         reason = _unstorable(value)
         if reason is not None:
             raise ArtifactError(f"the state {key!r} {reason}")
-        tensors[key] = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return _storable(state)
+
+
+def _other_buffers(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The buffers that are not among ``tensors``. One that cannot be stored is left as ``load`` finds it."""
+    buffers = model.named_buffers(remove_duplicate=False)
+    return _storable({key: b for key, b in buffers if key not in tensors and _unstorable(b) is None})
+
+
+def _storable(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous CPU tensors that share no memory: safetensors stores no ties."""
+    tensors = {k: t.detach().cpu().resolve_conj().resolve_neg().contiguous() for k, t in state.items()}
     seen: set[int] = set()
     for key, value in tensors.items():
         storage = value.untyped_storage().data_ptr()
@@ -248,10 +265,10 @@ def _example(region: Region, owner: str) -> Any:
     return region.example
 
 
-def _read_tensors(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
-    file = folders.newest(folder, WEIGHTS_FILE)
+def _read_tensors(folder: Path, record: dict[str, Any], name: str) -> dict[str, Tensor]:
+    file = folders.newest(folder, name)
     try:
-        record_file.check_file(file, record.get("files", {}).get(WEIGHTS_FILE))
+        record_file.check_file(file, record.get("files", {}).get(name))
         return load_file(file)
     except FileNotFoundError:
         raise ArtifactError(f"{file} is missing") from None
@@ -328,6 +345,13 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
         more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
         detail = lines[1] if len(lines) > 1 else lines[0]
         raise ArtifactError(f"{folder}: the weights do not fit {type(model).__name__}: {detail[:300]}{more}") from error
+
+
+def _fill_others(model: nn.Module, buffers: dict[str, Tensor]) -> None:
+    """Lets the buffers of these names hold what they held where the model was saved; others of them it has not."""
+    for key, own in model.named_buffers(remove_duplicate=False):
+        if key in buffers and own is not None and not own.is_meta:
+            own.data = buffers[key].to(own.device)
 
 
 def _convert_again(model: nn.Module, record: dict[str, Any], device: torch.device, folder: Path) -> nn.Module:

@@ -10,6 +10,7 @@ FORMAT = 3
 _Readable = Literal[1, 2, 3]  # 1 knows no parts, 2 no checksums
 READABLE_FORMATS = get_args(_Readable)
 WEIGHTS_FILE = "model.safetensors"
+BUFFERS_FILE = "buffers.safetensors"  # those that are not in the state dict; only where there are any
 RECORD_FILE = "kfconvert.json"
 
 

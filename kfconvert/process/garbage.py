@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,11 +16,11 @@ def only_new_garbage() -> Iterator[None]:
 
     At the end garbage is collected once: traced graphs are cycles, and refer to the weights.
     """
-    theirs = gc.get_freeze_count()
-    if not theirs:
-        gc.freeze()
-    count = gc.get_freeze_count()
+    theirs, count = gc.get_freeze_count(), sys.maxsize
     try:
+        if not theirs:
+            gc.freeze()
+        count = gc.get_freeze_count()
         yield
     finally:
         gc.collect()

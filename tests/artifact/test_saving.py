@@ -14,6 +14,7 @@ import kfconvert
 from kfconvert import folders
 from kfconvert.artifact import files as artifact
 from kfconvert.artifact.files import ArtifactError
+from kfconvert.converter import ModelConverter
 
 
 @pytest.fixture(scope="module")
@@ -204,3 +205,53 @@ def test_names_that_no_folder_can_have(fused, tmp_path, name):
         with pytest.raises(kfconvert.ArtifactError) as raised:
             call()
         assert "\n" not in str(raised.value)
+
+
+class Positions(nn.Module):
+    """Adds a table that no state dict has."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+        self.register_buffer("table", torch.sin(torch.arange(128.0).view(8, 16)), persistent=False)
+
+    def forward(self, x):
+        return nn.functional.gelu(self.norm(self.linear(x))) + self.table
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_buffers_that_no_state_dict_has_are_those_of_the_saved_model(dtype, tmp_path):
+    torch.manual_seed(0)
+    model, x = Positions().eval().to(dtype), torch.randn(2, 8, 16, dtype=dtype)
+    model.table.mul_(2)
+    saved = ModelConverter(select="all", validate_accuracy=False).convert_model(model, example_inputs=x)
+    kfconvert.save(saved, tmp_path / "saved")
+    again = kfconvert.load(tmp_path / "saved", model=Positions())
+    assert again.table.dtype is dtype and torch.equal(again.table, model.table)
+    assert again(x).dtype is dtype
+    torch.testing.assert_close(again(x), saved(x), rtol=0, atol=0)
+    Positions().load_state_dict(load_file(tmp_path / "saved" / artifact.WEIGHTS_FILE))
+
+
+def test_a_damaged_file_of_buffers(tmp_path):
+    model = ModelConverter(select="all").convert_model(Positions().eval(), example_inputs=torch.randn(2, 8, 16))
+    kfconvert.save(model, tmp_path)
+    file = tmp_path / artifact.BUFFERS_FILE
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ArtifactError, match="damaged"):
+        kfconvert.load(tmp_path, model=Positions())
+    file.unlink()
+    with pytest.raises(ArtifactError, match="missing"):
+        kfconvert.load(tmp_path, model=Positions())
+
+
+def test_buffers_of_an_artifact_that_was_replaced_are_not_read(fused, original, tmp_path):
+    model = ModelConverter(select="all").convert_model(Positions().eval(), example_inputs=torch.randn(2, 8, 16))
+    kfconvert.save(model, tmp_path)
+    kfconvert.save(fused, tmp_path)
+    again = kfconvert.load(tmp_path, model=SmallNet())
+    x = torch.randn(BATCH)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), original(x))

@@ -240,6 +240,20 @@ def test_objects_that_another_thread_freezes_stay_frozen(nothing_frozen):
     assert gc.get_freeze_count() == 0
 
 
+def test_an_interrupt_while_objects_are_frozen_leaves_none_so(nothing_frozen, monkeypatch):
+    freeze = gc.freeze
+
+    def interrupted():
+        freeze()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gc, "freeze", interrupted)
+    with pytest.raises(KeyboardInterrupt), only_new_garbage():
+        pass
+    monkeypatch.undo()
+    assert gc.get_freeze_count() == 0
+
+
 def test_a_second_conversion_waits_for_the_first_and_exceptions_end_its_turn():
     order, begun = [], threading.Event()
 
