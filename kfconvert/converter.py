@@ -155,6 +155,7 @@ class ModelConverter:
             while bound is not None and not verdict.reverted and drop_for_memory(prepared, captures, bound):
                 variants = programs(captures, stages)
                 verdict = validate(prepared, captures, layouts, threshold if self.validate_accuracy else None, stages)
+            selector.remembered.save()
             if verdict.reverted:
                 variants = {}
             elif verdict.dropped:
@@ -184,6 +185,7 @@ class ModelConverter:
                 timings,
                 reverted,
                 taken,
+                selector.remembered.found,
             )
         )
         self._classes = module_classes(prepared.model)

@@ -46,6 +46,13 @@ CUDA_KERNELS_LOADED: bool = _load("cuda")
 CUDA_AVAILABLE: bool = CUDA_KERNELS_LOADED and torch.cuda.is_available()
 
 
+def builds() -> list[str]:
+    """The compiled libraries that are in use, each with its size in bytes and the time at which it was built."""
+    loaded = [name for name, there in (("cpu", EXTENSION_LOADED), ("cuda", CUDA_KERNELS_LOADED)) if there]
+    stats = {name: (_FOLDER / f"_ops_{name}.so").stat() for name in loaded}
+    return [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats.items()]
+
+
 def cpu_capability() -> str | None:
     """The instruction set of the CPU kernels: "generic", "avx2" or "avx512"; None without the library."""
     if not EXTENSION_LOADED:

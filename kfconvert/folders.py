@@ -63,6 +63,17 @@ def reading(path: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Keeps others from reading and from exchanging files of ``path`` within the block.
+
+    Raises:
+        OSError: there is no such folder, or it cannot be read.
+    """
+    with _locked(path, fcntl.LOCK_EX):
+        yield
+
+
 def newest(path: Path, name: str) -> Path:
     """Where the file ``name`` of the folder ``path`` lies, whether or not it exists. Raises as ``_has_complete``."""
     complete = path / _COMPLETE / name

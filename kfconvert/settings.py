@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 
 class SettingError(ValueError):
@@ -24,6 +25,21 @@ def max_rewrites(default: int) -> int:
     if not value.isdecimal():
         raise SettingError(f"KFCONVERT_MAX_REWRITES must be a whole number from 0 on, not {value!r}")
     return int(value)
+
+
+def cache_folder() -> Path | None:
+    """Where timings are kept between processes: KFCONVERT_CACHE, or None where that is "off".
+
+    Where it is unset or empty that is ``kfconvert`` in XDG_CACHE_HOME, or in ``~/.cache`` where that names no folder.
+    """
+    value = os.environ.get("KFCONVERT_CACHE", "").strip()
+    if value == "off":
+        return None
+    if value:
+        return Path(os.path.expanduser(value))
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification of that variable has relative paths ignored.
+    return Path(root if os.path.isabs(root) else os.path.expanduser("~/.cache")) / "kfconvert"
 
 
 def cuda_archs() -> list[str]:

@@ -23,6 +23,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch):
+    """Each test times for itself, and leaves no times for others."""
+    monkeypatch.setenv("KFCONVERT_CACHE", "off")
+
+
+@pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
 

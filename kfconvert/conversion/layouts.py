@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..capture import Capture, Part
+from ..graph import is_weight
 from ..matching import Site
 from ..runtime import CALLS_BEFORE, Program, install, originals, uninstall
 from ..settings import max_rewrites
 from .captures import Captures
+from .samples import layout_text
 from .selector import Decision, Selector
 from .stages import Stages
 
@@ -84,12 +87,11 @@ class Layouts:
             self._lay_out(captured, channels_last=bool(modules))
             return
         self._measure(captured, (True, False))
-        try:
-            programs = {layout: self._laid_out_program(captured, layout) for layout in (True, False)}
-        except RuntimeError:  # an operator that takes contiguous images only
-            self._lay_out(captured, channels_last=False)
-            return
-        if self._selector.faster_layout(programs, captured.leaves):
+        programs, strategies = {}, []
+        for layout in (True, False):
+            programs[layout] = self._laid_out_program(captured, layout)
+            strategies.append([site.strategy for site in captured.sites])
+        if self._selector.faster_layout(programs, captured.leaves, _described(captured, strategies)):
             self._lay_out(captured, channels_last=True)
 
     def _decide_others(self, part: Part) -> None:
@@ -128,6 +130,15 @@ class Layouts:
         limit = max_rewrites(len(captured.sites))
         for site in captured.applied[limit:]:
             site.reject(f"KFCONVERT_MAX_REWRITES is {limit}")
+
+
+def _described(captured: Capture, strategies: list[list[str | None]]) -> str:
+    """The graph of ``captured``, what it reads, and the strategies of its sites in each layout: too long for a name."""
+    weights = [captured.live.tensor(node) for node in captured.region.graph.nodes if is_weight(node)]
+    layouts = [layout_text(value) for value in (*weights, *captured.leaves)]
+    modules = [site.kind for site in captured.sites]
+    text = "\n".join([str(captured.region.graph), *layouts, *modules, str(strategies)])
+    return f"layout of {type(captured.module).__name__} {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _has_layout(site: Site) -> bool:

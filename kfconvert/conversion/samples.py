@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_aggregate
+from torch.fx.node import map_aggregate, map_arg
 
 from ..accuracy import in_float64
 from ..graph import is_weight, lower
@@ -27,6 +27,9 @@ class Sample:
     subgraph: Callable[..., Any]
     exact_subgraph: Callable[..., Any]
     arguments: tuple[Any, ...]  # tensors, and sizes as integers
+    # The kind of the site in words that another process has for it as well: all that times depend on, but for the
+    # environment.
+    description: str
 
     @property
     def dtype(self) -> torch.dtype:
@@ -93,7 +96,7 @@ class _Recorder(fx.Interpreter):
             return
         arguments = tuple(self._held[node] for node in outer)
         subgraph, exact = _subgraph(site, outer), _subgraph(site, outer, _in_float64)
-        self.samples[kind] = Sample(site, inputs, subgraph, exact, arguments)
+        self.samples[kind] = Sample(site, inputs, subgraph, exact, arguments, _described(site, outer, arguments))
 
 
 def sample_inputs(
@@ -123,6 +126,30 @@ def _outer_values(site: Site) -> list[fx.Node]:
     """The values that the matched calls read: inputs and weights."""
     covered = _covered(site)
     return list(dict.fromkeys(value for node in covered for value in node.all_input_nodes if value not in covered))
+
+
+def _described(site: Site, outer: list[fx.Node], arguments: tuple[Any, ...]) -> str:
+    """The fused module, the values that the matched calls read, and these calls."""
+    covered = _covered(site)
+    names = {node: f"%{index}" for index, node in enumerate((*outer, *covered))}
+    values = [f"{names[node]}: {layout_text(value)}" for node, value in zip(outer, arguments)]
+    calls = [
+        f"{names[node]} = {getattr(node.target, '__name__', node.target)}"
+        f"{map_arg((node.args, node.kwargs), names.__getitem__)}"
+        for node in covered
+    ]
+    replacement = site.replacement
+    used = [names[node] for node in (*replacement.inputs, *replacement.outputs)]
+    tensors = [name for _, name, _ in replacement.bindings]
+    module = " ".join(site.kind.split())
+    return f"{site.match.pattern.name}: {module} of {tensors} from and to {used}; {'; '.join(values + calls)}"
+
+
+def layout_text(value: Any) -> str:
+    """A tensor's dtype, shape and strides in words; the text of any other value."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} by {list(value.stride())}"
 
 
 def _unchanged(argument: Any) -> Any:

@@ -18,6 +18,7 @@ from ..matching import Site
 from ..profiling import Comparison, compare_timings
 from ..region import LiveTensors, Region
 from ..runtime import Pool, Program, Recording, Unrecordable
+from .remembered import Remembered
 from .samples import Sample, sample_inputs
 
 Calls = Mapping[str, Callable[[], Any]]
@@ -68,6 +69,9 @@ class Decision:
 class Selector:
     """Remembers what it decided for each kind of site (pattern, module, its tensors, shapes, dtypes, layouts).
 
+    Times come from earlier conversions where ``remembered`` has them; how accurate a candidate is depends on the
+    weights, and is found out each time.
+
     Args:
         accuracy_threshold: relative error that always passes.
         timed: measure candidates and reject what is not faster; otherwise the first accurate strategy is taken.
@@ -77,6 +81,7 @@ class Selector:
     def __init__(self, device: torch.device, accuracy_threshold: float, timed: bool, replayed: bool = False):
         self.device, self.accuracy_threshold, self.timed = device, accuracy_threshold, timed
         self.replayed = replayed
+        self.remembered = Remembered(device)
         self._pool = Pool(device) if replayed and timed else None
         self._decisions: dict[tuple[Any, bool], Decision] = {}  # by the kind of a site and the layout
         self._kinds: dict[int, Any] = {}  # by the id of a site
@@ -107,12 +112,19 @@ class Selector:
             _set_layout(site, channels_last)
             self._decisions[self._kinds[id(site)], channels_last].apply_to(site)
 
-    def faster_layout(self, programs: dict[bool, Program], leaves: list[Any]) -> bool:
-        """Whether the program with channels-last convolutions (True) is the faster one; both have run before."""
-        candidates = {str(layout): partial(program.run, leaves) for layout, program in programs.items()}
-        budget = SECONDS_PER_LAYOUT * len(candidates)
-        times = self._compare(self._alone_on_the_device(candidates), budget)
-        return times[str(True)].median_ms < times[str(False)].median_ms
+    def faster_layout(self, programs: dict[bool, Program], leaves: list[Any], what: str) -> bool:
+        """Whether the program with channels-last convolutions (True) is the faster one; both have run before. ``what``
+        tells in words what they compute and how."""
+        labels = {layout: "channels last" if layout else "contiguous" for layout in programs}
+        candidates = {labels[layout]: partial(program.run, leaves) for layout, program in programs.items()}
+        what = f"{self._way}; {what}"
+        medians = self.remembered.times(what, candidates)
+        if medians is None:
+            budget = SECONDS_PER_LAYOUT * len(candidates)
+            times = self._compare(self._alone_on_the_device(candidates), budget)
+            medians = {name: 1e3 * timing.median_ms for name, timing in times.items()}
+            self.remembered.note(what, candidates, medians)
+        return medians[labels[True]] < medians[labels[False]]
 
     def slower(self, original: Callable[[], Any], converted: Callable[[], Any]) -> str | None:
         """None where ``converted`` is the faster call, launched by the host, else what both take."""
@@ -136,16 +148,31 @@ class Selector:
         return {layout: self._decision(tried, operators, own) for layout, tried in trials.items()}
 
     def _time(self, sample: Sample, trials: dict[bool, _Trials], original_seconds: float) -> None:
-        """Time the original, and what is promising in each layout, in the same rounds."""
-        calls, labels = {"original": sample.original}, []
+        """Time the original, and what is promising in each layout, in the same rounds, unless that is remembered."""
+        calls, labels = {"original": sample.original}, {}
         for layout, tried in trials.items():
+            known = self.remembered.times(self._what(sample, layout), ["original", *tried.plans])
+            if known is not None:
+                tried.medians = known
+                continue
             names = {f"{name}, {layout}": name for name in tried.promising(original_seconds)}
             calls |= {label: tried.plans[name] for label, name in names.items()}
-            labels.append({"original": "original", **names})
+            labels[layout] = {"original": "original", **names}
         if len(calls) > 1:
             medians = self._medians(self._alone_on_the_device(self._repeated(calls)))
-            for names, tried in zip(labels, trials.values()):
+            for layout, names in labels.items():
+                tried = trials[layout]
                 tried.medians = {name: medians[label] for label, name in names.items()}
+                if tried.plans:
+                    self.remembered.note(self._what(sample, layout), ["original", *tried.plans], tried.medians)
+
+    @property
+    def _way(self) -> str:
+        return "replayed" if self._pool else "launched"
+
+    def _what(self, sample: Sample, channels_last: bool) -> str:
+        layout = ("channels last; " if channels_last else "contiguous; ") if sample.has_layouts else ""
+        return f"{self._way}; {layout}{sample.description}"
 
     def _decision(self, tried: _Trials, operators: int, original_error: float) -> Decision:
         if not tried.plans:

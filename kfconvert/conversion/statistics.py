@@ -28,11 +28,12 @@ def conversion_stats(result: Result) -> dict[str, Any]:
     Keys: ``<pattern>_found`` and ``<pattern>_replaced`` for every registered pattern, ``total_found``,
     ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed or the
     original is given back), ``sites``, ``near_misses``, ``regions``, ``parts_left_out`` (how many submodules there was
-    no time to look at), ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``seconds`` a stage, ``check_weights``
-    (calls, 0 for never), ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of
-    tensors, see ``runtime.tensor_facts``), ``not_written`` (attributes that the forward sets for others to read, which
-    fused calls leave as they are), ``memory`` (see ``_memory``), ``environment``, ``model``, ``inputs``, ``layout``,
-    ``reverted`` and ``nothing_fused`` (None or why).
+    no time to look at), ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``seconds`` a stage, ``remembered`` (how
+    many times of candidates an earlier conversion had measured), ``check_weights`` (calls, 0 for never),
+    ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of tensors, see
+    ``runtime.tensor_facts``), ``not_written`` (attributes that the forward sets for others to read, which fused calls
+    leave as they are), ``memory`` (see ``_memory``), ``environment``, ``model``, ``inputs``, ``layout``, ``reverted``
+    and ``nothing_fused`` (None or why).
     """
     main = result.captures.outermost()
     sites = [site for captured in main for site in captured.sites]
@@ -58,6 +59,7 @@ def conversion_stats(result: Result) -> dict[str, Any]:
         "accuracy": result.accuracy.as_dict() if result.accuracy else None,
         "timings": timings.as_dict() if timings is not None else None,
         "seconds": {stage: round(seconds, 3) for stage, seconds in result.seconds.items()},
+        "remembered": result.remembered,
         "environment": _environment(result),
         "model": type(result.model).__name__,
         "inputs": result.call.summary(),

@@ -60,6 +60,7 @@ class Result:
     timings: Comparison | None = None
     reverted: str | None = None
     memory: dict[str, Any] | None = None
+    remembered: int = 0
 
 
 def programs(captures: Captures, stages: Stages) -> dict[str, list[Variant]]:

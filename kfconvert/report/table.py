@@ -141,7 +141,8 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
         names = ", ".join(stats["not_written"])
         facts.add_row("not written", Text(f"{names}: the forward sets these for others to read, fused calls do not"))
     if stats.get("seconds"):
-        facts.add_row("took", f"{sum(stats['seconds'].values()):.1f} s")
+        remembered = f", {stats['remembered']} timings remembered" if stats.get("remembered") else ""
+        facts.add_row("took", f"{sum(stats['seconds'].values()):.1f} s{remembered}")
     if saved:
         facts.add_row("saved in", Text(saved))
     return Group(*parts, facts, "")

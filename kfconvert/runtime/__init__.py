@@ -12,7 +12,7 @@ from .contents import (
     reached,
     slotted,
 )
-from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record
+from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record, library_switches
 from .derived import Derived, memory_of
 from .freezing import freeze
 from .frozen import FrozenError
@@ -70,6 +70,7 @@ __all__ = [
     "is_of_author",
     "is_same_compiled",
     "is_plain_object",
+    "library_switches",
     "originals",
     "plain_objects",
     "put_back",

@@ -120,7 +120,7 @@ class CudaGraphs:
             calls = plans.recordings = _Calls()
             self._calls.add(calls)
         kinds = _kinds(leaves)
-        key = (_switches(), *kinds)
+        key = (library_switches(), *kinds)
         recording = calls.recordings.get(key)
         if recording is not None and not recording.is_current():
             del calls.recordings[key]
@@ -262,7 +262,7 @@ def _kinds(leaves: list[Any]) -> list[Any]:
     ]
 
 
-def _switches() -> tuple[Any, ...]:
+def library_switches() -> tuple[Any, ...]:
     """The settings of the process by which PyTorch and its libraries choose among kernels."""
     return tuple([switch() for switch in _SWITCHES])
 

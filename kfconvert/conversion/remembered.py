@@ -1,0 +1,144 @@
+"""Times of candidates that earlier conversions on this device have measured, kept in a file between processes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, PositiveFloat, ValidationError
+
+from ..extension import builds, cpu_capability
+from ..folders import writing
+from ..runtime import library_switches
+from ..settings import cache_folder
+from ..version import __version__
+
+# One file has the times of one environment. An entry takes about 1 KB, so that a file stays below some MB; the oldest
+# entries and files go first.
+MOST_ENTRIES = 2000
+MOST_FILES = 32
+
+
+class Remembered:
+    """Times by what was timed, in words.
+
+    The file is replaced as a whole, so that a reader never finds half of it; one that is damaged, or cannot be read or
+    written, is as none. ``KFCONVERT_CACHE`` in the environment names its folder, or switches it off.
+
+    Args:
+        device: where the candidates run.
+    """
+
+    def __init__(self, device: torch.device):
+        self.found = 0  # how many times something was looked up and there
+        self._environment = _environment(device)
+        folder = cache_folder()
+        text = json.dumps(self._environment, sort_keys=True)
+        name = f"timings-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        self._path = None if folder is None else folder / name
+        self._known = {} if self._path is None else _read(self._path, self._environment)
+        self._new: dict[str, dict[str, float]] = {}
+
+    def times(self, what: str, candidates: Collection[str]) -> dict[str, float] | None:
+        """Microseconds by name, of the first of ``candidates`` and of others among them; None where they are not known.
+        Of the others those are left out that were too slow to be timed."""
+        first, *_ = candidates
+        found = self._known.get(_key(what, candidates))
+        if found is None or len(found) < 2 or first not in found or not found.keys() <= set(candidates):
+            return None
+        self.found += 1
+        return found
+
+    def note(self, what: str, candidates: Collection[str], times: Mapping[str, float]) -> None:
+        """Remember the microseconds of ``times`` for ``what``, of which these were the candidates."""
+        key = _key(what, candidates)
+        self._known[key] = self._new[key] = dict(times)
+
+    def save(self) -> None:
+        """Write what is new to the file, beside what other processes have written meanwhile."""
+        if self._path is None or not self._new:
+            return
+        path, folder = self._path, self._path.parent
+        with contextlib.suppress(OSError):  # a folder that cannot be written to: the next conversion times again
+            folder.mkdir(parents=True, exist_ok=True)
+            with writing(folder):
+                known = _read(path, self._environment)
+                for what in self._new:
+                    known.pop(what, None)  # the newest come last
+                latest = list((known | self._new).items())[-MOST_ENTRIES:]
+                partial = path.with_suffix(".partial")
+                partial.write_text(
+                    json.dumps({"environment": self._environment, "microseconds": dict(latest)}, indent=1)
+                )
+                partial.replace(path)
+                _remove_oldest(folder)
+        self._new = {}
+
+
+class _File(BaseModel, strict=True):
+    environment: dict[str, str]
+    microseconds: dict[str, dict[str, PositiveFloat]]
+
+
+def _read(path: Path, environment: dict[str, str]) -> dict[str, dict[str, float]]:
+    try:
+        file = _File.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return {}
+    return file.microseconds if file.environment == environment else {}
+
+
+def _key(what: str, candidates: Collection[str]) -> str:
+    return f"{what}; {', '.join(candidates)}"
+
+
+def _remove_oldest(folder: Path) -> None:
+    files = sorted(folder.glob("timings-*.json"), key=os.path.getmtime)
+    for path in files[:-MOST_FILES]:
+        path.unlink()
+
+
+def _environment(device: torch.device) -> dict[str, str]:
+    """All that the time of one and the same call depends on, as far as it can be told."""
+    return {name: str(value) for name, value in _facts(device).items()}
+
+
+def _facts(device: torch.device) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "kfconvert": __version__,
+        "kernels": builds(),
+        "torch": torch.__version__,
+        "cpu": _cpu(),
+        "cpu capability": (torch.backends.cpu.get_cpu_capability(), cpu_capability()),
+        "threads": torch.get_num_threads(),
+        "switches": (torch.backends.mkldnn.enabled, *library_switches()),
+        "device": device.type,
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {
+            "device": f"{properties.name}, {properties.multi_processor_count} multiprocessors",
+            "compute capability": (properties.major, properties.minor),
+            "cuda": torch.version.cuda or torch.version.hip,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    return facts
+
+
+@functools.cache
+def _cpu() -> str:
+    """The processor's name; the machine's architecture where the system does not tell."""
+    with contextlib.suppress(OSError):
+        named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if named:
+            return named[1]
+    return platform.processor() or platform.machine()
