@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow __getatt
     from .artifact import ArtifactError, export, load, save
     from .converter import ConversionError, ModelConverter, auto_convert_model
     from .extension import CUDA_AVAILABLE, EXTENSION_LOADED
+    from .inputs import Weighted
     from .jit import CompileError, get_cuda_compiler
     from .runtime import FrozenError, freeze
     from .validator import validate_optimization
@@ -29,6 +30,7 @@ _HOMES = {
     "ConversionError": "converter",
     "FrozenError": "runtime",
     "ModelConverter": "converter",
+    "Weighted": "inputs",
     "auto_convert_model": "converter",
     "export": "artifact",
     "freeze": "runtime",
@@ -47,6 +49,7 @@ __all__ = [
     "ConversionError",
     "FrozenError",
     "ModelConverter",
+    "Weighted",
     "__version__",
     "auto_convert",
     "auto_convert_model",

@@ -13,6 +13,7 @@ from .accuracy import check_threshold
 from .conversion import (
     ConversionError,
     Layouts,
+    Loads,
     Progress,
     Result,
     Selector,
@@ -108,6 +109,7 @@ class ModelConverter:
         dtype: torch.dtype | None = None,
         inplace: bool = False,
         progress: Progress | None = None,
+        tune_for: Sequence[Any] | None = None,
     ) -> nn.Module:
         """A converted copy of ``model`` in eval mode: same class, same state dict, fused forward.
 
@@ -121,6 +123,10 @@ class ModelConverter:
             inplace: convert ``model`` itself instead of a deep copy.
             progress: called with (stage, done, total); stages "trace", "match", "select", "replace", "validate",
                 "memory", "time".
+            tune_for: the inputs that the model is to be fast for, such as one row and 32, short and long; each is a
+                shape or example inputs, or one of these as ``Weighted(inputs, weight)``. What is fused, and how, is
+                decided by the weighted sum of the times for all of them. Without it, by the time for the example. Where
+                there is no other example, it is the first of these.
 
         Raises:
             ConversionError: the model cannot run with these inputs, dtype or device.
@@ -128,7 +134,7 @@ class ModelConverter:
         # A copy made under inference_mode could not be trained.
         with torch.inference_mode(False), one_at_a_time(), only_new_garbage():
             # The job and its graphs are garbage once this returns.
-            return self._convert(Stages(progress), model, input_shape, example_inputs, device, dtype, inplace)
+            return self._convert(Stages(progress), model, input_shape, example_inputs, device, dtype, inplace, tune_for)
 
     def _convert(
         self,
@@ -139,15 +145,16 @@ class ModelConverter:
         device: torch.device | str | None,
         dtype: torch.dtype | None,
         inplace: bool,
+        tune_for: Sequence[Any] | None,
     ) -> nn.Module:
         threshold = self.accuracy_threshold
-        prepared = prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace)
+        prepared = prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace, tune_for)
         try:
             captures = trace(prepared, stages)
             match(captures, stages)
             replayed = can_record(prepared.device) and self.cuda_graphs is not False
             selector = Selector(prepared.device, threshold, self.select == "measured", replayed)
-            layouts = Layouts(captures, selector)
+            layouts = Layouts(captures, selector, Loads(prepared, captures))
             layouts.select(stages)
             variants = programs(captures, stages)
             verdict = validate(prepared, captures, layouts, threshold if self.validate_accuracy else None, stages)
@@ -165,9 +172,9 @@ class ModelConverter:
             taken = memory(prepared, captures, stages, bound)
             wanted = None if self.cuda_graphs == "auto" else bool(self.cuda_graphs)
             timings, reverted = time(prepared, captures, ledger, wanted, stages), verdict.reverted
-            speedup = None if timings is None else timings.speedup("converted")
-            if self.select == "measured" and speedup is not None and speedup.high < 1:
-                reverted = revert(captures, f"the converted model is slower as a whole: {speedup.summary()}")
+            slower = None if timings is None else timings.slower()
+            if self.select == "measured" and slower is not None:
+                reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
         finally:
             prepared.own_state.restore()
         self.conversion_stats = hand_over(
@@ -186,6 +193,7 @@ class ModelConverter:
                 reverted,
                 taken,
                 selector.remembered.found,
+                prepared.tuned,
             )
         )
         self._classes = module_classes(prepared.model)
@@ -222,6 +230,7 @@ def auto_convert_model(
     max_recordings: int = MOST_RECORDINGS,
     static_outputs: bool = False,
     max_extra_memory: float | None = None,
+    tune_for: Sequence[Any] | None = None,
 ) -> nn.Module:
     """``ModelConverter(...).convert_model(...)`` in one call; see there."""
     converter = ModelConverter(
@@ -234,5 +243,11 @@ def auto_convert_model(
         max_extra_memory=max_extra_memory,
     )
     return converter.convert_model(
-        model, input_shape, device, example_inputs=example_inputs, dtype=dtype, inplace=inplace
+        model,
+        input_shape,
+        device,
+        example_inputs=example_inputs,
+        dtype=dtype,
+        inplace=inplace,
+        tune_for=tune_for,
     )

@@ -5,7 +5,7 @@ from .captured import Capture, capture
 from .own_writes import WrittenState, run_keeping, written_state
 from .parts import Part, Parts, Refused, parents
 from .structure import groups
-from .submodule_calls import around
+from .submodule_calls import around, observe
 from .trial_runs import with_few
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "capture",
     "capture_forms",
     "groups",
+    "observe",
     "parents",
     "refused_in_every_form",
     "run_keeping",

@@ -76,6 +76,18 @@ class _Memory(click.ParamType):
         return number / 100 if unit == "%" else int(number * 1024 ** ("B", "KiB", "MiB", "GiB").index(unit))
 
 
+class _Load(click.ParamType):
+    name = "load"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, ...], float]:
+        shape, colon, weight = value.partition(":")
+        if colon and not (re.fullmatch(r"\d+(\.\d+)?", weight) and float(weight) > 0):
+            self.fail(f"the weight {weight!r} is no number above 0, as in 32,128:0.5", param, ctx)
+        return _Shape().convert(shape, param, ctx), float(weight) if colon else 1.0
+
+
 class _Shape(click.ParamType):
     name = "shape"
 
@@ -160,6 +172,14 @@ def spread_models(args: list[str]) -> list[str]:
     metavar="SIZE",
     help="Most memory for what is derived from weights: 64MiB, or 5% of that of the weights.  [default: no bound]",
 )
+@click.option(
+    "--tune-for",
+    type=_Load(),
+    multiple=True,
+    metavar="N,N,...[:WEIGHT]",
+    help="Sizes of inputs to be fast for, batch first, and how often they come; several times to decide for all "
+    "of them together.  [default: the example inputs]",
+)
 @click.option("--list-models", is_flag=True, help="List the names known without a network.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on stdout.")
 @click.option("--version", is_flag=True, help="Print the versions and whether compiled kernels are there.")
@@ -175,6 +195,7 @@ def command(
     weights: str,
     cuda_graphs: str,
     max_extra_memory: float | None,
+    tune_for: tuple[tuple[tuple[int, ...], float], ...],
     list_models: bool,
     as_json: bool,
     version: bool,
@@ -208,7 +229,7 @@ def command(
             "cuda_graphs": cuda_graphs if cuda_graphs == "auto" else cuda_graphs == "on",
             "max_extra_memory": max_extra_memory,
         }
-        jobs = Jobs(save_path, device, dtype, weights, sizes, options)
+        jobs = Jobs(save_path, device, dtype, weights, sizes, options, tune_for)
         results = jobs.run(names, show=None if as_json else _show(), say_error=_say_error)
         if as_json:
             click.echo(json.dumps({"kfconvert": __version__, "models": results}, indent=2))

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ class Jobs:
         device, dtype: as the user wrote them; ``"auto"`` is CUDA where there is a GPU.
         sizes: ``batch_size`` and ``seq_len`` of ``zoo.resolve``.
         options: of ``ModelConverter``.
+        tune_for: shapes, each with its weight, of ``ModelConverter.convert_model``; none for the example inputs.
     """
 
     def __init__(
@@ -50,9 +51,10 @@ class Jobs:
         weights: str,
         sizes: dict[str, Any],
         options: Mapping[str, Any] | None = None,
+        tune_for: Sequence[tuple[tuple[int, ...], float]] = (),
     ):
         self.save_path, self.weights, self.sizes, self.options = save_path, weights, sizes, options or {}
-        self.device_name, self.dtype_name = device, dtype
+        self.device_name, self.dtype_name, self.tune_for = device, dtype, tune_for
 
     def run(
         self,
@@ -182,13 +184,18 @@ class Jobs:
     ) -> None:
         from .. import artifact
         from ..converter import ModelConverter
+        from ..inputs import Weighted
 
         progress("load", 0, 1)
         entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
         result["weights"] = entry.recipe["weights"]
         converter = ModelConverter(**self.options)
         converted = converter.convert_model(
-            entry.model, example_inputs=entry.example_inputs, device=self.device, progress=progress
+            entry.model,
+            example_inputs=entry.example_inputs,
+            device=self.device,
+            progress=progress,
+            tune_for=[Weighted(shape, weight) for shape, weight in self.tune_for] or None,
         )
         result["statistics"] = json_ready(converter.conversion_stats)
         if target is not None:

@@ -2,6 +2,7 @@
 
 from .captures import Captures, gathered, trace
 from .layouts import Layouts
+from .loads import Load, Loads
 from .memory_bound import drop_for_memory
 from .memory_use import memory
 from .own_state import OwnState
@@ -17,6 +18,8 @@ __all__ = [
     "ConversionError",
     "Decision",
     "Layouts",
+    "Load",
+    "Loads",
     "OwnState",
     "Progress",
     "Result",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from ..matching import Site
 from ..runtime import CALLS_BEFORE, Program, install, originals, uninstall
 from ..settings import max_rewrites
 from .captures import Captures
+from .loads import Loads
 from .samples import layout_text
 from .selector import Decision, Selector
 from .stages import Stages
@@ -23,8 +24,8 @@ class Layouts:
     """Decides the sites of all captures. A fused module that serves several captures has one strategy, which the first
     of them decides."""
 
-    def __init__(self, captures: Captures, selector: Selector):
-        self._captures, self._selector = captures, selector
+    def __init__(self, captures: Captures, selector: Selector, loads: Loads):
+        self._captures, self._selector, self._loads = captures, selector, loads
         self._decided: dict[int, Site] = {}  # by the id of a fused module, the site for which its strategy was decided
         self._measured = [*captures.forms, *(part.captures[0] for part in captures.parts)]
 
@@ -58,19 +59,15 @@ class Layouts:
         first = part.captures[0]
         if not first.applied:
             return
-        arguments = first.region.call.keywords(first.leaves)
-
-        def original() -> Any:
-            with originals():
-                return first.module(**arguments)
-
+        pairs = [(*_calls(first, load.leaves), load.share) for load in self._loads.of(first)]
         ledger = install(first.module, {"": [first.variant(first.applied)]}, {})
         ledger.warning.given, ledger.graphs.enabled = True, self._selector.replayed
         try:
             with torch.no_grad():
-                for _ in range(CALLS_BEFORE if self._selector.replayed else 0):
-                    first.module(**arguments)
-            slower = self._selector.slower(original, lambda: first.module(**arguments))
+                for _, converted, _ in pairs:
+                    for _ in range(CALLS_BEFORE if self._selector.replayed else 0):
+                        converted()
+            slower = self._selector.slower(pairs)
         finally:
             uninstall(first.module)
         for site in (site for captured in part.captures for site in captured.applied if slower):
@@ -91,7 +88,7 @@ class Layouts:
         for layout in (True, False):
             programs[layout] = self._laid_out_program(captured, layout)
             strategies.append([site.strategy for site in captured.sites])
-        if self._selector.faster_layout(programs, captured.leaves, _described(captured, strategies)):
+        if self._selector.faster_layout(programs, self._loads.of(captured), _described(captured, strategies)):
             self._lay_out(captured, channels_last=True)
 
     def _decide_others(self, part: Part) -> None:
@@ -106,17 +103,19 @@ class Layouts:
                     site.replacement.module.channels_last = model.replacement.module.channels_last
 
     def _laid_out_program(self, captured: Capture, channels_last: bool) -> Program:
-        """The program for one memory format, run once: its plans are made while the modules are set for it."""
+        """The program for one memory format, run with each of its loads: its plans are made while the modules are set
+        for it."""
         self._lay_out(captured, channels_last)
         program = captured.variant(captured.applied).program
         with torch.no_grad():
-            program.run(captured.leaves)
+            for load in self._loads.of(captured):
+                program.run(load.leaves)
         return program
 
     def _measure(self, captured: Capture, layouts: Sequence[bool]) -> list[Site]:
         """The sites of ``captured`` to decide, measured in each of the ``layouts``; nothing is measured twice."""
         undecided = [site for site in captured.sites if id(site.replacement.module) not in self._decided]
-        self._selector.measure(captured.region, undecided, captured.live, captured.leaves, layouts)
+        self._selector.measure(captured.region, undecided, captured.live, self._loads.of(captured), layouts)
         return undecided
 
     def _lay_out(self, captured: Capture, channels_last: bool) -> None:
@@ -132,10 +131,24 @@ class Layouts:
             site.reject(f"KFCONVERT_MAX_REWRITES is {limit}")
 
 
+def _calls(captured: Capture, leaves: list[Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A call of the captured module's own forward with these inputs, and one of the forward that it has then."""
+    module, arguments = captured.module, captured.region.call.keywords(leaves)
+
+    def converted() -> Any:
+        return module(**arguments)
+
+    def original() -> Any:
+        with originals():
+            return module(**arguments)
+
+    return original, converted
+
+
 def _described(captured: Capture, strategies: list[list[str | None]]) -> str:
     """The graph of ``captured``, what it reads, and the strategies of its sites in each layout: too long for a name."""
     weights = [captured.live.tensor(node) for node in captured.region.graph.nodes if is_weight(node)]
-    layouts = [layout_text(value) for value in (*weights, *captured.leaves)]
+    layouts = [layout_text(value) for value in weights]
     modules = [site.kind for site in captured.sites]
     text = "\n".join([str(captured.region.graph), *layouts, *modules, str(strategies)])
     return f"layout of {type(captured.module).__name__} {hashlib.sha256(text.encode()).hexdigest()}"

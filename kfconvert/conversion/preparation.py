@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..accuracy import model_outputs
 from ..capture import WrittenState, around, run_keeping, written_state
-from ..inputs import ExampleCall, InputError, example_call
-from ..runtime import Asked, named_by_code, uninstall
+from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
+from ..runtime import Asked, asked_of_classes, uninstall
 from ..settings import SettingError, max_rewrites
 from .kept import Kept, readers
 from .own_state import OwnState
@@ -29,8 +29,9 @@ class Prepared:
     them, changes in every call of the same inputs, or carries something from call to call, or out of the module, which
     a captured graph would freeze, each with its dotted name; where a global changes, that is the model. ``own_state``
     puts back what the calls of a conversion change in it, ``settled`` to what it was after the first calls; ``asked``
-    has what its code asks of tensors (see ``tensor_facts``); ``moved`` is memory in which parameters were and which
-    calls in other threads may be reading."""
+    has what its code asks of tensors (see ``tensor_facts``); ``tuned`` are the calls that sites are decided for, each
+    with its weight, where these were given; ``moved`` is memory in which parameters were and which calls in other
+    threads may be reading."""
 
     model: nn.Module
     device: torch.device
@@ -40,6 +41,7 @@ class Prepared:
     own_state: OwnState
     settled: OwnState
     asked: frozenset[str]
+    tuned: list[tuple[ExampleCall, float]]
     moved: list[Tensor] = field(default_factory=list)
 
 
@@ -50,6 +52,7 @@ def prepare(
     device: torch.device,
     dtype: torch.dtype | None,
     inplace: bool,
+    tune_for: Sequence[Any] | None = None,
 ) -> Prepared:
     """Copy (unless ``inplace``), move, and try ``model``; parameters as for ``ModelConverter.convert_model``.
 
@@ -70,6 +73,9 @@ def prepare(
         raise ConversionError(str(error)) from None
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConversionError(f"dtype must be a floating-point dtype, not {dtype!r}")
+    loads = _loads(tune_for)
+    if loads and input_shape is None and example_inputs is None:
+        input_shape, example_inputs = _given(loads[0])
     given = model
     if not inplace:
         try:
@@ -83,6 +89,7 @@ def prepare(
     dtypes = [dtype or own] if dtype or example_inputs is None else [None, own]
     try:
         calls = [example_call(model, input_shape, example_inputs, device, each) for each in dtypes]
+        tuned = [[example_call(model, *_given(load), device, each) for each in dtypes] for load in loads]
     except InputError as error:
         raise ConversionError(str(error)) from None
     before = Kept(model)
@@ -102,11 +109,37 @@ def prepare(
         written = _written_state(model, call, settled)
         own_state.keep(model, written.carried, weights)
         counting = written.modules | counting
-        names = asked.names | named_by_code(model)
-        return Prepared(model, device, call, outputs, counting, own_state, settled, frozenset(names))
+        names = asked.names | asked_of_classes(type(module) for module in model.modules())
+        accepted = [_accepted(model, each)[0] for each in tuned]
+        settled.restore()
+        weights_of = [load.weight for load in loads]
+        return Prepared(
+            model,
+            device,
+            call,
+            outputs,
+            counting,
+            own_state,
+            settled,
+            frozenset(names),
+            list(zip(accepted, weights_of)),
+        )
     except BaseException:
         own_state.restore()
         raise
+
+
+def _loads(tune_for: Sequence[Any] | None) -> list[Weighted]:
+    if tune_for is None:
+        return []
+    if not isinstance(tune_for, (list, tuple)) or not tune_for:
+        raise ConversionError(f"tune_for must be a list of inputs, not {tune_for!r}"[:300])
+    return [weighted(inputs) for inputs in tune_for]
+
+
+def _given(load: Weighted) -> tuple[Sequence[int] | None, Any]:
+    """``input_shape`` and ``example_inputs``, of which one is None."""
+    return load.as_shape, load.inputs if load.as_shape is None else None
 
 
 def _written_state(model: nn.Module, call: ExampleCall, settled: OwnState) -> WrittenState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,8 +19,9 @@ from ..matching import Site
 from ..profiling import Comparison, compare_timings
 from ..region import LiveTensors, Region
 from ..runtime import Pool, Program, Recording, Unrecordable
+from .loads import Load
 from .remembered import Remembered
-from .samples import Sample, sample_inputs
+from .samples import Sample, layout_text, sample_inputs
 
 Calls = Mapping[str, Callable[[], Any]]
 
@@ -91,19 +93,27 @@ class Selector:
         region: Region,
         sites: list[Site],
         live: LiveTensors,
-        leaves: list[Any],
+        loads: Sequence[Load],
         layouts: Sequence[bool],
     ) -> None:
-        """Find what is best for every site of ``region``, whose user inputs are ``leaves``, in each of the ``layouts``:
-        True where convolutions receive and return channels-last images."""
+        """Find what is best for every site of ``region``, for all ``loads`` together, in each of the ``layouts``: True
+        where convolutions receive and return channels-last images."""
         if all((self._kinds.get(id(site)), layout) in self._decisions for site in sites for layout in layouts):
             return
-        kinds, samples = sample_inputs(region, sites, live, leaves)
-        self._kinds |= kinds
-        for kind, sample in samples.items():
+        samples: dict[Any, Sample] = {}
+        shares: dict[int, Counter[Any]] = {id(site): Counter() for site in sites}
+        for load in loads:
+            kinds, recorded = sample_inputs(region, sites, live, load.leaves)
+            samples = recorded | samples
+            for site in sites:
+                shares[id(site)][kinds[id(site)]] += load.share  # type: ignore[assignment]  # counts may be fractions
+        self._kinds |= {site: tuple(found.items()) for site, found in shares.items()}
+        for kind in dict.fromkeys(self._kinds[id(site)] for site in sites):
             new = [layout for layout in layouts if (kind, layout) not in self._decisions]
             if new:
-                decisions = self._decide(sample, new if sample.has_layouts else new[:1])
+                together = [(samples[each], share) for each, share in kind]
+                has_layouts = any(sample.has_layouts for sample, _ in together)
+                decisions = self._decide(together, new if has_layouts else new[:1])
                 self._decisions |= {(kind, layout): decisions.get(layout, decisions[new[0]]) for layout in new}
 
     def apply(self, sites: list[Site], channels_last: bool) -> None:
@@ -112,75 +122,106 @@ class Selector:
             _set_layout(site, channels_last)
             self._decisions[self._kinds[id(site)], channels_last].apply_to(site)
 
-    def faster_layout(self, programs: dict[bool, Program], leaves: list[Any], what: str) -> bool:
-        """Whether the program with channels-last convolutions (True) is the faster one; both have run before. ``what``
-        tells in words what they compute and how."""
+    def faster_layout(self, programs: dict[bool, Program], loads: Sequence[Load], what: str) -> bool:
+        """Whether the program with channels-last convolutions (True) is the faster one for all ``loads`` together; both
+        have run with these before. ``what`` tells in words what they compute and how."""
+        total = {layout: 0.0 for layout in programs}
+        for load in loads:
+            for layout, median in self._medians_of_layouts(programs, load.leaves, what).items():
+                total[layout] += load.share * median
+        return total[True] < total[False]
+
+    def _medians_of_layouts(self, programs: dict[bool, Program], leaves: list[Any], what: str) -> dict[bool, float]:
         labels = {layout: "channels last" if layout else "contiguous" for layout in programs}
         candidates = {labels[layout]: partial(program.run, leaves) for layout, program in programs.items()}
-        what = f"{self._way}; {what}"
+        what = f"{self._way}; {what} of {', '.join(map(layout_text, leaves))}"
         medians = self.remembered.times(what, candidates)
         if medians is None:
             budget = SECONDS_PER_LAYOUT * len(candidates)
             times = self._compare(self._alone_on_the_device(candidates), budget)
             medians = {name: 1e3 * timing.median_ms for name, timing in times.items()}
             self.remembered.note(what, candidates, medians)
-        return medians[labels[True]] < medians[labels[False]]
+        return {layout: medians[label] for layout, label in labels.items()}
 
-    def slower(self, original: Callable[[], Any], converted: Callable[[], Any]) -> str | None:
-        """None where ``converted`` is the faster call, launched by the host, else what both take."""
-        medians = self._medians(self._repeated({"original": original, "converted": converted}))
-        if medians["converted"] < medians["original"]:
+    def slower(self, pairs: Sequence[tuple[Callable[[], Any], Callable[[], Any], float]]) -> str | None:
+        """None where the converted calls, launched by the host, are the faster ones, else what they take.
+
+        ``pairs``: of original and converted calls, each with its share of all.
+        """
+        total = {"original": 0.0, "converted": 0.0}
+        for original, converted, share in pairs:
+            medians = self._medians(self._repeated({"original": original, "converted": converted}))
+            total = {name: time + share * medians[name] for name, time in total.items()}
+        if total["converted"] < total["original"]:
             return None
-        return f"it takes {medians['converted']:.1f} us, the original {medians['original']:.1f} us"
+        return f"it takes {total['converted']:.1f} us, the original {total['original']:.1f} us"
 
     @torch.no_grad()
-    def _decide(self, sample: Sample, layouts: Sequence[bool]) -> dict[bool, Decision]:
-        """The decision for each of the ``layouts``; the original is the same in all of them."""
-        exact = _flat(sample.exact())
-        own, seconds = _timed_error(sample.original, exact)
-        # The errors are root-mean-square errors. The user's threshold and one unit of rounding are always allowed,
-        # because the original may be exact by luck.
-        allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps)
-        trials = {layout: _Trials(sample, layout, exact, allowed) for layout in layouts}
+    def _decide(self, samples: list[tuple[Sample, float]], layouts: Sequence[bool]) -> dict[bool, Decision]:
+        """The decision for each of the ``layouts``; the original is the same in all of them. Each of the ``samples``
+        has its share of the calls."""
+        trials: dict[bool, list[_Trials]] = {layout: [] for layout in layouts}
+        for sample, _ in samples:
+            exact = _flat(sample.exact())
+            own, seconds = _timed_error(sample.original, exact)
+            # The errors are root-mean-square errors. The user's threshold and one unit of rounding are always allowed,
+            # because the original may be exact by luck.
+            allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps)
+            for layout in layouts:
+                trials[layout].append(_Trials(sample, layout, exact, allowed, own, seconds))
         if self.timed:
-            self._time(sample, trials, seconds)
-        operators = sum(node.target is not aten.t.default for node in sample.site.match.nodes)
-        return {layout: self._decision(tried, operators, own) for layout, tried in trials.items()}
+            wanted = {layout: self._to_time(tried) for layout, tried in trials.items()}
+            for index in range(len(samples)):
+                self._time({layout: trials[layout][index] for layout in layouts}, wanted)
+        operators = sum(node.target is not aten.t.default for node in samples[0][0].site.match.nodes)
+        shares = [share for _, share in samples]
+        return {layout: self._decision(_Together(tried, shares), operators) for layout, tried in trials.items()}
 
-    def _time(self, sample: Sample, trials: dict[bool, _Trials], original_seconds: float) -> None:
-        """Time the original, and what is promising in each layout, in the same rounds, unless that is remembered."""
-        calls, labels = {"original": sample.original}, {}
-        for layout, tried in trials.items():
-            known = self.remembered.times(self._what(sample, layout), ["original", *tried.plans])
-            if known is not None:
-                tried.medians = known
-                continue
-            names = {f"{name}, {layout}": name for name in tried.promising(original_seconds)}
-            calls |= {label: tried.plans[name] for label, name in names.items()}
-            labels[layout] = {"original": "original", **names}
-        if len(calls) > 1:
+    def _to_time(self, tried: list[_Trials]) -> list[str]:
+        """The strategies of one layout to have times of: those that are promising for one of the samples. What is
+        remembered of a sample is set."""
+        accurate = _accurate(tried)
+        promising: set[str] = set()
+        for each in tried:
+            each.medians = self.remembered.times(self._what(each), each.candidates) or {}
+            promising |= each.medians.keys() or set(each.promising())
+        return [name for name in accurate if name in promising] or accurate
+
+    def _time(self, tried: dict[bool, _Trials], wanted: dict[bool, list[str]]) -> None:
+        """Time the original, and what is wanted of each layout, for one sample in the same rounds, unless that is
+        remembered."""
+        calls: dict[str, Callable[[], Any]] = {}
+        labels = {}
+        for layout, each in tried.items():
+            if wanted[layout] and not each.medians.keys() >= set(wanted[layout]):
+                calls["original"] = each.sample.original
+                names = {f"{name}, {layout}": name for name in wanted[layout]}
+                calls |= {label: each.plans[name] for label, name in names.items()}
+                labels[layout] = {"original": "original", **names}
+        if calls:
             medians = self._medians(self._alone_on_the_device(self._repeated(calls)))
             for layout, names in labels.items():
-                tried = trials[layout]
-                tried.medians = {name: medians[label] for label, name in names.items()}
-                if tried.plans:
-                    self.remembered.note(self._what(sample, layout), ["original", *tried.plans], tried.medians)
+                each = tried[layout]
+                each.medians = {name: medians[label] for label, name in names.items()}
+                self.remembered.note(self._what(each), each.candidates, each.medians)
 
     @property
     def _way(self) -> str:
         return "replayed" if self._pool else "launched"
 
-    def _what(self, sample: Sample, channels_last: bool) -> str:
-        layout = ("channels last; " if channels_last else "contiguous; ") if sample.has_layouts else ""
-        return f"{self._way}; {layout}{sample.description}"
+    def _what(self, tried: _Trials) -> str:
+        layout = ("channels last; " if tried.channels_last else "contiguous; ") if tried.sample.has_layouts else ""
+        return f"{self._way}; {layout}{tried.sample.description}"
 
-    def _decision(self, tried: _Trials, operators: int, original_error: float) -> Decision:
+    def _decision(self, tried: _Together, operators: int) -> Decision:
         if not tried.plans:
             return Decision(None, tried.refusal)
-        decision = self._fastest(operators, tried.medians) if self.timed else Decision(next(iter(tried.plans)), None)
-        error = None if decision.strategy is None else tried.errors.get(decision.strategy)
-        ratio = None if error is None else error / max(original_error, torch.finfo(torch.float64).eps)
-        return replace(decision, error_ratio=ratio)
+        decision = self._fastest(operators, tried.medians()) if self.timed else Decision(tried.plans[0], None)
+        return (
+            decision
+            if decision.strategy is None
+            else replace(decision, error_ratio=tried.error_ratio(decision.strategy))
+        )
 
     def _fastest(self, operators: int, medians: dict[str, float]) -> Decision:
         """The fastest strategy, for a site of so many operators, unless that is the original."""
@@ -250,7 +291,17 @@ class _Trials:
     """The fused strategies of a sample, each called once in one layout; ``plans`` has those that are accurate
     enough."""
 
-    def __init__(self, sample: Sample, channels_last: bool, exact: list[Tensor], allowed: float):
+    def __init__(
+        self,
+        sample: Sample,
+        channels_last: bool,
+        exact: list[Tensor],
+        allowed: float,
+        original_error: float,
+        original_seconds: float,
+    ):
+        self.sample, self.channels_last = sample, channels_last
+        self._original_error, self._original_seconds = original_error, original_seconds
         self.plans: dict[str, Callable[[], Any]] = {}
         self.errors: dict[str, float] = {}
         self.medians: dict[str, float] = {}  # microseconds of "original" and of each strategy that was timed
@@ -273,6 +324,9 @@ class _Trials:
             if error <= allowed:
                 self.plans[strategy], self.errors[strategy], self._seconds[strategy] = plan, error, seconds
             least = min(least, error)
+        self.refusal = ""
+        if self.plans:
+            return
         if math.isinf(least):
             self.refusal = f"no fused implementation for {sample.dtype} on this device{failed}"
         else:
@@ -281,13 +335,48 @@ class _Trials:
             if noise > allowed:
                 self.refusal += f"; rounding its inputs alone makes {noise:.1e}"
 
-    def promising(self, original_seconds: float) -> list[str]:
+    @property
+    def candidates(self) -> list[str]:
+        return ["original", *self.plans]
+
+    def error_ratio(self, strategy: str) -> float:
+        """The error of a strategy over that of the original."""
+        return self.errors[strategy] / max(self._original_error, torch.finfo(torch.float64).eps)
+
+    def promising(self) -> list[str]:
         """The strategies to time, by the seconds that the first call of each, and of the original, took."""
         if not self.plans:
             return []
-        limit = max(HOPELESS * min(original_seconds, *self._seconds.values()), SLOW_SECONDS)
+        limit = max(HOPELESS * min(self._original_seconds, *self._seconds.values()), SLOW_SECONDS)
         names = [name for name, seconds in self._seconds.items() if seconds <= limit]
         return names or [min(self._seconds, key=self._seconds.__getitem__)]
+
+
+def _accurate(tried: Sequence[_Trials]) -> list[str]:
+    """The strategies that are accurate enough for all samples."""
+    return [name for name in tried[0].plans if all(name in each.plans for each in tried)]
+
+
+class _Together:
+    """The trials of several samples in one layout, for one decision; ``plans`` are strategies that fit all of them."""
+
+    def __init__(self, trials: list[_Trials], shares: list[float]):
+        self._trials, self._shares = trials, shares
+        self.plans = _accurate(trials)
+
+    @property
+    def refusal(self) -> str:
+        reasons = (each.refusal for each in self._trials if not each.plans)
+        return next(reasons, "no fused implementation fits all of the inputs to tune for")
+
+    def medians(self) -> dict[str, float]:
+        """Microseconds of an average call, of "original" and of each strategy that was timed."""
+        names = [n for n in ("original", *self.plans) if all(n in each.medians for each in self._trials)]
+        shares = list(zip(self._trials, self._shares))
+        return {name: sum(share * each.medians[name] for each, share in shares) for name in names}
+
+    def error_ratio(self, strategy: str) -> float:
+        return max(each.error_ratio(strategy) for each in self._trials)
 
 
 def _set_layout(site: Site, channels_last: bool) -> None:

@@ -28,12 +28,13 @@ def conversion_stats(result: Result) -> dict[str, Any]:
     Keys: ``<pattern>_found`` and ``<pattern>_replaced`` for every registered pattern, ``total_found``,
     ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed or the
     original is given back), ``sites``, ``near_misses``, ``regions``, ``parts_left_out`` (how many submodules there was
-    no time to look at), ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``seconds`` a stage, ``remembered`` (how
-    many times of candidates an earlier conversion had measured), ``check_weights`` (calls, 0 for never),
-    ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of tensors, see
-    ``runtime.tensor_facts``), ``not_written`` (attributes that the forward sets for others to read, which fused calls
-    leave as they are), ``memory`` (see ``_memory``), ``environment``, ``model``, ``inputs``, ``layout``, ``reverted``
-    and ``nothing_fused`` (None or why).
+    no time to look at), ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``tuned_for`` (``inputs``, ``weight``
+    and ``timings`` of each input that was given to tune for), ``seconds`` a stage, ``remembered`` (how many times of
+    candidates an earlier conversion had measured), ``check_weights`` (calls, 0 for never), ``cuda_graphs`` (see
+    ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of tensors, see ``runtime.tensor_facts``),
+    ``not_written`` (attributes that the forward sets for others to read, which fused calls leave as they are),
+    ``memory`` (see ``_memory``), ``environment``, ``model``, ``inputs``, ``layout``, ``reverted`` and ``nothing_fused``
+    (None or why).
     """
     main = result.captures.outermost()
     sites = [site for captured in main for site in captured.sites]
@@ -44,7 +45,7 @@ def conversion_stats(result: Result) -> dict[str, Any]:
     for pattern in REGISTRY:
         counts[f"{pattern.name}_found"] = found[pattern.name]
         counts[f"{pattern.name}_replaced"] = applied[pattern.name]
-    timings = result.timings
+    timings = None if result.timings is None else result.timings.example
     return {
         **counts,
         "total_found": found.total(),
@@ -58,6 +59,7 @@ def conversion_stats(result: Result) -> dict[str, Any]:
         "dynamic": result.captures.forms[0].region.dynamic() if result.captures.forms else [],
         "accuracy": result.accuracy.as_dict() if result.accuracy else None,
         "timings": timings.as_dict() if timings is not None else None,
+        "tuned_for": _tuned(result),
         "seconds": {stage: round(seconds, 3) for stage, seconds in result.seconds.items()},
         "remembered": result.remembered,
         "environment": _environment(result),
@@ -73,6 +75,18 @@ def conversion_stats(result: Result) -> dict[str, Any]:
         "reverted": result.reverted,
         "nothing_fused": None if applied.total() else _why_nothing(result),
     }
+
+
+def _tuned(result: Result) -> list[dict[str, Any]]:
+    timed = {} if result.timings is None else {id(call): timings for call, _, timings in result.timings.tuned}
+    return [
+        {
+            "inputs": call.summary(),
+            "weight": weight,
+            "timings": timed[id(call)].as_dict() if id(call) in timed else None,
+        }
+        for call, weight in result.tuned
+    ]
 
 
 def _near_miss(miss: NearMiss, region: str) -> dict[str, str | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,10 +57,11 @@ class Result:
     not_written: frozenset[str]
     check_weights: int
     accuracy: ValidationResult | None = None
-    timings: Comparison | None = None
+    timings: Timings | None = None
     reverted: str | None = None
     memory: dict[str, Any] | None = None
     remembered: int = 0
+    tuned: Sequence[tuple[ExampleCall, float]] = ()
 
 
 def programs(captures: Captures, stages: Stages) -> dict[str, list[Variant]]:
@@ -103,9 +104,34 @@ def merge_weights(model: nn.Module, variants: dict[str, list[Variant]]) -> list[
     return before
 
 
+@dataclass(frozen=True)
+class Timings:
+    """The original against the converted model: for the ``example`` call, and for each call that the model is ``tuned``
+    for, with its weight."""
+
+    example: Comparison
+    tuned: list[tuple[ExampleCall, float, Comparison]]
+
+    def slower(self) -> str | None:
+        """How much slower the converted model is as a whole, where that is beyond doubt; else None."""
+        if not self.tuned:
+            speedup = self.example.speedup("converted")
+            return speedup.summary() if speedup.high < 1 else None
+        before = sum(weight * timings["original"].median_ms for _, weight, timings in self.tuned)
+        # At the upper ends of what the speed-ups may be.
+        after = sum(
+            weight * timings["original"].median_ms / timings.speedup("converted").high
+            for _, weight, timings in self.tuned
+        )
+        if after <= before:
+            return None
+        lines = [f"{call.summary()}: {timings.speedup('converted').summary()}" for call, _, timings in self.tuned]
+        return "; ".join(lines)
+
+
 def time(
     prepared: Prepared, captures: Captures, ledger: Ledger, cuda_graphs: bool | None, stages: Stages
-) -> Comparison | None:
+) -> Timings | None:
     """The original against the converted model; None where nothing was converted.
 
     Args:
@@ -116,7 +142,27 @@ def time(
     graphs.enabled = cuda_graphs is not False and can_record(prepared.device)
     if not any(captured.applied for captured in captures.outermost()):
         return None
-    own = prepared.call.copied()
+    with stages.stage("time", 1 + len(prepared.tuned)) as advance:
+        calls = [prepared.call, *(call for call, _ in prepared.tuned)]
+        budgets = [SECONDS_PER_MODEL] + [SECONDS_PER_MODEL / len(calls)] * len(prepared.tuned)
+        found = []
+        for call, budget in zip(calls, budgets):
+            found.append(_timed(prepared, call, graphs, budget))
+            advance()
+        weights = [weight for _, weight in prepared.tuned]
+        decisive = list(zip(found[1:], weights)) or [(found[0], 1.0)]
+        if cuda_graphs is None and _are_faster_launched(decisive):
+            graphs.enabled = False
+            graphs.clear()
+            names = {"converted": WITH_GRAPHS, WITHOUT_GRAPHS: "converted"}
+            found = [timings.renamed(names) if WITHOUT_GRAPHS in timings else timings for timings in found]
+    tuned = [(call, weight, timings) for (call, weight), timings in zip(prepared.tuned, found[1:])]
+    return Timings(found[0], tuned)
+
+
+def _timed(prepared: Prepared, call: ExampleCall, graphs: CudaGraphs, budget: float) -> Comparison:
+    """Original and converted model for one call, the latter also without CUDA graphs where it records some."""
+    own = call.copied()
 
     def converted() -> Any:
         return prepared.model(*own.args, **own.kwargs)
@@ -132,20 +178,18 @@ def time(
         finally:
             graphs.enabled = True
 
-    with stages.stage("time", 1) as advance:
-        candidates = {"original": original, "converted": converted}
-        if graphs.enabled and _is_recorded(converted, graphs):
-            candidates[WITHOUT_GRAPHS] = launched
-        timings = compare_timings(
-            candidates, prepared.device, budget_s=SECONDS_PER_MODEL, min_rounds=LEAST_ROUNDS, settled=True
-        )
-        if cuda_graphs is None and WITHOUT_GRAPHS in timings:
-            if timings["converted"].median_ms > timings[WITHOUT_GRAPHS].median_ms:
-                graphs.enabled = False
-                graphs.clear()
-                timings = timings.renamed({"converted": WITH_GRAPHS, WITHOUT_GRAPHS: "converted"})
-        advance()
-    return timings
+    candidates = {"original": original, "converted": converted}
+    if graphs.enabled and _is_recorded(converted, graphs):
+        candidates[WITHOUT_GRAPHS] = launched
+    return compare_timings(candidates, prepared.device, budget_s=budget, min_rounds=LEAST_ROUNDS, settled=True)
+
+
+def _are_faster_launched(found: list[tuple[Comparison, float]]) -> bool:
+    """Whether the converted model takes less time without CUDA graphs, for all weighted calls together that record
+    some."""
+    both = [(timings, weight) for timings, weight in found if WITHOUT_GRAPHS in timings]
+    replayed = sum(weight * timings["converted"].median_ms for timings, weight in both)
+    return replayed > sum(weight * timings[WITHOUT_GRAPHS].median_ms for timings, weight in both)
 
 
 def _is_recorded(call: Callable[[], Any], graphs: CudaGraphs) -> bool:

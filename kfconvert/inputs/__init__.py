@@ -17,6 +17,7 @@ from .example import (
 )
 from .lookups import BoundedLookups, bounded_lookups
 from .spec import InputSpecError, build, described
+from .weighted_inputs import Weighted, weighted
 
 __all__ = [
     "BoundedLookups",
@@ -25,6 +26,7 @@ __all__ = [
     "InputError",
     "InputSpecError",
     "MAX_SPELLINGS",
+    "Weighted",
     "bounded_lookups",
     "build",
     "copy_of",
@@ -37,5 +39,6 @@ __all__ = [
     "to_each",
     "token_calls",
     "variations",
+    "weighted",
     "widened",
 ]

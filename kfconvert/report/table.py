@@ -122,6 +122,9 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
     colour = {"pass": "green", "FAIL": "bold red"}.get(accuracy[:4], "")
     facts.add_row("accuracy", Text(accuracy, style=colour))
     facts.add_row("speed", Text(speed_line(stats), style=_speed_style(stats)))
+    for tuned in stats.get("tuned_for") or ():
+        weight = f", weight {tuned['weight']:g}"
+        facts.add_row("tuned for", Text(f"{tuned['inputs']}{weight}: {speed_line(tuned)}"))
     graphs = graphs_line(stats)
     if graphs:
         facts.add_row("CUDA graphs", Text(graphs))

@@ -158,6 +158,8 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
         (["--models", "resnet18", "--weights", "best"], ["--weights", "best"]),
         (["--models", "resnet18", "--device", "tpu9"], ["no such device", "tpu9"]),
         (["--models", "resnet18", "--device", "meta"], ["not supported", "meta"]),
+        (["--models", "resnet18", "--tune-for", "1,x"], ["'1,x' is no shape"]),
+        (["--models", "resnet18", "--tune-for", "1,3:0"], ["the weight '0' is no number above 0"]),
         (["--models", "resnet18", "--max-extra-memory", "5"], ["'5' is neither a share such as 5% nor a size"]),
         (["--models", "resnet18", "--device", "cuda:99"], ["no such device", "cuda:99"]),
         (["--models", "resnet18", "--nonsense"], ["--nonsense"]),
@@ -186,6 +188,14 @@ def test_mistakes_get_one_line_and_exit_code_2(capsys, workplace, monkeypatch, a
     assert cli.main([*args, "--save-path", "out"] if args and args[0] == "--models" and len(args) > 1 else args) == 2
     assert one_error(capsys, *parts) == ""
     assert leftovers(workplace) == []
+
+
+def test_inputs_to_tune_for(capsys, workplace):
+    shapes = ["--tune-for", "1,3,8,8", "--tune-for", "4,3,8,8:0.5"]
+    assert cli.main(["--models", "cli_models:net", "--json", *shapes]) == 0
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    tuned = [(each["inputs"], each["weight"]) for each in model["statistics"]["tuned_for"]]
+    assert tuned == [("float32[1, 3, 8, 8]", 1.0), ("float32[4, 3, 8, 8]", 0.5)]
 
 
 def test_sequence_longer_than_the_model_allows(capsys, workplace, monkeypatch):

@@ -90,7 +90,7 @@ def test_what_is_derived_is_bounded(limit, tmp_path):
 def test_sites_that_gain_least_are_dropped_first_where_they_make_room(limit, dropped, monkeypatch):
     gains = iter(range(100))
 
-    def decide(self, tried, operators, original_error):
+    def decide(self, tried, operators):
         return Decision(next(iter(tried.plans)), None, 10.0 + next(gains), 10.0)
 
     monkeypatch.setattr(Selector, "_decision", decide)

@@ -9,6 +9,7 @@ from torch import nn
 from kfconvert.canonical.passes import canonicalise
 from kfconvert.capture.captured import capture
 from kfconvert.capture.tracer import trace
+from kfconvert.conversion.loads import Load
 from kfconvert.conversion.samples import sample_inputs
 from kfconvert.conversion.selector import Selector, _error, _is_clear
 from kfconvert.graph.nodes import mark_weights
@@ -92,7 +93,7 @@ def test_layouts_are_measured_together_and_applied_one_by_one(layouts):
         for match in captured.findings.matches
     ]
     selector = Selector(torch.device("cpu"), 1e-5, timed=False)
-    selector.measure(captured.region, captured.sites, captured.live, [x], layouts)
+    selector.measure(captured.region, captured.sites, captured.live, [Load([x])], layouts)
     for channels_last in layouts:
         selector.apply(captured.sites, channels_last)
         convolution, linear = (site.replacement.module for site in captured.sites)
