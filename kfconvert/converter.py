@@ -11,6 +11,7 @@ from torch import nn
 
 from .accuracy import check_threshold
 from .conversion import (
+    EFFORTS,
     ConversionError,
     Layouts,
     Loads,
@@ -62,6 +63,9 @@ class ModelConverter:
         max_extra_memory: how much all programs together may keep of what they derive from weights (folded and packed
             ones), as measured with the example: bytes as an int, or as a float a share of the memory of the weights and
             buffers. Sites that gain least are dropped until that holds. None for no bound.
+        effort: "full" or "fast". The latter captures what calls like the example need and nothing for others (further
+            forms of the call, blocks on their own), measures for a quarter of the time, and leaves out sites for which
+            no time is left. What is remembered from earlier conversions is not timed again in either.
     """
 
     def __init__(
@@ -74,11 +78,14 @@ class ModelConverter:
         max_recordings: int = MOST_RECORDINGS,
         static_outputs: bool = False,
         max_extra_memory: float | None = None,
+        effort: str = "full",
     ):
         if cuda_graphs not in (True, False, "auto"):
             raise ConversionError(f"cuda_graphs must be True, False or 'auto', not {cuda_graphs!r}")
         if select not in ("measured", "all"):
             raise ConversionError(f"select must be 'measured' or 'all', not {select!r}")
+        if effort not in tuple(EFFORTS):
+            raise ConversionError(f"effort must be {' or '.join(map(repr, EFFORTS))}, not {effort!r}")
         if check_weights is not None and (type(check_weights) is not int or check_weights < 0):
             raise ConversionError(f"check_weights must be a number of calls, 0 for never, not {check_weights!r}")
         if type(max_recordings) is not int or max_recordings < 1:
@@ -91,6 +98,7 @@ class ModelConverter:
             check_threshold(accuracy_threshold)
         except ValueError as error:
             raise ConversionError(str(error)) from None
+        self.effort = effort
         self.check_weights, self.max_extra_memory = check_weights, max_extra_memory
         self.cuda_graphs, self.max_recordings, self.static_outputs = cuda_graphs, max_recordings, static_outputs
         self.validate_accuracy = validate_accuracy
@@ -147,13 +155,13 @@ class ModelConverter:
         inplace: bool,
         tune_for: Sequence[Any] | None,
     ) -> nn.Module:
-        threshold = self.accuracy_threshold
+        threshold, effort = self.accuracy_threshold, EFFORTS[self.effort]
         prepared = prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace, tune_for)
         try:
-            captures = trace(prepared, stages)
+            captures = trace(prepared, stages, effort)
             match(captures, stages)
             replayed = can_record(prepared.device) and self.cuda_graphs is not False
-            selector = Selector(prepared.device, threshold, self.select == "measured", replayed)
+            selector = Selector(prepared.device, threshold, self.select == "measured", replayed, effort)
             layouts = Layouts(captures, selector, Loads(prepared, captures))
             layouts.select(stages)
             variants = programs(captures, stages)
@@ -171,7 +179,7 @@ class ModelConverter:
             prepared.moved += merge_weights(prepared.model, variants)
             taken = memory(prepared, captures, stages, bound)
             wanted = None if self.cuda_graphs == "auto" else bool(self.cuda_graphs)
-            timings, reverted = time(prepared, captures, ledger, wanted, stages), verdict.reverted
+            timings, reverted = time(prepared, captures, ledger, wanted, stages, effort.timing), verdict.reverted
             slower = None if timings is None else timings.slower()
             if self.select == "measured" and slower is not None:
                 reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
@@ -231,6 +239,7 @@ def auto_convert_model(
     static_outputs: bool = False,
     max_extra_memory: float | None = None,
     tune_for: Sequence[Any] | None = None,
+    effort: str = "full",
 ) -> nn.Module:
     """``ModelConverter(...).convert_model(...)`` in one call; see there."""
     converter = ModelConverter(
@@ -241,6 +250,7 @@ def auto_convert_model(
         max_recordings=max_recordings,
         static_outputs=static_outputs,
         max_extra_memory=max_extra_memory,
+        effort=effort,
     )
     return converter.convert_model(
         model,

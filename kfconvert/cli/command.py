@@ -173,6 +173,13 @@ def spread_models(args: list[str]) -> list[str]:
     help="Most memory for what is derived from weights: 64MiB, or 5% of that of the weights.  [default: no bound]",
 )
 @click.option(
+    "--effort",
+    type=click.Choice(["fast", "full"]),
+    default="full",
+    show_default=True,
+    help="fast measures less and prepares for calls like the example only.",
+)
+@click.option(
     "--tune-for",
     type=_Load(),
     multiple=True,
@@ -195,6 +202,7 @@ def command(
     weights: str,
     cuda_graphs: str,
     max_extra_memory: float | None,
+    effort: str,
     tune_for: tuple[tuple[tuple[int, ...], float], ...],
     list_models: bool,
     as_json: bool,
@@ -228,6 +236,7 @@ def command(
         options = {
             "cuda_graphs": cuda_graphs if cuda_graphs == "auto" else cuda_graphs == "on",
             "max_extra_memory": max_extra_memory,
+            "effort": effort,
         }
         jobs = Jobs(save_path, device, dtype, weights, sizes, options, tune_for)
         results = jobs.run(names, show=None if as_json else _show(), say_error=_say_error)

@@ -1,6 +1,7 @@
 """One conversion from beginning to end: its steps, what is measured and judged, its statistics."""
 
 from .captures import Captures, gathered, trace
+from .effort import EFFORTS, Effort
 from .layouts import Layouts
 from .loads import Load, Loads
 from .memory_bound import drop_for_memory
@@ -17,6 +18,8 @@ __all__ = [
     "Captures",
     "ConversionError",
     "Decision",
+    "EFFORTS",
+    "Effort",
     "Layouts",
     "Load",
     "Loads",

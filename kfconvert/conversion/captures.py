@@ -14,6 +14,7 @@ from ..graph import blame, definition
 from ..inputs import ExampleCall, is_token_model, token_calls
 from ..region import CaptureError
 from ..runtime import unsteady
+from .effort import Effort
 from .preparation import Prepared
 from .stages import Stages
 
@@ -45,16 +46,20 @@ class Captures:
         return [captured for captured in self.every() if paths.isdisjoint(parents(captured.path))]
 
 
-def trace(prepared: Prepared, stages: Stages) -> Captures:
-    """The call as given, the other forms in which people call a token model, and the parts of the model."""
+def trace(prepared: Prepared, stages: Stages, effort: Effort) -> Captures:
+    """The call as given, the other forms in which people call a token model, and the parts of the model; of these what
+    the ``effort`` has time for."""
     model, calls = prepared.model, [prepared.call]
-    if is_token_model(model):
+    if effort.other_calls and is_token_model(model):
         calls += token_calls(model, prepared.call)
     with stages.stage("trace", len(calls) + 1) as advance:
         start = time.thread_time()
         refusal = refused_in_every_form(model, prepared.counting, prepared.outputs, prepared.asked)
         found = capture_forms(model, calls, advance, refusal)
         first = next((form for form in found if isinstance(form, Capture)), None)
+        if first is not None and not effort.other_calls:
+            advance()
+            return gathered(model, calls, found, (), prepared.asked)
         whole = None if first is None else time.thread_time() - start
         cheap = None if first is None else _cheap_call(first)
         prepared.settled.restore()

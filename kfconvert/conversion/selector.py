@@ -19,6 +19,7 @@ from ..matching import Site
 from ..profiling import Comparison, compare_timings
 from ..region import LiveTensors, Region
 from ..runtime import Pool, Program, Recording, Unrecordable
+from .effort import EFFORTS, Effort
 from .loads import Load
 from .remembered import Remembered
 from .samples import Sample, layout_text, sample_inputs
@@ -78,11 +79,20 @@ class Selector:
         accuracy_threshold: relative error that always passes.
         timed: measure candidates and reject what is not faster; otherwise the first accurate strategy is taken.
         replayed: the programs will be replayed from CUDA graphs, so that what the host needs to launch does not count.
+        effort: how much time there is.
     """
 
-    def __init__(self, device: torch.device, accuracy_threshold: float, timed: bool, replayed: bool = False):
+    def __init__(
+        self,
+        device: torch.device,
+        accuracy_threshold: float,
+        timed: bool,
+        replayed: bool = False,
+        effort: Effort = EFFORTS["full"],
+    ):
         self.device, self.accuracy_threshold, self.timed = device, accuracy_threshold, timed
-        self.replayed = replayed
+        self.replayed, self.effort = replayed, effort
+        self._seconds = 0.0  # spent on measurements
         self.remembered = Remembered(device)
         self._pool = Pool(device) if replayed and timed else None
         self._decisions: dict[tuple[Any, bool], Decision] = {}  # by the kind of a site and the layout
@@ -110,11 +120,16 @@ class Selector:
         self._kinds |= {site: tuple(found.items()) for site, found in shares.items()}
         for kind in dict.fromkeys(self._kinds[id(site)] for site in sites):
             new = [layout for layout in layouts if (kind, layout) not in self._decisions]
-            if new:
+            if self._seconds > self.effort.selection:
+                reason = f"left out: effort={self.effort.name!r} ends the selection after {self.effort.selection:g} s"
+                self._decisions |= {(kind, layout): Decision(None, reason) for layout in new}
+            elif new:
+                start = time.perf_counter()
                 together = [(samples[each], share) for each, share in kind]
                 has_layouts = any(sample.has_layouts for sample, _ in together)
                 decisions = self._decide(together, new if has_layouts else new[:1])
                 self._decisions |= {(kind, layout): decisions.get(layout, decisions[new[0]]) for layout in new}
+                self._seconds += time.perf_counter() - start
 
     def apply(self, sites: list[Site], channels_last: bool) -> None:
         """Set status, reason and strategy of ``sites``, which have been measured in this layout."""
@@ -137,7 +152,7 @@ class Selector:
         what = f"{self._way}; {what} of {', '.join(map(layout_text, leaves))}"
         medians = self.remembered.times(what, candidates)
         if medians is None:
-            budget = SECONDS_PER_LAYOUT * len(candidates)
+            budget = SECONDS_PER_LAYOUT * len(candidates) * self.effort.timing
             times = self._compare(self._alone_on_the_device(candidates), budget)
             medians = {name: 1e3 * timing.median_ms for name, timing in times.items()}
             self.remembered.note(what, candidates, medians)
@@ -207,7 +222,8 @@ class Selector:
 
     @property
     def _way(self) -> str:
-        return "replayed" if self._pool else "launched"
+        """In words, how candidates are timed."""
+        return f"{'replayed' if self._pool else 'launched'}, {self.effort.name}"
 
     def _what(self, tried: _Trials) -> str:
         layout = ("channels last; " if tried.channels_last else "contiguous; ") if tried.sample.has_layouts else ""
@@ -255,7 +271,7 @@ class Selector:
 
     def _medians(self, repeated: Calls) -> dict[str, float]:
         """The time of one call of each candidate in microseconds, of which ``repeated`` makes several."""
-        times = self._compare(repeated, SECONDS_PER_CANDIDATE * len(repeated))
+        times = self._compare(repeated, SECONDS_PER_CANDIDATE * len(repeated) * self.effort.timing)
         return {name: 1e3 * timing.median_ms / self._repeats for name, timing in times.items()}
 
     def _compare(self, candidates: Mapping[str, Callable[[], Any]], budget_s: float) -> Comparison:

@@ -130,11 +130,17 @@ class Timings:
 
 
 def time(
-    prepared: Prepared, captures: Captures, ledger: Ledger, cuda_graphs: bool | None, stages: Stages
+    prepared: Prepared,
+    captures: Captures,
+    ledger: Ledger,
+    cuda_graphs: bool | None,
+    stages: Stages,
+    share: float = 1.0,
 ) -> Timings | None:
     """The original against the converted model; None where nothing was converted.
 
     Args:
+        share: how much of the usual time this may take.
         cuda_graphs: whether the converted model records CUDA graphs; None where it does if that is faster. What was
             decided is set in ``ledger.graphs``, and the other is among the timings where both were tried.
     """
@@ -144,7 +150,8 @@ def time(
         return None
     with stages.stage("time", 1 + len(prepared.tuned)) as advance:
         calls = [prepared.call, *(call for call, _ in prepared.tuned)]
-        budgets = [SECONDS_PER_MODEL] + [SECONDS_PER_MODEL / len(calls)] * len(prepared.tuned)
+        seconds = SECONDS_PER_MODEL * share
+        budgets = [seconds] + [seconds / len(calls)] * len(prepared.tuned)
         found = []
         for call, budget in zip(calls, budgets):
             found.append(_timed(prepared, call, graphs, budget))

@@ -158,6 +158,7 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
         (["--models", "resnet18", "--weights", "best"], ["--weights", "best"]),
         (["--models", "resnet18", "--device", "tpu9"], ["no such device", "tpu9"]),
         (["--models", "resnet18", "--device", "meta"], ["not supported", "meta"]),
+        (["--models", "resnet18", "--effort", "slow"], ["--effort", "slow"]),
         (["--models", "resnet18", "--tune-for", "1,x"], ["'1,x' is no shape"]),
         (["--models", "resnet18", "--tune-for", "1,3:0"], ["the weight '0' is no number above 0"]),
         (["--models", "resnet18", "--max-extra-memory", "5"], ["'5' is neither a share such as 5% nor a size"]),
