@@ -28,7 +28,17 @@ from ..process import one_at_a_time
 from ..runtime import MOST_RECORDINGS, can_record, uninstall
 
 # What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
-_MEASURED = ("accuracy", "memory", "timings", "speedup_achieved", "inputs", "example", "parts_left_out", "not_written")
+_MEASURED = (
+    "accuracy",
+    "memory",
+    "timings",
+    "tuned_for",
+    "speedup_achieved",
+    "inputs",
+    "example",
+    "parts_left_out",
+    "not_written",
+)
 
 
 def replay(

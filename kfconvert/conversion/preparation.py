@@ -110,9 +110,10 @@ def prepare(
         own_state.keep(model, written.carried, weights)
         counting = written.modules | counting
         names = asked.names | asked_of_classes(type(module) for module in model.modules())
-        accepted = [_accepted(model, each)[0] for each in tuned]
-        settled.restore()
-        weights_of = [load.weight for load in loads]
+        accepted = []
+        for load, each in zip(loads, tuned):
+            accepted.append((_accepted(model, each)[0], load.weight))
+            settled.restore()
         return Prepared(
             model,
             device,
@@ -122,7 +123,7 @@ def prepare(
             own_state,
             settled,
             frozenset(names),
-            list(zip(accepted, weights_of)),
+            accepted,
         )
     except BaseException:
         own_state.restore()

@@ -79,6 +79,13 @@ def test_reported_times_are_those_of_an_average_call(times):
     assert all(t["timings"]["timings"].keys() == {"original", "converted"} for t in stats["tuned_for"])
 
 
+def test_an_artifact_keeps_what_was_tuned_for(tmp_path):
+    converter = ModelConverter(select="all")
+    fused = converter.convert_model(mlp(), tune_for=[(2, 16), Weighted((32, 16), 3)])
+    again = kfconvert.load(kfconvert.save(fused, tmp_path / "saved"), model=mlp())
+    assert again.kfconvert_info()["tuned_for"] == converter.conversion_stats["tuned_for"]
+
+
 def test_without_another_example_the_first_of_them_is_it():
     stats = statistics(mlp(), tune_for=[(3, 16), (5, 16)])
     assert stats["inputs"] == "float32[3, 16]" and stats["dynamic"] == ["input.shape[0]"]
