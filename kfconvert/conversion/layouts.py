@@ -85,9 +85,13 @@ class Layouts:
             return
         self._measure(captured, (True, False))
         programs, strategies = {}, []
-        for layout in (True, False):
-            programs[layout] = self._laid_out_program(captured, layout)
-            strategies.append([site.strategy for site in captured.sites])
+        try:
+            for layout in (True, False):
+                programs[layout] = self._laid_out_program(captured, layout)
+                strategies.append([site.strategy for site in captured.sites])
+        except RuntimeError:  # an operator that takes contiguous images only
+            self._lay_out(captured, channels_last=False)
+            return
         if self._selector.faster_layout(programs, self._loads.of(captured), _described(captured, strategies)):
             self._lay_out(captured, channels_last=True)
 

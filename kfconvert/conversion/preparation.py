@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..accuracy import model_outputs
 from ..capture import WrittenState, around, run_keeping, written_state
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
-from ..runtime import Asked, asked_of_classes, uninstall
+from ..runtime import Asked, named_by_code, uninstall
 from ..settings import SettingError, max_rewrites
 from .kept import Kept, readers
 from .own_state import OwnState
@@ -109,7 +109,7 @@ def prepare(
         written = _written_state(model, call, settled)
         own_state.keep(model, written.carried, weights)
         counting = written.modules | counting
-        names = asked.names | asked_of_classes(type(module) for module in model.modules())
+        names = asked.names | named_by_code(model)
         accepted = []
         for load, each in zip(loads, tuned):
             accepted.append((_accepted(model, each)[0], load.weight))

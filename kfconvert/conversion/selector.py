@@ -149,13 +149,13 @@ class Selector:
     def _medians_of_layouts(self, programs: dict[bool, Program], leaves: list[Any], what: str) -> dict[bool, float]:
         labels = {layout: "channels last" if layout else "contiguous" for layout in programs}
         candidates = {labels[layout]: partial(program.run, leaves) for layout, program in programs.items()}
-        what = f"{self._way}; {what} of {', '.join(map(layout_text, leaves))}"
-        medians = self.remembered.times(what, candidates)
+        what = f"{what} of {', '.join(map(layout_text, leaves))}"
+        medians = self._known(what, list(candidates))
         if medians is None:
             budget = SECONDS_PER_LAYOUT * len(candidates) * self.effort.timing
             times = self._compare(self._alone_on_the_device(candidates), budget)
             medians = {name: 1e3 * timing.median_ms for name, timing in times.items()}
-            self.remembered.note(what, candidates, medians)
+            self.remembered.note(f"{self._way}; {what}", list(candidates), medians)
         return {layout: medians[label] for layout, label in labels.items()}
 
     def slower(self, pairs: Sequence[tuple[Callable[[], Any], Callable[[], Any], float]]) -> str | None:
@@ -198,7 +198,7 @@ class Selector:
         accurate = _accurate(tried)
         promising: set[str] = set()
         for each in tried:
-            each.medians = self.remembered.times(self._what(each), each.candidates) or {}
+            each.medians = self._known(_described(each), each.candidates) or {}
             promising |= each.medians.keys() or set(each.promising())
         return [name for name in accurate if name in promising] or accurate
 
@@ -218,16 +218,23 @@ class Selector:
             for layout, names in labels.items():
                 each = tried[layout]
                 each.medians = {name: medians[label] for label, name in names.items()}
-                self.remembered.note(self._what(each), each.candidates, each.medians)
+                self.remembered.note(f"{self._way}; {_described(each)}", each.candidates, each.medians)
+
+    def _known(self, what: str, candidates: list[str]) -> dict[str, float] | None:
+        """The times that are remembered of ``what``, where these were measured with as much effort as now, or full."""
+        for effort in dict.fromkeys(("full", self.effort.name)):
+            times = self.remembered.times(f"{self._way_with(effort)}; {what}", candidates)
+            if times is not None:
+                return times
+        return None
 
     @property
     def _way(self) -> str:
-        """In words, how candidates are timed."""
-        return f"{'replayed' if self._pool else 'launched'}, {self.effort.name}"
+        return self._way_with(self.effort.name)
 
-    def _what(self, tried: _Trials) -> str:
-        layout = ("channels last; " if tried.channels_last else "contiguous; ") if tried.sample.has_layouts else ""
-        return f"{self._way}; {layout}{tried.sample.description}"
+    def _way_with(self, effort: str) -> str:
+        """In words, how candidates are timed."""
+        return f"{'replayed' if self._pool else 'launched'}, {effort}"
 
     def _decision(self, tried: _Together, operators: int) -> Decision:
         if not tried.plans:
@@ -366,6 +373,12 @@ class _Trials:
         limit = max(HOPELESS * min(self._original_seconds, *self._seconds.values()), SLOW_SECONDS)
         names = [name for name, seconds in self._seconds.items() if seconds <= limit]
         return names or [min(self._seconds, key=self._seconds.__getitem__)]
+
+
+def _described(tried: _Trials) -> str:
+    """In words, the kind of site and, where that matters, the layout of images."""
+    layout = ("channels last; " if tried.channels_last else "contiguous; ") if tried.sample.has_layouts else ""
+    return f"{layout}{tried.sample.description}"
 
 
 def _accurate(tried: Sequence[_Trials]) -> list[str]:

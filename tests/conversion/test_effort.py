@@ -70,6 +70,16 @@ def test_fast_measures_for_a_quarter_of_the_time(monkeypatch):
     assert spent["fast"] <= {budget / 4 for budget in spent["full"]} and spent["fast"]
 
 
+def test_fast_takes_the_times_that_full_has_remembered_but_not_the_other_way(monkeypatch, tmp_path):
+    remembered = {}
+    for first, second in (("full", "fast"), ("fast", "full")):
+        monkeypatch.setenv("KFCONVERT_CACHE", str(tmp_path / first))
+        for effort in (first, second):
+            _, stats = converted(small_models.cnn(), input_shape=(1, 3, 12, 12), effort=effort)
+            remembered[first, effort] = stats["remembered"]
+    assert remembered["full", "fast"] > 0 and remembered["fast", "full"] == 0
+
+
 def test_sites_that_no_time_is_left_for_are_left_as_they_were(monkeypatch):
     monkeypatch.setitem(EFFORTS, "fast", dataclasses.replace(EFFORTS["fast"], selection=0.0))
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 32), nn.ReLU())
