@@ -1,9 +1,14 @@
 """The memory that statistics and report state is what was measured."""
 
+import gc
+import linecache
+
 import pytest
 import torch
 from support import small_models
 from torch import nn
+from torch.fx import graph_module
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import kfconvert
 from kfconvert.conversion import Decision, Selector
@@ -135,3 +140,19 @@ def test_a_loaded_model_carries_the_numbers_of_its_conversion(tmp_path):
     assert known["derived"]
     loaded = kfconvert.load(kfconvert.save(fused, tmp_path / "saved"), model=small_models.cnn())
     assert loaded.kfconvert_info()["memory"] == known
+
+
+def test_conversions_leave_nothing_behind():
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 8)).eval()
+
+    def kept():
+        statistics(model, torch.randn(2, 8))
+        gc.collect()
+        sizes = sum(type(each) is ShapeEnv for each in gc.get_objects())
+        lines = sum(name.startswith("<eval_with_key>") for name in linecache.cache)
+        return sizes, len(graph_module._loader.eval_cache), lines
+
+    kept()
+    first = kept()
+    for _ in range(3):
+        assert kept() == first
