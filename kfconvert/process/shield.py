@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx._symbolic_trace import _Patcher
 
 from .turns import ThisThread
 
@@ -55,11 +56,26 @@ class Shield:
         global _before_trace
         self._originals = [(holder, name, getattr(holder, name)) for holder, name in _REPLACED]
         _before_trace = _libraries_now()
+        self._here, self._patch_method = ThisThread(), _Patcher.patch_method
+        setattr(_Patcher, "patch_method", self._patched_for_this_thread())  # noqa: B010 - says mypy
         return self
 
     def __exit__(self, *_: Any) -> None:
         global _before_trace
+        setattr(_Patcher, "patch_method", self._patch_method)  # noqa: B010
+        self._here.over = True
         _before_trace = None
+
+    def _patched_for_this_thread(self) -> Callable[..., None]:
+        """In place of the method by which the tracer replaces those of all modules: for the calls of this thread alone,
+        from the first moment on."""
+        here, own = self._here, self._patch_method
+
+        @functools.wraps(own)
+        def patch_method(patcher: Any, cls: type, name: str, new: Callable[..., Any], *rest: Any, **named: Any) -> None:
+            own(patcher, cls, name, _chosen(here, new, getattr(cls, name)) if here else new, *rest, **named)
+
+        return patch_method
 
     @contextmanager
     def raised(self) -> Iterator[None]:

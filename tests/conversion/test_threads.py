@@ -352,3 +352,32 @@ def test_only_what_a_trace_has_put_there_is_of_a_trace():
     assert is_of_trace(len, len) and not is_of_trace(patched, len)
     assert not is_of_trace(_symbolic_trace._create_wrapped_func(patched), len)
     assert is_of_trace(_symbolic_trace._create_wrapped_func(len), len)
+
+
+def test_models_that_are_not_converted_are_called_during_conversions():
+    model, x = Visited().eval(), torch.randn(3, 8)
+    expected, wrong, over = model(x).detach(), [], threading.Event()
+
+    def call():
+        while not over.is_set():
+            try:
+                with torch.no_grad():
+                    actual = model(x)
+                if not torch.equal(actual, expected):
+                    wrong.append(actual)
+            except AssertionError as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    fused = []
+    try:
+        for _ in range(3):
+            fused.append(convert(Visited(), input_shape=(3, 8)))
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    assert all(each.kfconvert_info()["sites"] for each in fused)
