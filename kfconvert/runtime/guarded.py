@@ -265,7 +265,7 @@ class GuardedForward:
             return None
         _, variant = last
         leaves: Any = variant.region.call.leaves(args, kwargs)
-        if leaves is None or variant.region.guard.refusal(leaves) is not None or self.state.replaced():
+        if leaves is None or variant.region.guard.refusal(leaves) is not None or not variant.program.may_read():
             return None
         return self.graphs.launch_ahead(variant.program, leaves)
 

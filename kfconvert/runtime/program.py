@@ -17,7 +17,7 @@ from ..process import libraries, switched_off
 from ..region import Place
 from .derived import Derived, Unchanged, finish, is_captured, memory_of
 from .fingerprint import may_fetch
-from .watch import ROOT, flat_places, gather
+from .watch import ROOT, Entry, Watch, flat_places, gather
 from .weak_module import WeakModule
 
 # The tensors without data that torch.export puts in the places of a model's own.
@@ -79,6 +79,7 @@ class Program:
         self._synced: list[tuple[Any, Any]] = [(_unrooted(source, model), place) for source, place in synced]
         # The same places as gather() takes them; made when they are first needed, see __getstate__.
         self._flat: tuple[tuple[Any, ...], ...] | None = None
+        self._way: Watch | None = None
         self._kinds = [_kind(tensor) for tensor in self._tensors()]
         self._derived = Derived()
         # Tensors whose memory is shared with a tensor that plans depend on, these included, each with the version that
@@ -134,6 +135,14 @@ class Program:
         if self._kept is not None:
             return self._kept_weights
         return gather(self._places()[1], vars(self._root()))
+
+    def may_read(self) -> bool:
+        """Whether the modules whose tensors the code itself reads are where they were: a new one may have more rows to
+        look up. The tensors that plans hold are looked up by no argument."""
+        root = self._root()
+        if self._way is None:
+            self._way = Watch(_way_to([store for store, _ in self._weights], root))
+        return self._way.first_change(vars(root)) is None
 
     def traced(self, leaves: list[Any]) -> tuple[Any, ...]:
         """The flat outputs, in calls that a compiler can trace: of fused modules on the live tensors, without plans.
@@ -270,7 +279,7 @@ class Program:
     def __getstate__(self) -> dict[str, Any]:
         # A deep copy of a module has another __dict__ than the deep copy of its __dict__, and no attributes yet.
         thawed: dict[str, Any] = {"_kept": None, "_kept_weights": [], "_before_planning": None}
-        return {**self.__dict__, "_flat": None, "_latest": None, **thawed}
+        return {**self.__dict__, "_flat": None, "_way": None, "_latest": None, **thawed}
 
     def _require_kinds(self, tensors: list[Tensor | None]) -> None:
         for (_, name), tensor, known in zip(self._read, tensors, self._kinds):
@@ -299,6 +308,19 @@ class Program:
 def _unrooted(place: Place, root: nn.Module) -> tuple[Any, str]:
     """ROOT in place of the model, which the program must not hold."""
     return (ROOT, place[1]) if place[0] is root else place
+
+
+def _way_to(stores: list[Any], root: nn.Module) -> Iterator[Entry]:
+    """What is on the way from ``root`` to the modules that have ``stores``, or are among them."""
+    wanted = set(map(id, stores))
+    for path, module in root.named_modules():
+        if wanted.isdisjoint(map(id, (module, module._parameters, module._buffers))):
+            continue
+        parent = root
+        for name in path.split(".") if path else ():
+            yield ROOT if parent is root else parent, "_modules", parent._modules
+            yield parent._modules, name, parent._modules[name]
+            parent = parent._modules[name]  # type: ignore[assignment]  # it is on the way to a module
 
 
 def _distinct(places: Iterable[tuple[Any, str]]) -> list[tuple[Any, str]]:

@@ -420,3 +420,27 @@ def test_a_cache_setting_that_changes_the_structure_of_the_output_matters():
     fused.config.use_cache = False
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="use_cache"):
         assert type(fused(torch.randn(2, 8))) is list
+
+
+def test_a_table_that_is_looked_up_must_be_where_it_was_before_a_replay():
+    class Embedded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.ModuleDict({"words": nn.Embedding(10, 8), "up": nn.Linear(8, 16)})
+
+        def forward(self, ids):
+            return nn.functional.gelu(self.body["up"](self.body["words"](ids)))
+
+    ids = torch.zeros(2, 3, dtype=torch.long)
+    fused = ModelConverter(select="all", validate_accuracy=False).convert_model(Embedded().eval(), example_inputs=ids)
+    program = guarded_forward(fused).variants[0].program
+    assert program.may_read()
+    fused.body["up"] = nn.Linear(8, 16)  # its weights are in plans, which keep them
+    assert program.may_read()
+    words = fused.body["words"]
+    fused.body["words"] = nn.Embedding(20, 8)
+    assert not program.may_read()
+    fused.body["words"] = words
+    assert program.may_read()
+    fused.body = nn.ModuleDict({"words": nn.Embedding(20, 8), "up": nn.Linear(8, 16)})
+    assert not program.may_read()
