@@ -170,11 +170,12 @@ class ModelConverter:
             while bound is not None and not verdict.reverted and drop_for_memory(prepared, captures, bound):
                 variants = programs(captures, stages)
                 verdict = validate(prepared, captures, layouts, threshold if self.validate_accuracy else None, stages)
-            selector.remembered.save()
             if verdict.reverted:
                 variants = {}
             elif verdict.dropped:
                 variants = programs(captures, stages)
+            else:  # what other times would have led to may pass, and is not to be kept from later conversions
+                selector.remembered.save()
             ledger = replace(prepared.model, variants, self.max_recordings, self.static_outputs)
             prepared.moved += merge_weights(prepared.model, variants)
             taken = memory(prepared, captures, stages, bound)

@@ -1,5 +1,6 @@
 """Times of candidates that are kept between conversions, and between processes."""
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
+from kfconvert import converter as converter_module
 from kfconvert.conversion import remembered, selector
 from kfconvert.conversion.remembered import Remembered
 
@@ -93,6 +95,13 @@ def test_what_is_remembered_is_still_checked_for_accuracy(folder, timed, monkeyp
     monkeypatch.setattr(selector, "_timed_error", worse)
     stats = converted()
     assert stats["total_replaced"] == 0 and all("against float64" in site["reason"] for site in stats["sites"])
+
+
+def test_times_that_led_to_sites_which_were_dropped_are_not_kept(folder, monkeypatch):
+    own = converter_module.validate
+    monkeypatch.setattr(converter_module, "validate", lambda *args: dataclasses.replace(own(*args), dropped=True))
+    converted()
+    assert not folder.exists() or not list(folder.iterdir())
 
 
 def test_other_threads_and_switches_are_another_environment(folder):
