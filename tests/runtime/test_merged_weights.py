@@ -17,6 +17,7 @@ from support.state_changes import assert_close
 from torch import nn
 
 import kfconvert
+from kfconvert.conversion.steps import Timings
 from kfconvert.runtime import merge, separate, uninstall, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -246,7 +247,7 @@ def test_the_model_that_was_passed_in_is_not_touched():
 
 
 def test_a_model_that_is_given_back_has_its_weights_as_they_were(monkeypatch):
-    monkeypatch.setattr("kfconvert.converter.time", lambda *arguments: Slower())
+    monkeypatch.setattr("kfconvert.converter.time", lambda *arguments: Timings(Slower(), []))
     converter, model = kfconvert.ModelConverter(), projections()
     wanted = model(x())
     fused = converter.convert_model(model, example_inputs=x(), inplace=True)
@@ -257,7 +258,7 @@ def test_a_model_that_is_given_back_has_its_weights_as_they_were(monkeypatch):
 
 
 class Slower:
-    """Timings of a conversion that made the model slower."""
+    """A comparison in which the converted model is slower."""
 
     low = high = ratio = 0.5
 
