@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Aliases, arguments, aten, draws, has_effect, is_weight, lower, written_arguments
@@ -129,11 +130,12 @@ def _restore_layout(
         made = _made(members, computed)
         readers = {output, *(copies[member] for member in members if member not in made)}
         for member in made:
-            if not _is_contiguous(member):
+            order = _order_in_memory(member)
+            if order is None:
                 continue
             value = copies[member]
-            with graph.inserting_after(value):
-                restored = graph.call_function(aten.contiguous.default, (value,))
+            with graph.inserting_before(value.next):
+                restored = _laid_out(graph, value, order)
             restored.meta = dict(member.meta)
             # Other users get the image as it is.
             value.replace_all_uses_with(restored, readers.__contains__)
@@ -149,7 +151,13 @@ def _made(members: list[fx.Node], computed: set[fx.Node]) -> list[fx.Node]:
 
 
 # Operators whose results depend on where elements lie in memory: the order in which they draw, or whether they raise.
-_OF_MEMORY = (aten.view_as_complex.default, aten.view.dtype, aten.as_strided.default)
+_OF_MEMORY = (
+    aten.view_as_complex.default,
+    aten.view.dtype,
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+)
 
 
 def _keep_layout_of_arguments(graph: fx.Graph) -> None:
@@ -161,9 +169,31 @@ def _keep_layout_of_arguments(graph: fx.Graph) -> None:
         if not (summed or node.target in _OF_MEMORY or draws(node)):
             continue
         for argument in node.all_input_nodes:
-            if _is_contiguous(argument) and argument.op != "placeholder":
+            order = None if argument.op == "placeholder" else _order_in_memory(argument)
+            if order is not None:
                 with graph.inserting_before(node):
-                    node.replace_input_with(argument, graph.call_function(aten.contiguous.default, (argument,)))
+                    node.replace_input_with(argument, _laid_out(graph, argument, order))
+
+
+def _order_in_memory(node: fx.Node) -> list[int] | None:
+    """The dimensions of a traced value from the outermost to the innermost in its memory; None where it is no tensor,
+    or has gaps or overlaps, as a view may."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return None
+    order = list(range(value.dim()))
+    if not value.is_contiguous():
+        order.sort(key=value.stride, reverse=True)
+    return order if value.permute(order).is_contiguous() else None
+
+
+def _laid_out(graph: fx.Graph, value: fx.Node, order: list[int]) -> fx.Node:
+    """``value``, with its dimensions in memory in this order; itself, not a copy, where it has it."""
+    if order == sorted(order):
+        return graph.call_function(aten.contiguous.default, (value,))
+    permuted = graph.call_function(aten.permute.default, (value, order))
+    dense = graph.call_function(aten.contiguous.default, (permuted,))
+    return graph.call_function(aten.permute.default, (dense, [order.index(dim) for dim in range(len(order))]))
 
 
 def _is_contiguous(node: fx.Node) -> bool:

@@ -12,6 +12,12 @@ from kfconvert import ModelConverter
 
 pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
 X = torch.randn(2, 16, 8, 8)
+
+
+def with_view(y):
+    return y, y.permute(0, 3, 1, 2).view(2, -1)
+
+
 FORMS = {
     "an image": lambda y: y,
     "a view": lambda y: y.view(2, -1),
@@ -25,6 +31,13 @@ FORMS = {
     "complex numbers": lambda y: torch.view_as_complex(y.view(2, 16, 8, 4, 2)),
     "another dtype": lambda y: y.view(torch.int32).view(torch.float32),
     "strides": lambda y: torch.as_strided(y, (2, 8), (8, 1)),
+    "a copy by strides": lambda y: torch.as_strided_copy(y, (2, 8), (8, 1)),
+    "a write by strides": lambda y: torch.as_strided_scatter(y, torch.zeros(2, 8), (2, 8), (8, 1)),
+    "channels at the end": lambda y: y.permute(0, 2, 3, 1) * 2,
+    "channels at the end and a view of them": lambda y: with_view(y.permute(0, 2, 3, 1) * 2),
+    "tokens": lambda y: F.gelu(y.flatten(2).transpose(1, 2)),
+    "random numbers with channels at the end": lambda y: torch.rand_like(y.permute(0, 2, 3, 1)),
+    "dropout with channels at the end": lambda y: F.dropout(y.permute(0, 2, 3, 1) * 2, 0.5, training=True),
 }
 
 
