@@ -112,7 +112,7 @@ def _places_read(model: nn.Module) -> dict[str, set[Place]]:
     """The places at which the code behind ``model`` reads attributes, by their names, as far as that code can be
     reached from the forwards of its modules."""
     classes = [type(each) for each in (*model.modules(), *configurations(model))]
-    walk = code_walk(classes, held_functions(model), ())
+    walk = code_walk(classes, held_functions(model), None)
     walk.reach()
     found: dict[str, set[Place]] = {}
     for code in walk.codes():

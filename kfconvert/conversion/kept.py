@@ -80,7 +80,7 @@ def readers(model: nn.Module, name: str) -> dict[nn.Module, str]:
 
 def outside(model: nn.Module) -> dict[str, Any]:
     """The lists, dicts and the like that the code of ``model`` finds in the globals, by name."""
-    walk = code_walk([type(each) for each in (*model.modules(), *configurations(model))], (), ())
+    walk = code_walk([type(each) for each in (*model.modules(), *configurations(model))], (), None)
     walk.reach()
     return walk.contents.containers
 

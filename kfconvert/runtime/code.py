@@ -46,6 +46,8 @@ _WORD, _LONGEST = re.compile(r"[A-Za-z_]\w*"), 80
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # of the environment
 # So many steps, from a value to what it holds or wraps, are followed.
 _DEPTH = 12
+# Ways from an instance to a class, of which methods can be read that nobody reads of the instance.
+_CLASSES = frozenset(("super", "type", "__class__", "__mro__"))
 # Libraries whose code may ask whether it is being compiled, but gives the same results either way.
 _SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
 # By these code finds that it is compiled without a call.
@@ -61,22 +63,24 @@ _NEVER_CALLED = {
 def code_walk(
     classes: Iterable[type],
     functions: Iterable[Any],
-    reads: Collection[Read],
+    reads: Collection[Read] | None,
     model: nn.Module | None = None,
     looks: bool = False,
 ) -> CodeWalk:
     """The code that instances of ``classes`` run, found from ``forward`` on, and that of ``functions``.
 
     Args:
-        reads: what a trace has read of instances; methods among it are followed.
+        reads: what a trace has read of instances, None where there was no trace. Methods and properties among it are
+            followed, and of modules no others but special methods and what is read of a class.
         model: the model whose code this is, if other modules that the code reaches are to be followed too.
         looks: whether the code looks at elements of tensors, so that those of globals matter.
     """
     walk = CodeWalk(model, looks)
-    of_class, of_objects = names_by_class(reads), {read for read in reads if isinstance(read, str)}
+    of_class, of_objects = names_by_class(reads or ()), {read for read in reads or () if isinstance(read, str)}
     for each in dict.fromkeys(classes):
         names = of_class.get(each, set()) if issubclass(each, nn.Module) else of_objects
-        walk.add_class(each, names | _ALWAYS)
+        traced = reads is not None and issubclass(each, nn.Module) and "__dict__" not in names
+        walk.add_class(each, names | _ALWAYS, traced)
     for function in functions:
         walk.follow(function, getattr(function, "__qualname__", "a function"))
     return walk
@@ -117,6 +121,8 @@ class CodeWalk:
         self.of_compilers: set[str] = set()  # asked for by code that may do something else while it is compiled
         self._names: set[str] = set(_ALWAYS)  # of attributes, in all code that was reached
         self._wanted: dict[type, set[str]] = {}  # the names that are asked for in a class and those behind it
+        self._untraced: set[type] = set()  # among these, such of whose instances not every read was recorded
+        self._of_classes: set[str] = set()  # attributes in code that may read them of a class
         # Plain objects, with their names. Of those that stand in the globals, in closures and the like all attributes
         # count, of those within others and in containers such as the code names.
         self._objects: dict[int, tuple[str, Any]] = {}
@@ -132,12 +138,15 @@ class CodeWalk:
         self._codes: dict[int, types.CodeType] = {}
         self._found: dict[tuple[int, str], Found] = {}
 
-    def add_class(self, owner: type, names: set[str]) -> None:
-        """Follow the methods called ``names`` of a class, wherever among its bases they are defined."""
+    def add_class(self, owner: type, names: set[str], traced: bool = False) -> None:
+        """Follow the methods called ``names`` of a class, wherever among its bases they are defined; ``traced``: what
+        was read of its instances is among the names."""
         for base in owner.__mro__:
             if base is object:
                 continue
             self._wanted.setdefault(base, set()).update(names)
+            if not traced:
+                self._untraced.add(base)
 
     def reach(self) -> None:
         """Follow all names, until no new function is found any more."""
@@ -152,8 +161,8 @@ class CodeWalk:
             for module in list(self._modules.values()):
                 self._module(module, frozenset(self._names), set())
 
-    def _reached(self) -> Iterable[dict[Any, Any]]:
-        return self._codes, self._wanted, self._modules, self._objects, self._inner
+    def _reached(self) -> Iterable[Collection[Any]]:
+        return self._codes, self._wanted, self._untraced, self._of_classes, self._modules, self._objects, self._inner
 
     def codes(self) -> list[types.CodeType]:
         """That of all functions that were reached, and of the functions within them."""
@@ -207,7 +216,8 @@ class CodeWalk:
         held = class_dict(owner)
         self._of_author = is_of_author(owner.__module__)
         for name in (names | self._names) & held.keys():
-            self.follow(held[name], f"{owner.__qualname__}.{name}")
+            if owner in self._untraced or name in names | self._of_classes or name.startswith("__"):
+                self.follow(held[name], f"{owner.__qualname__}.{name}")
 
     def follow(self, value: Any, name: str, depth: int = 0, inner: bool = False) -> None:
         """Reach the functions in ``value``: a function, method, property, partial or decorated function, a class, or
@@ -246,7 +256,7 @@ class CodeWalk:
         elif hasattr(type(value), "__wrapped__"):
             return
         elif isinstance(value, type):
-            if is_of_author(value.__module__) and value not in self._wanted:
+            if is_of_author(value.__module__) and value not in self._untraced:
                 self.add_class(value, set())
         elif isinstance(value, types.ModuleType):
             if is_of_author(value.__name__):
@@ -337,12 +347,13 @@ class CodeWalk:
         if isinstance(registry, types.MappingProxyType):  # of functools.singledispatch; its closure has a cache besides
             self._hold(function.__qualname__, registry, depth)
             return
-        for cell in function.__closure__ or ():
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             try:
                 held = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-            self.follow(held, function.__qualname__, depth + 1)
+            if variable != "__class__":  # for super()
+                self.follow(held, function.__qualname__, depth + 1)
         for default in function.__defaults__ or ():
             self.follow(default, function.__qualname__, depth + 1)
         for key in vars(function).keys() - {"__wrapped__"}:
@@ -350,6 +361,8 @@ class CodeWalk:
             self.follow(vars(function)[key], f"{function.__qualname__}.{key}", depth + 1)
         looked_up, attributes, constants = _names(function.__code__)
         self._names |= attributes
+        if _CLASSES & (looked_up | attributes | set(function.__code__.co_freevars)):
+            self._of_classes |= attributes
         if is_of_author(function.__module__):
             self.asked_for |= attributes | looked_up
             if not is_same_compiled(function.__module__):

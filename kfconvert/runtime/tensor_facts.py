@@ -119,7 +119,7 @@ def _is_answer(result: Any, is_getter: bool) -> bool:
 def named_by_code(model: nn.Module) -> set[str]:
     """The classes of tensors of which the code of ``model`` may ask whether a tensor is one, and what it names to find
     out whether it is compiled."""
-    walk = code_walk(map(type, model.modules()), held_functions(model), ())
+    walk = code_walk(map(type, model.modules()), held_functions(model), None)
     walk.reach()
     return {"Parameter", "Buffer"} & walk.asked_for | walk.of_compilers
 
