@@ -8,7 +8,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from kfconvert import ModelConverter
-from kfconvert.inputs import BoundedLookups
+from kfconvert.inputs.lookups import BoundedLookups
 
 TABLE = torch.arange(12.0).reshape(4, 3)
 LOOKUPS = {
@@ -22,6 +22,11 @@ LOOKUPS = {
     "scatter_add": lambda ids: TABLE.scatter_add(0, ids[:, None], TABLE[:1].repeat(len(ids), 1)),
     "index_add": lambda ids: TABLE.index_add(0, ids, TABLE[:1].repeat(len(ids), 1)),
     "index_put": lambda ids: TABLE.index_put((ids,), torch.tensor(1.0)),
+    "index_select of columns": lambda ids: TABLE.T.index_select(1, ids),
+    "gather of columns": lambda ids: TABLE.T.gather(-1, ids[None]),
+    "index_fill of columns": lambda ids: TABLE.T.index_fill(1, ids, 2.0),
+    "index beside a mask": lambda ids: TABLE.T[None][:, TABLE.T[:, 0] > 0][:, :, ids],
+    "index behind a mask of two dimensions": lambda ids: TABLE[None][TABLE[None, :, 0] >= 0][ids],
 }
 
 
@@ -32,6 +37,9 @@ def test_a_lookup_out_of_range_is_an_error(name):
         assert torch.equal(lookup(torch.tensor([3, 0])), lookup(torch.tensor([3, 0])))
         with pytest.raises(IndexError, match="index 4 is out of range for 4"):
             lookup(torch.tensor([1, 4]))
+        below = -5 if name.split()[0] in ("index", "index_put") else -1  # there, numbers below 0 count from the end
+        with pytest.raises(IndexError, match=f"index {below} is out of range for 4"):
+            lookup(torch.tensor([1, below]))
         if name != "embedding bag":  # which takes no empty bag of one row
             lookup(torch.tensor([], dtype=torch.long))
         assert torch.equal(TABLE[TABLE[:, 0] > 2], TABLE[1:])
