@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -239,22 +239,29 @@ class Selector:
     def _decision(self, tried: _Together, operators: int) -> Decision:
         if not tried.plans:
             return Decision(None, tried.refusal)
-        decision = self._fastest(operators, tried.medians()) if self.timed else Decision(tried.plans[0], None)
-        return (
-            decision
-            if decision.strategy is None
-            else replace(decision, error_ratio=tried.error_ratio(decision.strategy))
-        )
+        if not self.timed:
+            return Decision(tried.plans[0], None, error_ratio=tried.error_ratio(tried.plans[0]))
+        medians = tried.medians()
+        ratios = {name: tried.error_ratio(name) for name in medians if name != "original"}
+        return self._fastest(operators, medians, ratios)
 
-    def _fastest(self, operators: int, medians: dict[str, float]) -> Decision:
-        """The fastest strategy, for a site of so many operators, unless that is the original."""
+    def _fastest(self, operators: int, medians: dict[str, float], ratios: dict[str, float]) -> Decision:
+        """The fastest strategy, for a site of so many operators, unless that is the original; of such as are not told
+        apart, the most accurate.
+
+        Args:
+            medians: the time of "original" and of each strategy, in microseconds.
+            ratios: the error of each strategy over that of the original.
+        """
         before = medians["original"]
-        best = min((name for name in medians if name != "original"), key=medians.__getitem__)
+        fastest = min(ratios, key=medians.__getitem__)
         limit = before * SAME_TIME if operators > 1 else before / SAME_TIME
-        if medians[best] > limit:
-            reason = f"not faster: {best} takes {medians[best]:.1f} us, the original {before:.1f} us"
-            return Decision(None, reason, before, medians[best])
-        return Decision(best, None, before, medians[best])
+        if medians[fastest] > limit:
+            reason = f"not faster: {fastest} takes {medians[fastest]:.1f} us, the original {before:.1f} us"
+            return Decision(None, reason, before, medians[fastest])
+        as_fast = [name for name in ratios if medians[name] <= min(medians[fastest] * SAME_TIME, limit)]
+        best = min(as_fast, key=ratios.__getitem__)
+        return Decision(best, None, before, medians[best], ratios[best])
 
     @property
     def _repeats(self) -> int:

@@ -110,13 +110,18 @@ def test_layouts_are_measured_together_and_applied_one_by_one(layouts):
         (2, {"original": 10.0, "kernel": 10.1}, "kernel"),
         (1, {"original": 10.0, "kernel": 9.9}, None),
         (2, {"original": 10.0, "kernel": 20.0, "folded": 11.0}, None),
+        (2, {"original": 10.0, "kernel": 5.0, "folded": 5.05}, "folded"),
+        (2, {"original": 10.0, "kernel": 5.0, "folded": 5.2}, "kernel"),
+        (1, {"original": 10.0, "kernel": 9.79, "folded": 9.81}, "kernel"),
     ],
 )
 def test_the_fastest_strategy_is_taken_unless_the_original_is_faster(operators, medians, strategy):
-    """Several operators in one are taken at the same time, one for another only where it is faster."""
-    decision = Selector(torch.device("cpu"), 1e-5, timed=True)._fastest(operators, medians)
+    """Several operators in one are taken at the same time, one for another only where it is faster. Of two strategies
+    at the same time, the more accurate is taken."""
+    ratios = {name: ratio for name, ratio in (("kernel", 1.1), ("folded", 0.9)) if name in medians}
+    decision = Selector(torch.device("cpu"), 1e-5, timed=True)._fastest(operators, medians, ratios)
     assert decision.strategy == strategy and decision.original_us == medians["original"]
-    assert decision.fused_us == min(time for name, time in medians.items() if name != "original")
+    assert strategy is None or (decision.fused_us, decision.error_ratio) == (medians[strategy], ratios[strategy])
     assert (decision.reason is None) == (strategy is not None)
 
 
