@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..process import ThisThread
 from ..region import Read
-from .contents import OF_CONVERSION, outside_modules, plain_objects
+from .contents import OF_CONVERSION, attributes_of, outside_modules, plain_objects
 
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
 
@@ -27,11 +27,11 @@ WHOLE = frozenset(
 def configurations(model: nn.Module) -> list[Any]:
     """The distinct plain objects that ``model`` and its submodules hold, such as a ``config``, in containers too."""
     modules = [*model.modules(), *outside_modules(model)]
-    found = [value for module in modules for name, value in vars(module).items() if _is_read(name, value)]
+    found = [value for module in modules for name, value in attributes_of(module).items() if _is_read(name)]
     return plain_objects(found)
 
 
-def _is_read(name: str, value: Any) -> bool:
+def _is_read(name: str) -> bool:
     # Only generate() reads the generation_config, and no forward does.
     return name != "generation_config" and name not in OF_CONVERSION
 

@@ -38,6 +38,8 @@ _MOST_BYTES = 1 << 16
 _FEW_BYTES = 1 << 10
 # What every module has in its instance dict.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_TREE = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
+_HELD = (dict, collections.OrderedDict, set, list, tuple)
 # What a conversion puts into the instance dict of a model or of its parts.
 OF_CONVERSION = frozenset(("forward", "kfconvert_info", "kfconvert_refresh", "__getstate__"))
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
@@ -88,6 +90,13 @@ def items(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple, set, frozenset, collections.deque)) else []
 
 
+def attributes_of(module: nn.Module) -> dict[str, Any]:
+    """What ``module`` holds beside its parameters, buffers and submodules; no empty containers, as those for hooks are
+    that nobody has registered."""
+    found = vars(module)
+    return {name: value for name, value in found.items() if name not in _TREE and (type(value) not in _HELD or value)}
+
+
 def plain_objects(values: list[Any]) -> list[Any]:
     """The distinct plain objects among ``values``, in containers there, and in each other's attributes."""
     return [value for value in reached(values) if is_plain_object(value)]
@@ -102,7 +111,7 @@ def outside_modules(model: nn.Module) -> list[nn.Module]:
     """The distinct modules that ``model`` holds in containers and objects, without having registered them; none that
     ``model`` is registered in."""
     own = dict.fromkeys(model.modules())
-    held = reached([value for module in own for value in vars(module).values()])
+    held = reached([value for module in own for value in attributes_of(module).values()])
     tops = [value for value in held if isinstance(value, nn.Module) and value not in own]
     found = dict.fromkeys(module for top in tops if not lies_in(model, top) for module in top.modules())
     return [module for module in found if module not in own]
