@@ -77,10 +77,12 @@ def code_walk(
     """
     walk = CodeWalk(model, looks)
     of_class, of_objects = names_by_class(reads or ()), {read for read in reads or () if isinstance(read, str)}
+    traced = set[type]()
+    if model is not None and reads is not None:  # modules outside of the tree are not recorded
+        traced = set(map(type, model.modules())) - set(map(type, outside_modules(model)))
     for each in dict.fromkeys(classes):
         names = of_class.get(each, set()) if issubclass(each, nn.Module) else of_objects
-        traced = reads is not None and issubclass(each, nn.Module) and "__dict__" not in names
-        walk.add_class(each, names | _ALWAYS, traced)
+        walk.add_class(each, names | _ALWAYS, each in traced and "__dict__" not in names)
     for function in functions:
         walk.follow(function, getattr(function, "__qualname__", "a function"))
     return walk
@@ -217,6 +219,8 @@ class CodeWalk:
         self._of_author = is_of_author(owner.__module__)
         for name in (names | self._names) & held.keys():
             if owner in self._untraced or name in names | self._of_classes or name.startswith("__"):
+                if isinstance(held[name], classmethod) and isinstance(held[name].__func__, types.FunctionType):
+                    self._of_classes |= _names(held[name].__func__.__code__)[1]
                 self.follow(held[name], f"{owner.__qualname__}.{name}")
 
     def follow(self, value: Any, name: str, depth: int = 0, inner: bool = False) -> None:
