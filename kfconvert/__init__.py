@@ -7,6 +7,7 @@ to use the fused pieces by hand, ``kernels`` for single implementations, ``profi
 """
 
 import importlib
+import random
 from typing import TYPE_CHECKING
 
 from .version import __version__
@@ -66,6 +67,11 @@ __all__ = [
     "save",
     "validate_optimization",
 ]
+
+# rich draws a number from Python's generator when it is imported; whoever has seeded that does not expect it.
+_before = random.getstate()
+importlib.import_module("rich.style")
+random.setstate(_before)
 
 
 def __getattr__(name: str):

@@ -171,7 +171,7 @@ CASES: tuple[Case, ...] = (
     _float_mask(lambda mask: mask),
     _float_mask(lambda mask: F.pad(mask, (1, 0)), width=6),
     _float_mask(lambda mask: torch.split(mask, 7, -1)[0]),
-    _buffer_mask(lambda q, k, v, m: _weights(_dots(q, k) + m) @ v, torch.randn(1, 3, 5, 7)),
+    _buffer_mask(lambda q, k, v, m: _weights(_dots(q, k) + m) @ v, torch.linspace(-1, 1, 105).reshape(1, 3, 5, 7)),
     _buffer_mask(lambda q, k, v, m: _weights(_dots(q, k) + m) @ v, torch.full((5, 7), -torch.inf).triu(1)),
     _found(_written_mask),
     Case(lambda: _Unused(True), lambda: (torch.randn(2, 5, 16),)),

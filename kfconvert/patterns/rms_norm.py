@@ -206,8 +206,7 @@ _ONE_BF16, _TWO_BF16 = _rows((2, 5, 16), dtype=torch.bfloat16), _rows((2, 5, 16)
 
 
 def _case(kind: type[_Norm], formula: _Formula, inputs: Callable[[], tuple[Tensor, ...]], *expected: Any) -> Case:
-    dtype = inputs()[0].dtype
-    return Case(lambda: kind(formula).to(dtype), inputs, *expected)
+    return Case(lambda: kind(formula).to(inputs()[0].dtype), inputs, *expected)
 
 
 PATTERNS = (
