@@ -27,6 +27,7 @@ from .trial_runs import (
     draws_as_told,
     draws_untold,
     ignore_use_cache,
+    note_orders,
     take_constants,
     writes_arguments,
 )
@@ -193,6 +194,7 @@ def _capture(
     if iterator is not None:
         raise CaptureError(f"its forward reads the iterator {iterator}, which is at another place after each call")
     take_constants(module, region, given)
+    note_orders(module, region, given)
     findings = find(region.graph, REGISTRY)
     captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
     run = captured.variant(()).run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..accuracy import seeded
+from ..graph import mark_orders
 from ..inputs import bounded_lookups
 from ..modules import CHANNELS_LAST
 from ..region import CaptureError, Dimensions, Region, given_as
@@ -183,6 +185,16 @@ def writes_arguments(model: nn.Module, region: Region, leaves: list[Any]) -> boo
         return True
     after = pytree.tree_flatten(given)
     return before[1] != after[1] or not all(map(operator.is_, before[0], after[0]))
+
+
+@torch.no_grad()
+def note_orders(model: nn.Module, region: Region, leaves: list[Any]) -> None:
+    """Note how what ``model`` returns lies in memory where the graph of ``region`` tells it otherwise. Few entries in
+    the free sizes are enough, but 2 of each."""
+    given = _resized(region, with_few(region, leaves))
+    with suppress(Exception):  # the model need not take these sizes
+        with bounded_lookups(leaf for leaf in given if isinstance(leaf, Tensor)):
+            mark_orders(region.graph, pytree.tree_leaves(model(**region.call.keywords(given))))
 
 
 @torch.no_grad()

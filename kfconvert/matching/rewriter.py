@@ -5,10 +5,20 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor, fx, nn
 
-from ..graph import Aliases, arguments, aten, draws, has_effect, is_weight, lower, written_arguments
+from ..graph import (
+    Aliases,
+    arguments,
+    aten,
+    draws,
+    has_effect,
+    is_weight,
+    lower,
+    marked_order,
+    order_in_memory,
+    written_arguments,
+)
 from ..region import LiveTensors, Place, Region
 from ..runtime import Program
 from .pattern import Replacement
@@ -41,6 +51,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
         _restore_layout(graph, output, region, copies, computed)
     if channels_last:
         _keep_layout_of_arguments(graph)
+    _lay_out_marked(graph, output, region, copies)
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
     weights = _drop_unused_weights(graph, copies, live)
     lower(graph)
@@ -130,8 +141,8 @@ def _restore_layout(
         made = _made(members, computed)
         readers = {output, *(copies[member] for member in members if member not in made)}
         for member in made:
-            order = _order_in_memory(member)
-            if order is None:
+            order = order_in_memory(member.meta.get("val"))
+            if order is None or marked_order(member):
                 continue
             value = copies[member]
             with graph.inserting_before(value.next):
@@ -139,6 +150,15 @@ def _restore_layout(
             restored.meta = dict(member.meta)
             # Other users get the image as it is.
             value.replace_all_uses_with(restored, readers.__contains__)
+
+
+def _lay_out_marked(graph: fx.Graph, output: fx.Node, region: Region, copies: dict[fx.Node, fx.Node]) -> None:
+    """Return what the model lays out otherwise than the trace tells as the model does."""
+    for node in next(node for node in region.graph.nodes if node.op == "output").all_input_nodes:
+        order = marked_order(node)
+        if order is not None:
+            with graph.inserting_before(output):
+                output.replace_input_with(copies[node], _laid_out(graph, copies[node], order))
 
 
 def _made(members: list[fx.Node], computed: set[fx.Node]) -> list[fx.Node]:
@@ -169,22 +189,10 @@ def _keep_layout_of_arguments(graph: fx.Graph) -> None:
         if not (summed or node.target in _OF_MEMORY or draws(node)):
             continue
         for argument in node.all_input_nodes:
-            order = None if argument.op == "placeholder" else _order_in_memory(argument)
+            order = None if argument.op == "placeholder" else order_in_memory(argument.meta.get("val"))
             if order is not None:
                 with graph.inserting_before(node):
                     node.replace_input_with(argument, _laid_out(graph, argument, order))
-
-
-def _order_in_memory(node: fx.Node) -> list[int] | None:
-    """The dimensions of a traced value from the outermost to the innermost in its memory; None where it is no tensor,
-    or has gaps or overlaps, as a view may."""
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor) or value.layout is not torch.strided:
-        return None
-    order = list(range(value.dim()))
-    if not value.is_contiguous():
-        order.sort(key=value.stride, reverse=True)
-    return order if value.permute(order).is_contiguous() else None
 
 
 def _laid_out(graph: fx.Graph, value: fx.Node, order: list[int]) -> fx.Node:

@@ -81,3 +81,45 @@ def test_features_of_a_network_with_activations_in_place():
     fused = converter.convert_model(model, example_inputs=torch.randn(2, 3, 32, 32))
     (features,) = outputs(fused, torch.randn(2, 3, 32, 32))
     assert converter.conversion_stats["layout"] == "channels_last" and features.is_contiguous()
+
+
+class Attending(nn.Module):
+    """Without gradients, an operator of its own computes this, and lays it out otherwise than the one of the trace."""
+
+    def __init__(self, need_weights):
+        super().__init__()
+        self.attention, self.need_weights = nn.MultiheadAttention(16, 4, batch_first=True), need_weights
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=self.need_weights)[0]
+
+
+class Normed(nn.Module):
+    """The stand-in for a batch norm's result keeps the strides of its argument, which the result itself does not."""
+
+    def __init__(self, returned):
+        super().__init__()
+        self.conv, self.norm, self.returned = nn.Conv2d(16, 16, 1), nn.BatchNorm1d(16), returned
+
+    def forward(self, x):
+        return self.returned(torch.relu(self.norm(self.conv(x).flatten(2)).view_as(x)))
+
+
+OTHERWISE = {
+    "attention": (Attending(False), torch.randn(3, 5, 16)),
+    "attention with weights": (Attending(True), torch.randn(3, 5, 16)),
+    "a norm": (Normed(lambda y: y), X.contiguous(memory_format=torch.channels_last)),
+    "a norm twice": (Normed(lambda y: (y, y)), X.contiguous(memory_format=torch.channels_last)),
+}
+
+
+@pytest.mark.parametrize("model, x", OTHERWISE.values(), ids=OTHERWISE)
+def test_what_a_trace_tells_otherwise_lies_as_the_model_returns_it(model, x):
+    model = model.eval().to(memory_format=torch.channels_last)
+    fused = ModelConverter(select="all", validate_accuracy=False).convert_model(copy.deepcopy(model), example_inputs=x)
+    for given in (x, x[:2]):
+        expected, actual = outputs(model, given), outputs(fused, given)
+        torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
+        assert [tensor.stride() for tensor in actual] == [tensor.stride() for tensor in expected]
+        assert memories(actual) == memories(expected)
+    assert fused.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}

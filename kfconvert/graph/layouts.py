@@ -1,0 +1,41 @@
+"""In which order the dimensions of values lie in memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from .aliases import Aliases
+
+
+def order_in_memory(value: object) -> list[int] | None:
+    """The dimensions of ``value`` from the outermost to the innermost in its memory; None where it is no tensor, or has
+    gaps or overlaps, as a view may."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return None
+    order = list(range(value.dim()))
+    if not value.is_contiguous():
+        order.sort(key=value.stride, reverse=True)
+    return order if value.permute(order).is_contiguous() else None
+
+
+def mark_orders(graph: fx.Graph, outputs: list[object]) -> None:
+    """Note with the values that ``graph`` returns how ``outputs``, which a model has returned, lie in memory, where a
+    trace tells it otherwise: its stand-ins for tensors do not follow all that operators do."""
+    returned = next(node for node in graph.nodes if node.op == "output").args[0]
+    aliases = Aliases(graph)
+    classes = [aliases.root(node) for node in {node for node in returned if isinstance(node, fx.Node)}]
+    for node, output in zip(returned, outputs) if len(returned) == len(outputs) else ():
+        # What shares memory with another output, or an input, lies as that does.
+        if not isinstance(node, fx.Node) or classes.count(aliases.root(node)) > 1:
+            continue
+        if any(member.op == "placeholder" for member in aliases.members(node)):
+            continue
+        traced, order = order_in_memory(node.meta.get("val")), order_in_memory(output)
+        if None not in (traced, order) and traced != order:
+            node.meta["kfconvert_order"] = order
+
+
+def marked_order(node: fx.Node) -> list[int] | None:
+    """The order that ``mark_orders`` has noted."""
+    return node.meta.get("kfconvert_order")
