@@ -94,6 +94,8 @@ class GuardedForward:
     the original forward, is counted by reason, and warned about once a model.
     """
 
+    __name__ = "forward"  # as a method has it
+
     def __init__(self, model: nn.Module, variants: list[Variant], path: str, warning: MissWarning, graphs: CudaGraphs):
         self._model = WeakModule(model)
         self.path, self.warning, self.graphs = path, warning, graphs

@@ -76,6 +76,7 @@ def guard(model):
 def test_class_signature_and_state_dict_stay(net, fused):
     assert type(fused) is Net and isinstance(fused, nn.Module)
     assert inspect.signature(fused.forward) == inspect.signature(net.forward)
+    assert fused.forward.__name__ == net.forward.__name__
     assert list(fused.state_dict()) == list(net.state_dict())
     make().load_state_dict(fused.state_dict())
     assert [name for name, _ in fused.named_modules()] == [name for name, _ in net.named_modules()]
