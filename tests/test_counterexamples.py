@@ -81,6 +81,24 @@ FOUND: dict[str, Description] = {
         packed="optional",
         form="dict",
     ),
+    # Of a norm over one value, what rounding left of zeros in a few of the values was the truth for those.
+    "norm_of_one_value_in_half": Description(
+        inputs=(Input("signal"),),
+        steps=(
+            Step("view", options={"kind": "all"}),
+            Step("linear", (1,), {"features": 1, "bias": False}),
+            Step("batch_norm", (2,), {"affine": True, "tracked": True}),
+            Step("activation", (3,), {"form": ("silu", "written")}),
+            Step("activation", (4,), {"form": ("relu6", "functional")}),
+            Step("layer_norm", (5,), {"last": 1, "affine": False, "bias": False}),
+            Step("batch_norm", (6,), {"affine": True, "tracked": True}),
+            Step("binary", (7, 7), {"kind": "scaled"}),
+        ),
+        outputs=(8, 7, 6),
+        packed="arguments",
+        form="list",
+        dtype="float16",
+    ),
     # Its largest error on four inputs was by chance twice the original's, its mean error smaller: nothing was fused.
     "unlucky_largest_error": Description(
         inputs=(Input("image"),),

@@ -156,7 +156,14 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
                 notes.append(f"output{name} is NaN or infinite throughout: nothing of it was compared")
             notes += dict.fromkeys(f"output{name} {note}" for *_, note in measured if note)
             allowed = _allowed_error(own, ours.dtype, accuracy_threshold)
-            if not new.max_rel <= allowed:
+            if own.scale == 0 and own.max_abs > 0:  # errors have nothing to be relative to
+                allowed = max(ERROR_RATIO * own.max_abs, torch.finfo(ours.dtype).eps)
+                if not new.max_abs <= allowed:
+                    problem = (
+                        f"has error {new.max_abs:.1e} where the {description} is 0; the original has "
+                        f"{own.max_abs:.1e}, allowed is {allowed:.1e}"
+                    )
+            elif not new.max_rel <= allowed:
                 problem = (
                     f"has error {new.max_rel:.1e} of its scale against the {description}; "
                     f"the original has {own.max_rel:.1e}, allowed is {allowed:.1e}"
@@ -273,7 +280,11 @@ def _measure(name: str, truth: Any, ours: Tensor, theirs: Tensor) -> tuple[Error
     if unknown.any():
         truth = torch.where(unknown, ours, truth)
         note = f"has {int(unknown.sum())} values that are not finite there: the original's stand in"
-    far = (ours - truth).abs() > _FAR.get(dtype, 1e-2) * truth.abs().max() if truth.numel() else unknown
+    far = unknown
+    if truth.numel():
+        # Beside a truth of zeros what rounding has left is no other way, as of a norm over a single value.
+        least = _FAR.get(dtype, 1e-2) * truth.abs().max().item() or math.sqrt(torch.finfo(dtype).eps)
+        far = (ours - truth).abs() > least
     # Where most values are far off, the output is nothing but rounding errors, and `truth` stays as it is.
     if 0 < far.sum() <= far.numel() / 2:
         truth = torch.where(far, ours, truth)

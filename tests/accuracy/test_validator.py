@@ -157,6 +157,31 @@ def test_all_zero_outputs():
     assert not result.passed and math.isinf(result.optimized_error.max_rel)
 
 
+class Remainder(nn.Module):
+    """The norm of one value is 0, but for what rounding leaves; ``noise`` is left in every third row."""
+
+    def __init__(self, noise):
+        super().__init__()
+        self.noise = noise
+
+    def forward(self, x):
+        left = torch.zeros(len(x), 1, dtype=x.dtype)
+        if x.dtype is not torch.float64:
+            left[::3] = self.noise
+        return left
+
+
+@pytest.mark.parametrize("dtype, noise", [(torch.float16, 4e-7), (torch.float32, 4e-6), (torch.bfloat16, 1e-5)])
+def test_what_rounding_leaves_of_zeros_is_no_scale(dtype, noise):
+    x = torch.ones(12, 4, dtype=dtype)
+    eps = torch.finfo(dtype).eps
+    for other in (0.0, noise, -noise / 4, min(eps, noise * 1.4)):
+        assert validate_optimization(Remainder(noise), Remainder(other), x).passed
+    for wrong in (max(eps, noise) * 4, 1.0):
+        result = validate_optimization(Remainder(noise), Remainder(wrong), x)
+        assert not result.passed and "where the float64 run of the original is 0" in result.reason
+
+
 def test_empty_batch(block):
     result = validate_optimization(block, same_weights(Reassociated, block), torch.empty(0, 32))
     assert result.passed and result.optimized_error.max_rel == 0

@@ -21,7 +21,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "Adafactor": {"lr": 0.3},
     "RAdam": {"lr": 0.3, "eps": 0.1},
     "Rprop": {"lr": 0.1},
-    "LBFGS": {"lr": 100.0, "max_iter": 2},
+    "LBFGS": {"lr": 3.0, "max_iter": 2},
     "SGD": {"lr": 0.1, "momentum": 0.9},
 }
 
