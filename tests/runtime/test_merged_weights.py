@@ -67,6 +67,7 @@ def bytes_held() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what libraries deprecate, when it is looked at
         found = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter) and t.device.type == "cpu"]
+        found = [t for t in found if t.layout is torch.strided]  # other tests may have left sparse ones
     spans = sorted({(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in (t.untyped_storage() for t in found)})
     total, end = 0, 0
     for start, stop in spans:
