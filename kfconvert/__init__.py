@@ -1,9 +1,9 @@
 """kfconvert: finds the fusable operations in a PyTorch model, swaps in fused modules, and proves the result.
 
-The front door: ``auto_convert_model`` for one call, ``ModelConverter`` for its options and statistics, ``save`` and
-``load`` for artifacts, ``export`` for programs of ``torch.export``, ``freeze`` for deployment, ``modules`` and ``ops``
-to use the fused pieces by hand, ``kernels`` for single implementations, ``profiling`` to measure them,
-``get_cuda_compiler`` for CUDA sources of your own.
+The front door: ``auto_convert_model`` for one call, ``ModelConverter`` for its statistics, ``ConversionConfig`` for its
+options, ``save`` and ``load`` for artifacts, ``export`` for programs of ``torch.export``, ``freeze`` for deployment,
+``modules`` and ``ops`` to use the fused pieces by hand, ``kernels`` for single implementations, ``profiling`` to
+measure them, ``get_cuda_compiler`` for CUDA sources of your own.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from .version import __version__
 if TYPE_CHECKING:  # for editors and type checkers, which do not follow __getattr__
     from . import auto_convert, explain, jit, kernels, modules, ops, profiling
     from .artifact import ArtifactError, export, load, save
-    from .converter import ConversionError, ModelConverter, auto_convert_model
+    from .converter import ConversionConfig, ConversionError, ModelConverter, auto_convert_model
     from .extension import CUDA_AVAILABLE, EXTENSION_LOADED
     from .inputs import Weighted
     from .jit import CompileError, get_cuda_compiler
@@ -28,6 +28,7 @@ _HOMES = {
     "CUDA_AVAILABLE": "extension",
     "EXTENSION_LOADED": "extension",
     "CompileError": "jit",
+    "ConversionConfig": "converter",
     "ConversionError": "converter",
     "FrozenError": "runtime",
     "ModelConverter": "converter",
@@ -47,6 +48,7 @@ __all__ = [
     "EXTENSION_LOADED",
     "ArtifactError",
     "CompileError",
+    "ConversionConfig",
     "ConversionError",
     "FrozenError",
     "ModelConverter",

@@ -34,7 +34,7 @@ from ..runtime import guarded_forward
 from ..version import __version__
 from . import record as record_file
 from .record import RecordError
-from .replay import replay
+from .replay import config_of, replay
 from .schema import BUFFERS_FILE, FORMAT, RECORD_FILE, WEIGHTS_FILE
 
 
@@ -366,7 +366,9 @@ def _convert_again(model: nn.Module, record: dict[str, Any], device: torch.devic
                 replay(model, device, calls, parts, statistics)
         else:
             inputs = build(calls[0] if calls else statistics["example"], device)
-            ModelConverter().convert_model(model, device=device, example_inputs=inputs, inplace=True)
+            ModelConverter(config_of(statistics)).convert_model(
+                model, device=device, example_inputs=inputs, inplace=True
+            )
         return model
     except (ConversionError, InputSpecError) as error:
         raise ArtifactError(f"{folder}: {error}") from error

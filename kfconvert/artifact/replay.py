@@ -11,11 +11,13 @@ from torch import nn
 from ..capture import Part, capture, capture_forms, groups
 from ..conversion import (
     Captures,
+    ConversionConfig,
     Decision,
     OwnState,
     Result,
     Stages,
     calls_between_checks,
+    controlled,
     gathered,
     hand_over,
     match,
@@ -33,6 +35,7 @@ _MEASURED = (
     "memory",
     "timings",
     "tuned_for",
+    "config",
     "speedup_achieved",
     "inputs",
     "example",
@@ -56,12 +59,13 @@ def replay(
     """
     stages, asked = Stages(), frozenset(statistics.get("asked", ()))
     recorded = statistics.get("cuda_graphs") or {}
+    config = config_of(statistics)
     most, static_outputs = recorded.get("max_recordings", MOST_RECORDINGS), recorded.get("static_outputs", False)
     with one_at_a_time():
         uninstall(model)
         model = model.to(device).eval()
         own_state = OwnState(model)
-        captures = _captures(model, device, calls, parts, asked, stages)
+        captures = controlled(_captures(model, device, calls, parts, asked, stages), config, model)
         match(captures, stages)
         _decide(captures, statistics)
         variants = programs(captures, stages)
@@ -70,10 +74,16 @@ def replay(
         own_state.restore()
     ledger.graphs.enabled = can_record(device) and bool(recorded.get("enabled"))
     check_weights = calls_between_checks(statistics.get("check_weights"), device)
-    result = Result(model, device, ExampleCall(), captures, ledger, stages.seconds, asked, frozenset(), check_weights)
+    call, not_written = ExampleCall(), frozenset[str]()
+    result = Result(model, device, call, config, captures, ledger, stages.seconds, asked, not_written, check_weights)
     hand_over(result)
     ledger.stats |= {key: statistics.get(key) for key in _MEASURED}
     return model
+
+
+def config_of(statistics: dict[str, Any]) -> ConversionConfig:
+    """How the model was converted. Older artifacts do not tell; nothing could be left out then."""
+    return ConversionConfig(**statistics.get("config") or {})
 
 
 def _captures(

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ..conversion import ConversionConfig
+
 FORMAT = 3
 _Readable = Literal[1, 2, 3]  # 1 knows no parts, 2 no checksums
 READABLE_FORMATS = get_args(_Readable)
@@ -121,6 +123,7 @@ class _Statistics(_Part):
     not_written: list[str] | None = None
     asked: list[str] = []
     environment: dict[str, Any] = {}
+    config: ConversionConfig | None = None
     model: str = ""
     inputs: str = ""
     example: Any = None

@@ -37,7 +37,8 @@ from .trial_runs import (
 class Capture:
     """A module of the model (``path`` is "" for the model itself) on its way through the job.
 
-    ``leaves`` are the flat inputs of an example call of the module, ``findings`` what the patterns found in it.
+    ``leaves`` are the flat inputs of an example call of the module, ``findings`` what the patterns found in it;
+    ``left_out`` are sites that are not wanted, which nothing is decided about.
     """
 
     path: str
@@ -47,6 +48,7 @@ class Capture:
     leaves: list[Any]
     findings: Findings
     sites: list[Site] = field(default_factory=list)
+    left_out: list[Site] = field(default_factory=list)
     channels_last: bool = False
     _last: tuple[Hashable, Variant | None] = field(default=(None, None), init=False)
 
@@ -71,7 +73,7 @@ class Capture:
     def alike(self, path: str, module: nn.Module) -> Capture:
         """The capture of another module of the same structure: the same graph over that module's tensors."""
         live = LiveTensors(module, self.region)
-        return replace(self, path=path, module=module, live=live, sites=[])
+        return replace(self, path=path, module=module, live=live, sites=[], left_out=[])
 
 
 def capture(

@@ -25,15 +25,18 @@ if TYPE_CHECKING:
 
 EXIT_ERROR = 2
 UNWRAPPED = 100_000  # the width of a file or a pipe: whoever reads it wraps, or searches, whole lines
-_MULTIPLE = ("-m", "--models")
+# Options that take several values, by each of their spellings.
+_MULTIPLE = {name: name for name in ("--models", "--include", "--exclude", "--modules")} | {"-m": "--models"}
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 class _Command(click.Group):
-    """A group whose ``--models`` takes all values up to the next option: ``--models a b --json``."""
+    """A group whose ``--models`` and the like take all values up to the next option: ``--models a b --json``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread_models(args))
+        # What follows the name of a command is its own: ``explain --exclude linear resnet50``.
+        of_command = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if of_command else spread_values(args))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -108,32 +111,57 @@ _DEVICE = click.option(
 _DTYPE = click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
 
 
-def spread_models(args: list[str]) -> list[str]:
-    """Repeats ``--models`` before each of its values, for the parser, which knows one value an option.
+def _several(*names: str, metavar: str, help: str) -> Callable[[Any], Any]:
+    """An option of which there may be several values, each of these several with commas between."""
+    return click.option(*names, multiple=True, metavar=metavar, help=help, callback=_separated)
+
+
+def _separated(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name for value in values for name in value.split(",") if name))
+    if values and not names:
+        raise click.UsageError(f"{param.opts[-1]} needs at least one name")
+    return names
+
+
+_INCLUDE = _several("--include", metavar="NAME...", help="Patterns to fuse, with wildcards.  [default: all]")
+_EXCLUDE = _several("--exclude", metavar="NAME...", help="Patterns not to fuse, with wildcards, such as 'conv_bn*'.")
+_MODULES = _several(
+    "--modules", metavar="PATH...", help="Modules to fuse in, with wildcards, such as 'encoder.*'.  [default: all]"
+)
+
+
+def _wanted(include: tuple[str, ...], exclude: tuple[str, ...], modules: tuple[str, ...]) -> dict[str, Any]:
+    """As options of a ``ConversionConfig``."""
+    return {"include": include or None, "exclude": exclude, "modules": modules or None}
+
+
+def spread_values(args: list[str]) -> list[str]:
+    """Repeats ``--models`` and the like before each of their values, for the parser, which knows one value an option.
 
     ``["--models", "a", "b,c", "--json"]`` gives ``["--models", "a", "--models", "b,c", "--json"]``.
     """
     spread: list[str] = []
     flag, bare = "", False
     for arg in args:
-        if arg in _MULTIPLE or arg.startswith("--models="):
-            flag, bare = "--models", "=" not in arg
-            spread += [] if bare else [arg]
+        name, equals, _ = arg.partition("=")
+        if name in _MULTIPLE and (not equals or name.startswith("--")):
+            spread += [flag] if bare else []  # no value at all: the parser is to complain
+            flag, bare = _MULTIPLE[name], not equals
+            spread += [arg] if equals else []
         elif flag and not arg.startswith("-"):
             spread += [flag, arg]
             bare = False
         else:
-            spread += [flag] if bare else []  # no value at all: the parser is to complain
+            spread += [flag] if bare else []
             flag, bare = "", False
             spread.append(arg)
     return spread + ([flag] if bare else [])
 
 
 @click.group(cls=_Command, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
+@_several(
     "-m",
     "--models",
-    multiple=True,
     metavar="NAME...",
     help="Models to convert: torchvision, Hugging Face or timm names, a local Hugging Face folder, or "
     "package.module:function.",
@@ -187,6 +215,9 @@ def spread_models(args: list[str]) -> list[str]:
     help="Sizes of inputs to be fast for, batch first, and how often they come; several times to decide for all "
     "of them together.  [default: the example inputs]",
 )
+@_INCLUDE
+@_EXCLUDE
+@_MODULES
 @click.option("--list-models", is_flag=True, help="List the names known without a network.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on stdout.")
 @click.option("--version", is_flag=True, help="Print the versions and whether compiled kernels are there.")
@@ -204,6 +235,9 @@ def command(
     max_extra_memory: float | None,
     effort: str,
     tune_for: tuple[tuple[tuple[int, ...], float], ...],
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    modules: tuple[str, ...],
     list_models: bool,
     as_json: bool,
     version: bool,
@@ -227,9 +261,6 @@ def command(
     elif list_models:
         _list_models(as_json)
     elif models:
-        names = list(dict.fromkeys(name for value in models for name in value.split(",") if name))
-        if not names:
-            raise click.UsageError("--models needs at least one name")
         from .jobs import Jobs
 
         sizes = {"batch_size": batch_size, "seq_len": seq_len}
@@ -237,9 +268,10 @@ def command(
             "cuda_graphs": cuda_graphs if cuda_graphs == "auto" else cuda_graphs == "on",
             "max_extra_memory": max_extra_memory,
             "effort": effort,
+            **_wanted(include, exclude, modules),
         }
         jobs = Jobs(save_path, device, dtype, weights, sizes, options, tune_for)
-        results = jobs.run(names, show=None if as_json else _show(), say_error=_say_error)
+        results = jobs.run(list(models), show=None if as_json else _show(), say_error=_say_error)
         if as_json:
             click.echo(json.dumps({"kfconvert": __version__, "models": results}, indent=2))
         ctx.exit(EXIT_ERROR if any(result["error"] for result in results) else 0)
@@ -257,14 +289,26 @@ def command(
 )
 @_DEVICE
 @_DTYPE
-def explain(model: str, input_shape: tuple[int, ...] | None, device: str, dtype: str) -> None:
+@_INCLUDE
+@_EXCLUDE
+@_MODULES
+def explain(
+    model: str,
+    input_shape: tuple[int, ...] | None,
+    device: str,
+    dtype: str,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    modules: tuple[str, ...],
+) -> None:
     """Tell, module by module, what can be fused in MODEL, and for what not, what stands in the way and where.
 
     No site is timed and the weights are random, so what is shown is what fits, not what is faster on this device.
     """
     from .jobs import Jobs
 
-    _show()(Jobs(None, device, dtype, "random", {}).explain(model, input_shape))
+    options = {"select": "all", **_wanted(include, exclude, modules)}
+    _show()(Jobs(None, device, dtype, "random", {}, options).explain(model, input_shape))
 
 
 @command.command()

@@ -39,7 +39,7 @@ class Jobs:
         save_path: each model is saved in a folder of its own below it; None saves nothing.
         device, dtype: as the user wrote them; ``"auto"`` is CUDA where there is a GPU.
         sizes: ``batch_size`` and ``seq_len`` of ``zoo.resolve``.
-        options: of ``ModelConverter``.
+        options: of ``ConversionConfig``.
         tune_for: shapes, each with its weight, of ``ModelConverter.convert_model``; none for the example inputs.
     """
 
@@ -111,20 +111,26 @@ class Jobs:
         if mistake:
             raise click.ClickException(mistake)
         with self._ready(), self._failing_in_one_line(name), terminal.progress_bar(name) as progress:
-            from ..converter import ModelConverter
             from ..report import Explanation, module_classes
 
             progress("load", 0, 1)
             entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
             inputs = {"input_shape": input_shape} if input_shape else {"example_inputs": entry.example_inputs}
-            converter = ModelConverter(select="all")
+            converter = self.converter
             converted = converter.convert_model(entry.model, **inputs, device=self.device, progress=progress)
             return Explanation(printable(converter.conversion_stats), printable(module_classes(converted)))
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[None]:
-        """The device and dtype are found, and only what concerns the user is printed: stdout is for the result."""
+        """The device and dtype are found and the options checked, and only what concerns the user is printed: stdout is
+        for the result."""
         with contextlib.redirect_stdout(sys.stderr), terminal.warnings_as_lines():
+            from ..converter import ConversionError, ModelConverter
+
+            try:
+                self.converter = ModelConverter(**self.options)
+            except ConversionError as error:
+                raise click.ClickException(str(error)) from None
             self.device, self.dtype = device_and_dtype(self.device_name, self.dtype_name)
             terminal.quieten_libraries()
             yield
@@ -183,13 +189,12 @@ class Jobs:
         result: dict[str, Any],
     ) -> None:
         from .. import artifact
-        from ..converter import ModelConverter
         from ..inputs import Weighted
 
         progress("load", 0, 1)
         entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
         result["weights"] = entry.recipe["weights"]
-        converter = ModelConverter(**self.options)
+        converter = self.converter
         converted = converter.convert_model(
             entry.model,
             example_inputs=entry.example_inputs,

@@ -1,13 +1,15 @@
 """One conversion from beginning to end: its steps, what is measured and judged, its statistics."""
 
 from .captures import Captures, gathered, trace
+from .config import ConversionConfig, takes_options
+from .control import FilterFn, check_names, controlled, with_chosen
 from .effort import EFFORTS, Effort
 from .layouts import Layouts
 from .loads import Load, Loads
 from .memory_bound import drop_for_memory
 from .memory_use import memory
 from .own_state import OwnState
-from .preparation import ConversionError, first_line, prepare, resolve_device
+from .preparation import ConversionError, check_model, first_line, prepare, resolve_device
 from .selector import Decision, Selector
 from .sites import match
 from .stages import Progress, Stages
@@ -16,10 +18,12 @@ from .validation import revert, validate
 
 __all__ = [
     "Captures",
+    "ConversionConfig",
     "ConversionError",
     "Decision",
     "EFFORTS",
     "Effort",
+    "FilterFn",
     "Layouts",
     "Load",
     "Loads",
@@ -29,6 +33,9 @@ __all__ = [
     "Selector",
     "Stages",
     "calls_between_checks",
+    "check_model",
+    "check_names",
+    "controlled",
     "drop_for_memory",
     "first_line",
     "gathered",
@@ -41,7 +48,9 @@ __all__ = [
     "replace",
     "resolve_device",
     "revert",
+    "takes_options",
     "time",
     "trace",
     "validate",
+    "with_chosen",
 ]

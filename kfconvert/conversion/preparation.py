@@ -45,6 +45,18 @@ class Prepared:
     moved: list[Tensor] = field(default_factory=list)
 
 
+def check_model(model: Any) -> None:
+    """Raises ConversionError where ``model`` is nothing that could be converted."""
+    if not isinstance(model, nn.Module):
+        raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            name = path or "the model"
+            raise ConversionError(f"{name} is TorchScript: convert the model with the module that it was made from")
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ConversionError("the model has tensors without data, on the device meta: load its weights first")
+
+
 def prepare(
     model: nn.Module,
     input_shape: Sequence[int] | None,
@@ -57,16 +69,8 @@ def prepare(
     """Copy (unless ``inplace``), move, and try ``model``; parameters as for ``ModelConverter.convert_model``.
 
     Raises:
-        ConversionError: it is no module, cannot be copied, or does not accept the example call.
+        ConversionError: it cannot be copied, or does not accept the example call.
     """
-    if not isinstance(model, nn.Module):
-        raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            name = path or "the model"
-            raise ConversionError(f"{name} is TorchScript: convert the model with the module that it was made from")
-    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise ConversionError("the model has tensors without data, on the device meta: load its weights first")
     try:
         max_rewrites(0)
     except SettingError as error:

@@ -21,6 +21,10 @@ def match(captures: Captures, stages: Stages) -> None:
         for captured in every:
             sites = [_site(match, captured.live, modules) for match in captured.findings.matches]
             captured.sites = [replace(site, region=captured.path) for site in sites]
+            for each in captured.findings.left_out:
+                site = replace(_site(each.match, captured.live, {}), region=captured.path)
+                site.reject(each.reason)
+                captured.left_out.append(site)
             advance()
 
 

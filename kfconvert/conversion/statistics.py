@@ -11,6 +11,7 @@ import torch
 from ..extension import EXTENSION_LOADED
 from ..graph import at
 from ..inputs import described
+from ..json_values import json_ready
 from ..matching import NearMiss
 from ..patterns import REGISTRY
 from ..version import __version__
@@ -33,12 +34,13 @@ def conversion_stats(result: Result) -> dict[str, Any]:
     candidates an earlier conversion had measured), ``check_weights`` (calls, 0 for never), ``cuda_graphs`` (see
     ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of tensors, see ``runtime.tensor_facts``),
     ``not_written`` (attributes that the forward sets for others to read, which fused calls leave as they are),
-    ``memory`` (see ``_memory``), ``environment``, ``model``, ``inputs``, ``layout``, ``reverted`` and ``nothing_fused``
-    (None or why).
+    ``memory`` (see ``_memory``), ``environment``, ``model``, ``config`` (see ``ConversionConfig``), ``inputs``,
+    ``layout``, ``reverted`` and ``nothing_fused`` (None or why).
     """
     main = result.captures.outermost()
-    sites = [site for captured in main for site in captured.sites]
-    inner = [site for captured in result.captures.every() if captured.path for site in captured.sites]
+    sites = [site for captured in main for site in (*captured.sites, *captured.left_out)]
+    parts = [captured for captured in result.captures.every() if captured.path]
+    inner = [site for captured in parts for site in (*captured.sites, *captured.left_out)]
     found = Counter(site.match.pattern.name for site in sites)
     applied = Counter(site.match.pattern.name for site in sites if site.status == "applied")
     counts = {}
@@ -64,6 +66,7 @@ def conversion_stats(result: Result) -> dict[str, Any]:
         "remembered": result.remembered,
         "environment": _environment(result),
         "model": type(result.model).__name__,
+        "config": json_ready(dict(result.config)),
         "inputs": result.call.summary(),
         "example": described(result.call.kwargs or result.call.args),
         "asked": sorted(result.asked),
@@ -127,7 +130,7 @@ def _why_nothing(result: Result) -> str:
     if not main:
         region = result.captures.regions[0]
         return f"it could not be captured: {region['reason']}{at(region.get('location'))}"
-    sites = [site for captured in main for site in captured.sites]
+    sites = [site for captured in main for site in (*captured.sites, *captured.left_out)]
     if sites:
         reason, count = Counter(site.reason for site in sites).most_common(1)[0]
         return f"{len(sites)} sites were found, none was applied; of {count}: {reason}"

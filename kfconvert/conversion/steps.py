@@ -28,6 +28,7 @@ from ..runtime import (
     uninstall,
 )
 from .captures import Captures
+from .config import ConversionConfig
 from .preparation import Prepared
 from .stages import Stages
 from .statistics import conversion_stats
@@ -50,6 +51,7 @@ class Result:
     model: nn.Module
     device: torch.device
     call: ExampleCall
+    config: ConversionConfig
     captures: Captures
     ledger: Ledger
     seconds: dict[str, float]

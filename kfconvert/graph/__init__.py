@@ -4,7 +4,7 @@ from .aliases import Aliases, aliased_arguments, is_written, written_arguments
 from .bindings import lower
 from .constants import constant_value, same_kind, spell_numbers
 from .layouts import mark_orders, marked_order, order_in_memory
-from .nodes import draws, has_effect, is_parameter, is_weight, mark_weights, module_path
+from .nodes import draws, has_effect, is_of_module, is_parameter, is_weight, mark_weights, module_path
 from .sources import at, blame, definition, location
 from .trees import AnyNumber, Either, Number, Op, Tree, Var, arguments, aten, roots, unify
 
@@ -25,6 +25,7 @@ __all__ = [
     "definition",
     "draws",
     "has_effect",
+    "is_of_module",
     "is_parameter",
     "is_weight",
     "is_written",

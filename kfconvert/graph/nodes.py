@@ -15,6 +15,12 @@ def module_path(node: fx.Node) -> str:
     return list(stack.values())[-1][0] if stack else ""
 
 
+def is_of_module(node: fx.Node) -> bool:
+    """Whether it is known in which module's forward ``node`` was made; of what a pass has put between calls it is
+    not."""
+    return bool(node.meta.get("nn_module_stack"))
+
+
 def has_effect(node: fx.Node) -> bool:
     """Whether a call does something besides what it returns, such as to move the state of a random generator; one that
     returns nothing does, such as an assertion."""

@@ -1,13 +1,14 @@
 """Patterns found in a graph, and fused modules put in their places."""
 
 from .matcher import find
-from .pattern import Case, Findings, Match, NearMiss, Pattern, Replacement
+from .pattern import Case, Findings, LeftOut, Match, NearMiss, Pattern, Replacement
 from .rewriter import rewrite
 from .site import Site
 
 __all__ = [
     "Case",
     "Findings",
+    "LeftOut",
     "Match",
     "NearMiss",
     "Pattern",

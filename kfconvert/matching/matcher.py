@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from ..graph import Aliases, Either, Op, Tree, location, module_path, roots, unify
-from .pattern import Findings, Match, NearMiss, Pattern
+from .pattern import Findings, LeftOut, Match, NearMiss, Pattern
 
 
 class _Judged(NamedTuple):
@@ -20,8 +20,14 @@ class _Judged(NamedTuple):
     blocker: fx.Node | None
 
 
-def find(graph: fx.Graph, patterns: Iterable[Pattern]) -> Findings:
-    """All matches of ``patterns`` in ``graph``; where two overlap, the one that covers more calls wins."""
+def find(
+    graph: fx.Graph, patterns: Iterable[Pattern], refusal: Callable[[Match], str | None] = lambda match: None
+) -> Findings:
+    """All matches of ``patterns`` in ``graph``; where two overlap, the one that covers more calls wins.
+
+    Args:
+        refusal: why a match is to be left out, None where it is not. Those that overlap with it may then win.
+    """
     patterns = list(patterns)
     by_root: dict[Any, list[Pattern]] = {}
     for pattern in patterns:
@@ -29,24 +35,38 @@ def find(graph: fx.Graph, patterns: Iterable[Pattern]) -> Findings:
             by_root.setdefault(target, []).append(pattern)
     aliases = Aliases(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}
-    single: list[_Judged] = []
-    occurrences: dict[str, list[_Judged]] = {}
+    found = []
     for node in graph.nodes:
         for pattern in by_root.get(node.target, ()) if node.op == "call_function" else ():
             judged = _match_at(pattern, node, aliases)
             if judged is not None:
-                (single if pattern.siblings is None else occurrences.setdefault(pattern.name, [])).append(judged)
+                found.append(judged)
+    wanted = [judged for judged in found if refusal(judged.match) is None]
+    chosen, misses = _settled(wanted, order)
+    left_out = []
+    if len(wanted) < len(found):
+        every, _ = _settled(found, order)
+        left_out = [LeftOut(match, reason) for match in every if (reason := refusal(match)) is not None]
+    covered = [*chosen, *(each.match for each in left_out)]
+    return Findings(chosen, _near_misses(graph, patterns, covered, misses), left_out)
+
+
+def _settled(found: list[_Judged], order: dict[fx.Node, int]) -> tuple[list[Match], list[_Judged]]:
+    """Matches that may be fused and do not overlap, in graph order, and those that may not."""
+    single = [judged for judged in found if judged.match.pattern.siblings is None]
+    occurrences: dict[str, list[_Judged]] = {}
+    for judged in found:
+        if judged.match.pattern.siblings is not None:
+            occurrences.setdefault(judged.match.pattern.name, []).append(judged)
     matches, misses = _allowed(single), [judged for judged in single if judged.reason is not None]
     several = {node for match in _without_overlaps(matches, order) if len(match.nodes) > 1 for node in match.nodes}
-    for found in occurrences.values():
-        for group in _siblings([judged for judged in found if several.isdisjoint(judged.match.nodes)]):
+    for alike in occurrences.values():
+        for group in _siblings([judged for judged in alike if several.isdisjoint(judged.match.nodes)]):
             whole = _merged([judged.match for judged in group])
             misses += [judged._replace(match=whole) for judged in group if judged.reason is not None]
             if len(_allowed(group)) > 1:
                 matches.append(_merged(_allowed(group)))
-    chosen = _without_overlaps(matches, order)
-    ordered = sorted(chosen, key=lambda match: order[match.root])
-    return Findings(ordered, _near_misses(graph, patterns, chosen, misses))
+    return sorted(_without_overlaps(matches, order), key=lambda match: order[match.root]), misses
 
 
 def _near_misses(

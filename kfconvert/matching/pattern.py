@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..graph import Either, Op, module_path
+from ..graph import Either, Op, is_of_module, module_path
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,11 @@ class Match:
         return self.nodes[0]
 
     @property
+    def modules(self) -> list[str]:
+        """Dotted paths of the modules in whose forwards its calls are, as far as they are known."""
+        return list(dict.fromkeys(module_path(node) for node in self.nodes if is_of_module(node)))
+
+    @property
     def site(self) -> str:
         """Dotted path of the module that holds the anchor."""
         return module_path(self.captures[self.pattern.anchor])
@@ -104,9 +109,19 @@ class NearMiss:
     location: str | None = None
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A match that may be fused and is not wanted, and why not."""
+
+    match: Match
+    reason: str
+
+
 @dataclass
 class Findings:
-    """Matches that do not overlap, in graph order, and where nothing, or nothing so large, could be fused."""
+    """Matches that do not overlap, in graph order; where nothing, or nothing so large, could be fused; and the matches
+    that were left out, which may overlap with the others."""
 
     matches: list[Match] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)

@@ -114,6 +114,14 @@ def test_what_stands_in_the_place_of_a_file_is_not_read(path, name, kind):
     assert message and path.name in message[0]
 
 
+@pytest.mark.parametrize("config", [[], {"efort": "fast"}, {"exclude": [1]}, {"modules": 3}, {"select": None}])
+def test_options_that_a_conversion_cannot_have_are_refused(path, config):
+    record = artifact.read_record(path)
+    record["statistics"]["config"] = config
+    seal(path, record)
+    assert "kfconvert.json is damaged: it is wrong in statistics.config" in refusal(path)
+
+
 def test_every_flipped_bit_is_noticed(path, net):
     """One at a time, in both files, at random places and at every byte of the header of the weights."""
     draw = random.Random(0)

@@ -86,11 +86,13 @@ def one_error(capsys, *parts):
         (["--dtype", "float16", "--models", "a"], ["--dtype", "float16", "--models", "a"]),
         (["--models", "--json"], ["--models", "--json"]),
         (["--models"], ["--models"]),
+        (["--exclude", "a", "b", "--modules", "c"], ["--exclude", "a", "--exclude", "b", "--modules", "c"]),
+        (["--models", "--include", "a"], ["--models", "--include", "a"]),
         (["doctor"], ["doctor"]),
     ],
 )
-def test_models_takes_several_values(args, expected):
-    assert cli.spread_models(args) == expected
+def test_models_and_the_like_take_several_values(args, expected):
+    assert cli.spread_values(args) == expected
 
 
 @pytest.mark.parametrize(
@@ -164,6 +166,12 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
         (["--models", "resnet18", "--max-extra-memory", "5"], ["'5' is neither a share such as 5% nor a size"]),
         (["--models", "resnet18", "--device", "cuda:99"], ["no such device", "cuda:99"]),
         (["--models", "resnet18", "--nonsense"], ["--nonsense"]),
+        (
+            ["--models", "cli_models:net", "--exclude", "linear_rleu"],
+            ["exclude: no pattern is called 'linear_rleu'; did you mean 'linear_relu'"],
+        ),
+        (["--models", "cli_models:net", "--modules", "hed"], ["Net has no module 'hed'; did you mean 'head'?"]),
+        (["explain", "cli_models:net", "--include", "nothing"], ["no pattern is called 'nothing'"]),
         (["--models", "resnet5O", "--weights", "random"], ["unknown model 'resnet5O'", "resnet50"]),
         (["--models", "resnet18", "--weights", "pretrained"], ["no pretrained weights", "cannot be reached"]),
         (
@@ -189,6 +197,23 @@ def test_mistakes_get_one_line_and_exit_code_2(capsys, workplace, monkeypatch, a
     assert cli.main([*args, "--save-path", "out"] if args and args[0] == "--models" and len(args) > 1 else args) == 2
     assert one_error(capsys, *parts) == ""
     assert leftovers(workplace) == []
+
+
+def test_what_is_wanted_and_what_is_not(capsys, workplace):
+    options = ["--exclude", "linear_*", "attention", "--include", "conv_*,linear_relu", "--modules", "conv", "head"]
+    assert cli.main(["--models", "cli_models:net", "--json", *options, "--device", "cpu"]) == 0
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    reasons = {site["pattern"]: site["reason"] for site in model["statistics"]["sites"]}
+    assert reasons["conv_bn_relu"] == "excluded by modules=['conv', 'head']: it covers the model itself"
+    assert reasons["linear_relu"] == "excluded by exclude=['linear_*']"
+    config = {name: model["statistics"]["config"][name] for name in ("include", "exclude", "modules")}
+    assert config == {
+        "include": ["conv_*", "linear_relu"],
+        "exclude": ["linear_*", "attention"],
+        "modules": ["conv", "head"],
+    }
+    assert cli.main(["explain", "--exclude", "linear_relu,conv_bn*", "cli_models:net", "--device", "cpu"]) == 0
+    assert "linear_relu: not fused, excluded by exclude=['linear_relu']" in capsys.readouterr().out
 
 
 def test_inputs_to_tune_for(capsys, workplace):

@@ -90,7 +90,7 @@ def inputs_of(model: nn.Module, batch: int = 2, seed: int = 0) -> dict[str, torc
 def convert(model: nn.Module, **options) -> nn.Module:
     """Every accurate site applied, of which there must be some, whether faster on this machine or not."""
     options.setdefault("example_inputs", inputs_of(model))
-    converter = ModelConverter(options.pop("validate_accuracy", True), select="all")
+    converter = ModelConverter(validate_accuracy=options.pop("validate_accuracy", True), select="all")
     with mock.patch("kfconvert.conversion.steps.SECONDS_PER_MODEL", 0.05):
         converted = converter.convert_model(model, **options)
     stats = converter.conversion_stats

@@ -1,0 +1,267 @@
+"""What the user wants fused and what not: ``include``, ``exclude``, ``modules``, ``filter_fn``."""
+
+import inspect
+import warnings
+
+import pytest
+import torch
+from support import small_models
+from torch import nn
+
+import kfconvert
+from kfconvert import ConversionConfig, ConversionError, ModelConverter, auto_convert_model
+
+X = torch.randn(3, 8)
+
+
+class Block(nn.Module):
+    """A product of its layer and an activation of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+
+class Net(nn.Module):
+    """Blocks with activations of their own, and one whose activation is a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.ModuleList([Block(), Block()])
+        self.tail = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+        self.encoder_too = nn.Linear(8, 8)
+
+    def forward(self, x):
+        for block in self.encoder:
+            x = block(x)
+        return torch.relu(self.encoder_too(self.tail(x)))
+
+
+def converted(model, example_inputs=X, **options):
+    """The converted model, with every accurate site that is wanted, and its statistics."""
+    converter = ModelConverter(select="all", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that nothing was fused is what some tests want
+        return converter.convert_model(model, example_inputs=example_inputs), converter.conversion_stats
+
+
+def applied(stats):
+    return sorted((site["pattern"], site["module"]) for site in stats["sites"] if site["status"] == "applied")
+
+
+def reasons(stats):
+    """Why sites were left out, by pattern and module."""
+    sites = (site for site in stats["sites"] if site["status"] == "rejected")
+    return {(site["pattern"], site["module"]): site["reason"] for site in sites}
+
+
+EVERY = [
+    ("linear_gelu", "tail.0"),
+    ("linear_relu", "encoder.0.linear"),
+    ("linear_relu", "encoder.1.linear"),
+    ("linear_relu", "encoder_too"),
+]
+
+
+def test_without_options_everything_is_fused():
+    _, stats = converted(Net())
+    assert applied(stats) == EVERY and not reasons(stats)
+
+
+@pytest.mark.parametrize(
+    ("options", "left_out", "reason"),
+    [
+        ({"exclude": ["*_gelu"]}, EVERY[:1], "excluded by exclude=['*_gelu']"),
+        ({"exclude": "linear_gelu"}, EVERY[:1], "excluded by exclude=['linear_gelu']"),
+        ({"exclude": ["conv_bn*", "linear_r?lu"]}, EVERY[1:], "excluded by exclude=['linear_r?lu']"),
+        ({"include": ["linear_gelu"]}, EVERY[1:], "excluded by include=['linear_gelu']"),
+        ({"include": ["linear_*"], "exclude": ["linear_relu"]}, EVERY[1:], "excluded by exclude=['linear_relu']"),
+        ({"include": []}, EVERY, "excluded by include=[]"),
+        (
+            {"modules": ["encoder*"]},
+            [EVERY[0], EVERY[3]],
+            {
+                EVERY[0]: "excluded by modules=['encoder*']: it covers tail.1",
+                # The activation is one of the model itself.
+                EVERY[3]: "excluded by modules=['encoder*']: it covers the model itself",
+            },
+        ),
+    ],
+)
+def test_what_is_left_out_says_by_which_option(options, left_out, reason):
+    model = Net().eval()
+    fused, stats = converted(model, **options)
+    found = {key: value for key, value in reasons(stats).items() if key in left_out}
+    assert sorted(found) == left_out
+    assert found == (reason if isinstance(reason, dict) else dict.fromkeys(left_out, reason))
+    assert not set(left_out) & set(applied(stats)) and set(EVERY) - set(left_out) <= set(applied(stats))
+    torch.testing.assert_close(fused(X), model(X))
+
+
+def test_a_smaller_fusion_takes_the_place_of_one_that_is_left_out():
+    pattern = "conv_bn_relu"
+    _, stats = converted(small_models.CNN(), torch.randn(2, 3, 12, 12), exclude=[pattern])
+    assert ("conv_bn", "conv1") in applied(stats) and (pattern, "conv1") in reasons(stats)
+    _, stats = converted(small_models.CNN(), torch.randn(2, 3, 12, 12), exclude=["conv_bn*"])
+    assert not any(name.startswith("conv_bn") for name, _ in applied(stats))
+
+
+@pytest.mark.parametrize("entry", ["encoder", "encoder.*", "enc?der", "*.linear", "encoder.[01]"])
+def test_modules_are_those_named_and_all_within_them(entry):
+    _, stats = converted(Net(), modules=[entry])
+    # The activations are calls of the blocks, not of the linear modules in them.
+    name = "linear" if entry == "*.linear" else "linear_relu"
+    assert applied(stats) == [(name, f"encoder.{index}.linear") for index in range(2)]
+
+
+def test_a_module_is_meant_by_each_of_its_names():
+    model = Net()
+    model.shared = model.encoder
+    _, stats = converted(model, modules=["shared.0"])
+    assert applied(stats) == EVERY[1:2]
+
+
+def test_a_filter_is_asked_once_for_each_module_of_the_model_that_was_given():
+    model, asked = Net(), []
+
+    def wanted(module, name):
+        asked.append((module, name))
+        return module is not model.encoder[0]
+
+    _, stats = converted(model, filter_fn=wanted)
+    assert [(id(module), name) for module, name in asked] == [(id(m), name) for name, m in model.named_modules()]
+    assert set(EVERY) & set(applied(stats)) == {EVERY[0], *EVERY[2:]}
+    assert reasons(stats)[EVERY[1]] == "excluded by filter_fn: it covers encoder.0"
+    assert stats["config"]["chosen_modules"] == [name for name, _ in model.named_modules() if name != "encoder.0"]
+
+
+def test_a_site_of_several_modules_needs_all_of_them():
+    _, stats = converted(Net(), filter_fn=lambda module, name: isinstance(module, nn.Linear))
+    assert not set(applied(stats)) & set(EVERY)
+    assert reasons(stats)[EVERY[0]] == "excluded by filter_fn: it covers tail.1"
+
+
+def test_siblings_that_are_left_out_leave_the_others_together():
+    class Projections(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x):
+            return self.query(x).sin() + self.key(x).cos() + self.value(x).sin()
+
+    model = Projections().eval()
+    fused, stats = converted(model, modules=["query", "value"])
+    assert applied(stats) == [("merged_linear", "query")]
+    assert reasons(stats) == {
+        (name, module): "excluded by modules=['query', 'value']: it covers key"
+        for name, module in (("merged_linear", "query"),)
+    }
+    torch.testing.assert_close(fused(X), model(X))
+
+
+class Branching(nn.Module):
+    """Control flow on data: only its blocks can be captured, by one graph for both."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        outputs = [block(x) for block in self.blocks]
+        return outputs[0] + outputs[1] if x.sum() > 0 else outputs[2]
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_of_parts_that_share_a_graph_only_those_wanted_are_fused(wanted):
+    model = Branching().eval()
+    fused, stats = converted(model, modules=[f"blocks.{wanted}"])
+    assert applied(stats) == [("linear_relu", f"blocks.{wanted}.linear")]
+    others = [reason for (_, module), reason in reasons(stats).items() if not module.startswith(f"blocks.{wanted}")]
+    assert len(others) == 2 and all(reason.startswith("excluded by modules=") for reason in others)
+    torch.testing.assert_close(fused(X), model(X))
+    assert list(fused.kfconvert_info()["parts"]) == [f"blocks.{wanted}"]
+
+
+def test_inputs_to_tune_for_and_remembered_times_change_nothing_about_it():
+    for _ in range(2):
+        converter = ModelConverter(exclude=["linear_gelu"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            converter.convert_model(Net(), tune_for=[X, torch.randn(9, 8)])
+        assert reasons(converter.conversion_stats)[EVERY[0]] == "excluded by exclude=['linear_gelu']"
+
+
+def test_converted_again_with_other_options():
+    model, _ = converted(Net(), exclude=["linear_*"])
+    _, stats = converted(model)
+    assert applied(stats) == EVERY and stats["config"]["exclude"] == []
+
+
+def test_what_was_left_out_stays_left_out_in_a_loaded_model(tmp_path):
+    torch.manual_seed(0)
+    model = Net().eval()
+    fused, stats = converted(model, exclude=["linear_gelu"], filter_fn=lambda module, name: name != "encoder.1")
+    loaded = kfconvert.load(kfconvert.save(fused, tmp_path / "net"), model=Net)
+    again = loaded.kfconvert_info()
+    assert applied(again) == applied(stats) and reasons(again) == reasons(stats)
+    assert again["config"] == stats["config"] == fused.kfconvert_info()["config"]
+    torch.testing.assert_close(loaded(X), model(X))
+    # What a filter has chosen is known without it.
+    _, third = converted(model, config=ConversionConfig(**again["config"]))
+    assert applied(third) == applied(stats)
+
+
+def test_parts_that_were_left_out_stay_left_out_in_a_loaded_model(tmp_path):
+    fused, stats = converted(Branching().eval(), modules=["blocks.1"])
+    loaded = kfconvert.load(kfconvert.save(fused, tmp_path / "net"), model=Branching)
+    assert applied(loaded.kfconvert_info()) == applied(stats)
+    assert list(loaded.kfconvert_info()["parts"]) == ["blocks.1"]
+
+
+def test_explanation_and_warning_tell_what_was_left_out():
+    converter = ModelConverter(include=["linear_gelu"], exclude=["*"])
+    with pytest.warns(UserWarning, match=r"fused nothing in Net: .*excluded by include=\['linear_gelu'\]"):
+        converter.convert_model(Net(), example_inputs=X)
+    assert "linear_relu: not fused, excluded by include=['linear_gelu']" in str(converter.explain())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"exclude": ["merged_linaer"]},
+            "exclude: no pattern is called 'merged_linaer'; did you mean 'merged_linear'",
+        ),
+        ({"include": ["xyz*"]}, "include: no pattern is called 'xyz\\*'; there are .*linear_gelu"),
+        ({"include": [3]}, "include must be a list of names of patterns, not 3"),
+        ({"filter_fn": "encoder"}, "filter_fn must be a function of a module and its name, not 'encoder'"),
+        ({"config": {"effort": "fast"}}, "config must be a ConversionConfig, not {'effort': 'fast'}"),
+        ({"efort": "fast"}, "there is no option 'efort'; did you mean 'effort'"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_before_the_work(options, message):
+    with pytest.raises(ConversionError, match=f"^{message}") as error:
+        ModelConverter(**options)
+    assert "\n" not in str(error.value)
+
+
+def test_mistakes_about_the_model_are_told_in_one_line():
+    with pytest.raises(ConversionError, match=r"^modules: Net has no module 'enc\.\*'"):
+        converted(Net(), modules=["enc.*"])
+    with pytest.raises(ConversionError, match=r"^modules: Net has no module 'encodr\.\*'; did you mean 'encoder'"):
+        converted(Net(), modules=["encodr.*"])
+    with pytest.raises(ConversionError, match=r"^filter_fn\(Net, ''\) raised IndexError: list index out of range"):
+        converted(Net(), filter_fn=lambda module, name: name.split(".")[1] == "0")
+
+
+def test_the_options_of_both_functions_are_those_of_the_configuration():
+    for function in (ModelConverter, auto_convert_model):
+        parameters = inspect.signature(function).parameters
+        assert {name: parameters[name].default for name in ConversionConfig.model_fields} == dict(ConversionConfig())
+        assert not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    config = ConversionConfig(effort="fast", exclude=["linear_gelu"])
+    assert ModelConverter(config, effort="full").config == config.changed(effort="full")
