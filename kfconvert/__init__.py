@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow __getatt
     from .extension import CUDA_AVAILABLE, EXTENSION_LOADED
     from .inputs import Weighted
     from .jit import CompileError, get_cuda_compiler
+    from .report import prometheus_text
     from .runtime import FrozenError, freeze
     from .validator import validate_optimization
 
@@ -38,6 +39,7 @@ _HOMES = {
     "freeze": "runtime",
     "get_cuda_compiler": "jit",
     "load": "artifact",
+    "prometheus_text": "report",
     "save": "artifact",
     "validate_optimization": "validator",
 }
@@ -66,6 +68,7 @@ __all__ = [
     "modules",
     "ops",
     "profiling",
+    "prometheus_text",
     "save",
     "validate_optimization",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,11 +21,13 @@ from .conversion import (
     Selector,
     Stages,
     calls_between_checks,
+    check_callback,
     check_model,
     check_names,
     controlled,
     drop_for_memory,
     hand_over,
+    log_decisions,
     match,
     memory,
     merge_weights,
@@ -41,9 +44,11 @@ from .conversion import (
 )
 from .process import one_at_a_time, only_new_garbage
 from .report import Explanation, module_classes
-from .runtime import can_record
+from .runtime import OnMiss, can_record
 
 __all__ = ["ConversionConfig", "ConversionError", "ModelConverter", "auto_convert_model"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class ModelConverter:
@@ -55,6 +60,9 @@ class ModelConverter:
             its dotted path, "" for the model itself: whether what this module computes in its own forward, and not in
             modules within it, may be fused. A site that covers calls of several modules needs all of them. What was
             chosen is kept as ``chosen_modules`` in the configuration of the conversion, in place of what was there.
+        on_miss: called as ``on_miss(reason)`` each time that the converted model, or a part of it, runs its original
+            forward, with the reason that ``kfconvert_info()`` counts; not while a compiler traces it. An exception of
+            it is warned about once and does not end the call. Pickles and artifacts do not keep it.
         options: of ``ConversionConfig``, which explains them; those given count instead of what ``config`` has.
 
     Raises:
@@ -63,14 +71,22 @@ class ModelConverter:
     """
 
     @takes_options
-    def __init__(self, config: ConversionConfig | None = None, *, filter_fn: FilterFn | None = None, **options: Any):
+    def __init__(
+        self,
+        config: ConversionConfig | None = None,
+        *,
+        filter_fn: FilterFn | None = None,
+        on_miss: OnMiss | None = None,
+        **options: Any,
+    ):
         if config is not None and not isinstance(config, ConversionConfig):
             raise ConversionError(f"config must be a ConversionConfig, not {config!r}"[:300])
         if filter_fn is not None and not callable(filter_fn):
             raise ConversionError(f"filter_fn must be a function of a module and its name, not {filter_fn!r}"[:300])
+        check_callback(on_miss)
         self.config = (config or ConversionConfig()).changed(**options)
         check_names(self.config)
-        self.filter_fn = filter_fn
+        self.filter_fn, self.on_miss = filter_fn, on_miss
         self.conversion_stats: dict[str, Any] = {}
         self._classes: dict[str, str] = {}
 
@@ -123,6 +139,7 @@ class ModelConverter:
         tune_for: Sequence[Any] | None,
     ) -> nn.Module:
         check_model(model)
+        _LOG.info("converting %s; not as usual: %s", type(model).__name__, self.config.unusual() or "nothing")
         config = with_chosen(self.config, model, self.filter_fn)
         threshold = config.accuracy_threshold if config.validate_accuracy else None
         effort, timed = EFFORTS[config.effort], config.select == "measured"
@@ -174,8 +191,10 @@ class ModelConverter:
                 taken,
                 selector.remembered.found,
                 prepared.tuned,
-            )
+            ),
+            self.on_miss,
         )
+        log_decisions(self.conversion_stats)
         self._classes = module_classes(prepared.model)
         return prepared.model
 
@@ -203,10 +222,11 @@ def auto_convert_model(
     tune_for: Sequence[Any] | None = None,
     config: ConversionConfig | None = None,
     filter_fn: FilterFn | None = None,
+    on_miss: OnMiss | None = None,
     **options: Any,
 ) -> nn.Module:
     """``ModelConverter(config, ...).convert_model(model, ...)`` in one call; see there."""
-    converter = ModelConverter(config, filter_fn=filter_fn, **options)
+    converter = ModelConverter(config, filter_fn=filter_fn, on_miss=on_miss, **options)
     return converter.convert_model(
         model,
         input_shape,

@@ -70,7 +70,7 @@ def _serving(guarded: GuardedForward, call: ExampleCall) -> tuple[Region, list[A
 
 def _exported(guarded: GuardedForward, call: ExampleCall, sizes: dict[str, Any]) -> ExportedProgram:
     model = guarded.model
-    with torch.no_grad(), guarded.warning.compilers.heard() as reasons:
+    with torch.no_grad(), guarded.notices.compilers.heard() as reasons:
         try:
             program = torch.export.export(model, call.args, call.kwargs, dynamic_shapes=sizes)
         except Exception as error:  # the model's own code runs, which may raise anything

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from .. import folders
 from ..accuracy import is_same_tensor
-from ..conversion import first_line, resolve_device
+from ..conversion import check_callback, first_line, resolve_device
 from ..converter import ConversionError, ModelConverter
 from ..inputs import InputSpecError, build
 from ..json_values import json_ready
 from ..process import one_at_a_time, only_new_garbage
 from ..region import Region
-from ..runtime import guarded_forward
+from ..runtime import OnMiss, guarded_forward
 from ..version import __version__
 from . import record as record_file
 from .record import RecordError
@@ -106,6 +106,7 @@ def load(
     model: nn.Module | type[nn.Module] | None = None,
     device: torch.device | str | None = None,
     trust_source: bool = False,
+    on_miss: OnMiss | None = None,
 ) -> nn.Module:
     """The converted model in the folder ``path``, in eval mode.
 
@@ -115,11 +116,14 @@ def load(
         device: where to put it, ``"auto"`` for CUDA where there is a GPU; the recorded device if not given, or
             the CPU, with a warning, where no GPU is left.
         trust_source: run the user code ``package.module:function`` that the recipe names.
+        on_miss: as of ``ModelConverter``.
 
     Raises:
+        ConversionError: ``on_miss`` cannot be called.
         ArtifactError: no, an unreadable or a damaged artifact, one of another format version, weights that do
             not fit the model, a device that is not there, or a missing or untrusted recipe.
     """
+    check_callback(on_miss)
     folder = folders.expanded(path)
     with _reading(folder):
         record = _read_record(folder)
@@ -131,7 +135,7 @@ def load(
         rebuilt = _architecture(folder, record, tensors, model, trust_source)
         _fill(rebuilt, tensors, folder)
         _fill_others(rebuilt, buffers)
-        return _convert_again(rebuilt.to(place).eval(), record, place, folder)
+        return _convert_again(rebuilt.to(place).eval(), record, place, folder, on_miss)
 
 
 def read_record(path: str | os.PathLike) -> dict[str, Any]:
@@ -354,7 +358,9 @@ def _fill_others(model: nn.Module, buffers: dict[str, Tensor]) -> None:
             own.data = buffers[key].to(own.device)
 
 
-def _convert_again(model: nn.Module, record: dict[str, Any], device: torch.device, folder: Path) -> nn.Module:
+def _convert_again(
+    model: nn.Module, record: dict[str, Any], device: torch.device, folder: Path, on_miss: OnMiss | None
+) -> nn.Module:
     """Converts ``model`` in place: by the recorded decisions on the kind of device that they were made for,
     by measurement on another."""
     try:
@@ -363,7 +369,7 @@ def _convert_again(model: nn.Module, record: dict[str, Any], device: torch.devic
             model.__dict__["kfconvert_info"] = partial(dict, statistics, guard={"hits": 0, "misses": {}}, parts={})
         elif device.type == torch.device(record["device"]).type:
             with only_new_garbage():
-                replay(model, device, calls, parts, statistics)
+                replay(model, device, calls, parts, statistics, on_miss)
         else:
             inputs = build(calls[0] if calls else statistics["example"], device)
             ModelConverter(config_of(statistics)).convert_model(

@@ -20,6 +20,7 @@ from ..conversion import (
     controlled,
     gathered,
     hand_over,
+    log_decisions,
     match,
     merge_weights,
     programs,
@@ -27,7 +28,7 @@ from ..conversion import (
 )
 from ..inputs import ExampleCall, build
 from ..process import one_at_a_time
-from ..runtime import MOST_RECORDINGS, can_record, uninstall
+from ..runtime import MOST_RECORDINGS, OnMiss, can_record, uninstall
 
 # What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
 _MEASURED = (
@@ -50,12 +51,14 @@ def replay(
     calls: list[Any],
     parts: list[dict[str, Any]],
     statistics: dict[str, Any],
+    on_miss: OnMiss | None = None,
 ) -> nn.Module:
     """``model``, converted in place with the decisions of ``statistics``, an earlier ``conversion_stats``.
 
     Args:
         calls: the arguments of each captured call form, the main one first, as ``inputs.described`` gives them.
         parts: the submodules captured on their own: {"modules": paths, "call": arguments, "free": dimensions of sizes}.
+        on_miss: as of ``ModelConverter``.
     """
     stages, asked = Stages(), frozenset(statistics.get("asked", ()))
     recorded = statistics.get("cuda_graphs") or {}
@@ -76,8 +79,9 @@ def replay(
     check_weights = calls_between_checks(statistics.get("check_weights"), device)
     call, not_written = ExampleCall(), frozenset[str]()
     result = Result(model, device, call, config, captures, ledger, stages.seconds, asked, not_written, check_weights)
-    hand_over(result)
+    hand_over(result, on_miss)
     ledger.stats |= {key: statistics.get(key) for key in _MEASURED}
+    log_decisions(ledger.stats)
     return model
 
 

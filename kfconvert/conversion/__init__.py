@@ -13,7 +13,8 @@ from .preparation import ConversionError, check_model, first_line, prepare, reso
 from .selector import Decision, Selector
 from .sites import match
 from .stages import Progress, Stages
-from .steps import Result, calls_between_checks, hand_over, merge_weights, programs, replace, time
+from .steps import Result, calls_between_checks, check_callback, hand_over, merge_weights, programs, replace, time
+from .told import log_decisions
 from .validation import revert, validate
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Selector",
     "Stages",
     "calls_between_checks",
+    "check_callback",
     "check_model",
     "check_names",
     "controlled",
@@ -40,6 +42,7 @@ __all__ = [
     "first_line",
     "gathered",
     "hand_over",
+    "log_decisions",
     "match",
     "memory",
     "merge_weights",

@@ -99,6 +99,10 @@ class ConversionConfig(BaseModel):
         """The same with some ``options`` as they are given here. Raises as the class itself does."""
         return ConversionConfig(**{**dict(self), **options})
 
+    def unusual(self) -> dict[str, Any]:
+        """The options that are not as they are by themselves."""
+        return {name: value for name, value in self if value != type(self).model_fields[name].default}
+
     def to_json(self) -> str:
         """All options as a JSON object, which ``from_json`` reads."""
         return self.model_dump_json(indent=2) + "\n"

@@ -61,7 +61,7 @@ class Layouts:
             return
         pairs = [(*_calls(first, load.leaves), load.share) for load in self._loads.of(first)]
         ledger = install(first.module, {"": [first.variant(first.applied)]}, {})
-        ledger.warning.given, ledger.graphs.enabled = True, self._selector.replayed
+        ledger.notices.silent, ledger.graphs.enabled = True, self._selector.replayed
         try:
             with torch.no_grad():
                 for _, converted, _ in pairs:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+_LOG = logging.getLogger(__name__)
 # Called with (stage, done, total).
 Progress = Callable[[str, int, int], None]
 
@@ -30,3 +32,4 @@ class Stages:
         self._progress(name, 0, total)
         yield advance
         self.seconds[name] = time.perf_counter() - start
+        _LOG.debug("%s took %.2f s", name, self.seconds[name])

@@ -19,6 +19,8 @@ from ..runtime import (
     MOST_RECORDINGS,
     CudaGraphs,
     Ledger,
+    MissCallback,
+    OnMiss,
     Variant,
     can_record,
     install,
@@ -29,7 +31,7 @@ from ..runtime import (
 )
 from .captures import Captures
 from .config import ConversionConfig
-from .preparation import Prepared
+from .preparation import ConversionError, Prepared
 from .stages import Stages
 from .statistics import conversion_stats
 
@@ -86,7 +88,7 @@ def replace(
 ) -> Ledger:
     """Put the programs in the place of forwards, with so many CUDA graphs of each at most."""
     ledger = install(model, variants, {}, max_recordings, static_outputs)
-    ledger.warning.given = True  # until it is handed over: misses within a conversion concern nobody
+    ledger.notices.silent = True  # until it is handed over: misses within a conversion concern nobody
     return ledger
 
 
@@ -215,9 +217,20 @@ def calls_between_checks(wanted: int | None, device: torch.device) -> int:
     return CHECK_WEIGHTS.get(device.type, 0) if wanted is None else wanted
 
 
-def hand_over(result: Result) -> dict[str, Any]:
-    """The statistics, which the converted model carries as well; warns where nothing was fused."""
+def check_callback(on_miss: Any) -> None:
+    """Raises ConversionError unless ``on_miss`` is None or can be called."""
+    if on_miss is not None and not callable(on_miss):
+        raise ConversionError(f"on_miss must be a function of a reason, not {on_miss!r}"[:300])
+
+
+def hand_over(result: Result, on_miss: OnMiss | None = None) -> dict[str, Any]:
+    """The statistics, which the converted model carries as well; warns where nothing was fused.
+
+    Args:
+        on_miss: what the model tells of its misses from now on.
+    """
     model, ledger = result.model, result.ledger
+    ledger.notices.on_miss = MissCallback(on_miss, ledger.notices.model_name)
     ledger.reset_counters()
     if result.reverted or not ledger.guarded:
         ledger.graphs.enabled = False

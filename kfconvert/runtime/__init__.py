@@ -19,6 +19,7 @@ from .frozen import FrozenError
 from .guarded import GuardedForward, Variant, default_device, guarded_forward, install, uninstall
 from .ledger import Ledger
 from .merged_weights import merge, separate, whole
+from .miss_callback import MissCallback, OnMiss
 from .model_state import global_hook, has_hooks, inner_hook
 from .original_forwards import originals
 from .program import Program
@@ -40,8 +41,10 @@ __all__ = [
     "Ledger",
     "MISSING",
     "MOST_RECORDINGS",
+    "MissCallback",
     "OF_CONVERSION",
     "OF_EVERY_MODULE",
+    "OnMiss",
     "Pool",
     "Program",
     "Recording",

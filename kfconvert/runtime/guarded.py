@@ -23,7 +23,7 @@ from ..torch_state import transformed
 from .compilers import refuse_scripting, traced_here
 from .cuda_graphs import MOST_RECORDINGS, Ahead, CudaGraphs
 from .frozen import LOOK_EVERY, Frozen, Noted
-from .ledger import Ledger, MissWarning
+from .ledger import Ledger, MissNotices
 from .model_state import ModelState
 from .original_forwards import originals, originals_wanted
 from .program import Program, UnfitTensors
@@ -96,9 +96,9 @@ class GuardedForward:
 
     __name__ = "forward"  # as a method has it
 
-    def __init__(self, model: nn.Module, variants: list[Variant], path: str, warning: MissWarning, graphs: CudaGraphs):
+    def __init__(self, model: nn.Module, variants: list[Variant], path: str, notices: MissNotices, graphs: CudaGraphs):
         self._model = WeakModule(model)
-        self.path, self.warning, self.graphs = path, warning, graphs
+        self.path, self.notices, self.graphs = path, notices, graphs
         # A forward that somebody has put on the instance before, if any, stays the original one.
         self.own_forward = None if guarded_forward(model) else model.__dict__.get("forward")
         self.variants = variants
@@ -433,20 +433,19 @@ class GuardedForward:
         return f"the call has other arguments than {forms}"
 
     def _missed(self, reason: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if not self.model.training:
-            self.warning.give(self.path, reason, stacklevel=5)
-        known = reason in self.misses or len(self.misses) < MAX_REASONS
-        self.misses[reason if known else OTHER_REASONS] += 1
+        counted = reason if reason in self.misses or len(self.misses) < MAX_REASONS else OTHER_REASONS
+        self.misses[counted] += 1
+        self.notices.tell(self.path, reason, self.misses[counted] == 1, self.model.training, stacklevel=5)
         return self.original(*args, **kwargs)
 
     def left_out(self, reason: str) -> None:
         """Tell, once a model, why a compiler gets the original forward; in train mode it is what everybody expects."""
         if not self.model.training:
-            self.warning.compilers.give(reason)
+            self.notices.compilers.give(reason)
 
     def __getstate__(self) -> dict[str, Any]:
         # Programs are built from traced graphs, which do not pickle; the weights and the class of the model do.
-        given: tuple[Any, ...] = (self.model, [], self.path, self.warning, self.graphs)
+        given: tuple[Any, ...] = (self.model, [], self.path, self.notices, self.graphs)
         return {"given": given, "own_forward": self.own_forward, "frozen": self.frozen}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -504,12 +503,12 @@ def install(
 ) -> Ledger:
     """Give the submodules of ``model`` named in ``variants`` their guarded forwards ("" is the model itself), and the
     model ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays."""
-    warning, graphs = MissWarning(model), CudaGraphs(type(model).__name__, recordings, static_outputs)
-    ledger = Ledger(stats, warning, graphs)
+    notices, graphs = MissNotices(model), CudaGraphs(type(model).__name__, recordings, static_outputs)
+    ledger = Ledger(stats, notices, graphs)
     # From the inside out: the ModelState of a module expects the guarded forwards of the modules within it.
     for path in sorted(variants, key=lambda path: path.count(".") + bool(path), reverse=True):
         module = model.get_submodule(path)
-        guarded = ledger.guarded[path] = GuardedForward(module, variants[path], path, warning, graphs)
+        guarded = ledger.guarded[path] = GuardedForward(module, variants[path], path, notices, graphs)
         module.__dict__["forward"] = guarded
         module.__dict__["__getstate__"] = StateForCopies(module, guarded.own_forward)
     model.__dict__["kfconvert_info"] = ledger.info

@@ -1,7 +1,8 @@
-"""What a converted model tells about itself: its statistics, its counters of calls, and one warning of a miss."""
+"""What a converted model tells about itself: its statistics, its counters of calls, and whom it tells of misses."""
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -9,29 +10,44 @@ from torch import nn
 
 from .compilers import Notice
 from .cuda_graphs import CudaGraphs
+from .miss_callback import MissCallback
 
 if TYPE_CHECKING:
     from .guarded import GuardedForward
 
+_LOG = logging.getLogger(__name__)
 
-class MissWarning:
-    """Misses are warned about once a model, whichever of its guarded forwards has missed first."""
+
+class MissNotices:
+    """Who is told of misses, whichever of a model's guarded forwards has missed: one warning a model, the logger, and
+    the user's own function. ``silent``: nobody is, as long as a conversion makes the calls."""
 
     def __init__(self, model: nn.Module):
         self.model_name = type(model).__name__
-        self.given = False
+        self.silent = self._warned = False
+        self.on_miss = MissCallback(None, self.model_name)
         self.compilers = Notice(self.model_name)
 
-    def give(self, path: str, reason: str, stacklevel: int) -> None:
-        if not self.given:
-            self.given = True
-            name = self.model_name + (f".{path}" if path else "")
+    def reset(self) -> None:
+        """As if nobody had been told of anything."""
+        self.silent = self._warned = False
+
+    def tell(self, path: str, reason: str, is_new: bool, in_training: bool, stacklevel: int) -> None:
+        """Tell of a miss of the module ``path``. ``is_new``: none of its calls has missed for this reason before."""
+        if self.silent:
+            return
+        name = self.model_name + (f".{path}" if path else "")
+        if is_new:
+            _LOG.info("%s runs its original forward: %s", name, reason)
+        if not (self._warned or in_training):  # in train mode it is what everybody expects
+            self._warned = True
             warnings.warn(
                 f"kfconvert: {name} runs its original forward for this call: {reason}. "
                 "Further misses are counted in model.kfconvert_info().",
                 RuntimeWarning,
                 stacklevel=stacklevel + 1,
             )
+        self.on_miss(reason, stacklevel + 1)
 
 
 class Ledger:
@@ -41,8 +57,8 @@ class Ledger:
     graphs that they are run by.
     """
 
-    def __init__(self, stats: dict[str, Any], warning: MissWarning, graphs: CudaGraphs):
-        self.stats, self.warning, self.graphs = stats, warning, graphs
+    def __init__(self, stats: dict[str, Any], notices: MissNotices, graphs: CudaGraphs):
+        self.stats, self.notices, self.graphs = stats, notices, graphs
         self.guarded: dict[str, GuardedForward] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,7 +98,7 @@ class Ledger:
             guarded.begin(check_weights)
 
     def reset_counters(self) -> None:
-        self.warning.given = False
+        self.notices.reset()
         self.graphs.reset_counters()
         for guarded in self.guarded.values():
             guarded.reset_counters()
