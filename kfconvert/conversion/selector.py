@@ -257,7 +257,8 @@ class Selector:
         fastest = min(ratios, key=medians.__getitem__)
         limit = before * SAME_TIME if operators > 1 else before / SAME_TIME
         if medians[fastest] > limit:
-            reason = f"not faster: {fastest} takes {medians[fastest]:.1f} us, the original {before:.1f} us"
+            much = "" if medians[fastest] > before else f"{100 * (SAME_TIME - 1):.0f} % "
+            reason = f"not {much}faster: {fastest} takes {medians[fastest]:.1f} us, the original {before:.1f} us"
             return Decision(None, reason, before, medians[fastest])
         as_fast = [name for name in ratios if medians[name] <= min(medians[fastest] * SAME_TIME, limit)]
         best = min(as_fast, key=ratios.__getitem__)

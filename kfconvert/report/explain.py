@@ -39,7 +39,7 @@ class Explanation:
         root = _Module("")
         _add_regions(root, self._stats.get("regions", []))
         for site in self._stats.get("sites", []):
-            root.below(site["module"]).add(_site(site))
+            root.below(site["module"]).add(_site(site, "fused" if self._is_timed() else "fits"))
         for miss in self._stats.get("near_misses", []):
             text = f"nearest {miss['pattern']}: {miss['reason']}{at(miss.get('location'))}"
             root.below(miss["module"]).add(_Finding(text, _MISSED))
@@ -61,10 +61,15 @@ class Explanation:
         stats = self._stats
         line = Text(stats.get("model", ""), style="bold")
         line.append(f"  {stats.get('inputs', '')}", style="dim")
-        line.append(f"  {stats.get('total_replaced', 0)} of {stats.get('total_found', 0)} sites fused")
+        what = "fused" if self._is_timed() else "fit"
+        line.append(f"  {stats.get('total_replaced', 0)} of {stats.get('total_found', 0)} sites {what}")
         if not stats.get("total_replaced") and stats.get("nothing_fused"):
             line.append(f": {stats['nothing_fused']}", style=_REJECTED)
         return line
+
+    def _is_timed(self) -> bool:
+        """Whether what is applied was found to be faster, and not only to be accurate."""
+        return (self._stats.get("config") or {}).get("select") != "all"
 
     def _rows(self, module: _Module, name: str | None = None) -> list[_Row]:
         """The lines for ``module``: one with what is below it, or those of its children where it adds nothing."""
@@ -161,9 +166,10 @@ class _Row:
         return self.class_name, findings, tuple((row.name, row.signature(base)) for row in self.rows)
 
 
-def _site(site: dict[str, Any]) -> _Finding:
+def _site(site: dict[str, Any], applied: str) -> _Finding:
+    """What to tell of ``site``; in the word ``applied`` where it is."""
     if site["status"] == "applied":
-        return _Finding(f"{site['pattern']}: fused ({site['strategy']})", _FUSED)
+        return _Finding(f"{site['pattern']}: {applied} ({site['strategy']})", _FUSED)
     reason = site["reason"] or "no reason given"
     # Of a reason such as "not faster: kernel takes 11.5 us, ..." the figures differ from site to site.
     kind = re.sub(r"\d[\d.e+-]*", "#", f"{site['pattern']}: {reason.split(':')[0]}")

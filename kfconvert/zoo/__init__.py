@@ -148,13 +148,12 @@ def check(name: str) -> None:
 
 
 def list_models() -> dict[str, list[str]]:
-    """The names known without a network, by source: ``torchvision``, ``transformers``, ``timm``."""
-    from . import huggingface, timm_models, torchvision_models
-
+    """The names known without a network, by source: ``torchvision``, ``transformers``, ``timm``. No library is imported
+    for that."""
     return {
-        "torchvision": torchvision_models.names(),
-        "transformers": huggingface.names(),
-        "timm": timm_models.names(),
+        "torchvision": known.names_of("torchvision"),
+        "transformers": sorted(ARCHITECTURES),
+        "timm": known.names_of("timm"),
     }
 
 

@@ -27,11 +27,6 @@ _WEIGHT_FILES = (
 )
 
 
-def names() -> list[str]:
-    """The names of the built-in architectures; others work where the hub can be reached."""
-    return sorted(ARCHITECTURES)
-
-
 def knows(name: str) -> bool:
     """Whether ``name`` is a built-in architecture or the hub's present name of one."""
     return ALIASES.get(name, name) in ARCHITECTURES

@@ -37,11 +37,16 @@ def may_have(library: str, name: str) -> bool:
     return bool(name) and any(word.search(text) for text in _sources(library).values())
 
 
+def names_of(library: str) -> list[str]:
+    """The names of models that ``library`` ("torchvision" or "timm") has and that can be converted by their names, as
+    far as its own files tell: none where it is not installed."""
+    found: set[str] = set()
+    for file, text in _sources(library).items():
+        if not re.search(r"/models/(?:detection|quantization)/", file):
+            found.update(named or defined for named, defined in _REGISTERED.findall(text))
+    return sorted(found)
+
+
 def names() -> set[str]:
     """The names to suggest in place of an unknown one: of torchvision, timm and the built-in architectures."""
-    found = set(ARCHITECTURES) | set(ALIASES)
-    for library in ("torchvision", "timm"):
-        for file, text in _sources(library).items():
-            if not re.search(r"/models/(?:detection|quantization)/", file):
-                found.update(named or defined for named, defined in _REGISTERED.findall(text))
-    return found
+    return {*ARCHITECTURES, *ALIASES, *names_of("torchvision"), *names_of("timm")}

@@ -17,15 +17,6 @@ def installed() -> bool:
     return importlib.util.find_spec("timm") is not None
 
 
-def names() -> list[str]:
-    """The names that ``build`` accepts; none without timm."""
-    if not installed():
-        return []
-    import timm
-
-    return timm.list_models()
-
-
 def knows(name: str) -> bool:
     """Whether timm is installed and has a model called ``name``: no path or repository, which timm takes too."""
     if not installed() or not re.fullmatch(r"\w+(\.\w+)*", name):

@@ -37,11 +37,6 @@ def _family(name: str) -> str:
     return "classification"
 
 
-def names() -> list[str]:
-    """The names that ``build`` accepts."""
-    return [name for name in models.list_models() if _family(name) not in ("detection", "quantization")]
-
-
 def knows(name: str) -> bool:
     """Whether torchvision has a model called ``name``, convertible or not."""
     return name in models.list_models()
@@ -84,7 +79,7 @@ class _Keywords(BaseModel, extra="forbid", strict=True):
 def rebuild(recipe: dict[str, Any]) -> nn.Module:
     """The architecture of a recipe that ``build`` made, with random weights and without any download."""
     name, keywords = recipe["name"], recipe["keywords"]
-    if name not in names():
+    if not knows(name) or _family(name) in ("detection", "quantization"):
         raise ZooError(f"torchvision has no model {name!r} that can be rebuilt")
     try:
         _Keywords.model_validate(keywords)

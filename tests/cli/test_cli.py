@@ -429,12 +429,12 @@ def test_explain(capsys, workplace):
     assert cli.main(["explain", "cli_models:net", "--device", "cpu"]) == 0
     out, err = capsys.readouterr()
     first, *tree = out.splitlines()
-    assert first == "Net  float32[2, 3, 8, 8]  2 of 2 sites fused"
-    assert any("conv  Conv2d  conv_bn_relu: fused" in line for line in tree)
-    assert any("head  Linear  linear_relu: fused" in line for line in tree)
+    assert first == "Net  float32[2, 3, 8, 8]  2 of 2 sites fit"
+    assert any("conv  Conv2d  conv_bn_relu: fits" in line for line in tree)
+    assert any("head  Linear  linear_relu: fits" in line for line in tree)
     assert all(line == line.rstrip() for line in tree) and "error" not in err and "like" not in out
     assert cli.main(["explain", "cli_models:net", "--device", "cpu", "--input-shape", "4,3,9,9"]) == 0
-    assert "float32[4, 3, 9, 9]  2 of 2 sites fused" in capsys.readouterr().out
+    assert "float32[4, 3, 9, 9]  2 of 2 sites fit" in capsys.readouterr().out
     assert leftovers(workplace) == []
 
 

@@ -123,6 +123,9 @@ def test_the_fastest_strategy_is_taken_unless_the_original_is_faster(operators, 
     assert decision.strategy == strategy and decision.original_us == medians["original"]
     assert strategy is None or (decision.fused_us, decision.error_ratio) == (medians[strategy], ratios[strategy])
     assert (decision.reason is None) == (strategy is not None)
+    # An operator that is faster, but by less than it must be, is not called slower.
+    told = "not faster: " if medians["kernel"] > medians["original"] else "not 2 % faster: "
+    assert decision.reason is None or decision.reason.startswith(told)
 
 
 def test_values_that_are_not_finite_must_agree():

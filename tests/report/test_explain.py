@@ -190,8 +190,8 @@ def test_a_converted_model_and_its_artifact(tmp_path):
         converter.explain()
     fused = converter.convert_model(Net(), input_shape=(2, 8, 6, 6))
     text = str(converter.explain())
-    assert "Net  float32[2, 8, 6, 6]  10 of 10 sites fused" in text
-    assert "blocks.0 ... blocks.4 (5 alike)  Block" in text and "up, down (2 alike)  Linear  linear: fused" in text
+    assert "Net  float32[2, 8, 6, 6]  10 of 10 sites fit" in text
+    assert "blocks.0 ... blocks.4 (5 alike)  Block" in text and "up, down (2 alike)  Linear  linear: fits" in text
     assert "soft  Softmax  nearest attention: its value goes to aten.elu.default" in text
     assert f"({__file__}:" in text and "modules without" not in text
     again = load(save(fused, tmp_path / "net"), model=Net())

@@ -98,7 +98,7 @@ import json, os, sys, sysconfig
 import timm, torch, torchvision, transformers
 import kfconvert
 from kfconvert import artifact, zoo
-zoo.list_models()
+from kfconvert.zoo import huggingface, timm_models, torchvision_models
 here = os.path.realpath(sys.argv[1])
 readable = [os.path.realpath(path) for path in (*sys.path, sysconfig.get_path("stdlib"), here) if path]
 readable += ["/dev/null", "/proc", "/sys"]

@@ -1,6 +1,9 @@
 """Names to models: precedence, sizes, weights and what happens where no hub can be reached."""
 
+import importlib.util
 import socket
+import subprocess
+import sys
 import urllib.error
 import warnings
 
@@ -388,10 +391,13 @@ def test_a_name_that_two_libraries_have_is_torchvisions_and_a_prefix_decides():
 
 
 def test_without_timm(monkeypatch):
-    monkeypatch.setattr("kfconvert.zoo.timm_models.installed", lambda: False)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "timm" else find_spec(name))
+    known._sources.cache_clear()
     with pytest.raises(zoo.ZooError, match="pip install timm"):
         zoo.resolve("timm:resnet18")
     assert zoo.list_models()["timm"] == []
+    known._sources.cache_clear()
 
 
 def test_unknown_name_gets_the_nearest():
@@ -447,12 +453,18 @@ def test_rebuild_takes_only_model_classes_of_transformers(tiny_bert_named):
         zoo.rebuild({"kind": "torchvision"})
 
 
+def _names_in(module):
+    return torchvision.models.list_models(module=getattr(torchvision.models, module))
+
+
 def test_names_read_from_the_sources_are_those_of_the_libraries():
     timm = pytest.importorskip("timm")
     read = known.names()
     listed = zoo.list_models()
-    assert set(listed["torchvision"]) | set(listed["timm"]) | set(listed["transformers"]) <= read
-    assert read <= set(torchvision.models.list_models()) | set(timm.list_models()) | {*ARCHITECTURES, *ALIASES}
+    assert read == {*listed["torchvision"], *listed["timm"], *listed["transformers"], *ALIASES}
+    others = {name for module in ("detection", "quantization") for name in _names_in(module)}
+    assert listed["torchvision"] == sorted(set(torchvision.models.list_models()) - others)
+    assert listed["timm"] == sorted(timm.list_models())
     assert all(known.may_have("torchvision", name) for name in torchvision.models.list_models())
     renamed = ("vit_tiny_patch16_224_in21k", "resnet50.a1_in1k")  # an old name, and one with a tag
     assert all(timm.is_model(name) and known.may_have("timm", name) for name in renamed)
@@ -476,6 +488,12 @@ def test_check_passes_what_may_be_a_model(name):
 def test_check_refuses_what_is_none(name):
     with pytest.raises(zoo.ZooError):
         zoo.check(name)
+
+
+def test_no_library_is_imported_to_list_models():
+    code = "import sys\nfrom kfconvert import zoo\nassert zoo.list_models()['torchvision']\n"
+    code += "sys.exit(bool({'torch', 'torchvision', 'timm', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_list_models():
