@@ -20,13 +20,11 @@ from .. import zoo
 from ..folders import check_writable, expanded, none_left_empty
 from ..json_values import json_ready
 from . import terminal
-from .messages import printable, unexpected
+from .messages import unexpected
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import RenderableType
-
-    from ..report import Explanation
+    from torch import nn
 
 
 _LONGEST_NAME = 200  # bytes; file systems take 255 or fewer
@@ -41,6 +39,8 @@ class Jobs:
         sizes: ``batch_size`` and ``seq_len`` of ``zoo.resolve``.
         options: of ``ConversionConfig``.
         tune_for: shapes, each with its weight, of ``ModelConverter.convert_model``; none for the example inputs.
+        input_shape: as of ``ModelConverter.convert_model``; the inputs that come with a model if None.
+        skip_existing: leave out models that are saved there already.
     """
 
     def __init__(
@@ -52,57 +52,57 @@ class Jobs:
         sizes: dict[str, Any],
         options: Mapping[str, Any] | None = None,
         tune_for: Sequence[tuple[tuple[int, ...], float]] = (),
+        input_shape: tuple[int, ...] | None = None,
+        skip_existing: bool = False,
     ):
         self.save_path, self.weights, self.sizes, self.options = save_path, weights, sizes, options or {}
         self.device_name, self.dtype_name, self.tune_for = device, dtype, tune_for
+        self.input_shape, self.skip_existing = input_shape, skip_existing
 
     def run(
         self,
         names: list[str],
-        show: Callable[[RenderableType], None] | None,
+        tell: Callable[[dict[str, Any]], None],
         say_error: Callable[[str], None],
     ) -> list[dict[str, Any]]:
         """Converts each model; the failure of one does not stop the others.
 
         Args:
-            show: called with the report of each model; None for no reports.
+            tell: called with the result of each model when it is known.
             say_error: called with one line for each model that failed.
 
         Returns:
-            for each name {"name", "error", "saved", "weights", "statistics"}, ready for JSON; ``error`` is
-            None where all went well.
+            for each name {"name", "error", "skipped", "saved", "weights", "statistics"}, ready for JSON; ``error``
+            is None where all went well.
 
         Raises:
             click.ClickException: nothing can be done: no such device, or the save path is of no use.
         """
         mistakes = [_mistake(name) for name in names]
         if all(mistakes):
-            for mistake in filter(None, mistakes):
-                say_error(mistake)
-            return [_result(name, mistake) for name, mistake in zip(names, mistakes)]
+            results = [_result(name, mistake) for name, mistake in zip(names, mistakes)]
+            for result in results:
+                tell(result)
+                say_error(result["error"])
+            return results
         targets = self._targets(names)
-        results = []
+        results, stdout = [], sys.stdout
         with contextlib.ExitStack() as stack:
             if self.save_path is not None:  # a second Ctrl-C may have cut short what a save cleans up
                 stack.enter_context(none_left_empty(self.save_path))
             stack.enter_context(self._ready())
-            from ..report import render
-
             for name in names:
                 result = self._one(name, targets[name])
-                if show and result["statistics"]:
-                    told = printable([name, result["statistics"], result["weights"], result["saved"]])
-                    show(render(*told))
+                with contextlib.redirect_stdout(stdout):
+                    tell(result)
                 if result["error"]:
                     say_error(result["error"])
                 results.append(result)
         return results
 
-    def explain(self, name: str, input_shape: tuple[int, ...] | None) -> Explanation:
-        """Converts one model without timing its sites, and tells what became of each of its modules.
-
-        Args:
-            input_shape: as of ``ModelConverter.convert_model``; the inputs that come with the model if None.
+    def explain(self, name: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """Converts one model for what is to be told of each of its modules: the statistics, ready for JSON, and the
+        class name of each module by its path.
 
         Raises:
             click.ClickException: the model cannot be loaded or converted, or there is no such device.
@@ -111,14 +111,12 @@ class Jobs:
         if mistake:
             raise click.ClickException(mistake)
         with self._ready(), self._failing_in_one_line(name), terminal.progress_bar(name) as progress:
-            from ..report import Explanation, module_classes
+            from ..report import module_classes
 
             progress("load", 0, 1)
             entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
-            inputs = {"input_shape": input_shape} if input_shape else {"example_inputs": entry.example_inputs}
-            converter = self.converter
-            converted = converter.convert_model(entry.model, **inputs, device=self.device, progress=progress)
-            return Explanation(printable(converter.conversion_stats), printable(module_classes(converted)))
+            converted = self._converted(entry, progress)
+            return json_ready(self.converter.conversion_stats), module_classes(converted)
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[None]:
@@ -162,6 +160,8 @@ class Jobs:
 
     def _one(self, name: str, target: Path | None) -> dict[str, Any]:
         result = _result(name)
+        if self.skip_existing and target is not None and (expanded(target) / "kfconvert.json").exists():
+            return {**result, "skipped": True, "saved": str(target)}
         try:
             with self._failing_in_one_line(name), terminal.progress_bar(name) as progress:
                 self._convert(name, target, progress, result)
@@ -189,23 +189,27 @@ class Jobs:
         result: dict[str, Any],
     ) -> None:
         from .. import artifact
-        from ..inputs import Weighted
 
         progress("load", 0, 1)
         entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
         result["weights"] = entry.recipe["weights"]
-        converter = self.converter
-        converted = converter.convert_model(
+        converted = self._converted(entry, progress)
+        result["statistics"] = json_ready(self.converter.conversion_stats)
+        if target is not None:
+            progress("save", 0, 1)
+            result["saved"] = str(artifact.save(converted, target, source=entry.recipe))
+
+    def _converted(self, entry: zoo.ZooModel, progress: Callable[[str, int, int], None]) -> nn.Module:
+        from ..inputs import Weighted
+
+        inputs = {"input_shape": self.input_shape} if self.input_shape else {"example_inputs": entry.example_inputs}
+        return self.converter.convert_model(
             entry.model,
-            example_inputs=entry.example_inputs,
+            **inputs,
             device=self.device,
             progress=progress,
             tune_for=[Weighted(shape, weight) for shape, weight in self.tune_for] or None,
         )
-        result["statistics"] = json_ready(converter.conversion_stats)
-        if target is not None:
-            progress("save", 0, 1)
-            result["saved"] = str(artifact.save(converted, target, source=entry.recipe))
 
 
 def folder_name(name: str) -> str:
@@ -246,7 +250,7 @@ def device_and_dtype(device_name: str, dtype_name: str) -> tuple[torch.device, t
 
 
 def _result(name: str, error: str | None = None) -> dict[str, Any]:
-    return {"name": name, "error": error, "saved": None, "weights": None, "statistics": None}
+    return {"name": name, "error": error, "skipped": False, "saved": None, "weights": None, "statistics": None}
 
 
 def _mistake(name: str) -> str | None:

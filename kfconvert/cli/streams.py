@@ -30,7 +30,9 @@ class Results(io.TextIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, text: str) -> int:
+    def write(self, text: str | bytes) -> int:
+        if isinstance(text, bytes):  # as click writes what a shell asks it for
+            text = text.decode()
         if self._stream is not None and self.error is None:
             try:
                 self._stream.write(text)

@@ -35,6 +35,9 @@ def net():
     print("libraries print where they like")
     return Net(), torch.randn(2, 3, 8, 8)
 
+def other():
+    return Net(), torch.randn(2, 3, 8, 8)
+
 def picky():
     return Net(), torch.randn(2, 5, 8, 8)
 
@@ -149,7 +152,8 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
 @pytest.mark.parametrize(
     ("args", "parts"),
     [
-        ([], ["--models"]),
+        (["convert"], ["--models"]),
+        (["--device", "cpu"], ["nothing to convert", "--models"]),
         (["--models"], ["requires an argument"]),
         (["--models", ","], ["at least one name"]),
         (["resnet50"], ["--models resnet50"]),
@@ -166,6 +170,13 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
         (["--models", "resnet18", "--max-extra-memory", "5"], ["'5' is neither a share such as 5% nor a size"]),
         (["--models", "resnet18", "--device", "cuda:99"], ["no such device", "cuda:99"]),
         (["--models", "resnet18", "--nonsense"], ["--nonsense"]),
+        (["--models", "resnet18", "--select", "some"], ["--select", "some"]),
+        (["--models", "resnet18", "--accuracy-threshold", "-1"], ["--accuracy-threshold"]),
+        (["--models", "cli_models:net", "--accuracy-threshold", "nan"], ["accuracy_threshold must be a number"]),
+        (["convert", "resnet18", "--skip-existing"], ["--skip-existing needs --save-path"]),
+        (["--models", "resnet18", "--json", "--json-lines"], ["--json and --json-lines"]),
+        (["--models", "cli_models:net", "--input-shape", "2,5,8,8"], ["does not accept float32[2, 5, 8, 8]"]),
+        (["completion", "tcsh"], ["tcsh"]),
         (
             ["--models", "cli_models:net", "--exclude", "linear_rleu"],
             ["exclude: no pattern is called 'linear_rleu'; did you mean 'linear_relu'"],
@@ -299,10 +310,16 @@ def test_save_path_that_cannot_be_created(capsys):
     one_error(capsys, "cannot create the save path /proc/x: nothing can be created in /proc")
 
 
-def test_report_in_a_pipe_is_in_whole_lines(capsys):
+def test_report_in_a_pipe_is_in_whole_lines_unless_a_width_is_asked_for(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert cli.main(["--models", "cli_models:net", "--device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(line == line.rstrip() for line in lines)
+    assert max(map(len, lines)) > 80  # for whoever searches them
+    monkeypatch.setenv("COLUMNS", "60")
+    assert cli.main(["explain", "cli_models:net", "--device", "cpu"]) == 0
+    assert cli.main(["--models", "cli_models:net", "--device", "cpu"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
     (accuracy,) = (line for line in lines if line.startswith("accuracy"))
     (speed,) = (line for line in lines if line.startswith("speed"))
     assert "ratio" in accuracy and ("95 % between" in speed or "not measured" in speed)
@@ -391,12 +408,59 @@ def test_out_of_memory(capsys, monkeypatch):
     one_error(capsys, "out of memory on cpu")
 
 
-def test_list_models(capsys):
-    assert cli.main(["--list-models"]) == 0
+@pytest.mark.parametrize("args", [["--list-models"], ["list"]])
+def test_list_models(capsys, args):
+    assert cli.main(args) == 0
     out = capsys.readouterr().out
     assert "  resnet50\n" in out and "  bert-base-uncased\n" in out and "  timm:" in out
-    assert cli.main(["--list-models", "--json"]) == 0
+    assert cli.main([*args, "--json"]) == 0
     assert "resnet50" in json.loads(capsys.readouterr().out)["torchvision"]
+
+
+def test_the_command_alone_shows_its_help_with_examples(capsys):
+    assert cli.main([]) == 0
+    alone = capsys.readouterr()
+    assert cli.main(["--help"]) == 0
+    assert alone == capsys.readouterr() and alone.err == ""
+    assert "kfconvert --models resnet50 bert-base-uncased --save-path out/" in alone.out and "completion" in alone.out
+
+
+def test_convert_by_name_skips_what_is_there_and_ends_with_a_summary(capsys, workplace):
+    (workplace / "out" / "cli_models--net").mkdir(parents=True)
+    (workplace / "out" / "cli_models--net" / "kfconvert.json").touch()
+    options = ["--save-path", "out", "--skip-existing", "--device", "cpu", "--select", "all"]
+    options += ["--input-shape", "3,3,9,9"]
+    assert cli.main(["convert", "cli_models:net", "--models", "cli_models:other", "cli_models:exits", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith("cli_models:net: skipped, out/cli_models--net is there\n")
+    assert "cli_models:other  Net  float32[3, 3, 9, 9]" in out
+    *_, first, second, third, _ = out.splitlines()
+    assert first.split() == ["cli_models:net", "skipped:", "out/cli_models--net", "is", "there"]
+    assert second.split()[:4] == ["cli_models:other", "2", "of", "2"] and "pass" in second
+    assert second.endswith("out/cli_models--other") and third.split()[0] == "cli_models:exits"
+    assert third.endswith("failed: SystemExit: 3") and err.count("kfconvert: error: ") == 1
+
+
+def test_a_line_of_json_for_each_model_and_one_at_the_end(capsys, workplace):
+    options = ["--json-lines", "--device", "cpu", "--select", "all", "--accuracy-threshold", "0.25"]
+    assert cli.main(["--models", "cli_models:net", "cli_models:exits", *options]) == 2
+    net, exits, counts = map(json.loads, capsys.readouterr().out.splitlines())
+    assert net["name"] == "cli_models:net" and net["statistics"]["config"]["accuracy_threshold"] == 0.25
+    assert {site["status"] for site in net["statistics"]["sites"]} == {"applied"}
+    assert exits["statistics"] is None and "SystemExit" in exits["error"]
+    assert (counts["converted"], counts["failed"], counts["skipped"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(capsys, monkeypatch, shell):
+    assert cli.main(["completion", shell]) == 0
+    assert f"_KFCONVERT_COMPLETE={shell}_complete" in capsys.readouterr().out
+    monkeypatch.setenv("_KFCONVERT_COMPLETE", f"{shell}_complete")
+    monkeypatch.setenv("COMP_WORDS", "kfconvert --models resnet50 --eff")
+    monkeypatch.setenv("COMP_CWORD", "--eff" if shell == "fish" else "3")
+    with pytest.raises(SystemExit):
+        cli.main([])
+    assert "--effort" in capsys.readouterr().out
 
 
 def test_version_and_doctor(capsys):
@@ -404,6 +468,9 @@ def test_version_and_doctor(capsys):
     assert "kernels" in capsys.readouterr().out
     assert cli.main(["doctor"]) == 0
     assert "CPU kernels" in capsys.readouterr().out
+    assert cli.main(["doctor", "--json"]) == 0
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert {"name", "ok", "detail", "advice"} == set(checks[0])
 
 
 def test_help_and_mistakes_do_not_wait_for_torch():
@@ -436,6 +503,10 @@ def test_explain(capsys, workplace):
     assert cli.main(["explain", "cli_models:net", "--device", "cpu", "--input-shape", "4,3,9,9"]) == 0
     assert "float32[4, 3, 9, 9]  2 of 2 sites fit" in capsys.readouterr().out
     assert leftovers(workplace) == []
+    assert cli.main(["explain", "cli_models:net", "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["name"] == "cli_models:net" and found["classes"]["head"] == "Linear"
+    assert found["statistics"]["total_found"] == 2 and found["statistics"]["timings"]
 
 
 def test_the_package_is_the_command():

@@ -1,0 +1,223 @@
+"""The options of the ``kfconvert`` command, and what their values may be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+# Options that take several values, by each of their spellings.
+_MULTIPLE = {name: name for name in ("--models", "--include", "--exclude", "--modules")} | {"-m": "--models"}
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+class _Device(click.ParamType):
+    name = "device"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", value):
+            self.fail(f"no such device, or not supported: {value!r} (try auto, cpu, cuda or cuda:0)", param, ctx)
+        return value
+
+
+class _Folder(click.Path):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value).strip():
+            self.fail("the name of a folder is needed", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Memory(click.ParamType):
+    name = "memory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|B|KiB|MiB|GiB)", value) if isinstance(value, str) else None
+        if match is None:
+            self.fail(f"{value!r} is neither a share such as 5% nor a size such as 64MiB", param, ctx)
+        number, unit = float(match[1]), match[2]
+        return number / 100 if unit == "%" else int(number * 1024 ** ("B", "KiB", "MiB", "GiB").index(unit))
+
+
+class _Load(click.ParamType):
+    name = "load"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, ...], float]:
+        shape, colon, weight = value.partition(":")
+        if colon and not (re.fullmatch(r"\d+(\.\d+)?", weight) and float(weight) > 0):
+            self.fail(f"the weight {weight!r} is no number above 0, as in 32,128:0.5", param, ctx)
+        return _Shape().convert(shape, param, ctx), float(weight) if colon else 1.0
+
+
+class _Shape(click.ParamType):
+    name = "shape"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", value):
+            self.fail(f"{value!r} is no shape; positive sizes, batch first, such as 1,3,224,224", param, ctx)
+        return tuple(int(size) for size in value.split(","))
+
+
+def _several(*names: str, metavar: str, help: str) -> Callable[[Any], Any]:
+    """An option of which there may be several values, each of these several with commas between."""
+    return click.option(*names, multiple=True, metavar=metavar, help=help, callback=_separated)
+
+
+def _separated(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name for value in values for name in value.split(",") if name))
+    if values and not names:
+        raise click.UsageError(f"{param.opts[-1]} needs at least one name")
+    return names
+
+
+_INPUT_SHAPE = click.option(
+    "--input-shape",
+    type=_Shape(),
+    metavar="N,N,...",
+    help="Sizes of the single input, batch first.  [default: inputs that suit the model]",
+)
+_DEVICE = click.option(
+    "--device",
+    type=_Device(),
+    default="auto",
+    show_default=True,
+    metavar="auto|cpu|cuda[:N]",
+    help="Where to convert and measure.",
+)
+_DTYPE = click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
+_BATCH_SIZE = click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True)
+_SEQ_LEN = click.option(
+    "--seq-len",
+    type=click.IntRange(min=1),
+    help="Tokens per row for text models.  [default: 128, or what the model allows]",
+)
+_INCLUDE = _several("--include", metavar="NAME...", help="Patterns to fuse, with wildcards.  [default: all]")
+_EXCLUDE = _several("--exclude", metavar="NAME...", help="Patterns not to fuse, with wildcards, such as 'conv_bn*'.")
+_MODULES = _several(
+    "--modules", metavar="PATH...", help="Modules to fuse in, with wildcards, such as 'encoder.*'.  [default: all]"
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on stdout.")
+
+EXPLAIN = (_INPUT_SHAPE, _DEVICE, _DTYPE, _BATCH_SIZE, _SEQ_LEN, _INCLUDE, _EXCLUDE, _MODULES, JSON)
+CONVERT = (
+    _several(
+        "-m",
+        "--models",
+        metavar="NAME...",
+        help="Models to convert: torchvision, Hugging Face or timm names, a local Hugging Face folder, or "
+        "package.module:function.",
+    ),
+    click.option(
+        "--save-path",
+        type=_Folder(path_type=Path),
+        metavar="DIR",
+        help="Write each converted model to DIR/<model>/.",
+    ),
+    click.option(
+        "--skip-existing", is_flag=True, help="Leave out models that have an artifact in DIR, whatever its options."
+    ),
+    _DEVICE,
+    _DTYPE,
+    _INPUT_SHAPE,
+    _BATCH_SIZE,
+    _SEQ_LEN,
+    click.option(
+        "--weights",
+        type=click.Choice(["auto", "pretrained", "random"]),
+        default="auto",
+        show_default=True,
+        help="auto takes random weights, and says so, where no hub can be reached; pretrained fails then.",
+    ),
+    click.option(
+        "--select",
+        type=click.Choice(["measured", "all"]),
+        default="measured",
+        show_default=True,
+        help="Fuse what is faster on this device, or all that is accurate, untimed.",
+    ),
+    click.option(
+        "--accuracy-threshold",
+        type=click.FloatRange(min=0),
+        default=1e-6,
+        show_default=True,
+        help="Largest relative error that always passes.",
+    ),
+    click.option(
+        "--cuda-graphs",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        show_default=True,
+        help="On CUDA, record the forward and replay it; auto does so where it is faster.",
+    ),
+    click.option(
+        "--max-extra-memory",
+        type=_Memory(),
+        metavar="SIZE",
+        help="Most memory for what is derived from weights: 64MiB, or 5% of that of the weights.  [default: no bound]",
+    ),
+    click.option(
+        "--effort",
+        type=click.Choice(["fast", "full"]),
+        default="full",
+        show_default=True,
+        help="fast measures less and prepares for calls like the example only.",
+    ),
+    click.option(
+        "--tune-for",
+        type=_Load(),
+        multiple=True,
+        metavar="N,N,...[:WEIGHT]",
+        help="Sizes of inputs to be fast for, batch first, and how often they come; several times to decide for all "
+        "of them together.  [default: the example inputs]",
+    ),
+    _INCLUDE,
+    _EXCLUDE,
+    _MODULES,
+    JSON,
+    click.option("--json-lines", is_flag=True, help="Print a line of JSON for each model when it is ready."),
+)
+
+
+def options(*given: Callable[[Any], Any]) -> Callable[[_Decorated], _Decorated]:
+    """A decorator that gives a command these options, in this order."""
+
+    def decorated(function: _Decorated) -> _Decorated:
+        for option in reversed(given):
+            function = option(function)
+        return function
+
+    return decorated
+
+
+def wanted(include: tuple[str, ...], exclude: tuple[str, ...], modules: tuple[str, ...]) -> dict[str, Any]:
+    """As options of a ``ConversionConfig``."""
+    return {"include": include or None, "exclude": exclude, "modules": modules or None}
+
+
+def spread_values(args: list[str]) -> list[str]:
+    """Repeats ``--models`` and the like before each of their values, for the parser, which knows one value an option.
+
+    ``["--models", "a", "b,c", "--json"]`` gives ``["--models", "a", "--models", "b,c", "--json"]``.
+    """
+    spread: list[str] = []
+    flag, bare = "", False
+    for arg in args:
+        name, equals, _ = arg.partition("=")
+        if name in _MULTIPLE and (not equals or name.startswith("--")):
+            spread += [flag] if bare else []  # no value at all: the parser is to complain
+            flag, bare = _MULTIPLE[name], not equals
+            spread += [arg] if equals else []
+        elif flag and not arg.startswith("-"):
+            spread += [flag, arg]
+            bare = False
+        else:
+            spread += [flag] if bare else []
+            flag, bare = "", False
+            spread.append(arg)
+    return spread + ([flag] if bare else [])
