@@ -152,7 +152,6 @@ def test_the_whole_is_given_back_where_it_is_slower_for_all_together(monkeypatch
     for after, reverted in (([1.0, 8.0, 14.0], False), ([1.0, 8.0, 16.0], True)):  # of the example, and of both
         times = {"original": iter([[9.0] * 9, [9.0] * 9, [14.0] * 9]), "converted": iter([[ms] * 9 for ms in after])}
         converter = ModelConverter()
-        monkeypatch.setattr(converter, "select", "measured")
         monkeypatch.setattr(selector.Selector, "_fastest", _first)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
