@@ -372,7 +372,7 @@ def _convert_again(
                 replay(model, device, calls, parts, statistics, on_miss)
         else:
             inputs = build(calls[0] if calls else statistics["example"], device)
-            ModelConverter(config_of(statistics)).convert_model(
+            ModelConverter(config_of(statistics), on_miss=on_miss).convert_model(
                 model, device=device, example_inputs=inputs, inplace=True
             )
         return model
