@@ -349,8 +349,13 @@ def test_recorded_gpu_that_is_missing_is_told(fused, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path = artifact.save(fused, tmp_path / "net")
     rewrite_record(path, device="cuda:0")
+    seen = []
     with pytest.warns(UserWarning, match="converted for the CPU"):
-        assert next(artifact.load(path, model=SmallNet).parameters()).device.type == "cpu"
+        loaded = artifact.load(path, model=SmallNet, on_miss=seen.append)
+    assert next(loaded.parameters()).device.type == "cpu"
+    loaded.train()
+    loaded(torch.randn(2, 3, 8, 8))
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("device", ["foo", "cuda:99"])
