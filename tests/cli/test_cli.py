@@ -59,6 +59,7 @@ def workplace(tmp_path, monkeypatch):
     """A current folder with a module of models, no hub, and short measurements."""
     (tmp_path / "cli_models.py").write_text(MODELS)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.delitem(sys.modules, "cli_models", raising=False)
     monkeypatch.setattr(hub, "exists", lambda *_: (_ for _ in ()).throw(hub.HubUnreachable("no network in tests")))
     monkeypatch.setattr(
