@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from ..inputs import copy_of, to_each
+from ..inputs import copy_of, map_tensors, to_each
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ def _fresh(leaf: Any) -> Any:
 def _outputs_in(dtype: torch.dtype, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Outputs of a copy of `original`, with its floating-point tensors and those of the inputs in `dtype`."""
 
-    def cast(leaf: Any) -> Any:
-        return leaf.detach().to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(dtype) if tensor.is_floating_point() else tensor
 
     replica = _replica(original, dtype)
     remains = weakref.ref(replica)
     try:
-        return model_outputs(replica, *tree_map(to_each(cast), (args, kwargs)))
+        return model_outputs(replica, *map_tensors(to_each(cast), (args, kwargs)))
     finally:
         # the replica may be twice the model's size: free its memory before candidates are run
         del replica

@@ -246,9 +246,12 @@ def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _calls(model: nn.Module) -> list[Any]:
-    """The keyword arguments of each call form that was converted; none where nothing was fused."""
+    """The keyword arguments of each call form that was converted; none where nothing was fused. Those in which
+    ``generate`` calls the model are not among them: they are found again when it is loaded."""
     guarded = guarded_forward(model)
-    return [_example(variant.region, "the model") for variant in guarded.variants] if guarded else []
+    regions = [variant.region for variant in guarded.variants] if guarded else []
+    found = regions[:1] + [region for region in regions[1:] if not region.call.form.caches]
+    return [_example(region, "the model") for region in found]
 
 
 def _parts(model: nn.Module) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import Part, capture, capture_forms, groups
+from ..capture import Part, capture, capture_forms, capture_generation, groups
 from ..conversion import (
     Captures,
     ConversionConfig,
@@ -68,7 +68,8 @@ def replay(
         uninstall(model)
         model = model.to(device).eval()
         own_state = OwnState(model)
-        captures = controlled(_captures(model, device, calls, parts, asked, stages), config, model)
+        found = _captures(model, device, calls, parts, statistics, own_state, stages)
+        captures = controlled(found, config, model)
         match(captures, stages)
         _decide(captures, statistics)
         variants = programs(captures, stages)
@@ -95,13 +96,19 @@ def _captures(
     device: torch.device,
     calls: list[Any],
     parts: list[dict[str, Any]],
-    asked: frozenset[str],
+    statistics: dict[str, Any],
+    own_state: OwnState,
     stages: Stages,
 ) -> Captures:
     """The call forms and parts that were captured then."""
+    asked = frozenset(statistics.get("asked", ()))
     with stages.stage("trace", len(calls) + len(parts)) as advance:
         forms = [ExampleCall(kwargs=build(spec, device)) for spec in calls]
         found = capture_forms(model, forms, advance)
+        if statistics.get("generates"):
+            for call, captured in capture_generation(model, forms[0], found[0], own_state.restore):
+                forms.append(call)
+                found.append(captured)
         again = []
         for recorded in parts:
             again += _part(model, recorded, device)
@@ -126,13 +133,18 @@ def _decide(captures: Captures, statistics: dict[str, Any]) -> None:
     decisions = defaultdict(list)
     # Where the model itself was captured its sites are in no part.
     listed = [site for site in statistics.get("sites", []) if not site.get("region")]
-    for decided in (*listed, *statistics.get("part_sites", [])):
-        decisions[decided.get("region", ""), decided["pattern"], decided["module"]].append(decided)
+    for number, sites in enumerate([listed, *statistics.get("form_sites", [])]):
+        for decided in sites:
+            decisions[number, "", decided["pattern"], decided["module"]].append(decided)
+    for decided in statistics.get("part_sites", []):
+        decisions[0, decided.get("region", ""), decided["pattern"], decided["module"]].append(decided)
+    numbers = {id(form): number for number, form in enumerate(captures.forms)}
     for captured in captures.every():
         captured.channels_last = statistics.get("layout") == "channels_last"
+        number = numbers.get(id(captured), 0)
         for site in captured.sites:
             # Several sites may lie in one module: they come in the order of the graph, then and now.
-            recorded = decisions[site.region, site.match.pattern.name, site.module_path]
+            recorded = decisions[number, site.region, site.match.pattern.name, site.module_path]
             _decision(recorded.pop(0) if recorded else None).apply_to(site)
             module: Any = site.replacement.module
             if hasattr(module, "channels_last"):

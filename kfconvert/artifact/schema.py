@@ -110,6 +110,7 @@ class _Statistics(_Part):
     total_found: int = 0
     total_replaced: int = 0
     sites: list[_Site] = []
+    form_sites: list[list[_Site]] = []
     part_sites: list[_Site] = []
     near_misses: list[_NearMiss] = []
     regions: list[_Region] = []
@@ -122,6 +123,7 @@ class _Statistics(_Part):
     memory: _Memory | None = None
     not_written: list[str] | None = None
     asked: list[str] = []
+    generates: bool = False
     environment: dict[str, Any] = {}
     config: ConversionConfig | None = None
     model: str = ""

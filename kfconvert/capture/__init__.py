@@ -2,6 +2,7 @@
 
 from .call_forms import capture_forms, refused_in_every_form
 from .captured import Capture, capture
+from .generation import capture_generation
 from .own_writes import WrittenState, run_keeping, written_state
 from .parts import Part, Parts, Refused, parents
 from .structure import groups
@@ -16,6 +17,7 @@ __all__ = [
     "around",
     "capture",
     "capture_forms",
+    "capture_generation",
     "groups",
     "observe",
     "parents",

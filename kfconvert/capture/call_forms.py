@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..inputs import ExampleCall
+from ..inputs import ExampleCall, taken_apart
 from ..region import CaptureError
 from ..runtime import OF_COMPILERS, unsteady
 from .captured import Capture, capture, unforeseen
@@ -57,7 +57,7 @@ def refused_in_every_form(
     attribute = attribute_of(outputs)
     if attribute is not None:
         return CaptureError(f"what it returns has the attribute {attribute}")
-    kind = opaque_kind(outputs)
+    kind = opaque_kind(taken_apart(outputs)[0])
     if kind is not None and "Cache" in kind.__name__:
         return CaptureError(CACHE_IN_OUTPUT)
     return None

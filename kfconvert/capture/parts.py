@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -162,9 +162,9 @@ class Parts:
     def _capture_alike(self, group: list[nn.Module], observed: nn.Module, patience: float) -> Part:
         """Capture the first of ``group`` with the call that ``observed``, of the same structure, received."""
         first, call = group[0], self._calls[observed]
-        choices = _choices(first, call, {name: calls.get(observed) for name, calls in self._varied.items()})
+        free = choices(first, call, {name: calls.get(observed) for name, calls in self._varied.items()})
         example = self._examples.get(observed, call)  # the example call itself may not reach it
-        captured = capture(first, self._paths[first], call, choices, example, patience)
+        captured = capture(first, self._paths[first], call, free, example, patience)
         others = [captured.alike(self._paths[module], module) for module in group[1:]]
         return Part([captured, *others])
 
@@ -225,8 +225,8 @@ def _varied(
     return found
 
 
-def _choices(
-    module: nn.Module, call: ExampleCall, varied: dict[str, ExampleCall | None]
+def choices(
+    module: nn.Module, call: ExampleCall, varied: Mapping[str, ExampleCall | None]
 ) -> list[dict[str, Dimensions]]:
     """Free sizes to trace with: all that varied, those that varied with the batch, none."""
     try:

@@ -22,7 +22,16 @@ from torch.nn.modules import module as torch_module
 from torch.utils import _pytree as pytree
 
 from ..canonical import KeptContiguous, QuickBatchNorms, restore_batch_norms
-from ..inputs import CallForm, ExampleCall, described, is_equal, numbered
+from ..inputs import (
+    CallForm,
+    ExampleCall,
+    TreeForm,
+    UnknownCache,
+    described,
+    is_equal,
+    numbered,
+    taken_apart,
+)
 from ..process import Shield, ThisThread, one_at_a_time, quiet_thread
 from ..region import Answer, CaptureError, Dimensions, Read, Region, guard_from_placeholders
 from ..runtime import recorded_reads
@@ -63,7 +72,6 @@ def trace(
     """
     form = _call_form(model, call)
     leaves = form.leaves(call.args, call.kwargs)
-    structure = pytree.tree_structure(form.keywords(leaves))
     if dimensions is None:
         dimensions = free_dimensions(model, call)
     # Each argument becomes a tensor of its own: one that is given twice, or is a weight of the model, would be a single
@@ -76,15 +84,16 @@ def trace(
             widened[index] = torch.cat([widened[index]] * 2, dimension)
         dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
     # The exporter looks for the arguments that go into a parameter **kwargs under the name of that parameter.
-    shapes = dict(inspect.signature(model.forward).bind(**pytree.tree_unflatten(dynamic, structure)).arguments)
+    shapes = dict(inspect.signature(model.forward).bind(**form.lists(dynamic)).arguments)
     with one_at_a_time(), recorded_reads(model) as reads:
-        arguments = pytree.tree_unflatten(widened, structure)
+        arguments = form.lists(widened)
         # A Deadline costs time at every call of an operator, so there is none where the seconds are unlimited.
         limit = nullcontext() if seconds == math.inf else Deadline(seconds)
-        with limit, _same_containers(model), _stating_sizes(model, form, dimensions), noted_questions() as answers:
+        with limit, _same_containers(model), _traceable(model, form, dimensions) as forms, noted_questions() as answers:
             program = _export(model, arguments, shapes)
+    outputs = forms[-1] if forms[-1].holds_caches else TreeForm(program.call_spec.out_spec, {})
     example = described(form.keywords(leaves))
-    return _region(model, program, form, dimensions, answers, example, frozenset(reads))
+    return _region(model, program, form, dimensions, answers, example, frozenset(reads), outputs)
 
 
 def free_dimensions(
@@ -108,7 +117,7 @@ def free_dimensions(
     if "batch" in free and len({leaves[index].shape[0] for index, _ in batch}) == 1:
         found["batch"] = batch
     if "sequence" in free:
-        names = form.keywords(list(range(len(leaves)))).items()
+        names = form.lists(list(range(len(leaves)))).items()
         of_decoder = {i for name, inner in names if name.startswith("decoder_") for i in pytree.tree_leaves(inner)}
         lengths: dict[tuple[int, bool], Dimensions] = {}
         for index, tensor in tensors:
@@ -119,15 +128,20 @@ def free_dimensions(
 
 
 @contextmanager
-def _stating_sizes(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimensions]):
+def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimensions]):
     """Within the block, ``model`` runs behind a ``Shield`` and states at its start which sizes of its arguments are
-    equal: if the operators that need it had to find out, the graph would have more symbols."""
+    equal: if the operators that need it had to find out, the graph would have more symbols.
+
+    It is called with lists in the place of caches, see ``CallForm.lists``. Where there is a cache among its arguments
+    or outputs it returns flat values. Their forms are put down in the list that the block gets.
+    """
     own, forward = vars(model).get("forward"), model.forward
     modes: list[FakeTensorMode] = []
+    forms: list[TreeForm] = []
 
     @functools.wraps(forward)
-    def stating(*args: Any, **kwargs: Any) -> Any:
-        leaves = form.leaves(args, kwargs)
+    def traceable(**kwargs: Any) -> Any:
+        leaves = pytree.tree_leaves([kwargs[name] for name in form.names])
         modes.extend(leaf.fake_mode for leaf in leaves if isinstance(leaf, FakeTensor))
         for group in dimensions.values():
             shapes = [leaves[index].shape[dimension] for index, dimension in group]
@@ -136,17 +150,23 @@ def _stating_sizes(model: nn.Module, form: CallForm, dimensions: Mapping[str, Di
         drawn = _python_draws()
         try:
             with shield.raised():
-                outputs = forward(*args, **kwargs)
+                keywords = form.keywords(leaves)
+                outputs = forward(**keywords)
         except RuntimeError as error:
             raise _Raised(error) from None
         if _python_draws() != drawn:
             raise CaptureError("it draws from the random numbers of Python or NumPy, which a graph would fix")
-        return outputs
+        try:
+            flat, outputs_form = taken_apart(outputs, form.passed((), keywords))
+        except UnknownCache as error:
+            raise CaptureError(str(error)) from None
+        forms.append(outputs_form)
+        return tuple(flat) if outputs_form.holds_caches else outputs
 
-    vars(model)["forward"] = stating
+    vars(model)["forward"] = traceable
     try:
         with Shield() as shield:
-            yield
+            yield forms
     finally:
         del vars(model)["forward"]
         if own is not None:
@@ -292,6 +312,7 @@ def _region(
     answers: Sequence[Answer],
     example: Any,
     reads: frozenset[Read],
+    outputs: TreeForm,
 ) -> Region:
     signature = program.graph_signature
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
@@ -323,6 +344,5 @@ def _region(
         guard = guard_from_placeholders(values, free, answers)
     except ValueError as error:
         raise CaptureError(str(error)) from None
-    out_spec = program.call_spec.out_spec
     root = program.graph_module
-    return Region(program.graph, root, form, guard, inputs, slots, constants, out_spec, example, reads)
+    return Region(program.graph, root, form, guard, inputs, slots, constants, outputs, example, reads)

@@ -94,13 +94,12 @@ def draws_as_told(model: nn.Module, region: Region, run: Callable[[list[Any]], A
     """Whether ``run`` draws the same random numbers as ``model`` for any state of the generators. A forward that seeds
     them itself does not pass: no graph shows the seeding."""
 
-    def drawn(function: Callable[[], Any], seed: int) -> list[Any]:
+    def drawn(function: Callable[..., Any], seed: int) -> list[Any]:
         with seeded(seed, leaves):
-            return pytree.tree_leaves(function())
+            return region.flat_outputs(function, leaves)[0]
 
     def agrees(seed: int) -> bool:
-        expected = drawn(lambda: model(**region.call.keywords(leaves)), seed)
-        return all(map(partial(_close, share=0.01), expected, drawn(lambda: run(leaves), seed)))
+        return all(map(partial(_close, share=0.01), drawn(model, seed), drawn(_called_by_names(region, run), seed)))
 
     return agrees(0) and agrees(1)
 
@@ -257,8 +256,8 @@ def _agrees(
 ) -> bool:
     try:
         with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
-            expected, structure = pytree.tree_flatten(model(**region.call.keywords(leaves)))
-        actual, own_structure = pytree.tree_flatten(run(leaves))
+            expected, structure = region.flat_outputs(model, leaves)
+        actual, own_structure = region.flat_outputs(_called_by_names(region, run), leaves)
         return structure == own_structure and all(map(partial(_close, share=share), expected, actual))
     except Exception:  # whatever the model or the graph raises for this size, it is not admitted
         return False
@@ -274,3 +273,12 @@ def _close(expected: Any, actual: Any, share: float) -> bool:
     scale = expected.double().nan_to_num().abs().max().item() if expected.numel() else 1.0
     tolerance = share * _TOLERANCE[expected.dtype] * (scale or 1.0)
     return torch.allclose(actual, expected, rtol=0, atol=tolerance, equal_nan=True)
+
+
+def _called_by_names(region: Region, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, which takes flat inputs of ``region``, as it is called with keyword arguments."""
+
+    def called(**keywords: Any) -> Any:
+        return run(region.call.leaves((), keywords), passed=region.call.passed((), keywords))
+
+    return called

@@ -9,7 +9,17 @@ from typing import Any
 
 from torch import nn
 
-from ..capture import Capture, Part, Parts, Refused, capture_forms, parents, refused_in_every_form, with_few
+from ..capture import (
+    Capture,
+    Part,
+    Parts,
+    Refused,
+    capture_forms,
+    capture_generation,
+    parents,
+    refused_in_every_form,
+    with_few,
+)
 from ..graph import blame, definition
 from ..inputs import ExampleCall, is_token_model, token_calls
 from ..region import CaptureError
@@ -63,6 +73,9 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort) -> Captures:
         whole = None if first is None else time.thread_time() - start
         cheap = None if first is None else _cheap_call(first)
         prepared.settled.restore()
+        for each, captured in capture_generation(model, prepared.call, found[0], prepared.settled.restore):
+            calls.append(each)
+            found.append(captured)
         parts = Parts(model, prepared.call, prepared.counting, prepared.settled.restore, cheap, whole)
         advance()
     kept = () if unsteady(prepared.asked) else parts.found

@@ -24,7 +24,8 @@ def conversion_stats(result: Result) -> dict[str, Any]:
     """The statistics of a finished conversion.
 
     Counts and sites are those of the first call form, or of the outermost parts where the model as a whole could not
-    be captured. ``part_sites`` are those of all parts, which also serve calls that the model's own guard refuses.
+    be captured. ``form_sites`` are those of each further call form, ``part_sites`` those of all parts, which also serve
+    calls that the model's own guard refuses.
 
     Keys: ``<pattern>_found`` and ``<pattern>_replaced`` for every registered pattern, ``total_found``,
     ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed or the
@@ -33,9 +34,10 @@ def conversion_stats(result: Result) -> dict[str, Any]:
     and ``timings`` of each input that was given to tune for), ``seconds`` a stage, ``remembered`` (how many times of
     candidates an earlier conversion had measured), ``check_weights`` (calls, 0 for never), ``cuda_graphs`` (see
     ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of tensors, see ``runtime.tensor_facts``),
-    ``not_written`` (attributes that the forward sets for others to read, which fused calls leave as they are),
-    ``memory`` (see ``_memory``), ``environment``, ``model``, ``config`` (see ``ConversionConfig``), ``inputs``,
-    ``layout``, ``reverted`` and ``nothing_fused`` (None or why).
+    ``generates`` (whether calls that ``generate`` makes were captured), ``not_written`` (attributes that the forward
+    sets for others to read, which fused calls leave as they are), ``memory`` (see ``_memory``), ``environment``,
+    ``model``, ``config`` (see ``ConversionConfig``), ``inputs``, ``layout``, ``reverted`` and ``nothing_fused`` (None
+    or why).
     """
     main = result.captures.outermost()
     sites = [site for captured in main for site in (*captured.sites, *captured.left_out)]
@@ -54,6 +56,7 @@ def conversion_stats(result: Result) -> dict[str, Any]:
         "total_replaced": applied.total(),
         "speedup_achieved": timings.speedup("converted").ratio if timings is not None and not result.reverted else None,
         "sites": [site.as_dict() for site in sites],
+        "form_sites": [[site.as_dict() for site in form.sites] for form in result.captures.forms[1:]],
         "part_sites": [site.as_dict() for site in inner],
         "near_misses": [_near_miss(miss, captured.path) for captured in main for miss in captured.findings.near_misses],
         "regions": list(result.captures.regions),
@@ -68,6 +71,7 @@ def conversion_stats(result: Result) -> dict[str, Any]:
         "model": type(result.model).__name__,
         "config": json_ready(dict(result.config)),
         "inputs": result.call.summary(),
+        "generates": any(captured.region.call.form.caches for captured in result.captures.forms[1:]),
         "example": described(result.call.kwargs or result.call.args),
         "asked": sorted(result.asked),
         "check_weights": result.check_weights,

@@ -1,5 +1,6 @@
 """Example inputs: as a user gives them, as a call, as JSON."""
 
+from .caches import TreeForm, UnknownCache, caches_in, is_cache, map_tensors, taken_apart
 from .call_form import MAX_SPELLINGS, CallForm
 from .equality import is_equal
 from .example import (
@@ -26,16 +27,22 @@ __all__ = [
     "InputError",
     "InputSpecError",
     "MAX_SPELLINGS",
+    "TreeForm",
+    "UnknownCache",
     "Weighted",
     "bounded_lookups",
     "build",
+    "caches_in",
     "copy_of",
     "described",
     "example_call",
+    "is_cache",
     "is_equal",
     "is_token_model",
     "is_whole",
+    "map_tensors",
     "numbered",
+    "taken_apart",
     "to_each",
     "token_calls",
     "variations",

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from .caches import UnknownCache, caches_in, is_cache, taken_apart
 from .equality import is_equal
 
 # Values of these very types are leaves for pytree, without asking it.
@@ -46,8 +46,13 @@ class CallForm:
         }
         self.names = tuple(arguments)
         self.parameters = frozenset(p.name for p in parameters if p.kind is not kinds.VAR_KEYWORD)
-        leaves, self.spec = pytree.tree_flatten(list(arguments.values()))
-        self.flat = len(leaves) == len(self.names)
+        try:
+            leaves, self.form = taken_apart(list(arguments.values()))
+        except UnknownCache as error:
+            raise ValueError(str(error)) from None
+        if len(self.form.caches) > len(caches_in(arguments.values())):
+            raise ValueError("a cache lies within a list or dict among its arguments")
+        self.flat = len(leaves) == len(self.names) and not self.form.caches
         self._orders: dict[tuple, Order | None] = {}
 
     def takes(self, count: int, keywords: list[str]) -> bool:
@@ -73,12 +78,27 @@ class CallForm:
         values = [values[index] for index in taken]
         if self.flat and _LEAVES.issuperset(map(type, values)):
             return values
-        leaves, spec = pytree.tree_flatten(values)
-        return leaves if spec == self.spec else None
+        try:
+            leaves, form = taken_apart(values)
+        except UnknownCache:
+            return None
+        return leaves if form == self.form else None
+
+    def passed(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        """The caches among the arguments of a call that has this form, in the traced order."""
+        if not self.form.caches:
+            return []
+        given = dict(zip(self.positional, args)) | kwargs
+        return [given[name] for name in self.names if is_cache(given[name])]
 
     def keywords(self, leaves: list[Any]) -> dict[str, Any]:
         """The keyword arguments whose flat values are ``leaves``."""
-        return dict(zip(self.names, pytree.tree_unflatten(leaves, self.spec)))
+        return dict(zip(self.names, self.form.put_together(leaves)))
+
+    def lists(self, leaves: list[Any]) -> dict[str, Any]:
+        """As ``keywords``, with the list of its flat values in the place of each cache, and of each object of a class
+        for which pytree has to be told how to take it apart."""
+        return dict(zip(self.names, self.form.as_lists(leaves)))
 
     def order(self, count: int, keywords: list[str]) -> Order | None:
         """The ``Order`` for calls with ``count`` positional arguments and these keywords; None where such a call cannot

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree as pytree
+
+from .caches import is_cache, map_tensors, taken_apart
 
 
 class InputError(ValueError):
@@ -29,12 +30,7 @@ class ExampleCall:
 
     def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> ExampleCall:
         """The same call with ``fn`` applied to every tensor, at whatever depth it lies; see ``to_each``."""
-        each = to_each(fn)
-
-        def mapped(value: Any) -> Any:
-            return each(value) if isinstance(value, Tensor) else value
-
-        args, kwargs = pytree.tree_map(mapped, (self.args, self.kwargs), is_leaf=is_whole)
+        args, kwargs = map_tensors(to_each(fn), (self.args, self.kwargs), is_leaf=is_whole)
         return ExampleCall(args, kwargs)
 
     def copied(self) -> ExampleCall:
@@ -42,13 +38,14 @@ class ExampleCall:
         return self.map_tensors(copy_of)
 
     def tensors(self) -> list[Tensor]:
-        return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+        leaves, _ = taken_apart((self.args, self.kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def summary(self) -> str:
         def show(value: Any) -> str:
             if isinstance(value, Tensor):
                 return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-            return type(value).__name__ if isinstance(value, (Mapping, Sequence)) else repr(value)
+            return type(value).__name__ if isinstance(value, (Mapping, Sequence)) or is_cache(value) else repr(value)
 
         return ", ".join([show(a) for a in self.args] + [f"{k}={show(v)}" for k, v in self.kwargs.items()])
 

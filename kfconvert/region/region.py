@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from ..graph import Aliases, draws, written_arguments
-from ..inputs import CallForm
+from ..inputs import CallForm, TreeForm, taken_apart
 from .guard import Guard
 
 # The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
@@ -28,8 +28,8 @@ class Region:
     """A module captured as one graph.
 
     ``graph`` has a placeholder for every parameter, buffer, constant and user input, calls ATen operators, and
-    returns a flat tuple; ``root`` holds the subgraphs that it calls. ``slots`` tells where the tensor of a
-    placeholder lives in the model: (module path, attribute name). ``inputs`` names the placeholders of the user
+    returns the flat values of ``outputs``; ``root`` holds the subgraphs that it calls. ``slots`` tells where the tensor
+    of a placeholder lives in the model: (module path, attribute name). ``inputs`` names the placeholders of the user
     inputs in the order of ``call``'s leaves. ``example`` describes the keyword arguments that it was traced with (see
     ``inputs.described``), None where that cannot be; ``reads`` has what it read of modules and of the objects
     that they hold (see ``runtime.configuration``).
@@ -42,7 +42,7 @@ class Region:
     inputs: list[str]
     slots: dict[str, tuple[str, str]]
     constants: dict[str, Tensor]
-    out_spec: pytree.TreeSpec
+    outputs: TreeForm
     example: Any = None
     reads: frozenset[Read] = frozenset()
     # What the code behind it asks of tensors, see ``tensor_facts``.
@@ -51,6 +51,17 @@ class Region:
     differentiable: dict[bytes, tuple[bool, ...] | str] = field(default_factory=dict)
     # That at the time of the trace, if new tensors may lie there because it was the default; else None.
     default_device: torch.device | None = None
+
+    @property
+    def has_caches(self) -> bool:
+        """Whether it takes or returns key-value caches, each as its tensors."""
+        return self.outputs.holds_caches or bool(self.call.form.caches)
+
+    def flat_outputs(self, run: Callable[..., Any], leaves: list[Any]) -> tuple[list[Any], TreeForm]:
+        """What ``run`` returns for the flat inputs ``leaves``, given as keyword arguments, and makes of the caches
+        among these. Raises UnknownCache."""
+        keywords = self.call.keywords(leaves)
+        return taken_apart(run(**keywords), self.call.passed((), keywords))
 
     def note_default_device(self, device: torch.device) -> None:
         """To be called before the graph is rewritten: ``device`` is that of new tensors for which none is named."""

@@ -7,9 +7,10 @@ import inspect
 import operator
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,16 +76,30 @@ class Variant:
             return f"its code asks for {', '.join(sorted(self.region.asked))} of tensors, and these are others"
         return refusal
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether CUDA graphs may be recorded of it. A cache that it takes has another length in each call."""
+        return not self.region.call.form.caches
+
     def structured(self, outputs: tuple[Any, ...]) -> Any:
-        return pytree.tree_unflatten(outputs, self.region.out_spec)
+        """The outputs of a region without caches; compilers follow this."""
+        return pytree.tree_unflatten(outputs, self.region.outputs.spec)
 
     def run(
-        self, leaves: list[Any], graphs: CudaGraphs | None = None, is_part: bool = False, ahead: Ahead | None = None
+        self,
+        leaves: list[Any],
+        graphs: CudaGraphs | None = None,
+        is_part: bool = False,
+        ahead: Ahead | None = None,
+        passed: Sequence[Any] = (),
     ) -> Any:
-        """The outputs; by a recording of ``graphs`` where there is one."""
-        if graphs is None:
-            return self.structured(self.program.run(leaves))
-        return self.structured(graphs.run(self.program, leaves, self.region.is_random, is_part, ahead))
+        """The outputs; by a recording of ``graphs`` where there is one. The ``passed`` caches, whose tensors are among
+        ``leaves``, are written to."""
+        if graphs is None or not self.is_recorded:
+            flat = self.program.run(leaves)
+        else:
+            flat = graphs.run(self.program, leaves, self.region.is_random, is_part, ahead)
+        return self.region.outputs.put_together(flat, passed)
 
 
 class GuardedForward:
@@ -168,7 +183,7 @@ class GuardedForward:
                 refusal = variant.refusal(leaves)
                 if refusal is None:
                     outputs = self._run(variant, leaves, args, kwargs, ahead)
-                    self._last = spelling, variant
+                    self._last = (spelling, variant) if variant.is_recorded else None
                     return outputs
             except UnfitTensors as error:
                 refusal = str(error)
@@ -274,12 +289,13 @@ class GuardedForward:
     def _run(
         self, variant: Variant, leaves: list[Any], args: tuple, kwargs: dict[str, Any], ahead: Ahead | None
     ) -> Any:
+        passed = variant.region.call.passed(args, kwargs)
         if not torch.is_grad_enabled():
-            return self._counted(variant.run(leaves, self.graphs, bool(self.path), ahead))
+            return self._counted(variant.run(leaves, self.graphs, bool(self.path), ahead, passed))
         places = self.state.parameter_places
         parameters: list[torch.Tensor] = [tensor for store, key in places if (tensor := store.get(key)) is not None]
         if not needs_gradient(parameters, leaves):
-            return self._counted(variant.run(leaves, self.graphs, bool(self.path)))
+            return self._counted(variant.run(leaves, self.graphs, bool(self.path), passed=passed))
         if self.frozen is not None and self.frozen.host_bytes:
             return self._missed("gradients are wanted, and weights lie in host memory", args, kwargs)
         reason = self._no_gradients(variant, parameters, leaves)
@@ -295,11 +311,11 @@ class GuardedForward:
             if not unchanged.holds_for(variant.program.tensors()):
                 raise RuntimeError(_CHANGED_IN_BETWEEN + "a weight, buffer or attribute of it holds something else")
             with originals(), self._as_in_forward(model, parameters):
-                return self._original_of(model, **variant.region.call.keywords(flat))
+                return variant.region.flat_outputs(partial(self._original_of, model), flat)[0]
 
         held = variant.program.tensors()
         recorded = run_recorded(variant.program.run, original, parameters, leaves, differentiable, held)
-        return self._counted(variant.structured(recorded))
+        return self._counted(variant.region.outputs.put_together(recorded, passed))
 
     def _no_gradients(self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]) -> str | None:
         """Why this call has to run the original where gradients are wanted; None where they can be computed later."""
@@ -343,7 +359,7 @@ class GuardedForward:
         # Hooks that keep what a forward saves for backward (checkpoints, offloading) must keep nothing of this run.
         unkept = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)
         with originals(), torch.enable_grad(), unkept:
-            outputs = pytree.tree_leaves(self.original(**variant.region.call.keywords(leaves)))
+            outputs, _ = variant.region.flat_outputs(self.original, leaves)
         if is_connected(outputs):
             return "one of its outputs is computed from another"
         if has_reentrant_checkpoint(outputs):
@@ -429,7 +445,7 @@ class GuardedForward:
         """Why no variant serves a call, where none takes its arguments."""
         if not self.variants:
             return "it was pickled, which does not keep fused programs; convert it again or use kfconvert.save"
-        forms = " or ".join(f"({', '.join(variant.region.call.names)})" for variant in self.variants)
+        forms = " or ".join(dict.fromkeys(f"({', '.join(each.region.call.names)})" for each in self.variants))
         return f"the call has other arguments than {forms}"
 
     def _missed(self, reason: str, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -226,6 +226,8 @@ def _unfit(variant: Variant) -> str | None:
     region = variant.region
     if region.is_random:
         return "it draws random numbers"
+    if region.has_caches:
+        return "it takes or returns a key-value cache"
     if region.has_effects:
         return "it writes to its arguments, or asserts what depends on their values"
     if region.asked - {ELEMENTS}:
@@ -251,7 +253,7 @@ def _leaves(variant: Variant, choice: Choice, args: tuple, kwargs: dict[str, Any
     if call.flat:
         return values
     leaves, spec = pytree.tree_flatten(values)
-    return leaves if spec == call.spec else None
+    return leaves if spec == call.form.spec else None
 
 
 def _fits(variant: Variant, leaves: list[Any], named: bool = False) -> bool:

@@ -371,9 +371,18 @@ def test_recording_hooks_of_transformers_do_not_end_the_fused_calls():
     assert guard(fused)["hits"] == 1
 
 
-def test_a_cache_in_the_output_is_told_in_one_clear_line():
+class OwnCache(transformers.DynamicCache):
+    """A class of caches of which nothing is known."""
+
+
+class OwnCaching(transformers.GPT2LMHeadModel):
+    def forward(self, input_ids):
+        return super().forward(input_ids, past_key_values=OwnCache() if self.config.use_cache else None)
+
+
+def test_a_cache_of_an_unknown_class_in_the_output_is_told_in_one_clear_line():
     config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50, bos_token_id=1, eos_token_id=1)
-    model, converter = transformers.GPT2LMHeadModel(config), ModelConverter(select="all")
+    model, converter = OwnCaching(config), ModelConverter(select="all")
     converter.convert_model(model, input_shape=(1, 8))
     whole = converter.conversion_stats["regions"][0]
     assert not whole["captured"] and "use_cache = False" in whole["reason"]

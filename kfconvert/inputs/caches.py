@@ -1,0 +1,248 @@
+"""Key-value caches of transformers as trees of tensors: taken apart, made anew, and written as a forward writes them.
+
+They are not registered with pytree: that would change what torch.export and others make of the caches of a user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+# Where transformers has the classes of caches. Nobody has a cache who has not imported it.
+_MODULE = "transformers.cache_utils"
+_GROWING = frozenset(("DynamicLayer", "DynamicSlidingWindowLayer"))
+_SLIDING = "DynamicSlidingWindowLayer"
+# What follows from the keys and the other attributes of a layer.
+_TENSORS = frozenset(("keys", "values"))
+_OF_WINDOW = frozenset(("cumulative_length", "_sliding_window_tensor"))
+_PLAIN = frozenset((bool, int, float, str, type(None), type, torch.dtype, torch.device))
+
+
+@dataclass(frozen=True)
+class CacheKind:
+    """All that a cache holds but its keys and values: its class and attributes, those of its layers, and the kinds of
+    the caches within it.
+
+    ``filled``: of each layer, whether it has keys and values, of shape [batch, heads, length, head size]; these are
+    the tensors of the cache, in the order of the layers, those of caches within it one after the other.
+    """
+
+    cls: type
+    attributes: dict[str, Any]
+    layers: tuple[tuple[type, dict[str, Any]], ...] = ()
+    filled: tuple[bool, ...] = ()
+    inner: tuple[tuple[str, CacheKind], ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many tensors there are."""
+        return 2 * sum(self.filled) + sum(kind.count for _, kind in self.inner)
+
+    def made(self, tensors: Sequence[Any]) -> Any:
+        """A new cache of this kind that holds ``tensors``."""
+        cache = object.__new__(self.cls)
+        if self.inner:
+            vars(cache).update((name, object.__new__(kind.cls)) for name, kind in self.inner)
+        self.write(cache, tensors)
+        return cache
+
+    def write(self, cache: Any, tensors: Sequence[Any]) -> None:
+        """Let ``cache``, the same object that it was, become one of this kind that holds ``tensors``."""
+        held = vars(cache)
+        held.update((name, _own(value)) for name, value in self.attributes.items())
+        rest = iter(tensors)
+        for name, kind in self.inner:
+            kind.write(held[name], [next(rest) for _ in range(kind.count)])
+        if self.inner:
+            return
+        layers = held.setdefault("layers", [])
+        layers += [object.__new__(cls) for cls, _ in self.layers[len(layers) :]]
+        for layer, (cls, attributes), filled in zip(layers, self.layers, self.filled):
+            own = vars(layer)
+            own.update(attributes)
+            own["keys"], own["values"] = (next(rest), next(rest)) if filled else (None, None)
+            if cls.__name__ == _SLIDING:
+                own["cumulative_length"] = own["keys"].shape[-2] if filled else 0
+                window = own.get("_sliding_window_tensor")
+                if window is None:
+                    window = torch.tensor(attributes["sliding_window"], dtype=torch.long)
+                own["_sliding_window_tensor"] = window.to(own["keys"].device) if filled else window
+
+
+def is_cache(value: Any) -> bool:
+    """Whether ``value`` is of a class of caches that are known here, which need not be true of its layers."""
+    return type(value).__module__ == _MODULE and type(value).__name__ in ("DynamicCache", "EncoderDecoderCache")
+
+
+def kind_of(cache: Any) -> tuple[CacheKind, list[Any]] | None:
+    """The kind and the tensors of a cache; None where it holds something that is not known here, such as a layer of
+    another class, or one that has dropped what lies outside of its window."""
+    held = vars(cache)
+    if type(cache).__name__ == "EncoderDecoderCache":
+        names = ("self_attention_cache", "cross_attention_cache")
+        found = [kind_of(held[name]) if type(held.get(name)).__name__ == "DynamicCache" else None for name in names]
+        rest = {name: _own(value) for name, value in held.items() if name not in names}
+        if None in found or held[names[0]] is held[names[1]] or not all(map(_is_plain_or_flags, rest.values())):
+            return None
+        kinds = tuple((name, kind) for name, (kind, _) in zip(names, found))  # type: ignore[misc]  # none is None
+        return CacheKind(type(cache), rest, inner=kinds), [t for _, tensors in found for t in tensors]  # type: ignore[misc]
+    attributes = {name: value for name, value in held.items() if name != "layers"}
+    layers = held["layers"]
+    if not all(type(value) in _PLAIN or isinstance(value, type) for value in attributes.values()):
+        return None
+    if len(set(map(id, layers))) < len(layers):
+        return None
+    tensors: list[Any] = []
+    kinds_of_layers, filled = [], []
+    for layer in layers:
+        own = vars(layer)
+        cls, keys = type(layer), own.get("keys")
+        if cls.__module__ != _MODULE or cls.__name__ not in _GROWING or (keys is None) != (own.get("values") is None):
+            return None
+        derived = _TENSORS
+        if cls.__name__ == _SLIDING:
+            if own.get("cumulative_length") != (0 if keys is None else keys.shape[-2]):
+                return None
+            derived = _TENSORS | _OF_WINDOW
+        state = {name: value for name, value in own.items() if name not in derived}
+        if not _PLAIN.issuperset(map(type, state.values())):
+            return None
+        kinds_of_layers.append((cls, state))
+        filled.append(keys is not None)
+        if keys is not None:
+            tensors += (keys, own["values"])
+    return CacheKind(type(cache), attributes, tuple(kinds_of_layers), tuple(filled)), tensors
+
+
+def _own(value: Any) -> Any:
+    return dict(value) if type(value) is dict else value
+
+
+def _is_plain_or_flags(value: Any) -> bool:
+    return type(value) in _PLAIN or (type(value) is dict and {int, bool} >= set(map(type, (*value, *value.values()))))
+
+
+@dataclass(frozen=True)
+class TreeForm:
+    """The structure of values, in which caches are taken apart as well.
+
+    ``spec`` has a leaf for each cache; ``caches`` tells what stands at these leaves: the kind of a new cache, or the
+    index of one that was ``passed`` to the forward. ``written`` are the kinds that the passed caches have afterwards.
+    The flat values are those of the leaves in order, of a new cache all its tensors, then the tensors of the
+    ``written`` ones.
+    """
+
+    spec: pytree.TreeSpec
+    caches: dict[int, CacheKind | int]
+    written: tuple[CacheKind, ...] = ()
+
+    @property
+    def holds_caches(self) -> bool:
+        return bool(self.caches or self.written)
+
+    def put_together(self, flat: Sequence[Any], passed: Sequence[Any] = ()) -> Any:
+        """The values again; ``passed`` caches are written to, and stand where they stood."""
+        if not self.holds_caches:
+            return pytree.tree_unflatten(flat, self.spec)
+        rest = iter(flat)
+        leaves = []
+        for index in range(self.spec.num_leaves):
+            kind = self.caches.get(index)
+            if isinstance(kind, int):
+                leaves.append(passed[kind])
+            else:
+                leaves.append(next(rest) if kind is None else kind.made([next(rest) for _ in range(kind.count)]))
+        for cache, kind in zip(passed, self.written):
+            kind.write(cache, [next(rest) for _ in range(kind.count)])
+        return pytree.tree_unflatten(leaves, self.spec)
+
+    def as_lists(self, flat: Sequence[Any]) -> list[Any]:
+        """The items of a list again, of which a cache, and what is neither a tuple, a list nor a dict or holds such, is
+        the list of its flat values."""
+        rest, places = iter(flat), iter(range(self.spec.num_leaves))
+        items: list[Any] = []
+        for spec in self.spec.children():
+            kinds = [self.caches.get(next(places)) for _ in range(spec.num_leaves)]
+            counts = [kind.count if isinstance(kind, CacheKind) else 1 for kind in kinds]
+            values = [next(rest) for _ in range(sum(counts))]
+            items.append(pytree.tree_unflatten(values, spec) if not any(kinds) and _is_builtin(spec) else values)
+        return items
+
+
+def _is_builtin(spec: pytree.TreeSpec) -> bool:
+    return spec.is_leaf() or (spec.type in (tuple, list, dict) and all(map(_is_builtin, spec.children())))
+
+
+class UnknownCache(ValueError):
+    """A cache that cannot be taken apart; the message says why."""
+
+
+def taken_apart(values: Any, passed: Iterable[Any] = ()) -> tuple[list[Any], TreeForm]:
+    """The flat values and their form. A cache that is not known stays a leaf.
+
+    Args:
+        passed: caches that the call was given whose outputs these are.
+
+    Raises:
+        UnknownCache: a passed cache is not known any more, or two caches hold the same objects.
+    """
+    leaves, spec = pytree.tree_flatten(values, is_leaf=is_cache)
+    passed = list(passed)
+    if not passed and not any(map(is_cache, leaves)):
+        return leaves, TreeForm(spec, {})
+    places = {id(cache): index for index, cache in enumerate(passed)}
+    parts = {id(part) for cache in passed for part in _parts(cache)}
+    flat: list[Any] = []
+    caches: dict[int, CacheKind | int] = {}
+    for index, leaf in enumerate(leaves):
+        if id(leaf) in places:
+            caches[index] = places[id(leaf)]
+            continue
+        found = kind_of(leaf) if is_cache(leaf) else None
+        if found is None:
+            flat.append(leaf)
+            continue
+        if not parts.isdisjoint(map(id, _parts(leaf))):
+            raise UnknownCache("a cache holds a part of another")
+        parts.update(map(id, _parts(leaf)))
+        caches[index], tensors = found
+        flat += tensors
+    written = []
+    for cache in passed:
+        found = kind_of(cache)
+        if found is None:
+            raise UnknownCache("it leaves a cache that it was given in a form that is not known")
+        written.append(found[0])
+        flat += found[1]
+    return flat, TreeForm(spec, caches, tuple(written))
+
+
+def _parts(cache: Any) -> list[Any]:
+    """The objects that a cache is made of."""
+    if type(cache).__name__ == "EncoderDecoderCache":
+        return [cache, *_parts(cache.self_attention_cache), *_parts(cache.cross_attention_cache)]
+    return [cache, *cache.layers]
+
+
+def map_tensors(function: Callable[[Tensor], Any], values: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """``values`` with ``function`` of each tensor in its place, also in caches, which become new ones."""
+
+    def mapped(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return function(value)
+        found = kind_of(value) if is_cache(value) else None
+        return value if found is None else found[0].made(list(map(function, found[1])))
+
+    return pytree.tree_map(
+        mapped, values, is_leaf=lambda value: is_cache(value) or (is_leaf is not None and is_leaf(value))
+    )
+
+
+def caches_in(values: Iterable[Any]) -> list[Any]:
+    """Those of ``values`` that are caches."""
+    return [value for value in values if is_cache(value)]
