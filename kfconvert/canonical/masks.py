@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..graph import Aliases, arguments, aten, constant_value, same_kind
 
@@ -40,28 +43,54 @@ def _is_true(node: fx.Node, aliases: Aliases) -> bool:
     if node.target is aten.__and__.Tensor and node.meta["val"].dtype is torch.bool:
         return all(_is_true(argument, aliases) for argument in node.args)
     if node.target is aten.to.dtype and node.args[1] is torch.bool:
-        least = _least(node.args[0], aliases)
-        return least is not None and least > 0
+        least, _ = _extent(node.args[0], aliases)
+        return least is not None and _is_known(least > 0)
     if node.target is aten.ge.Scalar:
-        least = _least(node.args[0], aliases)
-        return least is not None and bool(least >= node.args[1])
+        least, _ = _extent(node.args[0], aliases)
+        return least is not None and _is_known(least >= node.args[1])
+    if node.target in _COMPARISONS:
+        left, right = (_extent(argument, aliases) for argument in node.args)
+        least, most = (right[0], left[1]) if node.target in _BELOW else (left[0], right[1])
+        if least is None or most is None:
+            return False
+        return _is_known(most < least if node.target in _STRICT else most <= least)
     return False
 
 
-def _least(node: fx.Node, aliases: Aliases) -> float | None:
-    """A lower bound of all elements, where one is plain to see."""
-    if aliases.is_written(node):
-        return None
+_BELOW = {aten.le.Tensor, aten.lt.Tensor}
+_STRICT = {aten.lt.Tensor, aten.gt.Tensor}
+_COMPARISONS = {*_BELOW, *_STRICT, aten.ge.Tensor}
+
+
+def _is_known(condition: Any) -> bool:
+    """Whether a comparison of numbers, some of which may be free sizes, is true whatever these are."""
+    return bool(statically_known_true(condition))
+
+
+def _extent(node: Any, aliases: Aliases) -> tuple[Any, Any]:
+    """The least and the largest of all elements, of which free sizes may be a part, where that is plain to see; else
+    None twice."""
+    unknown = None, None
+    if not isinstance(node, fx.Node) or aliases.is_written(node):
+        return unknown
     if node.target in _SHAPE_ONLY:
-        return _least(node.args[0], aliases)
-    if node.target is aten.arange.default:
-        return 0
+        return _extent(node.args[0], aliases)
+    if node.target is aten.arange.default and not node.meta["val"].is_floating_point():
+        end = _number(node.args[0])
+        return unknown if end is None else (0, end - 1)
     if node.target in _ONES:
-        return 1
-    if node.target is aten.add.Tensor and isinstance(node.args[1], (int, float)) and not node.kwargs:
-        least = _least(node.args[0], aliases)
-        return None if least is None else least + node.args[1]
-    return None
+        return 1, 1
+    if node.target is aten.add.Tensor and "alpha" not in node.kwargs:
+        least, most = _extent(node.args[0], aliases)
+        added = _number(node.args[1])
+        return unknown if least is None or added is None else (least + added, most + added)
+    return unknown
+
+
+def _number(value: Any) -> Any:
+    """An int, a float, or a free size; None for others."""
+    value = value.meta.get("val") if isinstance(value, fx.Node) else value
+    return value if isinstance(value, (int, float, torch.SymInt)) else None
 
 
 def drop_zero_masks(graph: fx.Graph) -> None:

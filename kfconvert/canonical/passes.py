@@ -26,6 +26,7 @@ from .activations import rewrite_spellings
 from .contiguous import drop_kept_contiguous, lies_in_output
 from .masks import drop_true_masks, drop_zero_masks
 from .products import spell_products
+from .repeated_heads import share_heads
 
 
 def canonicalise(graph: fx.Graph) -> None:
@@ -213,6 +214,7 @@ PASSES: tuple[Callable[[fx.Graph], None], ...] = (
     spell_numbers,
     spell_products,
     drop_true_masks,
+    share_heads,
     drop_zero_masks,
     spell_activations,
 )

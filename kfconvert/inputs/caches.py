@@ -45,7 +45,7 @@ class CacheKind:
 
     def made(self, tensors: Sequence[Any]) -> Any:
         """A new cache of this kind that holds ``tensors``."""
-        cache = object.__new__(self.cls)
+        cache: Any = object.__new__(self.cls)
         if self.inner:
             vars(cache).update((name, object.__new__(kind.cls)) for name, kind in self.inner)
         self.write(cache, tensors)

@@ -1,4 +1,4 @@
-"""Models with key-value caches, captured as a whole: what they return, what they make of a cache, what they generate."""
+"""Models with key-value caches, captured as a whole: what they return, make of a cache, and generate."""
 
 import functools
 
