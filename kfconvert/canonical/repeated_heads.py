@@ -33,9 +33,9 @@ def _before_repeat(node: Any, aliases: Aliases) -> fx.Node | None:
     expanded = _argument(node, aten.reshape.default, aliases)
     unsqueezed = _argument(expanded, aten.expand.default, aliases)
     heads = _argument(unsqueezed, aten.unsqueeze.default, aliases)
-    if heads is None or unsqueezed.args[1] != 2:  # type: ignore[union-attr]  # it is a node where heads is one
+    if heads is None or unsqueezed.args[1] != 2:
         return None
-    before, wide, after = (each.meta["val"].shape for each in (heads, expanded, node))  # type: ignore[union-attr]
+    before, wide, after = (each.meta["val"].shape for each in (heads, expanded, node))
     if len(before) != 4 or len(after) != 4 or not isinstance(wide[2], int):
         return None
     repeated = (before[0], before[1] * wide[2], before[2], before[3])

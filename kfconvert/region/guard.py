@@ -178,9 +178,16 @@ class Guard:
             if len(found) > 1:
                 return f"the arguments disagree on the {name} size: {sorted(found)}"
         values = self._values(shapes)
+        # A cache has the same few sizes in each of its tensors, and other lengths in every call.
+        known: dict[Any, Any] = dict(values)
         for guard, shape in zip(self.tensors, shapes):
             for dimension, (size, actual) in enumerate(zip(guard.sizes, shape)):
-                expected = size if isinstance(size, int) else size.subs(values)
+                if isinstance(size, int):
+                    expected = size
+                elif size in known:
+                    expected = known[size]
+                else:
+                    expected = known[size] = size.subs(values)
                 if expected != actual:
                     return (
                         f"argument {guard.index} has size {actual} in dimension {dimension}, "
@@ -225,7 +232,6 @@ def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions], answ
     """
     tensors, constants = [], []
     ranges: dict[sympy.Symbol, tuple[int, int | None]] = {}
-    constraints: list[sympy.Basic] = []
     environment: Any = None
     for index, value in enumerate(values):
         if not isinstance(value, Tensor):
@@ -235,8 +241,6 @@ def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions], answ
         for size in value.shape:
             if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
                 environment = size.node.shape_env
-                # Sizes found equal share one symbol in the shapes; the conditions may still name the other.
-                constraints = [environment.replace(guard.expr) for guard in environment.guards]
                 sizes.append(size.node.expr)
                 for symbol in size.node.expr.free_symbols:
                     bounds = environment.var_to_range[symbol]
@@ -245,6 +249,9 @@ def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions], answ
             else:
                 sizes.append(int(size))
         tensors.append(TensorGuard(index, value.dtype, value.device, tuple(sizes)))
+    # Sizes found equal share one symbol in the shapes; the conditions may still name the other.
+    conditions = dict.fromkeys(environment.replace(guard.expr) for guard in environment.guards) if environment else ()
+    constraints = [condition for condition in conditions if condition != sympy.true]
     carried = {size for guard in tensors for size in guard.sizes if isinstance(size, sympy.Symbol)}
     needed = set(ranges).union(*(constraint.free_symbols for constraint in constraints))
     if not needed <= carried:

@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from kfconvert.canonical.passes import canonicalise
 from kfconvert.capture.tracer import trace
 from kfconvert.graph.nodes import mark_weights
-from kfconvert.graph.trees import aten
+from kfconvert.graph.trees import arguments, aten
 from kfconvert.inputs.example import ExampleCall
 from kfconvert.matching.rewriter import rewrite
 from kfconvert.region.live_tensors import LiveTensors
@@ -363,6 +363,33 @@ def test_only_a_mask_that_is_true_everywhere_is_dropped(least, dropped):
     attention = next(n for n in region.graph.nodes if n.target is aten.scaled_dot_product_attention.default)
     assert (len(attention.args) == 3 and attention.kwargs["attn_mask"] is None) is dropped
     torch.testing.assert_close(run(model, region, x)[0], model(x), equal_nan=True)
+
+
+def step(shift):
+    """Attention of the last ``1 + shift`` of the positions, with the mask that a trace of transformers writes."""
+
+    def attend(q, keys):
+        length = keys.shape[-2]
+        seen = (
+            torch.arange(length)[None, None, None, :] <= (torch.arange(1) + (length - 1 - shift))[None, None, :, None]
+        )
+        keys = keys[:, :, None].expand(-1, -1, 2, -1, -1).reshape(keys.shape[0], -1, length, keys.shape[-1])
+        return F.scaled_dot_product_attention(q, keys, keys, attn_mask=seen.expand(keys.shape[0], -1, -1, -1))
+
+    return attend
+
+
+@pytest.mark.parametrize("shift, dropped", [(0, True), (1, False)])
+def test_the_last_of_some_positions_sees_all_whatever_their_number_and_repeats_no_heads(shift, dropped):
+    model, q, keys = TwoArguments(step(shift)).eval(), torch.randn(2, 4, 1, 8), torch.randn(2, 2, 6, 8)
+    region = trace(model, ExampleCall((q, keys)), {"batch": [(0, 0), (1, 0)], "length": [(1, 2)]})
+    canonicalise(region.graph)
+    attention = next(n for n in region.graph.nodes if n.target is aten.scaled_dot_product_attention.default)
+    assert (arguments(attention)[3] is None) is dropped
+    assert bool(attention.kwargs.get("enable_gqa")) is dropped
+    for length in (6, 9):
+        given = torch.randn(3, 4, 1, 8), torch.randn(3, 2, length, 8)
+        torch.testing.assert_close(run(model, region, *given)[0], model(*given))
 
 
 def test_casts_to_the_dtype_of_another_tensor():

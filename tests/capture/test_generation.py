@@ -1,12 +1,14 @@
 """Models with key-value caches, captured as a whole: what they return, make of a cache, and generate."""
 
+import copy
 import functools
 
 import pytest
 import torch
 import transformers as hf
 
-from kfconvert import ModelConverter
+from kfconvert import ModelConverter, load, save
+from kfconvert.runtime import guarded_forward
 
 SIZES = dict(
     vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
@@ -39,6 +41,8 @@ FAMILIES = {
         hf.WhisperConfig(**SEQ2SEQ, num_mel_bins=8, max_source_positions=16, max_target_positions=32)
     ),
 }  # fmt: skip
+# Norms and rotations are computed in float32 by some models whatever their own dtype is.
+IN_FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
 ARGUMENTS = {
     "greedy": {},
     "sampling": {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
@@ -49,7 +53,8 @@ ARGUMENTS = {
 
 
 @functools.cache
-def converted(family, dtype=torch.float64):
+def converted(family, dtype=torch.float64, missing=False):
+    """The model, and its conversion; another one for tests in which the ``missing`` of programs is counted."""
     torch.manual_seed(0)
     model = FAMILIES[family]().to(dtype).eval()
     # Of random weights as they come, the next token is mostly the last one.
@@ -121,3 +126,172 @@ def test_one_prompt_may_be_of_one_token(family, length):
     before, inputs = served(fused), prompt(family, batch=1, length=length)
     assert torch.equal(generated(fused, inputs), generated(model, inputs))
     assert served(fused, before) >= 5
+
+
+def filled(model, ids):
+    """What ``generate`` passes for the next token, after ``ids``: a cache that the original has filled."""
+    cache = hf.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+    return cache
+
+
+def step(model, cache, batch=2):
+    torch.manual_seed(3)
+    position = torch.full((batch, 1), cache.get_seq_length())
+    given = {"input_ids": torch.randint(4, 64, (batch, 1)), "past_key_values": cache, "position_ids": position}
+    with torch.no_grad():
+        return model(**given, logits_to_keep=1, use_cache=True, return_dict=True)
+
+
+def assert_same(cache, other):
+    for ours, theirs in zip((cache, *cache.layers), (other, *other.layers), strict=True):
+        assert type(ours) is type(theirs) and vars(ours).keys() == vars(theirs).keys()
+        for name in vars(ours).keys() - {"layers"}:
+            if isinstance(vars(ours)[name], torch.Tensor):
+                torch.testing.assert_close(vars(ours)[name], vars(theirs)[name], **IN_FLOAT32)
+            else:
+                assert vars(ours)[name] == vars(theirs)[name]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mistral"])
+def test_a_call_without_a_cache_returns_one_as_the_original_would(family):
+    model, fused = converted(family)
+    before, ids = served(fused), prompt(family)
+    with torch.no_grad():
+        ours, theirs = fused(ids).past_key_values, model(ids).past_key_values
+    assert served(fused, before) == 1
+    assert_same(ours, theirs)
+    # Each takes the cache of the other.
+    torch.testing.assert_close(step(model, ours).logits, step(fused, theirs).logits, **IN_FLOAT32)
+    assert served(fused, before) == 2
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mistral"])
+def test_a_step_writes_to_the_cache_that_it_is_given_and_returns_it(family):
+    model, fused = converted(family)
+    before, cache = served(fused), filled(model, prompt(family))
+    expected, layers = step(model, filled(model, prompt(family))), list(cache.layers)
+    keys = layers[0].keys
+    outputs = step(fused, cache)
+    assert served(fused, before) == 1 and outputs.past_key_values is cache
+    assert [*map(id, cache.layers)] == [*map(id, layers)] and keys.shape[-2] == 6 and cache.get_seq_length() == 7
+    assert_same(cache, expected.past_key_values)
+    torch.testing.assert_close(outputs.logits, expected.logits, **IN_FLOAT32)
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+def test_a_program_that_is_not_taken_leaves_the_cache_to_the_original():
+    model, fused = converted("gpt2", missing=True)
+    cache = filled(model, prompt("gpt2"))
+    with torch.no_grad():
+        outputs = fused(torch.tensor([[5], [6]]), past_key_values=cache, output_attentions=True)
+    assert outputs.past_key_values is cache and cache.get_seq_length() == 7
+
+
+class OtherLayer(hf.cache_utils.DynamicLayer):
+    """Its keys are those of the usual class, for all that anybody knows."""
+
+
+def with_another_layer(cache):
+    layer = object.__new__(OtherLayer)
+    vars(layer).update(vars(cache.layers[0]))
+    cache.layers[0] = layer
+
+
+def with_an_attribute(cache):
+    cache.layers[1].update = cache.layers[1].update
+
+
+def with_one_layer_twice(cache):
+    cache.layers[1] = cache.layers[0]
+
+
+def with_one_tensor_twice(cache):
+    cache.layers[1].keys = cache.layers[0].keys
+
+
+def of_another_class(cache):
+    cache.__class__ = type("OtherCache", (hf.DynamicCache,), {})
+
+
+def of_another_length(cache):
+    cache.layers[1].crop(-1)
+
+
+def in_another_dtype(cache):
+    cache.layers[0].keys = cache.layers[0].keys.float()
+
+
+CHANGES = [
+    with_another_layer, with_an_attribute, with_one_layer_twice, with_one_tensor_twice, of_another_class,
+    of_another_length, in_another_dtype,
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_cache_of_another_kind_than_those_of_generate_goes_to_the_original(change):
+    model, fused = converted("gpt2", missing=True)
+    found = []
+    for each in (model, fused):
+        cache = filled(model, prompt("gpt2"))
+        change(cache)
+        guard = fused.kfconvert_info()["guard"]
+        try:
+            found.append(step(each, cache).logits)
+        except RuntimeError as error:
+            found.append(str(error))
+    after = fused.kfconvert_info()["guard"]
+    assert after["hits"] == guard["hits"] and sum(after["misses"].values()) == sum(guard["misses"].values()) + 1
+    assert found[0] == found[1] if isinstance(found[0], str) else torch.allclose(*found, atol=1e-12)
+
+
+def test_a_window_that_is_left_behind_goes_to_the_original():
+    config = hf.MistralConfig(**{**SHALLOW, "sliding_window": 12})
+    model = hf.MistralForCausalLM(config).double().eval()
+    fused = ModelConverter(select="all").convert_model(model, input_shape=(2, 6))
+    ids = prompt("mistral")
+    with pytest.warns(RuntimeWarning, match="runs its original forward"):
+        assert torch.equal(generated(fused, ids, max_new_tokens=20), generated(model, ids, max_new_tokens=20))
+    guard = fused.kfconvert_info()["guard"]
+    assert guard["hits"] >= 3 and sum(guard["misses"].values()) >= 8
+
+
+def test_nothing_is_registered_with_pytree():
+    model, _ = converted("gpt2")
+    cache = filled(model, prompt("gpt2"))
+    assert torch.utils._pytree.tree_leaves([cache]) == [cache]
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+def test_gradients_through_a_model_with_a_cache_are_those_of_the_original():
+    model, fused = converted("gpt2", missing=True)
+    ids = prompt("gpt2")
+    for each in (model, fused):
+        each.zero_grad()
+        each(ids).logits.square().mean().backward()
+    for ours, theirs in zip(fused.parameters(), model.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_float32_and_an_artifact(tmp_path):
+    model, fused = converted("gpt2", torch.float32)
+    ids = prompt("gpt2")
+    expected = generated(model, ids)
+    assert torch.equal(generated(fused, ids), expected) and served(fused) == 9
+    save(fused, tmp_path / "gpt2")
+    loaded = load(tmp_path / "gpt2", model=copy.deepcopy(model))
+    assert torch.equal(generated(loaded, ids), expected) and served(loaded) == 9
+    programs = [[variant.program.fused for variant in guarded_forward(each).variants] for each in (fused, loaded)]
+    assert programs[0] == programs[1] and all(programs[0])
+
+
+def test_a_compiler_follows_the_original_where_there_is_a_cache():
+    model, fused = converted("gpt2", torch.float32)
+    ids = prompt("gpt2")
+    with torch.no_grad():
+        compiled = torch.compile(fused, backend="eager")
+        torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
+        cache = filled(model, ids)
+        torch.testing.assert_close(step(compiled, cache).logits, step(model, filled(model, ids)).logits)
