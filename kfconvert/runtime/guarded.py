@@ -39,6 +39,8 @@ from .weak_module import WeakModule
 # end.
 MAX_REASONS = 100
 OTHER_REASONS = "other reasons"
+# A part is switched off once its guard has refused so many calls for their arguments, and more than it has served.
+MOST_MISFITS = 32
 # The dicts of its own that a module has, which it shares with whoever takes over its attributes.
 _STORES = ("_parameters", "_buffers", "_modules")
 _CHANGED_IN_BETWEEN = "the model was changed between forward and backward, which computes it again: "
@@ -164,7 +166,7 @@ class GuardedForward:
         caller = _called_module(sys._getframe(1))
         if caller is not None and not self._model.refers_to(caller) and self._has_copy(caller):
             return type(caller).forward(caller, *args, **kwargs)
-        if transformed() or originals_wanted():
+        if self.is_off or transformed() or originals_wanted():
             return self.original(*args, **kwargs)
         if self.frozen is not None:
             if self.path:  # programs of parts may read what that of the model does not
@@ -197,6 +199,8 @@ class GuardedForward:
                 refusal = "sizes that depend on the values of its arguments are not as in the example"
             # If a variant takes this call form, its refusal says more than that of a variant which takes another.
             reason = refusal if leaves is not None else reason
+        self._misfits += 1
+        self.is_off = bool(self.path) and self._misfits >= max(MOST_MISFITS, self.hits)
         return self._missed(reason or self.other_form(), args, kwargs)
 
     def _has_copy(self, module: nn.Module) -> bool:
@@ -438,8 +442,10 @@ class GuardedForward:
         self.stale = False
 
     def reset_counters(self) -> None:
-        self.hits = 0
+        self.hits = self._misfits = 0
         self.misses: Counter[str] = Counter()
+        # Of a part: whether looking at its calls has cost more than it was good for, see ``MOST_MISFITS``.
+        self.is_off = False
 
     def other_form(self) -> str:
         """Why no variant serves a call, where none takes its arguments."""

@@ -67,7 +67,8 @@ class Ledger:
 
     def info(self) -> dict[str, Any]:
         """The conversion statistics and, under "guard", hits and misses by reason; under "parts" those of each
-        submodule that was captured on its own; under "cuda_graphs" the recordings there are now; under "frozen" None
+        submodule that was captured on its own; under "switched_off" the paths of those that run their original forward
+        for good, as more calls had other arguments than they served; under "cuda_graphs" the recordings there are now; under "frozen" None
         or, once it was frozen, ``host_bytes``: the bytes of it that lie in host memory."""
         frozen = next((g.frozen for g in self.guarded.values()), None)
         counts = {path: {"hits": g.hits, "misses": dict(g.misses)} for path, g in self.guarded.items()}
@@ -76,6 +77,7 @@ class Ledger:
             **self.stats,
             "guard": guard,
             "parts": counts,
+            "switched_off": [path for path, guarded in self.guarded.items() if guarded.is_off],
             "cuda_graphs": self.graphs.info(),
             "frozen": None if frozen is None else {"host_bytes": frozen.host_bytes},
         }

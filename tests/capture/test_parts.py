@@ -288,6 +288,33 @@ def test_an_artifact_keeps_the_parts(tmp_path, whole):
     assert max(hits(loaded).values()) > 0 if whole else loaded.kfconvert_info()["guard"] == {"hits": 4, "misses": {}}
 
 
+@pytest.mark.parametrize("served, off", [(0, True), (40, False)])
+def test_a_part_whose_arguments_are_mostly_others_is_switched_off_and_named(served, off):
+    model = Branching()
+    fused, _ = convert(model, input_shape=(2, 5, 16))
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for given in [x] * served + [x[0]] * 36 + [x]:
+            torch.testing.assert_close(fused(given), model(given))
+    info = fused.kfconvert_info()
+    assert info["switched_off"] == ([f"layers.{index}" for index in range(3)] if off else [])
+    part = info["parts"]["layers.0"]
+    assert (part["hits"], sum(part["misses"].values())) == ((0, 32) if off else (served + 1, 36))
+
+
+def test_a_part_is_not_switched_off_by_training():
+    model = Branching()
+    fused, _ = convert(model, input_shape=(2, 5, 16))
+    x = torch.randn(2, 5, 16)
+    fused.train()
+    for _ in range(40):
+        fused(x)
+    with torch.no_grad():
+        fused.eval()(x)
+    assert fused.kfconvert_info()["switched_off"] == [] and min(hits(fused).values()) == 1
+
+
 def test_converting_again_starts_from_the_original():
     fused, _ = convert(Branching(), input_shape=(2, 5, 16))
     again, stats = convert(fused, input_shape=(2, 5, 16))
