@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,6 +42,10 @@ class Layouts:
             self._decide_others(part)
             if self._selector.timed and not self._captures.forms:
                 self._reject_slow(part)
+        for form in self._captures.forms[1:]:
+            # A step of one token, for which what is fast for a prompt may be slow.
+            if self._selector.timed and form.region.call.form.caches:
+                self._reject_slow_form(form)
 
     def leave_channels_last(self) -> None:
         """Decide all sites anew, for the usual memory format."""
@@ -60,18 +65,33 @@ class Layouts:
         if not first.applied:
             return
         pairs = [(*_calls(first, load.leaves), load.share) for load in self._loads.of(first)]
-        ledger = install(first.module, {"": [first.variant(first.applied)]}, {})
+        with self._installed(first, [converted for _, converted, _ in pairs]):
+            slower = self._selector.slower(pairs)
+        for site in (site for captured in part.captures for site in captured.applied if slower):
+            site.reject(f"not faster, together with the guard of {first.path}: {slower}")
+
+    def _reject_slow_form(self, form: Capture) -> None:
+        """Reject the sites of a call of the model for which what is fast for its example is not."""
+        if form.applied:
+            original, converted = _calls(form, form.leaves)
+            with self._installed(form, [converted]):
+                slower = self._selector.slower_beyond_doubt(original, converted)
+            for site in form.applied if slower else ():
+                site.reject(f"the calls of generate were slower as a whole: {slower}")
+
+    @contextmanager
+    def _installed(self, captured: Capture, calls: Sequence[Callable[[], Any]]) -> Iterator[None]:
+        """Within the block, the captured module runs its program, which has run ``calls`` before."""
+        ledger = install(captured.module, {"": [captured.variant(captured.applied)]}, {})
         ledger.notices.silent, ledger.graphs.enabled = True, self._selector.replayed
         try:
             with torch.no_grad():
-                for _, converted, _ in pairs:
-                    for _ in range(CALLS_BEFORE if self._selector.replayed else 0):
+                for converted in calls:
+                    for _ in range(CALLS_BEFORE if self._selector.replayed else 1):
                         converted()
-            slower = self._selector.slower(pairs)
+                yield
         finally:
-            uninstall(first.module)
-        for site in (site for captured in part.captures for site in captured.applied if slower):
-            site.reject(f"not faster, together with the guard of {first.path}: {slower}")
+            uninstall(captured.module)
 
     def _select_layout(self, captured: Capture) -> None:
         modules: list[Any] = [site.replacement.module for site in captured.sites if _has_layout(site)]
@@ -137,14 +157,14 @@ class Layouts:
 
 def _calls(captured: Capture, leaves: list[Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """A call of the captured module's own forward with these inputs, and one of the forward that it has then."""
-    module, arguments = captured.module, captured.region.call.keywords(leaves)
+    module, arguments = captured.module, captured.region.call.keywords
 
     def converted() -> Any:
-        return module(**arguments)
+        return module(**arguments(leaves))  # with a cache of its own, which a call writes to
 
     def original() -> Any:
         with originals():
-            return module(**arguments)
+            return converted()
 
     return original, converted
 

@@ -38,6 +38,7 @@ ENOUGH = 0.25
 # needs to run it and what the host needs to launch it, without the latency of the synchronisation.
 CALLS_IN_FLIGHT = 10
 SECONDS_PER_LAYOUT = 0.2
+SECONDS_PER_CALL_FORM = 0.3
 # A strategy is not timed if its first call took longer than SLOW_SECONDS and than HOPELESS times the fastest first
 # call.
 SLOW_SECONDS = 0.02
@@ -170,6 +171,12 @@ class Selector:
         if total["converted"] < total["original"]:
             return None
         return f"it takes {total['converted']:.1f} us, the original {total['original']:.1f} us"
+
+    def slower_beyond_doubt(self, original: Callable[[], Any], converted: Callable[[], Any]) -> str | None:
+        """None where the converted call may be as fast as the original one, else the ratio of their times."""
+        budget = SECONDS_PER_CALL_FORM * self.effort.timing
+        speedup = self._compare({"original": original, "converted": converted}, budget).speedup("converted")
+        return speedup.summary() if speedup.high < 1 else None
 
     @torch.no_grad()
     def _decide(self, samples: list[tuple[Sample, float]], layouts: Sequence[bool]) -> dict[bool, Decision]:
