@@ -138,6 +138,8 @@ class GuardedForward:
         self.frozen: Frozen | None = None
         self._unlooked = 0
         self._noted: tuple[int, list[Noted]] = (0, [])
+        # Of a part: whether looking at its calls has cost more than it was good for, see ``MOST_MISFITS``.
+        self.is_off: bool = False
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
 
@@ -159,6 +161,7 @@ class GuardedForward:
             self._last is not None
             and reason is None
             and self.frozen is None
+            and not self.is_off
             and not transformed()
             and not originals_wanted()
         ):
@@ -444,7 +447,6 @@ class GuardedForward:
     def reset_counters(self) -> None:
         self.hits = self._misfits = 0
         self.misses: Counter[str] = Counter()
-        # Of a part: whether looking at its calls has cost more than it was good for, see ``MOST_MISFITS``.
         self.is_off = False
 
     def other_form(self) -> str:

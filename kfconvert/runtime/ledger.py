@@ -68,8 +68,8 @@ class Ledger:
     def info(self) -> dict[str, Any]:
         """The conversion statistics and, under "guard", hits and misses by reason; under "parts" those of each
         submodule that was captured on its own; under "switched_off" the paths of those that run their original forward
-        for good, as more calls had other arguments than they served; under "cuda_graphs" the recordings there are now; under "frozen" None
-        or, once it was frozen, ``host_bytes``: the bytes of it that lie in host memory."""
+        for good, as more calls had other arguments than they served; under "cuda_graphs" the recordings there are now;
+        under "frozen" None or, once it was frozen, ``host_bytes``: the bytes of it that lie in host memory."""
         frozen = next((g.frozen for g in self.guarded.values()), None)
         counts = {path: {"hits": g.hits, "misses": dict(g.misses)} for path, g in self.guarded.items()}
         guard = counts.pop("", {"hits": 0, "misses": {}})
