@@ -111,7 +111,7 @@ def draws_untold(region: Region, run: Callable[[list[Any]], Any], leaves: list[A
         return False
     with seeded(0, leaves):
         before = _generator_states(leaves)
-        run(leaves)
+        region.flat_outputs(_called_by_names(region, run), leaves)
         return not all(map(torch.equal, before, _generator_states(leaves)))
 
 

@@ -23,7 +23,7 @@ def memory(prepared: Prepared, captures: Captures, stages: Stages, bound: float 
     model, own = prepared.model, prepared.call.copied()
 
     def converted() -> Any:
-        return model(*own.args, **own.kwargs)
+        return own(model)
 
     def original() -> Any:
         with originals():

@@ -176,7 +176,7 @@ def _timed(prepared: Prepared, call: ExampleCall, graphs: CudaGraphs, budget: fl
     own = call.copied()
 
     def converted() -> Any:
-        return prepared.model(*own.args, **own.kwargs)
+        return own(prepared.model)
 
     def original() -> Any:
         with originals():

@@ -75,7 +75,7 @@ class _Validation:
                 given = call.copied()  # as the original gets them
                 with evaluation(self._model):
                     leaves: Any = captured.region.call.leaves(given.args, given.kwargs)
-                    return variant.run(leaves)
+                    return variant.run(leaves, passed=captured.region.call.passed(given.args, given.kwargs))
 
             return judge(run)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .caches import is_cache, map_tensors, taken_apart
+from .caches import caches_in, is_cache, map_tensors, taken_apart
 
 
 class InputError(ValueError):
@@ -26,7 +26,9 @@ class ExampleCall:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, model: Callable[..., Any]) -> Any:
-        return model(*self.args, **self.kwargs)
+        """The outputs; a cache among the arguments, which a call writes to, stays as it is."""
+        call = self.copied() if caches_in((*self.args, *self.kwargs.values())) else self
+        return model(*call.args, **call.kwargs)
 
     def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> ExampleCall:
         """The same call with ``fn`` applied to every tensor, at whatever depth it lies; see ``to_each``."""

@@ -31,6 +31,7 @@ FAMILIES = {
     "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SHALLOW, head_dim=8)),
     "gemma": lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**SHALLOW, head_dim=8)),
     "gemma2": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**GROUPED, head_dim=8)),
+    "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**SHALLOW, num_local_experts=4)),
     "t5": lambda: hf.T5ForConditionalGeneration(
         hf.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0)
     ),
@@ -70,6 +71,11 @@ def converted(family, dtype=torch.float64, missing=False):
     return model, fused
 
 
+def dtype_of(family):
+    """The experts of Mixtral are not computed in float64."""
+    return torch.float32 if family == "mixtral" else torch.float64
+
+
 def prompt(family, batch=2, length=6, dtype=torch.float64):
     torch.manual_seed(1)
     return torch.randn(batch, 8, 32, dtype=dtype) if family == "whisper" else torch.randint(4, 64, (batch, length))
@@ -90,7 +96,7 @@ def served(fused, before=None):
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generate_gives_the_tokens_of_the_original_by_programs(family, arguments):
-    model, fused = converted(family)
+    model, fused = converted(family, dtype_of(family))
     before, inputs = served(fused), prompt(family)
     expected = generated(model, inputs, **ARGUMENTS[arguments])
     assert torch.equal(generated(fused, inputs, **ARGUMENTS[arguments]), expected)
@@ -99,7 +105,7 @@ def test_generate_gives_the_tokens_of_the_original_by_programs(family, arguments
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "whisper"])
 def test_prompts_of_other_lengths_may_be_padded_at_the_left(family):
-    model, fused = converted(family)
+    model, fused = converted(family, dtype_of(family))
     before, inputs = served(fused), prompt(family, batch=3, length=8)
     mask = torch.ones_like(inputs)
     mask[0, :3] = mask[1, :1] = 0
@@ -111,7 +117,7 @@ def test_prompts_of_other_lengths_may_be_padded_at_the_left(family):
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
 def test_rows_may_end_before_others(family):
-    model, fused = converted(family)
+    model, fused = converted(family, dtype_of(family))
     before, inputs = served(fused), prompt(family, batch=3)
     end = generated(model, inputs)[0, -5].item()
     expected = generated(model, inputs, eos_token_id=end)
@@ -122,7 +128,7 @@ def test_rows_may_end_before_others(family):
 @pytest.mark.parametrize("length", [1, 2])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "t5", "bart"])
 def test_one_prompt_may_be_of_one_token(family, length):
-    model, fused = converted(family)
+    model, fused = converted(family, dtype_of(family))
     before, inputs = served(fused), prompt(family, batch=1, length=length)
     assert torch.equal(generated(fused, inputs), generated(model, inputs))
     assert served(fused, before) >= 5
@@ -262,6 +268,20 @@ def test_nothing_is_registered_with_pytree():
     model, _ = converted("gpt2")
     cache = filled(model, prompt("gpt2"))
     assert torch.utils._pytree.tree_leaves([cache]) == [cache]
+
+
+def test_an_example_may_hold_a_cache_which_stays_as_it_is():
+    model, _ = converted("gpt2")
+    cache = filled(model, prompt("gpt2"))
+    given = {"input_ids": torch.tensor([[5], [6]]), "past_key_values": cache}
+    converter = ModelConverter(select="all")
+    fused = converter.convert_model(model, example_inputs=given)
+    assert converter.conversion_stats["accuracy"]["passed"] and cache.get_seq_length() == 6
+    with torch.no_grad():
+        expected = model(given["input_ids"], past_key_values=filled(model, prompt("gpt2")))
+        outputs = fused(**given)
+    torch.testing.assert_close(outputs.logits, expected.logits)
+    assert served(fused) == 1 and outputs.past_key_values is cache and cache.get_seq_length() == 7
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
