@@ -219,16 +219,6 @@ def test_other_threads_read_a_shared_configuration_as_it_is():
     assert config.use_cache is True and type(config) is transformers.BertConfig
 
 
-@pytest.fixture
-def nothing_frozen():
-    """Other tests freeze what is there, which the conversions in them leave alone."""
-    frozen = gc.get_freeze_count()
-    gc.unfreeze()
-    yield
-    if frozen:
-        gc.freeze()
-
-
 def test_objects_that_another_thread_freezes_stay_frozen(nothing_frozen):
     with only_new_garbage():
         kept = [[index] for index in range(1000)]
