@@ -22,7 +22,7 @@ def order_in_memory(value: object) -> list[int] | None:
 def mark_orders(graph: fx.Graph, outputs: list[object]) -> None:
     """Note with the values that ``graph`` returns how ``outputs``, which a model has returned, lie in memory, where a
     trace tells it otherwise: its stand-ins for tensors do not follow all that operators do."""
-    returned = next(node for node in graph.nodes if node.op == "output").args[0]
+    returned = graph.output_node().args[0]
     aliases = Aliases(graph)
     classes = [aliases.root(node) for node in {node for node in returned if isinstance(node, fx.Node)}]
     for node, output in zip(returned, outputs) if len(returned) == len(outputs) else ():

@@ -131,7 +131,7 @@ def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Pla
 def _restore_layout(
     graph: fx.Graph, output: fx.Node, region: Region, copies: dict[fx.Node, fx.Node], computed: set[fx.Node]
 ) -> None:
-    returned = next(node for node in region.graph.nodes if node.op == "output").args[0]
+    returned = region.graph.output_node().args[0]
     aliases = Aliases(region.graph)
     classes = {aliases.root(value): aliases.members(value) for value in returned if isinstance(value, fx.Node)}
     for members in classes.values():
@@ -154,7 +154,7 @@ def _restore_layout(
 
 def _lay_out_marked(graph: fx.Graph, output: fx.Node, region: Region, copies: dict[fx.Node, fx.Node]) -> None:
     """Return what the model lays out otherwise than the trace tells as the model does."""
-    for node in next(node for node in region.graph.nodes if node.op == "output").all_input_nodes:
+    for node in region.graph.output_node().all_input_nodes:
         order = marked_order(node)
         if order is not None:
             with graph.inserting_before(output):

@@ -72,7 +72,7 @@ class Region:
     @cached_property
     def returns_inputs(self) -> bool:
         """Whether an output of the graph is one of its inputs, or a weight, itself."""
-        returned = next(node for node in self.graph.nodes if node.op == "output").args[0]
+        returned = self.graph.output_node().args[0]
         return any(isinstance(value, fx.Node) and value.op == "placeholder" for value in returned)
 
     @cached_property
