@@ -175,8 +175,7 @@ class Selector:
     def slower_beyond_doubt(self, original: Callable[[], Any], converted: Callable[[], Any]) -> str | None:
         """None where the converted call may be as fast as the original one, else the ratio of their times."""
         budget = SECONDS_PER_CALL_FORM * self.effort.timing
-        speedup = self._compare({"original": original, "converted": converted}, budget).speedup("converted")
-        return speedup.summary() if speedup.high < 1 else None
+        return self._compare({"original": original, "converted": converted}, budget).speedup("converted").slower()
 
     @torch.no_grad()
     def _decide(self, samples: list[tuple[Sample, float]], layouts: Sequence[bool]) -> dict[bool, Decision]:

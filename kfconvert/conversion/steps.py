@@ -119,8 +119,7 @@ class Timings:
     def slower(self) -> str | None:
         """How much slower the converted model is as a whole, where that is beyond doubt; else None."""
         if not self.tuned:
-            speedup = self.example.speedup("converted")
-            return speedup.summary() if speedup.high < 1 else None
+            return self.example.speedup("converted").slower()
         before = sum(weight * timings["original"].median_ms for _, weight, timings in self.tuned)
         # At the upper ends of what the speed-ups may be.
         after = sum(

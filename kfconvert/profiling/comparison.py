@@ -59,6 +59,10 @@ class Speedup:
     def measurable(self) -> bool:
         return self.low > 1 + NOISE_FLOOR or self.high < 1 / (1 + NOISE_FLOOR)
 
+    def slower(self) -> str | None:
+        """How much slower the candidate is, where that is beyond doubt; else None."""
+        return self.summary() if self.high < 1 else None
+
     def as_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "measurable": self.measurable}
 
