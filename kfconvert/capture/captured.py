@@ -53,6 +53,11 @@ class Capture:
     _last: tuple[Hashable, Variant | None] = field(default=(None, None), init=False)
 
     @property
+    def found(self) -> list[Site]:
+        """The sites that something is decided about, and those that are not wanted."""
+        return [*self.sites, *self.left_out]
+
+    @property
     def applied(self) -> list[Site]:
         return [site for site in self.sites if site.status == "applied"]
 

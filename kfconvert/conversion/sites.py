@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from ..capture import Capture
 from ..matching import Match, Replacement, Site
-from ..region import LiveTensors
 from .captures import Captures
 from .stages import Stages
 
@@ -19,16 +19,15 @@ def match(captures: Captures, stages: Stages) -> None:
     every = list(captures.every())
     with stages.stage("match", len(every)) as advance:
         for captured in every:
-            sites = [_site(match, captured.live, modules) for match in captured.findings.matches]
-            captured.sites = [replace(site, region=captured.path) for site in sites]
-            for each in captured.findings.left_out:
-                site = replace(_site(each.match, captured.live, {}), region=captured.path)
+            captured.sites = [_site(match, captured, modules) for match in captured.findings.matches]
+            captured.left_out = [_site(each.match, captured, {}) for each in captured.findings.left_out]
+            for site, each in zip(captured.left_out, captured.findings.left_out):
                 site.reject(each.reason)
-                captured.left_out.append(site)
             advance()
 
 
-def _site(match: Match, live: LiveTensors, modules: dict[Any, Replacement]) -> Site:
+def _site(match: Match, captured: Capture, modules: dict[Any, Replacement]) -> Site:
+    live = captured.live
     replacement = match.pattern.build(match, live.tensor)
     kind = repr(replacement.module)
     tensors = tuple((name, id(live.tensor(node))) for _, name, node in replacement.bindings)
@@ -37,7 +36,7 @@ def _site(match: Match, live: LiveTensors, modules: dict[Any, Replacement]) -> S
         holders = dict(zip(_holders(replacement), _holders(shared)))
         bindings = tuple((holders[owner], name, node) for owner, name, node in replacement.bindings)
         replacement = replace(replacement, module=shared.module, bindings=bindings)
-    return Site(match, replacement, kind)
+    return Site(match, replacement, kind, region=captured.path)
 
 
 def _holders(replacement: Replacement) -> list[nn.Module]:

@@ -40,9 +40,8 @@ def conversion_stats(result: Result) -> dict[str, Any]:
     or why).
     """
     main = result.captures.outermost()
-    sites = [site for captured in main for site in (*captured.sites, *captured.left_out)]
-    parts = [captured for captured in result.captures.every() if captured.path]
-    inner = [site for captured in parts for site in (*captured.sites, *captured.left_out)]
+    sites = [site for captured in main for site in captured.found]
+    inner = [site for captured in result.captures.every() if captured.path for site in captured.found]
     found = Counter(site.match.pattern.name for site in sites)
     applied = Counter(site.match.pattern.name for site in sites if site.status == "applied")
     counts = {}
@@ -134,7 +133,7 @@ def _why_nothing(result: Result) -> str:
     if not main:
         region = result.captures.regions[0]
         return f"it could not be captured: {region['reason']}{at(region.get('location'))}"
-    sites = [site for captured in main for site in (*captured.sites, *captured.left_out)]
+    sites = [site for captured in main for site in captured.found]
     if sites:
         reason, count = Counter(site.reason for site in sites).most_common(1)[0]
         return f"{len(sites)} sites were found, none was applied; of {count}: {reason}"
