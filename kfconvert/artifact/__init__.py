@@ -2,9 +2,11 @@
 
 from .exporting import export
 from .files import ArtifactError, check_target, load, save
+from .schema import RECORD_FILE
 
 __all__ = [
     "ArtifactError",
+    "RECORD_FILE",
     "check_target",
     "export",
     "load",

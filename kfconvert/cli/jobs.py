@@ -160,7 +160,9 @@ class Jobs:
 
     def _one(self, name: str, target: Path | None) -> dict[str, Any]:
         result = _result(name)
-        if self.skip_existing and target is not None and (expanded(target) / "kfconvert.json").exists():
+        from ..artifact import RECORD_FILE
+
+        if self.skip_existing and target is not None and (expanded(target) / RECORD_FILE).exists():
             return {**result, "skipped": True, "saved": str(target)}
         try:
             with self._failing_in_one_line(name), terminal.progress_bar(name) as progress:

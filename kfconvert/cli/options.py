@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,6 +69,11 @@ def _several(*names: str, metavar: str, help: str) -> Callable[[Any], Any]:
     return click.option(*names, multiple=True, metavar=metavar, help=help, callback=_separated)
 
 
+def _choice(name: str, values: Sequence[str], default: str, help: str | None = None) -> Callable[[Any], Any]:
+    """An option that has one of these values."""
+    return click.option(name, type=click.Choice(values), default=default, show_default=True, help=help)
+
+
 def _separated(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name for value in values for name in value.split(",") if name))
     if values and not names:
@@ -90,7 +95,7 @@ _DEVICE = click.option(
     metavar="auto|cpu|cuda[:N]",
     help="Where to convert and measure.",
 )
-_DTYPE = click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
+_DTYPE = _choice("--dtype", DTYPES, "float32")
 _BATCH_SIZE = click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True)
 _SEQ_LEN = click.option(
     "--seq-len",
@@ -127,19 +132,17 @@ CONVERT = (
     _INPUT_SHAPE,
     _BATCH_SIZE,
     _SEQ_LEN,
-    click.option(
+    _choice(
         "--weights",
-        type=click.Choice(["auto", "pretrained", "random"]),
-        default="auto",
-        show_default=True,
-        help="auto takes random weights, and says so, where no hub can be reached; pretrained fails then.",
+        ("auto", "pretrained", "random"),
+        "auto",
+        "auto takes random weights, and says so, where no hub can be reached; pretrained fails then.",
     ),
-    click.option(
+    _choice(
         "--select",
-        type=click.Choice(["measured", "all"]),
-        default="measured",
-        show_default=True,
-        help="Fuse what is faster on this device, or all that is accurate, untimed.",
+        ("measured", "all"),
+        "measured",
+        "Fuse what is faster on this device, or all that is accurate, untimed.",
     ),
     click.option(
         "--accuracy-threshold",
@@ -148,12 +151,11 @@ CONVERT = (
         show_default=True,
         help="Largest relative error that always passes.",
     ),
-    click.option(
+    _choice(
         "--cuda-graphs",
-        type=click.Choice(["auto", "on", "off"]),
-        default="auto",
-        show_default=True,
-        help="On CUDA, record the forward and replay it; auto does so where it is faster.",
+        ("auto", "on", "off"),
+        "auto",
+        "On CUDA, record the forward and replay it; auto does so where it is faster.",
     ),
     click.option(
         "--max-extra-memory",
@@ -161,12 +163,11 @@ CONVERT = (
         metavar="SIZE",
         help="Most memory for what is derived from weights: 64MiB, or 5% of that of the weights.  [default: no bound]",
     ),
-    click.option(
+    _choice(
         "--effort",
-        type=click.Choice(["fast", "full"]),
-        default="full",
-        show_default=True,
-        help="fast measures less and prepares for calls like the example only.",
+        ("fast", "full"),
+        "full",
+        "fast measures less and prepares for calls like the example only.",
     ),
     click.option(
         "--tune-for",
