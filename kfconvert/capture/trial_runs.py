@@ -193,7 +193,7 @@ def note_orders(model: nn.Module, region: Region, leaves: list[Any]) -> None:
     given = _resized(region, with_few(region, leaves))
     with suppress(Exception):  # the model need not take these sizes
         with bounded_lookups(leaf for leaf in given if isinstance(leaf, Tensor)):
-            mark_orders(region.graph, pytree.tree_leaves(model(**region.call.keywords(given))))
+            mark_orders(region.graph, region.flat_outputs(model, given)[0])
 
 
 @torch.no_grad()
