@@ -8,14 +8,16 @@ The models are small, of random weights, on the CPU; no registry is asked. Each 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
+from functools import partial
+from typing import Any
 
 import torch
 import transformers
 from torch import nn
 
 from kfconvert import ModelConverter
+from kfconvert.profiling import compare_timings
 
 transformers.logging.set_verbosity_error()
 
@@ -46,12 +48,6 @@ def t5(width: int, layers: int) -> nn.Module:
 MODELS = {"gpt2": gpt2, "llama": llama, "t5": t5}
 
 
-def seconds(model: nn.Module, ids: torch.Tensor, new: int) -> float:
-    start = time.perf_counter()
-    model.generate(ids, max_new_tokens=new, min_new_tokens=new, do_sample=False)  # type: ignore[operator]
-    return time.perf_counter() - start
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", choices=[*MODELS, []], default=[])
@@ -71,14 +67,14 @@ def main() -> None:
         for batch in options.batch:
             for length in options.prompt:
                 ids = torch.randint(3, 8000, (batch, length))
-                times: dict[str, list[float]] = {"original": [], "converted": []}
-                for _ in range(options.rounds + 1):
-                    times["original"].append(seconds(model, ids, options.new))
-                    times["converted"].append(seconds(fused, ids, options.new))
-                medians = {key: statistics.median(values[1:]) for key, values in times.items()}
-                rates = ", ".join(f"{key} {batch * options.new / each:.0f}" for key, each in medians.items())
-                ratio = medians["original"] / medians["converted"]
-                print(f"  batch {batch}, prompt {length}, {options.new} new: {rates} tokens/s ({ratio:.2f} x)")
+                asked = {"max_new_tokens": options.new, "min_new_tokens": options.new, "do_sample": False}
+                both: dict[str, Any] = {"original": model, "converted": fused}
+                calls = {key: partial(each.generate, ids, **asked) for key, each in both.items()}
+                times = compare_timings(calls, budget_s=0.0, min_rounds=options.rounds)
+                tokens = 1e3 * batch * options.new
+                rates = ", ".join(f"{key} {tokens / each.median_ms:.0f}" for key, each in times.items())
+                faster = times.speedup("converted").summary()
+                print(f"  batch {batch}, prompt {length}, {options.new} new: {rates} tokens/s, {faster}")
         print(f"  {fused.kfconvert_info()['guard']}")
 
 
