@@ -5,21 +5,11 @@ import warnings
 
 import pytest
 import torch
+from support.smallest_net import Net, X
 from torch import nn
 
 import kfconvert
 from kfconvert import ModelConverter, prometheus_text
-
-X = torch.randn(2, 6)
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 6)
-
-    def forward(self, x):
-        return torch.relu(self.linear(x))
 
 
 @pytest.fixture(scope="module")

@@ -7,21 +7,10 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
+from support.smallest_net import Net, X
 
 import kfconvert
 from kfconvert import ConversionError, ModelConverter, auto_convert_model
-
-X = torch.randn(2, 6)
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 6)
-
-    def forward(self, x):
-        return torch.relu(self.linear(x))
 
 
 def converted(on_miss):
