@@ -54,18 +54,25 @@ class CacheKind:
     def write(self, cache: Any, tensors: Sequence[Any]) -> None:
         """Let ``cache``, the same object that it was, become one of this kind that holds ``tensors``."""
         held = vars(cache)
-        held.update((name, _own(value)) for name, value in self.attributes.items())
+        if not self.inner:
+            held.setdefault("layers", [])  # the first attribute, as in a cache that its class makes
+        for name, value in self.attributes.items():
+            if type(value) is not dict:
+                held[name] = value
+            elif held.setdefault(name, dict(value)) != value:  # others may hold the same dict
+                held[name].clear()
+                held[name].update(value)
         rest = iter(tensors)
         for name, kind in self.inner:
             kind.write(held[name], [next(rest) for _ in range(kind.count)])
         if self.inner:
             return
-        layers = held.setdefault("layers", [])
+        layers = held["layers"]
         layers += [object.__new__(cls) for cls, _ in self.layers[len(layers) :]]
         for layer, (cls, attributes), filled in zip(layers, self.layers, self.filled):
             own = vars(layer)
-            own.update(attributes)
             own["keys"], own["values"] = (next(rest), next(rest)) if filled else (None, None)
+            own.update(attributes)
             if cls.__name__ == _SLIDING:
                 own["cumulative_length"] = own["keys"].shape[-2] if filled else 0
                 window = own.get("_sliding_window_tensor")
@@ -86,7 +93,7 @@ def kind_of(cache: Any) -> tuple[CacheKind, list[Any]] | None:
     if type(cache).__name__ == "EncoderDecoderCache":
         names = ("self_attention_cache", "cross_attention_cache")
         found = [kind_of(held[name]) if type(held.get(name)).__name__ == "DynamicCache" else None for name in names]
-        rest = {name: _own(value) for name, value in held.items() if name not in names}
+        rest = {name: dict(v) if type(v) is dict else v for name, v in held.items() if name not in names}
         if None in found or held[names[0]] is held[names[1]] or not all(map(_is_plain_or_flags, rest.values())):
             return None
         kinds = tuple((name, kind) for name, (kind, _) in zip(names, found))  # type: ignore[misc]  # none is None
@@ -95,7 +102,7 @@ def kind_of(cache: Any) -> tuple[CacheKind, list[Any]] | None:
     layers = held["layers"]
     if not all(type(value) in _PLAIN or isinstance(value, type) for value in attributes.values()):
         return None
-    if len(set(map(id, layers))) < len(layers):
+    if type(layers) is not list or len(set(map(id, layers))) < len(layers):
         return None
     tensors: list[Any] = []
     kinds_of_layers, filled = [], []
@@ -117,10 +124,6 @@ def kind_of(cache: Any) -> tuple[CacheKind, list[Any]] | None:
         if keys is not None:
             tensors += (keys, own["values"])
     return CacheKind(type(cache), attributes, tuple(kinds_of_layers), tuple(filled)), tensors
-
-
-def _own(value: Any) -> Any:
-    return dict(value) if type(value) is dict else value
 
 
 def _is_plain_or_flags(value: Any) -> bool:
@@ -225,7 +228,8 @@ def taken_apart(values: Any, passed: Iterable[Any] = ()) -> tuple[list[Any], Tre
 def _parts(cache: Any) -> list[Any]:
     """The objects that a cache is made of."""
     if type(cache).__name__ == "EncoderDecoderCache":
-        return [cache, *_parts(cache.self_attention_cache), *_parts(cache.cross_attention_cache)]
+        own = [value for value in vars(cache).values() if type(value) is dict]
+        return [cache, *own, *_parts(cache.self_attention_cache), *_parts(cache.cross_attention_cache)]
     return [cache, *cache.layers]
 
 

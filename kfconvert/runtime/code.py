@@ -52,9 +52,10 @@ _CLASSES = frozenset(("super", "type", "__class__", "__mro__"))
 _SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
 # By these code finds that it is compiled without a call.
 OF_COMPILERS = frozenset(("_is_compiling_flag", "FakeTensor"))
-# Special methods that no code of a forward calls of an object that stands in the globals.
+_OF_NEW_OBJECTS = frozenset(("__init__", "__new__", "__post_init__"))
+# Special methods that no code of a forward calls of an object that it finds.
 _NEVER_CALLED = {
-    "__init__", "__new__", "__post_init__", "__init_subclass__", "__class_getitem__", "__del__", "__repr__",
+    *_OF_NEW_OBJECTS, "__init_subclass__", "__class_getitem__", "__del__", "__repr__",
     "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__subclasshook__",
     "__set_name__",
 }  # fmt: skip
@@ -82,7 +83,7 @@ def code_walk(
         traced = set(map(type, model.modules())) - set(map(type, outside_modules(model)))
     for each in dict.fromkeys(classes):
         names = of_class.get(each, set()) if issubclass(each, nn.Module) else of_objects
-        walk.add_class(each, names | _ALWAYS, each in traced and "__dict__" not in names)
+        walk.add_class(each, names | _ALWAYS | _special(each), each in traced and "__dict__" not in names)
     for function in functions:
         walk.follow(function, getattr(function, "__qualname__", "a function"))
     return walk
@@ -179,7 +180,10 @@ class CodeWalk:
         self.reach()
         for owner, names in self._wanted.items():
             held = class_dict(owner)
-            for name in names | (self._names & held.keys()):
+            # A method that is put there later comes before that of a base.
+            inherited = {name for base in owner.__mro__[1:-1] for name in self._names & vars(base).keys()}
+            inherited = {name for name in inherited if self._is_wanted(owner, name)}
+            for name in names | inherited | (self._names & held.keys()):
                 self._note(held, name, f"{owner.__qualname__}.{name}")
         for name, value in [*self._objects.values(), *self._inner.values()]:
             self._nearer(name, value)
@@ -212,13 +216,21 @@ class CodeWalk:
             for store in stores[:found]:
                 self._note(store, asked, f"{name}.{asked}")
 
+    def _is_wanted(self, owner: type, name: str) -> bool:
+        """Whether code may look up a name, one that it reads of something, in this class."""
+        if name in _OF_NEW_OBJECTS and name not in self._names:
+            return False  # Of most classes that code names it makes no object, and what they start with is much.
+        return (
+            owner in self._untraced or name in self._wanted[owner] or name in self._of_classes or name.startswith("__")
+        )
+
     def _methods(self, owner: type, names: set[str]) -> None:
         if not _is_followed(owner.__module__):
             return
         held = class_dict(owner)
         self._of_author = is_of_author(owner.__module__)
         for name in (names | self._names) & held.keys():
-            if owner in self._untraced or name in names | self._of_classes or name.startswith("__"):
+            if self._is_wanted(owner, name):
                 if isinstance(held[name], classmethod) and isinstance(held[name].__func__, types.FunctionType):
                     self._of_classes |= _names(held[name].__func__.__code__)[1]
                 self.follow(held[name], f"{owner.__qualname__}.{name}")
@@ -261,7 +273,7 @@ class CodeWalk:
             return
         elif isinstance(value, type):
             if is_of_author(value.__module__) and value not in self._untraced:
-                self.add_class(value, set())
+                self.add_class(value, set() if issubclass(value, nn.Module) else _special(value) | _OF_NEW_OBJECTS)
         elif isinstance(value, types.ModuleType):
             if is_of_author(value.__name__):
                 self._modules[id(value)] = value
@@ -288,8 +300,7 @@ class CodeWalk:
                 if isinstance(item, (list, tuple, dict, set)):
                     self._hold(f"{name}.{key}", item, depth)
         if type(value) not in self._wanted:
-            defined = {key for kind in type(value).__mro__ for key in vars(kind) if key.startswith("__")}
-            self.add_class(type(value), defined - _NEVER_CALLED)
+            self.add_class(type(value), _special(type(value)))
         if slotted(value):
             self._hold(name, value, depth)
 
@@ -415,6 +426,11 @@ def _is_followed(module: str | None) -> bool:
     return is_of_author(module) or (
         (module or "").startswith(("torch.nn.modules.", "torch.nn.functional")) and module != nn.Module.__module__
     )
+
+
+def _special(owner: type) -> set[str]:
+    """The names of the special methods of a class, which code calls without naming them."""
+    return {key for kind in owner.__mro__ for key in vars(kind) if key.startswith("__")} - _NEVER_CALLED
 
 
 def reads_of_attributes(code: types.CodeType) -> Iterator[tuple[str, int | None]]:

@@ -186,6 +186,37 @@ def test_a_step_writes_to_the_cache_that_it_is_given_and_returns_it(family):
     torch.testing.assert_close(outputs.logits, expected.logits, **IN_FLOAT32)
 
 
+def test_the_flags_of_a_cache_stay_in_the_dict_in_which_they_are():
+    model, fused = converted("t5")
+    before, found = served(fused), []
+    for each in (model, fused):
+        halves = [hf.DynamicCache(config=each.config.get_text_config(decoder=True)) for _ in range(2)]
+        cache, held = hf.EncoderDecoderCache(*halves), []
+        flags = cache.is_updated
+        with torch.no_grad():
+            given = {"encoder_outputs": each.get_encoder()(prompt("t5")), "past_key_values": cache}
+            for token in (5, 6):
+                each(decoder_input_ids=torch.full((2, 1), token), **given, use_cache=True, return_dict=True)
+                held.append(dict(flags))
+        found.append(held)
+        assert flags is cache.is_updated
+    assert found[0] == found[1] and found[0][0] == {0: True, 1: True}
+    assert served(fused, before) == 2
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize("name", ["update", "get_seq_length", "get_mask_sizes"])
+def test_a_method_that_is_put_into_the_class_of_a_cache_is_called(monkeypatch, name):
+    model, fused = converted("llama", missing=True)
+    of_base, called = getattr(hf.Cache, name), []
+    monkeypatch.setattr(hf.DynamicCache, name, lambda *a, **k: called.append(1) or of_base(*a, **k), raising=False)
+    with torch.no_grad():
+        model(prompt("llama"))
+        of_original = len(called)
+        fused(prompt("llama"))
+    assert len(called) == 2 * of_original > 0
+
+
 @pytest.mark.filterwarnings("ignore:kfconvert")
 def test_a_program_that_is_not_taken_leaves_the_cache_to_the_original():
     model, fused = converted("gpt2", missing=True)
@@ -229,9 +260,13 @@ def in_another_dtype(cache):
     cache.layers[0].keys = cache.layers[0].keys.float()
 
 
+def with_layers_in_a_tuple(cache):
+    cache.layers = tuple(cache.layers)
+
+
 CHANGES = [
     with_another_layer, with_an_attribute, with_one_layer_twice, with_one_tensor_twice, of_another_class,
-    of_another_length, in_another_dtype,
+    of_another_length, in_another_dtype, with_layers_in_a_tuple,
 ]  # fmt: skip
 
 
