@@ -7,6 +7,7 @@ Nothing is pickled, and no code that an artifact names runs unless the caller sa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import warnings
@@ -33,6 +34,7 @@ from ..region import Region
 from ..runtime import OnMiss, guarded_forward
 from ..version import __version__
 from . import record as record_file
+from .companions import COMPANIONS, remember_origin, write_companions
 from .record import RecordError
 from .replay import config_of, replay
 from .schema import BUFFERS_FILE, FORMAT, RECORD_FILE, WEIGHTS_FILE
@@ -62,7 +64,7 @@ def _check_target(folder: Path) -> None:
     names = folders.names(folder)
     if names and RECORD_FILE not in names:
         raise ArtifactError(f"{folder} is not empty and no kfconvert artifact: it is not replaced")
-    others = sorted(names - {WEIGHTS_FILE, BUFFERS_FILE, RECORD_FILE})
+    others = sorted(names - {WEIGHTS_FILE, BUFFERS_FILE, RECORD_FILE} - COMPANIONS)
     if others:
         raise ArtifactError(f"{folder} holds {others[0]} beside the artifact: it is not replaced")
 
@@ -72,12 +74,15 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
 
     The weights file holds the original's ``state_dict``: ``OriginalClass().load_state_dict(...)`` accepts it. Buffers
     that are not part of that, such as tables of positions, lie in a file of their own.
+    For a Hugging Face model, what ``from_pretrained`` reads lies beside: its configuration, and the files of the
+    tokenizer or processor of where it was read from.
     An artifact that was there is replaced once the new one is complete; after any error it is as it was. The folder
     itself stays the same, and of saves at the same time each succeeds.
 
     Args:
-        source: the recipe of ``zoo.resolve``, from which ``load`` rebuilds the architecture. Without one,
-            ``load`` needs ``model=``.
+        source: the recipe of ``zoo.resolve``, from which ``load`` rebuilds the architecture. Without one it is made of
+            the configuration of a Hugging Face model; for other models, and for such as were changed after they were
+            made, ``load`` needs ``model=``.
 
     Raises:
         ArtifactError: ``model`` is not a converted one, its state is not made of plain tensors, ``path``
@@ -88,17 +93,38 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     tensors, record = _tensors(model), _record(model, source)
     stored = {WEIGHTS_FILE: tensors, BUFFERS_FILE: _other_buffers(model, tensors)}
     files = [name for name, content in stored.items() if content or name == WEIGHTS_FILE]
+    before = _files_of(target)
     try:
         with folders.replacing(target) as folder:
             for name in files:
                 save_file(stored[name], folder / name, metadata={"format": "pt"})
+            write_companions(model, folder)
             (folder / RECORD_FILE).write_text(record_file.sealed(record, folder))
             # safetensors makes files that only their owner may read; the folder's permissions are to decide.
-            for name in files:
-                (folder / name).chmod((folder / RECORD_FILE).stat().st_mode)
+            for file in folder.iterdir():
+                file.chmod((folder / RECORD_FILE).stat().st_mode)
+        _remove_stale(target, before)
     except (OSError, SafetensorError, RecordError) as error:
         raise ArtifactError(f"cannot write {target}: {_why(error)}") from error
     return target
+
+
+def _files_of(folder: Path) -> dict[str, Any]:
+    """The checksums of the files of the artifact in ``folder``, by name; none where there is none that can be read."""
+    try:
+        return record_file.read(folders.newest(folder, RECORD_FILE)).get("files", {})
+    except (OSError, RecordError):
+        return {}
+
+
+def _remove_stale(folder: Path, before: dict[str, Any]) -> None:
+    """Remove the files of the artifact that was there ``before``, such as a tokenizer, which are as they were written
+    and which the one that is there now does not have."""
+    with folders.writing(folder):
+        for name in (before.keys() & (COMPANIONS | {BUFFERS_FILE})) - _files_of(folder).keys():
+            with contextlib.suppress(FileNotFoundError, RecordError):
+                if record_file.checksum(folder / name) == before[name]:
+                    (folder / name).unlink()
 
 
 def load(
@@ -238,11 +264,22 @@ def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
         "device": str(sample.device) if sample is not None else "cpu",
         "dtype": str(sample.dtype).removeprefix("torch.") if sample is not None else None,
-        "recipe": source,
+        "recipe": source or _recipe(model),
         "calls": _calls(model),
         "parts": _parts(model),
         "statistics": json_ready({key: value for key, value in info().items() if key != "guard"}),
     }
+
+
+def _recipe(model: nn.Module) -> dict[str, Any] | None:
+    """How ``load`` makes a model like this one; None where that is not known, as for one with a forward of its own."""
+    from .. import zoo
+
+    for module in model.modules():
+        guarded = guarded_forward(module)
+        if (vars(module).get("forward") if guarded is None else guarded.own_forward) is not None:
+            return None
+    return zoo.described(model)
 
 
 def _calls(model: nn.Module) -> list[Any]:
@@ -322,9 +359,11 @@ def _architecture(
     from .. import zoo
 
     try:
-        return zoo.rebuild(record["recipe"], trust_source, {key: tuple(t.shape) for key, t in tensors.items()})
+        made = zoo.rebuild(record["recipe"], trust_source, {key: tuple(t.shape) for key, t in tensors.items()})
     except zoo.ZooError as error:
         raise ArtifactError(f"{folder}: {error}") from error
+    remember_origin(made, folder)
+    return made
 
 
 def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:

@@ -300,6 +300,8 @@ def _export_reason(error: Exception) -> str:
     text = str(error)
     if "Cache" in text and "output" in text:
         return CACHE_IN_OUTPUT
+    if "__obj_flatten__" in text:
+        return "it holds weights that quantization has packed into objects, which torch.export does not take"
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"torch.export: {type(error).__name__}: {line[:200]}"
 

@@ -50,11 +50,23 @@ def check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
     for path, module in model.named_modules():
+        name = path or "the model"
         if isinstance(module, torch.jit.ScriptModule):
-            name = path or "the model"
             raise ConversionError(f"{name} is TorchScript: convert the model with the module that it was made from")
+        if _is_compiled(module):
+            raise ConversionError(f"{name} was given to torch.compile: convert the model first, then compile it")
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ConversionError("the model has tensors without data, on the device meta: load its weights first")
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` wraps a module or its forward; copies would not be compiled, and compilers not seen."""
+    forward = vars(module).get("forward")
+    return (
+        type(module).__name__ == "OptimizedModule"
+        or module._compiled_call_impl is not None
+        or hasattr(forward, "_torchdynamo_orig_callable")
+    )
 
 
 def prepare(

@@ -16,6 +16,7 @@ So ``resnet50``, which torchvision and timm both have, is torchvision's.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["WeightsWarning", "ZooError", "ZooModel", "check", "list_models", "rebuild", "resolve"]
+__all__ = ["WeightsWarning", "ZooError", "ZooModel", "check", "described", "list_models", "rebuild", "resolve"]
 
 WEIGHTS = ("auto", "pretrained", "random")
 _LIBRARIES = ("torchvision", "timm")
@@ -129,6 +130,18 @@ class _Configured(BaseModel, strict=True):
 
     class_name: str = Field(alias="class", max_length=1000)
     config: dict[str, Any]
+    generation: dict[str, Any] | None = None
+
+
+def described(model: nn.Module) -> dict[str, Any] | None:
+    """The recipe from which ``rebuild`` makes a model like this one, of which the user has told none; None where there
+    is no such recipe. Only models of transformers have one."""
+    transformers = sys.modules.get("transformers")  # without it, it is no model of that library
+    if transformers is None or not isinstance(model, transformers.PreTrainedModel):
+        return None
+    from . import huggingface
+
+    return huggingface.described(model)
 
 
 def check(name: str) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
@@ -17,7 +18,8 @@ from . import hub
 from .architectures import ALIASES, ARCHITECTURES
 from .common import Request, WeightsUnavailable, WeightsWarning, ZooError, ZooModel, first_line, with_weights
 from .huggingface_inputs import example_inputs
-from .untrusted import check_sizes, config_of
+from .made_alike import is_made_alike
+from .untrusted import check_sizes, config_of, generation_config_of
 
 _WEIGHT_FILES = (
     "model.safetensors",
@@ -74,13 +76,31 @@ def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[in
     try:
         if shapes is not None:
             check_sizes(build, shapes)
-        return build()
+        model = build()
+        if recipe.get("generation") and model.can_generate():
+            model.generation_config = generation_config_of(recipe["generation"])
+        return model
     except ZooError:
         raise
     except Exception as error:  # the model's own code, given values that it may never have seen
         raise ZooError(
             f"transformers {transformers.__version__} cannot build this {class_name}: {first_line(error)}"
         ) from error
+
+
+def described(model: PreTrainedModel) -> dict[str, Any] | None:
+    """The recipe of a model that its user has made; None where ``rebuild`` would make another one of it: one of a class
+    of the user's own, or that was changed since it was made."""
+    if _model_class(type(model).__name__) is not type(model):
+        return None
+    recipe = _recipe_of(model)
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=()):
+            again: Any = rebuild(json.loads(json.dumps(recipe)), True, None)
+    except (ZooError, TypeError, ValueError, RuntimeError):  # it is no JSON, or cannot be made without data
+        return None
+    same_attention = again.config._attn_implementation == model.config._attn_implementation
+    return recipe if same_attention and is_made_alike(model, again) else None
 
 
 def _model_class(name: str) -> type[PreTrainedModel] | None:
@@ -93,12 +113,17 @@ def _model_class(name: str) -> type[PreTrainedModel] | None:
 
 
 def _entry(model: PreTrainedModel, recipe: dict[str, Any], request: Request) -> ZooModel:
-    recipe |= {
+    return ZooModel(model, example_inputs(model, request), recipe | _recipe_of(model))
+
+
+def _recipe_of(model: PreTrainedModel) -> dict[str, Any]:
+    return {
+        "kind": "transformers",
         "class": type(model).__name__,
         "config": json.loads(model.config.to_json_string(use_diff=False)),
         "transformers": transformers.__version__,
+        "generation": json.loads(model.generation_config.to_json_string()) if model.can_generate() else None,
     }
-    return ZooModel(model, example_inputs(model, request), recipe)
 
 
 def _pretrained(name: str) -> PreTrainedModel:

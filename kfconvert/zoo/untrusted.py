@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig
 from transformers.utils import is_kernels_available
 
 from . import timm_models
@@ -60,6 +60,23 @@ def config_of(config_class: type[PreTrainedConfig], values: Mapping[str, Any]) -
         raise ZooError(
             f"transformers {transformers.__version__} cannot make this {config_class.__name__}: {first_line(error)}"
         ) from error
+
+
+def generation_config_of(values: Mapping[str, Any]) -> GenerationConfig:
+    """How a model generates, by numbers and words alone.
+
+    Raises:
+        ZooError: there is anything else, or the class refuses the values.
+    """
+    for name, value in values.items():
+        words = isinstance(value, dict) and any(isinstance(each, (str, dict)) for each in value.values())
+        if words or not (name.isidentifier() and _may_be_set(GenerationConfig, name, value)):
+            raise ZooError(_REFUSAL.format(f"{name[:100]} of its GenerationConfig"))
+    try:
+        return GenerationConfig.from_dict(dict(values))
+    except Exception as error:  # as in config_of
+        version = transformers.__version__
+        raise ZooError(f"transformers {version} cannot make its GenerationConfig: {first_line(error)}") from error
 
 
 def check_sizes(build: Callable[[], nn.Module], shapes: Mapping[str, tuple[int, ...]]) -> None:

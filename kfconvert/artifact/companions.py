@@ -1,0 +1,72 @@
+"""What other programs read beside the weights of a Hugging Face model: its configuration, and what prepares its inputs.
+
+With these files ``AutoModel.from_pretrained`` and ``AutoTokenizer.from_pretrained`` read an artifact as they read what
+``save_pretrained`` has written, and need no kfconvert for that.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+CONFIG_FILES = frozenset(("config.json", "generation_config.json"))
+# What the tokenizers and processors of transformers write.
+PROCESSOR_FILES = frozenset((
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "chat_template.json", "vocab.json", "vocab.txt", "merges.txt", "normalizer.json", "spiece.model", "tokenizer.model",
+    "sentencepiece.bpe.model", "source.spm", "target.spm", "preprocessor_config.json", "processor_config.json",
+    "video_preprocessor_config.json",
+))  # fmt: skip
+COMPANIONS = CONFIG_FILES | PROCESSOR_FILES
+
+
+def write_companions(model: nn.Module, folder: Path) -> None:
+    """Write to ``folder`` the configuration of a Hugging Face model, and the files of the tokenizer or processor that
+    lie where the model was read from: a local folder, or the cache of the hub. Nothing for other models.
+
+    Raises:
+        OSError: they cannot be read or written.
+    """
+    if not _is_of_transformers(model):
+        return
+    written: Any = model
+    config = copy.deepcopy(written.config)
+    config.architectures = [type(model).__name__]
+    config.dtype = written.dtype
+    config.to_json_file(folder / "config.json")
+    if written.can_generate():
+        written.generation_config.to_json_file(folder / "generation_config.json")
+    for name in sorted(PROCESSOR_FILES):
+        if (file := _of_origin(written, name)) is not None:
+            shutil.copyfile(file, folder / name)
+
+
+def remember_origin(model: nn.Module, folder: Path) -> None:
+    """Let a Hugging Face model that was read from ``folder`` be saved again with what lies beside its weights there."""
+    if _is_of_transformers(model):
+        config: Any = model.config
+        config.name_or_path = str(folder)
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    transformers = sys.modules.get("transformers")  # without it, there is none
+    return transformers is not None and isinstance(model, transformers.PreTrainedModel)
+
+
+def _of_origin(model: Any, name: str) -> Path | None:
+    """The file ``name`` where ``model`` was read from, None where there is none, or no such place."""
+    import huggingface_hub
+
+    origin, revision = str(model.config.name_or_path or ""), getattr(model.config, "_commit_hash", None)
+    if not origin:
+        return None
+    if revision is None:  # it was read from a folder, if from anywhere
+        found: Any = Path(origin) / name
+    else:
+        found = huggingface_hub.try_to_load_from_cache(origin, name, revision=revision)
+    return Path(found) if isinstance(found, (str, Path)) and Path(found).is_file() else None

@@ -1,0 +1,173 @@
+"""Artifacts of Hugging Face models: what ``from_pretrained`` reads beside the weights, and loads without ``model=``."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from support import small_models
+from torch import nn
+
+import kfconvert
+from kfconvert import zoo
+from kfconvert.artifact import ArtifactError
+
+SIZES = dict(
+    vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+    max_position_embeddings=16,
+)  # fmt: skip
+X = {"input_ids": torch.tensor([[2, 5, 6, 3]])}
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three"]
+
+
+def classifier():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES, num_labels=3, id2label={0: "bad", 1: "so so", 2: "good"})
+    return transformers.BertForSequenceClassification(config).eval()
+
+
+def language_model():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=8, n_embd=16, n_layer=1, n_head=2, n_positions=16)
+    config.bos_token_id = config.eos_token_id = 1
+    model = transformers.GPT2LMHeadModel(config).eval()
+    model.generation_config.max_new_tokens = 5
+    return model
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A folder as users have them: a fine-tuned classifier with its tokenizer."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    classifier().save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    transformers.BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fused(checkpoint):
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
+    return small_models.convert(model, example_inputs=X)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(**X).logits
+
+
+def test_transformers_reads_the_folder_by_itself(fused, tmp_path):
+    kfconvert.save(fused, tmp_path / "out")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    torch.testing.assert_close(logits(model), logits(fused))
+    assert model.config.id2label[1] == "so so"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("one two")["input_ids"] == [2, 5, 6, 3]
+
+
+def test_it_is_loaded_without_the_model_and_saved_again_with_its_tokenizer(fused, tmp_path):
+    kfconvert.save(fused, tmp_path / "out")
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    loaded = kfconvert.load(tmp_path / "out")
+    assert type(loaded) is transformers.BertForSequenceClassification
+    assert torch.equal(logits(loaded), logits(fused)) and loaded.kfconvert_info()["guard"]["hits"] == 1
+    for target in (tmp_path / "out", tmp_path / "other"):
+        kfconvert.save(loaded, target)
+        assert {file.name for file in target.iterdir()} == names >= {"config.json", "tokenizer.json"}
+
+
+def test_half_types_are_those_of_the_configuration(checkpoint, tmp_path):
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
+    converter = kfconvert.ModelConverter(select="all", validate_accuracy=False)
+    kfconvert.save(converter.convert_model(model, example_inputs=X, dtype=torch.bfloat16), tmp_path)
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert again.dtype is kfconvert.load(tmp_path).dtype is torch.bfloat16
+
+
+def test_how_it_generates_comes_back(tmp_path):
+    model = language_model()
+    fused = kfconvert.ModelConverter(select="all").convert_model(model, example_inputs=X)
+    kfconvert.save(fused, tmp_path)
+    for loaded in (kfconvert.load(tmp_path), transformers.AutoModelForCausalLM.from_pretrained(tmp_path)):
+        assert loaded.generation_config.max_new_tokens == 5
+        assert torch.equal(loaded.generate(X["input_ids"]), model.generate(X["input_ids"]))
+
+
+class Own(transformers.BertForSequenceClassification):
+    pass
+
+
+def with_another_activation(model):
+    model.bert.encoder.layer[0].intermediate.intermediate_act_fn = nn.ReLU()
+
+
+def with_another_number(model):
+    model.bert.encoder.layer[0].output.LayerNorm.eps = 0.5
+
+
+def with_one_layer_less(model):
+    model.bert.encoder.layer = nn.ModuleList()
+
+
+def of_another_class(model):
+    model.__class__ = Own
+
+
+def with_another_attention(model):
+    model.set_attn_implementation("eager")
+
+
+def with_a_module(model):
+    model.scale = nn.Linear(1, 1)
+
+
+CHANGES = [
+    with_another_activation, with_another_number, with_one_layer_less, of_another_class,
+    with_another_attention, with_a_module,
+]  # fmt: skip
+
+
+def test_a_model_as_it_was_made_is_described_by_its_configuration():
+    assert zoo.described(classifier())["class"] == "BertForSequenceClassification"
+    assert zoo.described(nn.Linear(1, 1)) is None
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_was_changed_is_not(change):
+    model = classifier()
+    change(model)
+    assert zoo.described(model) is None
+
+
+def test_a_model_with_a_forward_of_its_own_is_not_made_of_its_configuration(tmp_path):
+    model = classifier()
+    pooler = model.bert.pooler
+    pooler.forward = lambda x: pooler.dense(x[:, 0])
+    kfconvert.save(small_models.convert(model, example_inputs=X), tmp_path)
+    with pytest.raises(ArtifactError, match="does not say how to build its .*: pass model="):
+        kfconvert.load(tmp_path)
+
+
+def test_files_of_the_artifact_before_are_gone_and_those_of_others_stay(fused, tmp_path):
+    kfconvert.save(fused, tmp_path)
+    (tmp_path / "vocab.txt").write_text("of the user")
+    (tmp_path / "merges.txt").write_text("of the user")
+    other = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    kfconvert.save(small_models.convert(other, example_inputs=torch.randn(2, 4)), tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "kfconvert.json", "model.safetensors", "vocab.txt", "merges.txt"
+    }  # fmt: skip
+
+
+def test_every_file_has_a_checksum(fused, tmp_path):
+    kfconvert.save(fused, tmp_path)
+    record = json.loads((tmp_path / "kfconvert.json").read_text())
+    assert record["files"].keys() == {file.name for file in tmp_path.iterdir()} - {"kfconvert.json"}
+
+
+@pytest.mark.parametrize("value", [{"backend": "evil"}, ["a b/c"], "https://a"])
+def test_what_a_recipe_says_of_generating_chooses_no_code_and_no_files(value):
+    recipe = zoo.described(language_model())
+    recipe["generation"] |= {"compile_config": value}
+    with pytest.raises(zoo.ZooError, match="compile_config of its GenerationConfig"):
+        zoo.rebuild(recipe)
