@@ -167,7 +167,8 @@ class ModelConverter:
             prepared.moved += merge_weights(prepared.model, variants)
             taken = memory(prepared, captures, stages, bound)
             wanted = None if config.cuda_graphs == "auto" else config.cuda_graphs
-            timings, reverted = time(prepared, captures, ledger, wanted, stages, effort.timing), verdict.reverted
+            timings = time(prepared, captures, ledger, wanted, stages, effort.timing, config.new_tokens)
+            reverted = verdict.reverted
             slower = None if timings is None else timings.slower()
             if timed and slower is not None:
                 reverted = revert(captures, f"the converted model is slower as a whole: {slower}")

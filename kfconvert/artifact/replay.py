@@ -36,6 +36,7 @@ _MEASURED = (
     "memory",
     "timings",
     "tuned_for",
+    "generation",
     "config",
     "speedup_achieved",
     "inputs",

@@ -82,6 +82,20 @@ class _Timings(_Part):
     speedups: dict[str, _Speedup]
 
 
+class _Generated(_Part):
+    tokens_per_s: float
+    prefill_ms: float
+    step_ms: float | None
+
+
+class _Generation(_Part):
+    prompt: list[int]
+    new_tokens: int
+    speedup: _Speedup
+    original: _Generated
+    converted: _Generated
+
+
 class _CudaGraphs(_Part):
     enabled: bool = False
     max_recordings: int = Field(0, ge=0)
@@ -116,6 +130,7 @@ class _Statistics(_Part):
     regions: list[_Region] = []
     accuracy: _Accuracy | None = None
     timings: _Timings | None = None
+    generation: _Generation | None = None
     speedup_achieved: float | None = None
     seconds: dict[str, float] = {}
     check_weights: int | None = Field(None, ge=0)

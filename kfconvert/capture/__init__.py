@@ -2,7 +2,7 @@
 
 from .call_forms import capture_forms, refused_in_every_form
 from .captured import Capture, capture
-from .generation import capture_generation
+from .generation import capture_generation, prompt_of
 from .own_writes import WrittenState, run_keeping, written_state
 from .parts import Part, Parts, Refused, parents
 from .structure import groups
@@ -21,6 +21,7 @@ __all__ = [
     "groups",
     "observe",
     "parents",
+    "prompt_of",
     "refused_in_every_form",
     "run_keeping",
     "WrittenState",

@@ -59,9 +59,9 @@ def capture_generation(
 
 def _generation_calls(model: nn.Module, call: ExampleCall, put_back: Callable[[], None]) -> list[GenerationCall]:
     """The calls that ``model.generate`` makes for the prompt of ``call``, without and with a mask; none where there is
-    no such method, it passes no cache, or raises."""
-    prompt = _prompt(model, call)
-    if prompt is None or not callable(getattr(model, "generate", None)):
+    no such method, or it passes no cache, or raises."""
+    prompt = prompt_of(model, call)
+    if prompt is None:
         return []
     found: dict[Any, GenerationCall] = {}
     for masked in (False, True):
@@ -86,8 +86,11 @@ def _captured(model: nn.Module, generation: GenerationCall) -> Capture | Capture
         return unforeseen(error)
 
 
-def _prompt(model: nn.Module, call: ExampleCall) -> Tensor | None:
-    """The main input among the arguments of ``call``."""
+def prompt_of(model: nn.Module, call: ExampleCall) -> Tensor | None:
+    """The main input among the arguments of ``call``, batch first, from which ``model.generate`` can begin; None where
+    there is no such method or input."""
+    if not callable(getattr(model, "generate", None)):
+        return None
     try:
         arguments = inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments
     except TypeError:

@@ -106,6 +106,7 @@ def _convert(
     input_shape: tuple[int, ...] | None,
     batch_size: int,
     seq_len: int | None,
+    generate: tuple[int, int] | None,
     weights: str,
     cuda_graphs: str,
     tune_for: tuple[tuple[tuple[int, ...], float], ...],
@@ -123,9 +124,14 @@ def _convert(
         raise click.UsageError("--skip-existing needs --save-path")
     if as_json and json_lines:
         raise click.UsageError("--json and --json-lines are two ways to print the same")
+    if generate and (seq_len is not None or input_shape is not None):
+        raise click.UsageError("--generate says how long the prompt is: it takes no --seq-len and no --input-shape")
     from .jobs import Jobs
 
-    sizes = {"batch_size": batch_size, "seq_len": seq_len}
+    sizes: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len}
+    if generate:
+        sizes |= {"seq_len": generate[0], "generates": True}
+        options["new_tokens"] = generate[1]
     options |= wanted(include, exclude, modules)
     options["cuda_graphs"] = cuda_graphs if cuda_graphs == "auto" else cuda_graphs == "on"
     jobs = Jobs(save_path, device, dtype, weights, sizes, options, tune_for, input_shape, skip_existing)

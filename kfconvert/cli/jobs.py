@@ -36,7 +36,7 @@ class Jobs:
     Args:
         save_path: each model is saved in a folder of its own below it; None saves nothing.
         device, dtype: as the user wrote them; ``"auto"`` is CUDA where there is a GPU.
-        sizes: ``batch_size`` and ``seq_len`` of ``zoo.resolve``.
+        sizes: ``batch_size``, ``seq_len`` and ``generates`` of ``zoo.resolve``.
         options: of ``ConversionConfig``.
         tune_for: shapes, each with its weight, of ``ModelConverter.convert_model``; none for the example inputs.
         input_shape: as of ``ModelConverter.convert_model``; the inputs that come with a model if None.

@@ -64,6 +64,16 @@ class _Shape(click.ParamType):
         return tuple(int(size) for size in value.split(","))
 
 
+class _Generation(click.ParamType):
+    name = "generation"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if not re.fullmatch(r"0*[1-9]\d*,0*[1-9]\d*", value):
+            self.fail(f"{value!r} is not two numbers of tokens, of the prompt and new ones, such as 64,128", param, ctx)
+        prompt, new = value.split(",")
+        return int(prompt), int(new)
+
+
 def _several(*names: str, metavar: str, help: str) -> Callable[[Any], Any]:
     """An option of which there may be several values, each of these several with commas between."""
     return click.option(*names, multiple=True, metavar=metavar, help=help, callback=_separated)
@@ -86,6 +96,12 @@ _INPUT_SHAPE = click.option(
     type=_Shape(),
     metavar="N,N,...",
     help="Sizes of the single input, batch first.  [default: inputs that suit the model]",
+)
+_GENERATE = click.option(
+    "--generate",
+    type=_Generation(),
+    metavar="PROMPT,NEW",
+    help="Take models that generate, and time that: tokens of the prompt, and new ones.",
 )
 _DEVICE = click.option(
     "--device",
@@ -132,6 +148,7 @@ CONVERT = (
     _INPUT_SHAPE,
     _BATCH_SIZE,
     _SEQ_LEN,
+    _GENERATE,
     _choice(
         "--weights",
         ("auto", "pretrained", "random"),

@@ -52,6 +52,8 @@ class ConversionConfig(BaseModel):
         max_extra_memory: how much all programs together may keep of what they derive from weights (folded and packed
             ones), as measured with the example: bytes as an int, or as a float a share of the memory of the weights and
             buffers. Sites that gain least are dropped until that holds. None for no bound.
+        new_tokens: of a model that has ``generate``, how many tokens it is timed with before and after, from the prompt
+            of the example; 0 for no such timing. By default as many as there is time for, from 4 to 32.
         effort: "full" or "fast". The latter captures what calls like the example need and nothing for others (further
             forms of the call, blocks on their own), measures for a quarter of the time, and leaves out sites for which
             no time is left. What is remembered from earlier conversions is not timed again in either.
@@ -80,6 +82,7 @@ class ConversionConfig(BaseModel):
     max_extra_memory: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0)] | None = Field(
         None, description="bytes as an int or a share as a float, at least 0"
     )
+    new_tokens: int | None = Field(None, ge=0, description="a number of tokens, 0 for no timing of generate")
     effort: Literal["fast", "full"] = Field("full", description="'fast' or 'full'")
     include: _Names | None = Field(None, description="a list of names of patterns")
     exclude: _Names = Field((), description="a list of names of patterns")

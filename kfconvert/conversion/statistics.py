@@ -31,9 +31,10 @@ def conversion_stats(result: Result) -> dict[str, Any]:
     ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed or the
     original is given back), ``sites``, ``near_misses``, ``regions``, ``parts_left_out`` (how many submodules there was
     no time to look at), ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``tuned_for`` (``inputs``, ``weight``
-    and ``timings`` of each input that was given to tune for), ``seconds`` a stage, ``remembered`` (how many times of
-    candidates an earlier conversion had measured), ``check_weights`` (calls, 0 for never), ``cuda_graphs`` (see
-    ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of tensors, see ``runtime.tensor_facts``),
+    and ``timings`` of each input that was given to tune for), ``generation`` (see ``GenerationTimings.as_dict``; None
+    for models that do not generate, or where nothing was converted), ``seconds`` a stage, ``remembered`` (how many
+    times of candidates an earlier conversion had measured), ``check_weights`` (calls, 0 for never), ``cuda_graphs``
+    (see ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of tensors, see ``runtime.tensor_facts``),
     ``generates`` (whether calls that ``generate`` makes were captured), ``not_written`` (attributes that the forward
     sets for others to read, which fused calls leave as they are), ``memory`` (see ``_memory``), ``environment``,
     ``model``, ``config`` (see ``ConversionConfig``), ``inputs``, ``layout``, ``reverted`` and ``nothing_fused`` (None
@@ -49,6 +50,7 @@ def conversion_stats(result: Result) -> dict[str, Any]:
         counts[f"{pattern.name}_found"] = found[pattern.name]
         counts[f"{pattern.name}_replaced"] = applied[pattern.name]
     timings = None if result.timings is None else result.timings.example
+    generation = None if result.timings is None else result.timings.generation
     return {
         **counts,
         "total_found": found.total(),
@@ -64,6 +66,7 @@ def conversion_stats(result: Result) -> dict[str, Any]:
         "accuracy": result.accuracy.as_dict() if result.accuracy else None,
         "timings": timings.as_dict() if timings is not None else None,
         "tuned_for": _tuned(result),
+        "generation": generation.as_dict() if generation is not None else None,
         "seconds": {stage: round(seconds, 3) for stage, seconds in result.seconds.items()},
         "remembered": result.remembered,
         "environment": _environment(result),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..accuracy import ValidationResult
+from ..capture import prompt_of
 from ..inputs import ExampleCall
 from ..profiling import Comparison, compare_timings
 from ..runtime import (
@@ -31,6 +32,7 @@ from ..runtime import (
 )
 from .captures import Captures
 from .config import ConversionConfig
+from .generation_timing import GenerationTimings, time_generation
 from .preparation import ConversionError, Prepared
 from .stages import Stages
 from .statistics import conversion_stats
@@ -110,11 +112,12 @@ def merge_weights(model: nn.Module, variants: dict[str, list[Variant]]) -> list[
 
 @dataclass(frozen=True)
 class Timings:
-    """The original against the converted model: for the ``example`` call, and for each call that the model is ``tuned``
-    for, with its weight."""
+    """The original against the converted model: for the ``example`` call, for each that the model is ``tuned`` for,
+    with its weight, and for ``generate`` from the example's prompt."""
 
     example: Comparison
     tuned: list[tuple[ExampleCall, float, Comparison]]
+    generation: GenerationTimings | None = None
 
     def slower(self) -> str | None:
         """How much slower the converted model is as a whole, where that is beyond doubt; else None."""
@@ -139,11 +142,13 @@ def time(
     cuda_graphs: bool | None,
     stages: Stages,
     share: float = 1.0,
+    new_tokens: int | None = None,
 ) -> Timings | None:
     """The original against the converted model; None where nothing was converted.
 
     Args:
         share: how much of the usual time this may take.
+        new_tokens: as of ``ConversionConfig``.
         cuda_graphs: whether the converted model records CUDA graphs; None where it does if that is faster. What was
             decided is set in ``ledger.graphs``, and the other is among the timings where both were tried.
     """
@@ -151,7 +156,8 @@ def time(
     graphs.enabled = cuda_graphs is not False and can_record(prepared.device)
     if not any(captured.applied for captured in captures.outermost()):
         return None
-    with stages.stage("time", 1 + len(prepared.tuned)) as advance:
+    generates = prompt_of(prepared.model, prepared.call) is not None
+    with stages.stage("time", 1 + len(prepared.tuned) + generates) as advance:
         calls = [prepared.call, *(call for call, _ in prepared.tuned)]
         seconds = SECONDS_PER_MODEL * share
         budgets = [seconds] + [seconds / len(calls)] * len(prepared.tuned)
@@ -166,8 +172,11 @@ def time(
             graphs.clear()
             names = {"converted": WITH_GRAPHS, WITHOUT_GRAPHS: "converted"}
             found = [timings.renamed(names) if WITHOUT_GRAPHS in timings else timings for timings in found]
+        generation = time_generation(prepared, new_tokens, seconds) if generates else None
+        if generates:
+            advance()
     tuned = [(call, weight, timings) for (call, weight), timings in zip(prepared.tuned, found[1:])]
-    return Timings(found[0], tuned)
+    return Timings(found[0], tuned, generation)
 
 
 def _timed(prepared: Prepared, call: ExampleCall, graphs: CudaGraphs, budget: float) -> Comparison:

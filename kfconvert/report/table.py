@@ -73,6 +73,22 @@ def speed_line(stats: dict[str, Any]) -> str:
     return " -> ".join(parts) + " | " + "; ".join(speedups + given_back)
 
 
+def generation_line(stats: dict[str, Any]) -> str:
+    """One line on ``generate`` where it was timed: tokens a second, the time to the first token, that of a step."""
+    generation = stats.get("generation")
+    if not generation:
+        return ""
+    before, after = generation["original"], generation["converted"]
+    prompt = " x ".join(map(str, generation["prompt"]))
+    parts = [f"{before['tokens_per_s']:.0f} -> {after['tokens_per_s']:.0f} tokens/s"]
+    parts.append(f"prefill {before['prefill_ms']:.2f} -> {after['prefill_ms']:.2f} ms")
+    if before["step_ms"] is not None and after["step_ms"] is not None:
+        parts.append(f"step {before['step_ms']:.2f} -> {after['step_ms']:.2f} ms")
+    given_back = "; the original is given back" if stats.get("reverted") else ""
+    asked = f"prompt {prompt}, {generation['new_tokens']} new"
+    return f"{asked}: {', '.join(parts)} | {_speedup('', generation['speedup'], False)}{given_back}"
+
+
 def graphs_line(stats: dict[str, Any]) -> str:
     """One line on CUDA graphs where they were tried: whether calls are replayed, what they take, why some are not."""
     graphs, timings = stats.get("cuda_graphs") or {}, (stats.get("timings") or {}).get("timings") or {}
@@ -122,6 +138,9 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
     colour = {"pass": "green", "FAIL": "bold red"}.get(accuracy[:4], "")
     facts.add_row("accuracy", Text(accuracy, style=colour))
     facts.add_row("speed", Text(speed_line(stats), style=_speed_style(stats)))
+    generation = generation_line(stats)
+    if generation:
+        facts.add_row("generate", Text(generation))
     for tuned in stats.get("tuned_for") or ():
         weight = f", weight {tuned['weight']:g}"
         facts.add_row("tuned for", Text(f"{tuned['inputs']}{weight}: {speed_line(tuned)}"))

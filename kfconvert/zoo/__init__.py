@@ -46,6 +46,7 @@ def resolve(
     device: torch.device | str = "cpu",
     batch_size: int = 1,
     seq_len: int | None = None,
+    generates: bool = False,
 ) -> ZooModel:
     """The model called ``name`` in eval mode, with inputs for it, both in ``dtype`` (float32) on ``device``.
 
@@ -55,12 +56,12 @@ def resolve(
         batch_size: rows of the example inputs. A ``package.module:function`` that brings its own inputs
             is refused with another size than the usual one.
         seq_len: tokens of the example inputs of text models, at most the positions that the model has.
+        generates: a Hugging Face model with the head by which it generates, instead of the base model.
 
-    Decoders get ``config.use_cache = False``: their example is one forward without a cache in its output
-    (``generate`` asks for the cache itself).
+    Base models of decoders get ``config.use_cache = False``: a cache in the output is of use to ``generate`` alone.
 
     Raises:
-        ZooError: unknown name, impossible size, or weights that cannot be had or read.
+        ZooError: unknown name, impossible size, weights that cannot be had or read, or a model that does not generate.
     """
     if weights not in WEIGHTS:
         raise ZooError(f"weights must be one of {', '.join(WEIGHTS)}, not {weights!r}")
@@ -72,7 +73,9 @@ def resolve(
     from torch.utils import _pytree as pytree
 
     dtype = torch.float32 if dtype is None else dtype
-    model, inputs, recipe = _build(name, Request(weights, batch_size, seq_len))
+    model, inputs, recipe = _build(name, Request(weights, batch_size, seq_len, generates))
+    if generates and not callable(getattr(model, "generate", None)):
+        raise ZooError(f"{name} is a {type(model).__name__}, which does not generate")
     model = model.eval().to(device=device, dtype=dtype)
 
     def place(tensor: torch.Tensor) -> torch.Tensor:

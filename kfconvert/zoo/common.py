@@ -49,11 +49,13 @@ class ZooModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for. ``seq_len`` None: DEFAULT_SEQ_LEN, or less where the model has less."""
+    """What the user asked for. ``seq_len`` None: DEFAULT_SEQ_LEN, or less where the model has less. ``generates``: a
+    model that has ``generate``."""
 
     weights: str = "auto"
     batch_size: int = 1
     seq_len: int | None = None
+    generates: bool = False
 
     def images(self, channels: int, *size: int) -> torch.Tensor:
         """Standard normal images (or clips), float32 of shape (batch, channels, *size)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,15 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from . import hub
 from .architectures import ALIASES, ARCHITECTURES
@@ -35,12 +43,15 @@ def knows(name: str) -> bool:
 
 
 def build(name: str, request: Request) -> ZooModel:
-    """The base model (``AutoModel``) that the hub has under ``name``, its example inputs and its recipe.
+    """The base model (``AutoModel``) that the hub has under ``name``, or the one with the head by which it generates,
+    its example inputs and its recipe.
 
     Raises:
-        ZooError: pretrained weights were demanded and cannot be had, or the checkpoint cannot be read.
+        ZooError: pretrained weights were demanded and cannot be had, the checkpoint cannot be read, or the model does
+            not generate and is to.
     """
-    model, weights = with_weights(name, request, lambda: _pretrained(name), lambda: _random(_config_of(name)))
+    of = _generating if request.generates else _base
+    model, weights = with_weights(name, request, lambda: _pretrained(name, of), lambda: _random(_config_of(name), of))
     return _entry(model, {"kind": "transformers", "name": name, "weights": weights}, request)
 
 
@@ -50,14 +61,15 @@ def build_folder(path: Path, request: Request) -> ZooModel:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # of transformers: many kinds, all of them about this file
         raise ZooError(f"{path}/config.json cannot be read ({first_line(error)})") from error
-    model_class = _class_named(config)
+    named = _class_named(config)
+    of = _generating if request.generates and not _generates(named) else lambda config: named
 
     def pretrained() -> PreTrainedModel:
         if not any((path / name).exists() for name in _WEIGHT_FILES):
             raise WeightsUnavailable(f"the folder holds none of {', '.join(_WEIGHT_FILES)}")
-        return _from_pretrained(str(path), config, model_class, local=True)
+        return _from_pretrained(str(path), config, of(config), local=True)
 
-    model, weights = with_weights(str(path), request, pretrained, lambda: _random(config, model_class))
+    model, weights = with_weights(str(path), request, pretrained, lambda: _random(config, of))
     return _entry(model, {"kind": "folder", "path": str(path.resolve()), "weights": weights}, request)
 
 
@@ -126,13 +138,33 @@ def _recipe_of(model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def _pretrained(name: str) -> PreTrainedModel:
+def _base(config: PreTrainedConfig) -> type[Any]:
+    return AutoModel
+
+
+def _generating(config: PreTrainedConfig) -> type[Any]:
+    """The class of transformers that makes the model of ``config`` with the head by which it generates.
+
+    Raises:
+        ZooError: there is none.
+    """
+    for each in (AutoModelForSeq2SeqLM, AutoModelForCausalLM, AutoModelForSpeechSeq2Seq):
+        if type(config) in each._model_mapping:
+            return each
+    raise ZooError(f"a model of the type {config.model_type} does not generate")
+
+
+def _generates(model_class: type[Any]) -> bool:
+    return issubclass(model_class, PreTrainedModel) and model_class.can_generate()
+
+
+def _pretrained(name: str, of: Callable[[PreTrainedConfig], type[Any]]) -> PreTrainedModel:
     in_cache = hub.cached(name, "config.json") and any(hub.cached(name, file) for file in _WEIGHT_FILES)
     try:
         config = _read_config(name, in_cache)
     except hub.HubUnreachable as error:
         raise WeightsUnavailable(f"the Hugging Face hub cannot be reached ({error})") from error
-    return _from_pretrained(name, config, AutoModel, local=in_cache)
+    return _from_pretrained(name, config, of(config), local=in_cache)
 
 
 def _config_of(name: str) -> PreTrainedConfig:
@@ -153,7 +185,7 @@ def _read_config(name: str, in_cache: bool) -> PreTrainedConfig:
 
 
 def _from_pretrained(source: str, config: PreTrainedConfig, model_class: type[Any], local: bool) -> PreTrainedModel:
-    _without_cache(config)
+    _without_cache(config, model_class)
     try:
         model, info = model_class.from_pretrained(
             source, config=config, trust_remote_code=False, local_files_only=local, output_loading_info=True
@@ -171,15 +203,16 @@ def _from_pretrained(source: str, config: PreTrainedConfig, model_class: type[An
     return model
 
 
-def _random(config: PreTrainedConfig, model_class: type[Any] = AutoModel) -> PreTrainedModel:
-    _without_cache(config)
-    return model_class.from_config(config) if model_class is AutoModel else model_class._from_config(config)
+def _random(config: PreTrainedConfig, of: Callable[[PreTrainedConfig], type[Any]]) -> PreTrainedModel:
+    model_class = of(config)
+    _without_cache(config, model_class)
+    make = model_class._from_config if issubclass(model_class, PreTrainedModel) else model_class.from_config
+    return make(config)
 
 
-def _without_cache(config: PreTrainedConfig) -> None:
-    # A key/value cache in the output is of use to generate(), which asks for it by itself, and not to one
-    # forward.
-    if getattr(config, "use_cache", False):
+def _without_cache(config: PreTrainedConfig, model_class: type[Any]) -> None:
+    # A key-value cache in the output is of use to generate() alone, which base models do not have.
+    if model_class is AutoModel and getattr(config, "use_cache", False):
         config.use_cache = False
 
 

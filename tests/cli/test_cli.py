@@ -161,6 +161,9 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
         (["--models", "resnet18", "--batch-size", "0"], ["--batch-size", "0"]),
         (["--models", "resnet18", "--batch-size", "many"], ["--batch-size", "many"]),
         (["--models", "resnet18", "--seq-len", "-3"], ["--seq-len", "-3"]),
+        (["--models", "gpt2", "--generate", "64"], ["--generate", "'64' is not two numbers of tokens", "64,128"]),
+        (["--models", "gpt2", "--generate", "4,4", "--seq-len", "4"], ["--generate says how long the prompt is"]),
+        (["--models", "cli_models:net", "--generate", "4,4"], ["cli_models:net"]),
         (["--models", "resnet18", "--dtype", "int8"], ["--dtype", "int8"]),
         (["--models", "resnet18", "--weights", "best"], ["--weights", "best"]),
         (["--models", "resnet18", "--device", "tpu9"], ["no such device", "tpu9"]),
@@ -263,6 +266,20 @@ def test_random_weights_are_said_loudly(capsys, workplace, monkeypatch):
     assert cli.main(["--models", "tiny-bert", "--seq-len", "4", "--device", "cpu"]) == 0
     out, err = capsys.readouterr()
     assert "kfconvert: warning: tiny-bert: RANDOM weights" in err and "weights" in out and "random" in out
+
+
+def test_generating_is_timed_on_the_command_line(capsys, workplace, monkeypatch):
+    from kfconvert.zoo.architectures import ARCHITECTURES
+
+    values = {"vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "eos_token_id": 1}
+    monkeypatch.setitem(ARCHITECTURES, "tiny-gpt2", ("GPT2Config", values))
+    given = ["--models", "tiny-gpt2", "--weights", "random", "--device", "cpu", "--effort", "fast", "--select", "all"]
+    assert cli.main([*given, "--generate", "8,5", "--save-path", "out", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)["models"][0]
+    assert result["statistics"]["generation"]["prompt"] == [1, 8]
+    assert result["statistics"]["generation"]["new_tokens"] == 5
+    loaded = artifact.load("out/tiny-gpt2")
+    assert loaded.generate(torch.ones(1, 4, dtype=torch.long), max_new_tokens=3).shape == (1, 7)
 
 
 def test_unwritable_save_path_is_found_before_the_work(capsys, workplace, monkeypatch):

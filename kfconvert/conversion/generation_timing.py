@@ -1,0 +1,88 @@
+"""What ``generate`` takes before and after a conversion, for the prompt of the example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..capture import prompt_of
+from ..process import quiet_thread
+from ..profiling import Comparison, compare_timings
+from ..runtime import originals
+from .preparation import Prepared
+
+# Where nothing else is asked for, so many tokens are generated, and fewer where that takes longer than the seconds.
+MOST_TOKENS, LEAST_TOKENS = 32, 4
+LEAST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class GenerationTimings:
+    """``timings`` of ``generate`` by name: "original" and "converted" for ``new_tokens`` tokens, each with " prefill"
+    for the first of them alone; ``prompt`` is the shape of the prompt, batch first."""
+
+    prompt: tuple[int, ...]
+    new_tokens: int
+    timings: Comparison
+
+    def as_dict(self) -> dict[str, Any]:
+        """{"prompt", "new_tokens", "speedup" (see ``profiling.Speedup``), "original", "converted"}, the latter two
+        {"tokens_per_s", "prefill_ms", "step_ms"}: all rows of the batch together, the time to the first token, and that
+        of each further one (None where there is none)."""
+        sides = {name: self._side(name) for name in ("original", "converted")}
+        speedup = self.timings.speedup("converted").as_dict()
+        return {"prompt": list(self.prompt), "new_tokens": self.new_tokens, "speedup": speedup, **sides}
+
+    def _side(self, name: str) -> dict[str, float | None]:
+        whole, first = self.timings[name].median_ms, self.timings[f"{name} prefill"].median_ms
+        step = (whole - first) / (self.new_tokens - 1) if self.new_tokens > 1 else None
+        rate = 1e3 * self.prompt[0] * self.new_tokens / whole
+        return {"tokens_per_s": rate, "prefill_ms": first, "step_ms": step}
+
+
+def time_generation(prepared: Prepared, wanted: int | None, budget_s: float) -> GenerationTimings | None:
+    """Both models generate greedily from the prompt of the example; None where they do not, or nothing is to be timed.
+
+    Args:
+        wanted: how many new tokens; None for as many as ``budget_s`` seconds allow, in bounds.
+    """
+    prompt = prompt_of(prepared.model, prepared.call)
+    if prompt is None or wanted == 0:
+        return None
+    try:
+        tokens = wanted or _affordable(prepared, prompt, budget_s)
+        calls: dict[str, Callable[[], Any]] = {}
+        for name, run in (("original", _original), ("converted", _generated)):
+            calls[name] = partial(run, prepared, prompt, tokens)
+            calls[f"{name} prefill"] = partial(run, prepared, prompt, 1)
+        with quiet_thread():
+            timings = compare_timings(calls, prepared.device, budget_s, LEAST_ROUNDS)
+    except Exception:  # a model's own code, and a configuration that may ask for anything
+        return None
+    return GenerationTimings(tuple(prompt.shape[:2]), tokens, timings)
+
+
+def _affordable(prepared: Prepared, prompt: torch.Tensor, budget_s: float) -> int:
+    """So many tokens that the rounds of both models end in time, as far as the original tells."""
+    calls = {str(tokens): partial(_original, prepared, prompt, tokens) for tokens in (1, LEAST_TOKENS)}
+    with quiet_thread():
+        timings = compare_timings(calls, prepared.device, 0.0, 1)
+    first, few = (timing.median_ms for timing in timings.values())
+    step = max((few - first) / (LEAST_TOKENS - 1), 1e-3)
+    left = 1e3 * budget_s / (2 * LEAST_ROUNDS) - 2 * first
+    return int(min(max(left / step, LEAST_TOKENS), MOST_TOKENS))
+
+
+def _original(prepared: Prepared, prompt: torch.Tensor, tokens: int) -> Any:
+    with originals():
+        return _generated(prepared, prompt, tokens)
+
+
+def _generated(prepared: Prepared, prompt: torch.Tensor, tokens: int) -> Any:
+    model: Any = prepared.model
+    given = {getattr(model, "main_input_name", "input_ids"): prompt}
+    return model.generate(**given, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, num_beams=1)
