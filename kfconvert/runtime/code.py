@@ -83,7 +83,7 @@ def code_walk(
         traced = set(map(type, model.modules())) - set(map(type, outside_modules(model)))
     for each in dict.fromkeys(classes):
         names = of_class.get(each, set()) if issubclass(each, nn.Module) else of_objects
-        walk.add_class(each, names | _ALWAYS | _special(each), each in traced and "__dict__" not in names)
+        walk.add_class(each, names | _ALWAYS, each in traced and "__dict__" not in names)
     for function in functions:
         walk.follow(function, getattr(function, "__qualname__", "a function"))
     return walk
@@ -183,7 +183,9 @@ class CodeWalk:
             # A method that is put there later comes before that of a base.
             inherited = {name for base in owner.__mro__[1:-1] for name in self._names & vars(base).keys()}
             inherited = {name for name in inherited if self._is_wanted(owner, name)}
-            for name in names | inherited | (self._names & held.keys()):
+            # What Python itself looks up in the class of a module is not among what was read of the module.
+            special = _special(owner) if issubclass(owner, nn.Module) else frozenset()
+            for name in names | inherited | special | (self._names & held.keys()):
                 self._note(held, name, f"{owner.__qualname__}.{name}")
         for name, value in [*self._objects.values(), *self._inner.values()]:
             self._nearer(name, value)

@@ -62,7 +62,12 @@ def is_plain_object(value: Any) -> bool:
     if opened(value) is not value:
         return False
     module = type(value).__module__
-    return (is_of_author(module) or module.startswith(_HOLDERS)) and isinstance(getattr(value, "__dict__", None), dict)
+    if not (is_of_author(module) or module.startswith(_HOLDERS)):
+        return False
+    try:  # without the class's own way to look up attributes, which may raise anything
+        return isinstance(object.__getattribute__(value, "__dict__"), dict)
+    except AttributeError:
+        return False
 
 
 def is_of_author(module: str | None) -> bool:
