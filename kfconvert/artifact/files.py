@@ -382,6 +382,8 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
     first: dict[int, str] = {}
     for key, own in model.state_dict(keep_vars=True).items():
         known = first.setdefault(id(own), key)
+        if known == key:
+            continue
         if key in tensors and known in tensors and not is_same_tensor(tensors[key], tensors[known]):
             raise ArtifactError(f"{folder}: the weights do not fit: {known} and {key} are one, and two in the artifact")
     try:
