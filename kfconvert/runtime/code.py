@@ -34,7 +34,7 @@ from .contents import (
     reached,
     slotted,
 )
-from .watch import INSIDE, MISSING, TYPE, inside
+from .watch import INSIDE, MISSING, SIZE, TYPE, inside
 
 # nn.Module itself looks these names up in the class of every module.
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
@@ -135,6 +135,8 @@ class CodeWalk:
         self.words: set[str] = set()
         self._constants: set[str] = set()
         self._asks_environment = False
+        self._asked_by_name: set[str] = set()  # attributes in texts, which need not be there
+        self._reads_dicts = False  # whether the code reads all attributes of something
         self._held: dict[int, Any] = {}  # containers
         self._followed: set[tuple[int, str]] = set()  # attributes of objects
         self._modules: dict[int, types.ModuleType] = {}  # that something holds
@@ -185,10 +187,13 @@ class CodeWalk:
             inherited = {name for name in inherited if self._is_wanted(owner, name)}
             # What Python itself looks up in the class of a module is not among what was read of the module.
             special = _special(owner) if issubclass(owner, nn.Module) else frozenset()
-            for name in names | inherited | special | (self._names & held.keys()):
+            asked = self._asked_by_name if owner in self._untraced else frozenset()
+            for name in names | inherited | special | asked | (self._names & held.keys()):
                 self._note(held, name, f"{owner.__qualname__}.{name}")
         for name, value in [*self._objects.values(), *self._inner.values()]:
             self._nearer(name, value)
+            if self._reads_dicts:
+                self._found[id(value), "size"] = (f"the attributes of {name}", (vars(value), SIZE, len(vars(value))))
         self._note_missing_keys()
         methods = class_dict(Tensor)
         for name in self._names:  # a method that is put there later comes before that of the base
@@ -211,10 +216,11 @@ class CodeWalk:
 
     def _nearer(self, name: str, value: Any) -> None:
         """Note the places where something that is put there later would come before what an object's classes have by a
-        name."""
+        name, or would be there at all, where the code may ask whether it is."""
         stores = [vars(value), *map(class_dict, type(value).__mro__[:-1])]
         for asked in self._names:
-            found = next((index for index, store in enumerate(stores) if asked in store), 0)
+            nowhere = len(stores) if asked in self._asked_by_name else 0
+            found = next((index for index, store in enumerate(stores) if asked in store), nowhere)
             for store in stores[:found]:
                 self._note(store, asked, f"{name}.{asked}")
 
@@ -378,10 +384,13 @@ class CodeWalk:
             self.follow(vars(function)[key], f"{function.__qualname__}.{key}", depth + 1)
         looked_up, attributes, constants = _names(function.__code__)
         self._names |= attributes
+        if _BY_NAME & (looked_up | attributes):
+            self._asked_by_name |= attributes & constants
         if _CLASSES & (looked_up | attributes | set(function.__code__.co_freevars)):
             self._of_classes |= attributes
         if is_of_author(function.__module__):
             self.asked_for |= attributes | looked_up
+            self._reads_dicts |= "__dict__" in attributes or "vars" in looked_up
             if not is_same_compiled(function.__module__):
                 self.of_compilers |= OF_COMPILERS & (attributes | looked_up)
         for name in looked_up & function.__globals__.keys():

@@ -14,9 +14,11 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..process import ThisThread
 from ..region import Read
-from .contents import OF_CONVERSION, attributes_of, outside_modules, plain_objects
+from .contents import OF_CONVERSION, OF_EVERY_MODULE, attributes_of, outside_modules, plain_objects
 
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
+# An attribute that a module has by the name of one of these comes before it.
+_METHODS = frozenset(name for name in _OF_EVERY_MODULE - OF_EVERY_MODULE - OF_CONVERSION if not name.startswith("__"))
 
 # Names that give all parameters or buffers, including those that are added later.
 WHOLE = frozenset(
@@ -121,7 +123,7 @@ def _recorded(holder: Any, reads: set[Read], recorders: dict[type, type]) -> Ite
             recorders[own] = _recorder(own, reads)
         set_class(holder, recorders[own])
     except Exception:  # a class that cannot be derived from or swapped: everything in it may have been read
-        reads.update(((own, "__dict__"),) if isinstance(holder, nn.Module) else vars(holder))
+        reads.update(() if isinstance(holder, nn.Module) else vars(holder), [(own, "__dict__")])
         yield
         return
     try:
@@ -156,9 +158,9 @@ def derived_class(own: type, methods: Mapping[str, Callable[..., Any]]) -> type:
 
 def _is_read_of_module(name: str, idle: str | None) -> bool:
     """Whether reading the attribute ``name`` of a module, two frames up from here, makes its forward depend on it.
-    Attributes that every module has do not count, as torch's own code reads them. Those that give all attributes,
-    parameters or buffers do, unless torch or this package reads them."""
-    if name == "__dict__" or name in WHOLE:
+    Attributes that every module has do not count, as torch's own code reads them. Methods that every module has, and
+    what gives all attributes, parameters or buffers, do, unless torch or this package reads them."""
+    if name == "__dict__" or name in WHOLE or name in _METHODS:
         return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("torch", "kfconvert")
     if idle is not None and sys._getframe(2).f_globals.get("__name__") == idle:
         return False

@@ -312,3 +312,4 @@ class Contents:
                     yield from self.of(f"{name}.{key}", held, depth=depth + 1)
             if not around:
                 yield name, (inner, "forward", vars(inner).get("forward", MISSING))
+                yield name, (inner, SIZE, len(vars(inner)))

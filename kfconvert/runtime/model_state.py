@@ -149,6 +149,9 @@ class ModelState:
         different = first_different(self.compared, closely)
         if different is not None:
             return f"what {different} holds {_CHANGED}"
+        for module, names in self.namespaces:
+            if (root if module is ROOT else vars(module)).keys() - _OWN_KEYS != names:
+                return f"the names of the attributes of a module, all of which the forward reads, {_CHANGED}"
         changed = self.attributes.first_change(root)
         if changed is not None and (reason := self._changed_attribute(changed, root)):
             return reason
@@ -253,6 +256,9 @@ class ModelState:
         found = *attributes, *_settings(model, self._reads, contents)
         self.attributes, self.attribute_reasons = _watched(*unread, *found)
         self.compared = contents.compared
+        by_class = names_by_class(self._reads)
+        readers = [each for each in model.modules() if "__dict__" in by_class.get(type(each), ())]
+        self.namespaces = [(_held(each, model), vars(each).keys() - _OWN_KEYS) for each in readers]
 
     def _changed_attribute(self, changed: int | None, root: dict[str, Any]) -> str | None:
         """Why the program must not run where an attribute has another value; None where it may. It may with an equal
@@ -460,12 +466,15 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 def _settings(model: nn.Module, reads: frozenset[Read], contents: Contents) -> Iterator[tuple[Entry, str]]:
     names = sorted(name for name in reads if isinstance(name, str) and name != "__dict__")
+    by_class = names_by_class(reads)
     for config in configurations(model):
         yield (config, TYPE, type(config)), f"the class of an object of the model {_CHANGED}"
         for name in names:
             value = vars(config).get(name, MISSING)
             yield (config, name, value), f"{name} in the configuration of the model {_CHANGED}"
             yield from _reasons(contents.of(f"{name} in the configuration of the model", value))
+        if "__dict__" in reads or "__dict__" in by_class.get(type(config), ()):
+            yield (config, SIZE, len(vars(config))), f"what the configuration of the model holds {_CHANGED}"
         if slotted(config):
             yield from _reasons(contents.of("the configuration of the model", config))
 
