@@ -44,12 +44,14 @@ class ExampleCall:
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def summary(self) -> str:
-        def show(value: Any) -> str:
-            if isinstance(value, Tensor):
-                return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-            return type(value).__name__ if isinstance(value, (Mapping, Sequence)) or is_cache(value) else repr(value)
+        return ", ".join([shown(a) for a in self.args] + [f"{k}={shown(v)}" for k, v in self.kwargs.items()])
 
-        return ", ".join([show(a) for a in self.args] + [f"{k}={show(v)}" for k, v in self.kwargs.items()])
+
+def shown(value: Any) -> str:
+    """An argument in a few words: a tensor by its dtype and shape."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__ if isinstance(value, (Mapping, Sequence)) or is_cache(value) else repr(value)[:80]
 
 
 def is_whole(value: Any) -> bool:

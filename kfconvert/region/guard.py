@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch import Tensor
 
-from ..inputs import is_equal
+from ..inputs import is_equal, shown
 
 try:
     from .._C import tensor_key as _tensor_key  # compiled (csrc/watch.h)
@@ -102,7 +102,7 @@ class Guard:
         for index, expected in self.constants:
             value = leaves[index]
             if not _is_same(value, expected):
-                return f"argument {index} is {value!r}, was traced as {expected!r}"
+                return f"argument {index} is {shown(value)}, was traced as {shown(expected)}"
         try:
             return self._verdicts[key]
         except KeyError:

@@ -6,6 +6,7 @@ Libraries patch both in a process that holds a converted model: a class's ``forw
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import gc
@@ -13,14 +14,15 @@ import inspect
 import os
 import re
 import types
-import weakref
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..region import Read
 from .configuration import names_by_class
+from .container_writes import containers_written
 from .contents import (
     OF_CONVERSION,
     OF_EVERY_MODULE,
@@ -28,10 +30,12 @@ from .contents import (
     Found,
     is_of_author,
     is_plain_object,
+    is_weak,
     items,
-    lies_in,
+    opened,
     outside_modules,
     reached,
+    referent,
     slotted,
 )
 from .watch import INSIDE, MISSING, SIZE, TYPE, inside
@@ -48,6 +52,7 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # of the environment
 _DEPTH = 12
 # Ways from an instance to a class, of which methods can be read that nobody reads of the instance.
 _CLASSES = frozenset(("super", "type", "__class__", "__mro__"))
+_OPERATORS = frozenset(name for name in vars(torch._C.TensorBase) if name.startswith("__")) - {"__new__", "__init__"}
 # Libraries whose code may ask whether it is being compiled, but gives the same results either way.
 _SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
 # By these code finds that it is compiled without a call.
@@ -118,7 +123,7 @@ class CodeWalk:
     def __init__(self, model: nn.Module | None = None, looks: bool = False):
         self._model, self._looks = model, looks
         self._known = set() if model is None else set(map(id, model.modules()))  # modules that are watched elsewhere
-        self.contents = Contents()
+        self.contents = Contents(model)
         self.asked_for: set[str] = set()
         self.of_cached: set[str] = set()  # attributes that functions with a cache read, when they run at all
         self.of_compilers: set[str] = set()  # asked for by code that may do something else while it is compiled
@@ -138,6 +143,8 @@ class CodeWalk:
         self._asked_by_name: set[str] = set()  # attributes in texts, which need not be there
         self._reads_dicts = False  # whether the code reads all attributes of something
         self._held: dict[int, Any] = {}  # containers
+        self._dicts: list[tuple[str, dict[Any, Any]]] = []  # among these
+        self._written: set[str] = set()  # names of containers that the code writes to
         self._followed: set[tuple[int, str]] = set()  # attributes of objects
         self._modules: dict[int, types.ModuleType] = {}  # that something holds
         self._codes: dict[int, types.CodeType] = {}
@@ -194,12 +201,22 @@ class CodeWalk:
             self._nearer(name, value)
             if self._reads_dicts:
                 self._found[id(value), "size"] = (f"the attributes of {name}", (vars(value), SIZE, len(vars(value))))
+        self._note_added_keys()
         self._note_missing_keys()
         methods = class_dict(Tensor)
-        for name in self._names:  # a method that is put there later comes before that of the base
+        # A method that is put there later comes before that of the base; operators are not named in code.
+        for name in self._names | _OPERATORS:
             if hasattr(Tensor, name):
                 self._note(methods, name, f"Tensor.{name}")
         yield from self._found.values()
+
+    def _note_added_keys(self) -> None:
+        """Note the keys of dicts to which this code adds none: others do that, to have it do something else. Of dicts
+        to which it adds some, as results by their arguments, those whose items all are functions are chosen from."""
+        for name, container in self._dicts:
+            if name.rpartition(".")[2] not in self._written or all(map(callable, items(container))):
+                for path, entry in self.contents.keys_of(f"the keys of {name}", container):
+                    self._found[id(container), "keys"] = path, entry
 
     def _note_missing_keys(self) -> None:
         """Note what code may ask dicts and the environment for that is not there, or may be another."""
@@ -248,7 +265,9 @@ class CodeWalk:
         an object that holds such; ``inner``: one that another object or a container holds."""
         if depth > _DEPTH:
             return
-        if isinstance(value, types.FunctionType):
+        if is_weak(value):
+            self.follow(referent(value), name, depth + 1)
+        elif isinstance(value, types.FunctionType):
             if self._of_author and not is_of_author(value.__module__):
                 self.asked_for.add(value.__name__)
             of_author, self._of_author = self._of_author, is_of_author(value.__module__)
@@ -277,6 +296,8 @@ class CodeWalk:
         elif inspect.isbuiltin(value):
             if self._of_author:
                 self.asked_for.add(value.__name__)
+            if opened(value) is not value:
+                self._hold(name, value, depth)
         elif hasattr(type(value), "__wrapped__"):
             return
         elif isinstance(value, type):
@@ -285,8 +306,6 @@ class CodeWalk:
         elif isinstance(value, types.ModuleType):
             if is_of_author(value.__name__):
                 self._modules[id(value)] = value
-        elif isinstance(value, weakref.ReferenceType):
-            self.follow(value(), name, depth + 1)
         elif isinstance(value, nn.Module):
             self._outside(name, value, depth)
         elif is_plain_object(value):
@@ -336,7 +355,7 @@ class CodeWalk:
 
     def _outside(self, name: str, module: nn.Module, depth: int) -> None:
         """A module that is not registered in the model, nor the model in it, but which its code reaches."""
-        if self._model is None or id(module) in self._known or lies_in(self._model, module):
+        if self._model is None or id(module) in self._known:
             return
         for path, entry in self.contents.of(name, module):
             self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
@@ -351,11 +370,11 @@ class CodeWalk:
         if id(container) in self._held:
             return
         self._held[id(container)] = container
-        # An item that is added to a global dict is no change, as many such dicts cache results by their arguments. It
-        # is one where all items are functions, from which the code chooses.
-        registry = not isinstance(container, dict) or all(map(callable, items(container)))
-        for path, entry in self.contents.of(name, container, sized=registry):
+        # Whether an item that is added to a dict is a change is known when all of the code is.
+        for path, entry in self.contents.of(name, container, sized=False):
             self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
+        if isinstance(opened(container), dict):
+            self._dicts.append((name, opened(container)))
         for item in items(container):
             self.follow(item, name, depth + 1, inner=True)
 
@@ -376,16 +395,20 @@ class CodeWalk:
             except ValueError:  # not assigned yet
                 continue
             if variable != "__class__":  # for super()
-                self.follow(held, function.__qualname__, depth + 1)
-        for default in function.__defaults__ or ():
-            self.follow(default, function.__qualname__, depth + 1)
+                self.follow(held, f"{function.__qualname__}.{variable}", depth + 1)
+        defaults = function.__defaults__ or ()
+        arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
+        for argument, default in zip(arguments[len(arguments) - len(defaults) :], defaults):
+            self.follow(default, f"{function.__qualname__}.{argument}", depth + 1)
         for key in vars(function).keys() - {"__wrapped__"}:
             self._note(vars(function), key, f"{function.__qualname__}.{key}")
             self.follow(vars(function)[key], f"{function.__qualname__}.{key}", depth + 1)
         looked_up, attributes, constants = _names(function.__code__)
         self._names |= attributes
-        if _BY_NAME & (looked_up | attributes):
-            self._asked_by_name |= attributes & constants
+        self._written |= containers_written(function.__code__)
+        by_name = attributes & constants if _BY_NAME & (looked_up | attributes) else frozenset()
+        self._asked_by_name |= by_name
+        pairs = _attributes_of_globals(function.__code__)
         if _CLASSES & (looked_up | attributes | set(function.__code__.co_freevars)):
             self._of_classes |= attributes
         if is_of_author(function.__module__):
@@ -393,14 +416,28 @@ class CodeWalk:
             self._reads_dicts |= "__dict__" in attributes or "vars" in looked_up
             if not is_same_compiled(function.__module__):
                 self.of_compilers |= OF_COMPILERS & (attributes | looked_up)
+        for name in looked_up - function.__globals__.keys():  # of Python's, until the module has its own
+            self._note(function.__globals__, name, f"{function.__module__}.{name}")
+            self._note(vars(builtins), name, f"builtins.{name}")
         for name in looked_up & function.__globals__.keys():
             value = function.__globals__[name]
             self._global(function.__globals__, name, attributes, function.__module__)
-            if isinstance(value, dict):  # keys that may be asked for, and are not there
-                for key in constants - dict.keys(value):
-                    self._note(value, key, f"{function.__module__}.{name}")
+            for attribute in by_name | {attribute for owner, attribute in pairs if owner == name}:
+                self._note_absent(value, attribute, f"{function.__module__}.{name}.{attribute}")
         self._constants |= constants
         self._asks_environment |= bool({"environ", "getenv"} & (looked_up | attributes))
+
+    def _note_absent(self, value: Any, attribute: str, name: str) -> None:
+        """Note that a class, a function or a Python module does not have an attribute for which the code asks."""
+        if isinstance(value, type):
+            stores = [class_dict(kind) for kind in value.__mro__[:-1] if is_of_author(kind.__module__)]
+        elif isinstance(value, types.FunctionType):
+            stores = [vars(value)] if is_of_author(value.__module__) else []
+        else:
+            stores = [vars(value)] if isinstance(value, types.ModuleType) and is_of_author(value.__name__) else []
+        if not any(attribute in store for store in stores):
+            for store in stores:
+                self._note(store, attribute, name)
 
     def _global(self, store: dict[str, Any], name: str, names: frozenset[str], module: str) -> None:
         value = store[name]
@@ -462,6 +499,20 @@ def _may_be_module(loaded: dis.Instruction | None, code: types.CodeType) -> bool
         return loaded is not None and loaded.opname == "LOAD_ATTR"
     names = loaded.argval if isinstance(loaded.argval, tuple) else (loaded.argval,)
     return names[-1:] == code.co_varnames[:1]
+
+
+@functools.lru_cache(4096)
+def _attributes_of_globals(code: types.CodeType) -> frozenset[tuple[str, str]]:
+    """(global, attribute) of what ``code``, and functions within it, read of globals, which they may expect to fail."""
+    found = set[tuple[str, str]]()
+    before = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and before is not None:
+            found.add((before.argval, instruction.argval))
+        before = instruction if instruction.opname == "LOAD_GLOBAL" else None
+    return frozenset(found).union(
+        *(_attributes_of_globals(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    )
 
 
 @functools.lru_cache(4096)

@@ -14,7 +14,14 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..process import ThisThread
 from ..region import Read
-from .contents import OF_CONVERSION, OF_EVERY_MODULE, attributes_of, outside_modules, plain_objects
+from .contents import (
+    OF_CONVERSION,
+    OF_EVERY_MODULE,
+    attributes_of,
+    modules_around,
+    outside_modules,
+    plain_objects,
+)
 
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
 # An attribute that a module has by the name of one of these comes before it.
@@ -27,8 +34,9 @@ WHOLE = frozenset(
 
 
 def configurations(model: nn.Module) -> list[Any]:
-    """The distinct plain objects that ``model`` and its submodules hold, such as a ``config``, in containers too."""
-    modules = [*model.modules(), *outside_modules(model)]
+    """The distinct plain objects that ``model`` and its submodules hold, such as a ``config``, in containers too; and
+    those that a larger model holds where ``model`` knows in which one it lies."""
+    modules = [*model.modules(), *outside_modules(model), *modules_around(model)]
     found = [value for module in modules for name, value in attributes_of(module).items() if _is_read(name)]
     return plain_objects(found)
 

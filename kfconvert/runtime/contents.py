@@ -10,7 +10,9 @@ import ctypes
 import functools
 import gc
 import multiprocessing.sharedctypes
+import os
 import sys
+import sysconfig
 import threading
 import types
 import weakref
@@ -42,6 +44,8 @@ _TREE = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffe
 _HELD = (dict, collections.OrderedDict, set, list, tuple)
 # What a conversion puts into the instance dict of a model or of its parts.
 OF_CONVERSION = frozenset(("forward", "kfconvert_info", "kfconvert_refresh", "__getstate__"))
+_OPEN = (dict, list, set, collections.deque)
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 # pytest puts calls of its own into assertions.
 _OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", "pytest", "_pytest", "pluggy", *sys.stdlib_module_names))
@@ -72,14 +76,42 @@ def is_plain_object(value: Any) -> bool:
 
 def is_of_author(module: str | None) -> bool:
     """Whether the Python module of this name belongs neither to Python nor to torch, numpy or this package."""
-    return (module or "").partition(".")[0] not in _OF_LIBRARIES
+    root = (module or "").partition(".")[0]
+    return root not in _OF_LIBRARIES or _hides_one_of_python(root)
+
+
+@functools.cache
+def _hides_one_of_python(root: str) -> bool:
+    """Whether an author's module is called like one of Python's own, and is found before it."""
+    file = getattr(sys.modules.get(root), "__file__", None)
+    if root not in sys.stdlib_module_names or not isinstance(file, str):
+        return False
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+    inside = any(os.path.realpath(file).startswith(os.path.realpath(folder) + os.sep) for folder in folders)
+    return not inside or "site-packages" in file
+
+
+def is_weak(value: Any) -> bool:
+    return isinstance(value, weakref.ReferenceType) or type(value) in weakref.ProxyTypes
+
+
+def referent(value: Any) -> Any:
+    """What a weak reference or proxy stands for, None where that is gone."""
+    if type(value) not in weakref.ProxyTypes:
+        return value()
+    try:
+        return value.__init__.__self__  # a proxy hands on what is looked up, but for its own class
+    except ReferenceError:
+        return None
 
 
 def opened(value: Any) -> Any:
-    """The list, dict or set within a proxy, a user's container or one of weak references; ``value`` itself for others.
-    What else these keep, about references that are gone, is nobody's."""
-    if isinstance(value, types.MappingProxyType):
+    """The list, dict or set within a proxy, a view, a user's container or one of weak references, or of which ``value``
+    is a method; ``value`` itself for others. What else these keep, about references that are gone, is nobody's."""
+    if isinstance(value, (types.MappingProxyType, *_VIEWS)):
         return gc.get_referents(value)[0]
+    if isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)) and isinstance(value.__self__, _OPEN):
+        return value.__self__
     if isinstance(value, (collections.UserDict, collections.UserList, weakref.WeakSet, weakref.WeakKeyDictionary)):
         return vars(value)["data"]
     return value
@@ -122,6 +154,14 @@ def outside_modules(model: nn.Module) -> list[nn.Module]:
     return [module for module in found if module not in own]
 
 
+def modules_around(model: nn.Module) -> list[nn.Module]:
+    """The distinct modules of a larger model that ``model`` lies in, where one of its own modules holds that."""
+    own = dict.fromkeys(model.modules())
+    held = reached([value for module in own for value in attributes_of(module).values()])
+    tops = [value for value in held if isinstance(value, nn.Module) and value not in own and lies_in(model, value)]
+    return list(dict.fromkeys(module for top in tops for module in top.modules() if module not in own))
+
+
 def lies_in(model: nn.Module, module: nn.Module) -> bool:
     """Whether ``model`` is ``module`` or one of the modules within it."""
     return any(each is model for each in module.modules())
@@ -155,19 +195,22 @@ def _held_by(value: Any) -> list[Any]:
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, types.MethodType):
         return [value.__self__]
-    if isinstance(value, weakref.ReferenceType):
-        return [value()]
+    if is_weak(value):
+        return [referent(value)]
     if is_plain_object(value):
         return [*vars(value).values(), *slotted(value).values()]
     return items(value) or list(slotted(value).values())
 
 
 def _copied(value: Any) -> Any:
-    """What a container holds that a Watch cannot look into, in a form to be compared with; None for other values."""
+    """What a container holds that a Watch cannot look into, in a form to be compared with; None for other values. Of a
+    dict with an order of its own, that alone."""
     if isinstance(value, contextvars.ContextVar):
         return tuple(_value_of(value)) or (MISSING,)
     if isinstance(value, set):
         return frozenset(value)
+    if isinstance(value, collections.OrderedDict):
+        return tuple(collections.OrderedDict.__iter__(value))
     if isinstance(value, (collections.deque, bytearray, array.array)):
         return tuple(value)
     if isinstance(value, multiprocessing.sharedctypes.SynchronizedBase):
@@ -248,6 +291,12 @@ class Contents:
         if not tensor.is_meta:
             self.compared.append((name, tensor, _Numbers(tensor)))
 
+    def keys_of(self, name: str, value: dict[Any, Any]) -> Iterator[Found]:
+        """The keys of a dict, in their order."""
+        if isinstance(value, collections.OrderedDict):  # which has an order besides that of the dict that it is
+            self.compared.append((name, value, _copied(value)))
+        yield name, (value, ITEMS, tuple(dict.__iter__(value)))
+
     def of(self, name: str, value: Any, sized: bool = True, depth: int = 0) -> Iterator[Found]:
         """Entries for what ``value``, which goes by ``name``, holds, if it is a container of a kind that may change.
 
@@ -256,6 +305,7 @@ class Contents:
         """
         if depth > _DEPTH or id(value) in self._seen or len(self._seen) > _MOST:
             return
+        value = referent(value) if is_weak(value) else value
         if isinstance(value, nn.Module):
             yield from self._of_module(name, value, depth)
             return
@@ -278,7 +328,7 @@ class Contents:
             yield name, (value, ITEMS, tuple(value))
         elif isinstance(value, dict):
             if sized:
-                yield name, (value, ITEMS, tuple(value))
+                yield from self.keys_of(name, value)
             for key, item in list(dict.items(value)):
                 yield name, (value, key, item)
         attributes = getattr(value, "__dict__", None)  # of a subclass

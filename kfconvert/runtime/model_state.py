@@ -40,6 +40,12 @@ _GLOBAL_HOOKS = tuple(
 # What code asks of a tensor, or of torch, in order to do something else where gradients are wanted. Traces are made
 # without gradients.
 _OF_GRADIENTS = frozenset(("is_grad_enabled", "requires_grad", "grad_fn", "is_leaf"))
+_GETTERS = (
+    "_get_cudnn_enabled", "_get_cudnn_benchmark", "_get_cudnn_deterministic", "_get_cudnn_allow_tf32",
+    "_get_cublas_allow_tf32", "_get_mkldnn_enabled", "_get_float32_matmul_precision", "_get_flash_sdp_enabled",
+    "_get_math_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_deterministic_algorithms_warn_only",
+    "_is_multithreading_enabled",
+)  # fmt: skip
 # Switches that code can ask for.
 _SWITCHES: dict[str, Callable[[], Any]] = {
     "is_inference_mode_enabled": torch.is_inference_mode_enabled,
@@ -57,6 +63,19 @@ _SWITCHES: dict[str, Callable[[], Any]] = {
     "flash_sdp_enabled": torch.backends.cuda.flash_sdp_enabled,
     "math_sdp_enabled": torch.backends.cuda.math_sdp_enabled,
     "mem_efficient_sdp_enabled": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "get_default_device": torch.get_default_device,
+    "initial_seed": torch.initial_seed,
+    "get_num_threads": torch.get_num_threads,
+    "is_deterministic_algorithms_warn_only_enabled": torch.is_deterministic_algorithms_warn_only_enabled,
+    "fill_uninitialized_memory": lambda: torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    "is_anomaly_check_nan_enabled": torch.is_anomaly_check_nan_enabled,
+    "is_warn_always_enabled": torch.is_warn_always_enabled,
+    "is_autocast_cache_enabled": torch.is_autocast_cache_enabled,
+    "engine": lambda: torch.backends.quantized.engine,
+    "get_autocast_dtype": lambda: (torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")),
+    "get_autocast_cpu_dtype": lambda: torch.get_autocast_dtype("cpu"),
+    "get_autocast_gpu_dtype": lambda: torch.get_autocast_dtype("cuda"),
+    **{name: getattr(torch._C, name) for name in _GETTERS if hasattr(torch._C, name)},
 }
 _CONTAINERS = (list, tuple, dict, set)
 _REPLACED = "a submodule or its forward was replaced after the conversion; convert it again"
@@ -385,7 +404,8 @@ def _structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
         for kind in ("_parameters", "_buffers", *_HOOK_KINDS):
             yield (_held(module, model), kind, vars(module)[kind]), _REPLACED
         if module is not model:
-            yield (module, "forward", vars(module).get("forward", MISSING)), _REPLACED
+            for name in ("forward", "_call_impl", "_compiled_call_impl"):
+                yield (module, name, vars(module).get(name, MISSING)), _REPLACED
             yield (module, TYPE, type(module)), _REPLACED
 
 

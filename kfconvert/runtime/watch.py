@@ -126,7 +126,7 @@ def _equal_to(holder: Any, key: Any, expected: Any, default: Any = _ABSENT) -> A
     """What stands there now, where it is equal to ``expected``; else ``default``."""
     held: Any
     if key is ITEMS:
-        held = tuple(holder)
+        held = tuple(dict.__iter__(holder) if isinstance(holder, dict) else holder)
     elif isinstance(key, Mark):
         return default
     else:
