@@ -305,7 +305,10 @@ class Contents:
         """
         if depth > _DEPTH or id(value) in self._seen or len(self._seen) > _MOST:
             return
-        value = referent(value) if is_weak(value) else value
+        if is_weak(value):
+            value = referent(value)
+            if isinstance(value, Tensor):  # as a recurrent layer refers to its weights, which may change
+                return
         if isinstance(value, nn.Module):
             yield from self._of_module(name, value, depth)
             return
