@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..region import Read
 from .configuration import names_by_class
-from .container_writes import containers_written
+from .container_uses import container_uses
 from .contents import (
     OF_CONVERSION,
     OF_EVERY_MODULE,
@@ -144,7 +144,11 @@ class CodeWalk:
         self._reads_dicts = False  # whether the code reads all attributes of something
         self._held: dict[int, Any] = {}  # containers
         self._dicts: list[tuple[str, dict[Any, Any]]] = []  # among these
-        self._written: set[str] = set()  # names of containers that the code writes to
+        # Names of containers that the code writes to, and that it uses as a whole, see ``container_uses``; and the
+        # texts in code that looks items up, by the name of the container.
+        self._written: set[str] = set()
+        self._whole: set[str] = set()
+        self._keys: dict[str, set[str]] = {}
         self._followed: set[tuple[int, str]] = set()  # attributes of objects
         self._modules: dict[int, types.ModuleType] = {}  # that something holds
         self._codes: dict[int, types.CodeType] = {}
@@ -212,9 +216,15 @@ class CodeWalk:
 
     def _note_added_keys(self) -> None:
         """Note the keys of dicts to which this code adds none: others do that, to have it do something else. Of dicts
-        to which it adds some, as results by their arguments, those whose items all are functions are chosen from."""
+        to which it adds some, as results by their arguments, those whose items all are functions are chosen from. Where
+        single items are looked up by texts or classes, others may add more, as to the registries of libraries."""
         for name, container in self._dicts:
-            if name.rpartition(".")[2] not in self._written or all(map(callable, items(container))):
+            known_as = name.rpartition(".")[2]
+            by_name = known_as in self._keys and known_as not in self._whole
+            if by_name and container and all(isinstance(key, (str, type)) for key in dict.keys(container)):
+                for key in self._keys[known_as] - dict.keys(container):
+                    self._note(container, key, f"{key} in {name}")
+            elif known_as not in self._written or all(map(callable, items(container))):
                 for path, entry in self.contents.keys_of(f"the keys of {name}", container):
                     self._found[id(container), "keys"] = path, entry
 
@@ -405,7 +415,11 @@ class CodeWalk:
             self.follow(vars(function)[key], f"{function.__qualname__}.{key}", depth + 1)
         looked_up, attributes, constants = _names(function.__code__)
         self._names |= attributes
-        self._written |= containers_written(function.__code__)
+        written, looked_up_in, whole = container_uses(function.__code__)
+        self._written |= written
+        self._whole |= whole
+        for each in looked_up_in:
+            self._keys.setdefault(each, set()).update(constants)
         by_name = attributes & constants if _BY_NAME & (looked_up | attributes) else frozenset()
         self._asked_by_name |= by_name
         pairs = _attributes_of_globals(function.__code__)

@@ -351,6 +351,8 @@ def _words(model: nn.Module, reads: frozenset[Read]) -> Iterator[str]:
     by_class, of_objects = names_by_class(reads), {read for read in reads if isinstance(read, str)}
     holders: list[tuple[Any, set[str]]] = [(module, by_class.get(type(module), set())) for module in model.modules()]
     holders += [(config, of_objects) for config in configurations(model)]
+    for kind in set(map(type, model.modules())):
+        yield from (kind.__name__, kind.__qualname__, f"{kind.__module__}.{kind.__qualname__}", str(kind))
     for holder, names in holders:
         yield from (value for name in names & vars(holder).keys() if type(value := vars(holder)[name]) is str)
 

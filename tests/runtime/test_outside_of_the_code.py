@@ -8,12 +8,14 @@ import weakref
 
 import pytest
 import torch
+import transformers
 from support import small_models
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
 X = torch.randn(3, 8)
 ADAPTERS, BY_NUMBER, ORDERED = {"a": 1.0}, {0: 1.0}, collections.OrderedDict(a=1.0, b=2.0)
+BY_CLASS = {"Other": 1.0}
 NESTED, KEYWORDS, TABLE, LISTED = {"inner": {"other": 1}}, {"one": 1.0}, {"k": 1.0}, [1.0]
 GET, VALUES, ITEM = TABLE.get, TABLE.values(), LISTED.__getitem__
 MEMORY = {0: 1.0}
@@ -79,6 +81,7 @@ WAYS = {
     "items of an object's dict": lambda m: sum(SETTINGS.own.values()),
     "items of a closure's dict": lambda m: CLOSURE(),
     "items of a default": lambda m: with_default(),
+    "the name of its class": lambda m: BY_CLASS.get(type(m).__name__, 1.0),
     "keywords": lambda m: of_keywords(**KEYWORDS),
     "the order of items": lambda m: next(iter(ORDERED.values())),
     "a method of a dict": lambda m: GET("k"),
@@ -108,6 +111,7 @@ CHANGES = {
     "items of an object's dict": lambda: SETTINGS.own.update(b=2.0),
     "items of a closure's dict": lambda: CLOSED.update(b=2.0),
     "items of a default": lambda: DEFAULTED.update(b=2.0),
+    "the name of its class": lambda: BY_CLASS.update(Net=3.0),
     "keywords": lambda: KEYWORDS.update(b=2.0),
     "the order of items": lambda: ORDERED.move_to_end("a"),
     "a method of a dict": lambda: TABLE.update(k=3.0),
@@ -202,6 +206,22 @@ def test_results_that_others_add_to_a_cache_are_no_change():
     fused(X)
     MEMORY["others"] = 5.0
     fused(X)
+    assert fused.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
+
+
+@pytest.mark.parametrize("make", [small_models.llama, small_models.bert])
+def test_other_models_of_a_library_are_no_change(make):
+    fused = small_models.converted(make)
+    inputs, sizes = small_models.inputs_of(fused), dict(hidden_size=16, num_attention_heads=2, num_hidden_layers=1)
+    with torch.no_grad():
+        fused(**inputs)
+        for name in ("GPT2", "Roberta", "Mistral", "ViT"):
+            config = getattr(transformers, f"{name}Config")(**sizes)
+            model = getattr(transformers, f"{name}Model")(config)
+            if name != "ViT":
+                model(torch.tensor([[1, 2]]))
+        transformers.AttentionInterface.register("of_a_user", lambda *arguments: None)
+        fused(**inputs)
     assert fused.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
 
 
