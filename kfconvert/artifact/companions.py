@@ -10,9 +10,12 @@ import copy
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CONFIG_FILES = frozenset(("config.json", "generation_config.json"))
 # What the tokenizers and processors of transformers write.
@@ -32,7 +35,7 @@ def write_companions(model: nn.Module, folder: Path) -> None:
     Raises:
         OSError: they cannot be read or written.
     """
-    if not _is_of_transformers(model):
+    if not is_of_transformers(model):
         return
     written: Any = model
     config = copy.deepcopy(written.config)
@@ -48,12 +51,13 @@ def write_companions(model: nn.Module, folder: Path) -> None:
 
 def remember_origin(model: nn.Module, folder: Path) -> None:
     """Let a Hugging Face model that was read from ``folder`` be saved again with what lies beside its weights there."""
-    if _is_of_transformers(model):
+    if is_of_transformers(model):
         config: Any = model.config
         config.name_or_path = str(folder)
 
 
-def _is_of_transformers(model: nn.Module) -> bool:
+def is_of_transformers(model: nn.Module) -> TypeGuard[PreTrainedModel]:
+    """Whether it is a Hugging Face model."""
     transformers = sys.modules.get("transformers")  # without it, there is none
     return transformers is not None and isinstance(model, transformers.PreTrainedModel)
 

@@ -34,7 +34,7 @@ from ..region import Region
 from ..runtime import OnMiss, guarded_forward
 from ..version import __version__
 from . import record as record_file
-from .companions import COMPANIONS, remember_origin, write_companions
+from .companions import COMPANIONS, is_of_transformers, remember_origin, write_companions
 from .record import RecordError
 from .replay import config_of, replay
 from .schema import BUFFERS_FILE, FORMAT, RECORD_FILE, WEIGHTS_FILE
@@ -273,6 +273,8 @@ def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
 
 def _recipe(model: nn.Module) -> dict[str, Any] | None:
     """How ``load`` makes a model like this one; None where that is not known, as for one with a forward of its own."""
+    if not is_of_transformers(model):
+        return None
     from .. import zoo
 
     for module in model.modules():

@@ -29,6 +29,8 @@ from .contents import (
     Contents,
     Found,
     is_of_author,
+    is_of_project,
+    is_own_object,
     is_plain_object,
     is_weak,
     items,
@@ -60,7 +62,7 @@ OF_COMPILERS = frozenset(("_is_compiling_flag", "FakeTensor"))
 _OF_NEW_OBJECTS = frozenset(("__init__", "__new__", "__post_init__"))
 # Special methods that no code of a forward calls of an object that it finds.
 _NEVER_CALLED = {
-    *_OF_NEW_OBJECTS, "__init_subclass__", "__class_getitem__", "__del__", "__repr__",
+    *_OF_NEW_OBJECTS, "__init_subclass__", "__del__", "__repr__",
     "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__subclasshook__",
     "__set_name__",
 }  # fmt: skip
@@ -140,6 +142,7 @@ class CodeWalk:
         self.words: set[str] = set()
         self._constants: set[str] = set()
         self._asks_environment = False
+        self._environment: set[str] = set()  # texts in code that asks it
         self._asked_by_name: set[str] = set()  # attributes in texts, which need not be there
         self._reads_dicts = False  # whether the code reads all attributes of something
         self._held: dict[int, Any] = {}  # containers
@@ -151,6 +154,7 @@ class CodeWalk:
         self._keys: dict[str, set[str]] = {}
         self._followed: set[tuple[int, str]] = set()  # attributes of objects
         self._modules: dict[int, types.ModuleType] = {}  # that something holds
+        self._python_modules: dict[int, types.ModuleType] = {}  # of which attributes are read
         self._codes: dict[int, types.CodeType] = {}
         self._found: dict[tuple[int, str], Found] = {}
 
@@ -205,8 +209,14 @@ class CodeWalk:
             self._nearer(name, value)
             if self._reads_dicts:
                 self._found[id(value), "size"] = (f"the attributes of {name}", (vars(value), SIZE, len(vars(value))))
+        if "__subclasses__" in self._names:
+            for owner in filter(lambda each: is_of_author(each.__module__), self._wanted):
+                self.contents.subclasses_of(f"{owner.__qualname__}.__subclasses__()", owner)
         self._note_added_keys()
         self._note_missing_keys()
+        for module in self._python_modules.values():
+            for name in self._asked_by_name - vars(module).keys():
+                self._note(vars(module), name, f"{module.__name__}.{name}")
         methods = class_dict(Tensor)
         # A method that is put there later comes before that of the base; operators are not named in code.
         for name in self._names | _OPERATORS:
@@ -238,7 +248,7 @@ class CodeWalk:
             environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]  # not public
             named = {value for _, (_, _, value) in self._found.values() if type(value) is str}
             for word in self._constants | self.words | named:
-                if _VARIABLE.fullmatch(word):
+                if _VARIABLE.fullmatch(word) or word in self._environment:
                     self._note(environment, os.environ.encodekey(word), f"{word} in the environment")
 
     def _nearer(self, name: str, value: Any) -> None:
@@ -327,6 +337,8 @@ class CodeWalk:
             self._hold(name, value, depth)
 
     def _object(self, name: str, value: Any, depth: int, inner: bool) -> None:
+        own = is_own_object(value)
+        inner = inner and not own
         if id(value) in self._objects or (inner and id(value) in self._inner):
             return
         (self._inner if inner else self._objects)[id(value)] = name, value
@@ -336,6 +348,10 @@ class CodeWalk:
                 self._note(vars(value), key, f"{name}.{key}")
                 if isinstance(item, (list, tuple, dict, set)):
                     self._hold(f"{name}.{key}", item, depth)
+                elif own and (is_plain_object(item) or slotted(item)):
+                    self.follow(item, f"{name}.{key}", depth + 1, inner=True)
+            if own:
+                self._found[id(value), "size"] = (f"the attributes of {name}", (vars(value), SIZE, len(vars(value))))
         if type(value) not in self._wanted:
             self.add_class(type(value), _special(type(value)))
         if slotted(value):
@@ -385,7 +401,10 @@ class CodeWalk:
             self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
         if isinstance(opened(container), dict):
             self._dicts.append((name, opened(container)))
-        for item in items(container):
+        kind = type(container)
+        if is_of_author(kind.__module__) and kind not in self._wanted:
+            self.add_class(kind, _special(kind))
+        for item in items(container) or slotted(container).values():
             self.follow(item, name, depth + 1, inner=True)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
@@ -410,6 +429,9 @@ class CodeWalk:
         arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
         for argument, default in zip(arguments[len(arguments) - len(defaults) :], defaults):
             self.follow(default, f"{function.__qualname__}.{argument}", depth + 1)
+        if is_of_project(function.__module__):
+            size = vars(function), SIZE, len(vars(function))
+            self._found[id(function), "size"] = f"the attributes of {function.__qualname__}", size
         for key in vars(function).keys() - {"__wrapped__"}:
             self._note(vars(function), key, f"{function.__qualname__}.{key}")
             self.follow(vars(function)[key], f"{function.__qualname__}.{key}", depth + 1)
@@ -420,7 +442,7 @@ class CodeWalk:
         self._whole |= whole
         for each in looked_up_in:
             self._keys.setdefault(each, set()).update(constants)
-        by_name = attributes & constants if _BY_NAME & (looked_up | attributes) else frozenset()
+        by_name = attributes & constants if _BY_NAME & (looked_up | attributes) else frozenset[str]()
         self._asked_by_name |= by_name
         pairs = _attributes_of_globals(function.__code__)
         if _CLASSES & (looked_up | attributes | set(function.__code__.co_freevars)):
@@ -439,7 +461,9 @@ class CodeWalk:
             for attribute in by_name | {attribute for owner, attribute in pairs if owner == name}:
                 self._note_absent(value, attribute, f"{function.__module__}.{name}.{attribute}")
         self._constants |= constants
-        self._asks_environment |= bool({"environ", "getenv"} & (looked_up | attributes))
+        if {"environ", "getenv"} & (looked_up | attributes):
+            self._asks_environment = True
+            self._environment |= {each for each in constants if len(each) <= _LONGEST}
 
     def _note_absent(self, value: Any, attribute: str, name: str) -> None:
         """Note that a class, a function or a Python module does not have an attribute for which the code asks."""
@@ -467,6 +491,8 @@ class CodeWalk:
     def _module(self, module: types.ModuleType, names: frozenset[str], seen: set[int]) -> None:
         """The attributes called ``names`` of a Python module, and of modules among them."""
         held = vars(module)
+        if is_of_author(module.__name__):
+            self._python_modules[id(module)] = module
         for name in names & held.keys():
             value = held[name]
             self._note(held, name, f"{module.__name__}.{name}")
@@ -492,7 +518,15 @@ def _is_followed(module: str | None) -> bool:
 
 def _special(owner: type) -> set[str]:
     """The names of the special methods of a class, which code calls without naming them."""
-    return {key for kind in owner.__mro__ for key in vars(kind) if key.startswith("__")} - _NEVER_CALLED
+    never = _NEVER_CALLED - {"__repr__"} if is_of_project(owner.__module__) else _NEVER_CALLED
+    return {key for kind in owner.__mro__ for key in vars(kind) if key.startswith("__")} - never
+
+
+def _texts(constant: Any) -> set[str]:
+    """The texts in a constant, which may be a tuple of some."""
+    if isinstance(constant, (tuple, frozenset)):
+        return set().union(*map(_texts, constant))
+    return {constant} if isinstance(constant, str) else set()
 
 
 def reads_of_attributes(code: types.CodeType) -> Iterator[tuple[str, int | None]]:
@@ -544,9 +578,9 @@ def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozen
         if isinstance(constant, types.CodeType):
             for names, within in zip((looked_up, attributes, constants), _names(constant)):
                 names |= within
-        elif isinstance(constant, str):
-            constants.add(constant)
-    if _BY_NAME & (looked_up | attributes):
+        constants |= _texts(constant)
+    # Patterns of match name attributes as getattr does.
+    if _BY_NAME & (looked_up | attributes) or any(each.opname == "MATCH_CLASS" for each in dis.get_instructions(code)):
         words = {word for constant in constants if len(constant) <= _LONGEST for word in _WORD.findall(constant)}
         attributes |= words
         if _GLOBALS_BY_NAME & (looked_up | attributes):

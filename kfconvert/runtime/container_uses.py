@@ -17,8 +17,9 @@ _NAMED = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_SUP
 
 
 class ContainerUses(NamedTuple):
-    """The names of globals, arguments, variables of closures and attributes: those to which items are ``written``,
-    those in which items are ``looked_up`` by keys, and those that are used otherwise, and so as a ``whole``."""
+    """The names of globals, arguments, variables of closures and attributes: those to which items are ``written`` by
+    keys that are found out, as results are; those in which items are ``looked_up`` by keys; and those that are used
+    otherwise, and so as a ``whole``."""
 
     written: frozenset[str]
     looked_up: frozenset[str]
@@ -33,7 +34,8 @@ def container_uses(code: types.CodeType) -> ContainerUses:
     for index, instruction in enumerate(instructions):
         if instruction.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
             place = _producer(instructions, index, 2)
-            written |= _names_at(instructions, place, set())
+            fixed = instructions[index - 1].opname == "LOAD_CONST"
+            written |= set() if fixed else _names_at(instructions, place, set())
         elif instruction.opname == "BINARY_SUBSCR":
             place = _producer(instructions, index, 2)
             looked_up |= _names_at(instructions, place, set())
@@ -43,7 +45,8 @@ def container_uses(code: types.CodeType) -> ContainerUses:
         elif instruction.opname in _METHOD and instruction.argval in _WRITING | _LOOKING_UP:
             place = index - 1
             names = _names_at(instructions, place, set())
-            written |= names if instruction.argval in _WRITING else set()
+            fixed = instructions[index + 1].opname == "LOAD_CONST"  # the first argument
+            written |= names if instruction.argval in _WRITING and not fixed else set()
             looked_up |= names if instruction.argval in _LOOKING_UP else set()
         else:
             continue

@@ -68,16 +68,36 @@ def is_plain_object(value: Any) -> bool:
     module = type(value).__module__
     if not (is_of_author(module) or module.startswith(_HOLDERS)):
         return False
-    try:  # without the class's own way to look up attributes, which may raise anything
-        return isinstance(object.__getattribute__(value, "__dict__"), dict)
+    return instance_dict(value) is not None
+
+
+def instance_dict(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object, None where it has no dict of them; found without the class's own way to look them
+    up, which may raise anything."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
     except AttributeError:
-        return False
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def is_of_author(module: str | None) -> bool:
     """Whether the Python module of this name belongs neither to Python nor to torch, numpy or this package."""
     root = (module or "").partition(".")[0]
     return root not in _OF_LIBRARIES or _hides_one_of_python(root)
+
+
+@functools.cache
+def is_of_project(module: str | None) -> bool:
+    """Whether the Python module of this name is the user's own: an author's, and no installed library's."""
+    file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
+    return is_of_author(module) and not any(folder in file for folder in ("site-packages", "dist-packages"))
+
+
+def is_own_object(value: Any) -> bool:
+    """Whether all that a plain object holds counts, whatever of it the code names: it is of a class of the user's own,
+    or holds what somebody has put there. Libraries keep much in theirs that changes, and that no forward looks at."""
+    return isinstance(value, _NAMESPACES) or is_of_project(type(value).__module__)
 
 
 @functools.cache
@@ -121,6 +141,8 @@ def items(value: Any) -> list[Any]:
     """What a list, tuple, set or dict holds, or a context variable; nothing for others."""
     if isinstance(value, contextvars.ContextVar):
         return _value_of(value)
+    if isinstance(value, threading.local):  # what this thread has there
+        return list(vars(value).values())
     value = opened(value)
     if isinstance(value, dict):
         return list(dict.values(value))  # a subclass may have a method of its own
@@ -204,9 +226,11 @@ def _held_by(value: Any) -> list[Any]:
 
 def _copied(value: Any) -> Any:
     """What a container holds that a Watch cannot look into, in a form to be compared with; None for other values. Of a
-    dict with an order of its own, that alone."""
+    dict with an order of its own that alone, and of a class those that are derived from it."""
     if isinstance(value, contextvars.ContextVar):
         return tuple(_value_of(value)) or (MISSING,)
+    if isinstance(value, type):
+        return tuple(type.__subclasses__(value))
     if isinstance(value, set):
         return frozenset(value)
     if isinstance(value, collections.OrderedDict):
@@ -229,6 +253,16 @@ def slotted(value: Any) -> dict[str, Any]:
     if not is_of_author(type(value).__module__):
         return {}
     return {name: getattr(value, name, MISSING) for kind in type(value).__mro__ for name in _slots(kind)}
+
+
+def types_held(values: list[Any]) -> list[type]:
+    """The distinct classes of an author among those of containers and of objects with slots that ``values`` reach."""
+    found = dict.fromkeys(type(value) for value in reached(values) if not isinstance(value, (nn.Module, Tensor, type)))
+    return [kind for kind in found if is_of_author(kind.__module__) and (issubclass(kind, _HELD) or _has_slots(kind))]
+
+
+def _has_slots(kind: type) -> bool:
+    return any(_slots(each) for each in kind.__mro__)
 
 
 def _slots(kind: type) -> list[str]:
@@ -291,6 +325,10 @@ class Contents:
         if not tensor.is_meta:
             self.compared.append((name, tensor, _Numbers(tensor)))
 
+    def subclasses_of(self, name: str, owner: type) -> None:
+        """The classes that are derived from one."""
+        self.compared.append((name, owner, _copied(owner)))
+
     def keys_of(self, name: str, value: dict[Any, Any]) -> Iterator[Found]:
         """The keys of a dict, in their order."""
         if isinstance(value, collections.OrderedDict):  # which has an order besides that of the dict that it is
@@ -320,7 +358,7 @@ class Contents:
             self._seen[id(value)] = value
             self.numbers_of(name, value)
             return
-        known = None if isinstance(value, (list, tuple, dict)) else _copied(value)
+        known = None if isinstance(value, (list, tuple, dict, type)) else _copied(value)
         if known is not None:
             self.compared.append((name, value, known))
         elif not isinstance(value, (list, tuple, dict)):
@@ -334,8 +372,8 @@ class Contents:
                 yield from self.keys_of(name, value)
             for key, item in list(dict.items(value)):
                 yield name, (value, key, item)
-        attributes = getattr(value, "__dict__", None)  # of a subclass
-        for key, item in list(attributes.items()) if isinstance(attributes, dict) else ():
+        attributes = None if isinstance(value, threading.local) else instance_dict(value)  # of a subclass
+        for key, item in list((attributes or {}).items()):
             yield name, (attributes, key, item)
             yield from self.of(f"{name}.{key}", item, sized, depth + 1)
         for item in known if isinstance(known, tuple) else items(value):

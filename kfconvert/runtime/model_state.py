@@ -15,7 +15,17 @@ from ..process import is_of_trace, switched_off
 from ..region import Read
 from .code import code_walk, held_functions
 from .configuration import WHOLE, configurations, names_by_class
-from .contents import OF_CONVERSION, OF_EVERY_MODULE, Contents, Found, first_different, outside_modules, slotted
+from .contents import (
+    OF_CONVERSION,
+    OF_EVERY_MODULE,
+    Contents,
+    Found,
+    attributes_of,
+    first_different,
+    outside_modules,
+    slotted,
+    types_held,
+)
 from .fingerprint import may_fetch
 from .output_recording import is_recording_hook, recorded_outputs, wanted_outputs
 from .program import OF_EXPORT
@@ -304,6 +314,7 @@ class Code:
 
     def __init__(self, model: nn.Module, reads: frozenset[Read], looks: bool):
         classes = [type(each) for each in (*model.modules(), *outside_modules(model), *configurations(model))]
+        classes += types_held([value for module in model.modules() for value in attributes_of(module).values()])
         walk = code_walk(classes, held_functions(model), reads, model, looks)
         walk.words.update(_words(model, reads))
         found = list(walk.entries())

@@ -16,7 +16,6 @@ So ``resnet50``, which torchvision and timm both have, is torchvision's.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from .common import Request, WeightsWarning, ZooError, ZooModel, nearest
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from transformers import PreTrainedModel
 
 __all__ = ["WeightsWarning", "ZooError", "ZooModel", "check", "described", "list_models", "rebuild", "resolve"]
 
@@ -136,12 +136,9 @@ class _Configured(BaseModel, strict=True):
     generation: dict[str, Any] | None = None
 
 
-def described(model: nn.Module) -> dict[str, Any] | None:
-    """The recipe from which ``rebuild`` makes a model like this one, of which the user has told none; None where there
-    is no such recipe. Only models of transformers have one."""
-    transformers = sys.modules.get("transformers")  # without it, it is no model of that library
-    if transformers is None or not isinstance(model, transformers.PreTrainedModel):
-        return None
+def described(model: PreTrainedModel) -> dict[str, Any] | None:
+    """The recipe from which ``rebuild`` makes a model like this one, a Hugging Face model of which the user has told
+    none; None where there is no such recipe."""
     from . import huggingface
 
     return huggingface.described(model)

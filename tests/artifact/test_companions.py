@@ -129,7 +129,6 @@ CHANGES = [
 
 def test_a_model_as_it_was_made_is_described_by_its_configuration():
     assert zoo.described(classifier())["class"] == "BertForSequenceClassification"
-    assert zoo.described(nn.Linear(1, 1)) is None
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -2,7 +2,10 @@
 
 import builtins
 import collections
+import gc
+import os
 import sys
+import threading
 import types
 import weakref
 
@@ -70,6 +73,62 @@ def of_the_class():
         return 1.0
 
 
+FACTOR, DEFAULTS, KEPT, LOCAL = {"x": 1.0}, {}, [], threading.local()
+LOCAL.held = types.SimpleNamespace(scale=1.0)
+
+
+class Mapped(dict):
+    def scale(self):
+        return FACTOR["x"]
+
+
+class Slotted:
+    __slots__ = ("held",)
+
+    def scale(self):
+        return FACTOR["x"]
+
+
+class Items:
+    held = {"scale": 1.0}  # noqa: RUF012
+
+    def __class_getitem__(cls, key):
+        return cls.held[key]
+
+
+class Plugin:
+    pass
+
+
+class Told:
+    text = "1.0"
+
+    def __repr__(self):
+        return self.text
+
+
+SLOTS, TOLD, OUTER = Slotted(), Told(), types.SimpleNamespace(inner=types.SimpleNamespace(scale=1.0))
+SLOTS.held = types.SimpleNamespace(scale=1.0)
+
+
+def with_a_default_in(held):
+    held.setdefault("base", 1.0)
+    return sum(held.values())
+
+
+def matched(value):
+    match value:
+        case Settings(scale=scale):
+            return scale
+
+
+def of_the_object():
+    try:
+        return SETTINGS.scale
+    except AttributeError:
+        return 1.0
+
+
 # What the forward reads.
 WAYS = {
     "items that are counted": lambda m: sum(ADAPTERS.values()),
@@ -81,6 +140,20 @@ WAYS = {
     "items of an object's dict": lambda m: sum(SETTINGS.own.values()),
     "items of a closure's dict": lambda m: CLOSURE(),
     "items of a default": lambda m: with_default(),
+    "a method of a dict of an own class": lambda m: m.mapped.scale(),
+    "a method of an object with slots": lambda m: m.slotted.scale(),
+    "what slots of a global object hold": lambda m: SLOTS.held.scale,
+    "what a thread has": lambda m: LOCAL.held.scale,
+    "items beside a default": lambda m: with_a_default_in(DEFAULTS),
+    "names in a tuple": lambda m: sum(getattr(SETTINGS, name, 1.0) for name in ("share", "size")),
+    "a pattern of match": lambda m: matched(PROXIED),
+    "an item of a class": lambda m: Items["scale"],
+    "classes that are derived": lambda m: len(Plugin.__subclasses__()) + 1.0,
+    "all attributes of an object in another": lambda m: sum(vars(OUTER.inner).values()),
+    "an attribute of an object, in try": lambda m: of_the_object(),
+    "of a function in an attribute": lambda m: getattr(m.function, "size", 1.0),
+    "the text of an object": lambda m: float(repr(TOLD)),
+    "a variable of the environment": lambda m: float(any(os.environ.get(n) for n in ("KFC_TEST", "kfc_test"))) + 1,
     "the name of its class": lambda m: BY_CLASS.get(type(m).__name__, 1.0),
     "keywords": lambda m: of_keywords(**KEYWORDS),
     "the order of items": lambda m: next(iter(ORDERED.values())),
@@ -111,6 +184,20 @@ CHANGES = {
     "items of an object's dict": lambda: SETTINGS.own.update(b=2.0),
     "items of a closure's dict": lambda: CLOSED.update(b=2.0),
     "items of a default": lambda: DEFAULTED.update(b=2.0),
+    "a method of a dict of an own class": lambda: setattr(Mapped, "scale", lambda self: 3.0),
+    "a method of an object with slots": lambda: FACTOR.update(x=3.0),
+    "what slots of a global object hold": lambda: setattr(SLOTS.held, "scale", 3.0),
+    "what a thread has": lambda: setattr(LOCAL.held, "scale", 3.0),
+    "items beside a default": lambda: DEFAULTS.update(more=3.0),
+    "names in a tuple": lambda: setattr(SETTINGS, "size", 3.0),
+    "a pattern of match": lambda: setattr(PROXIED, "scale", 3.0),
+    "an item of a class": lambda: Items.held.update(scale=3.0),
+    "classes that are derived": lambda: KEPT.append(type("Derived", (Plugin,), {})),
+    "all attributes of an object in another": lambda: setattr(OUTER.inner, "scale", 3.0),
+    "an attribute of an object, in try": lambda: setattr(SETTINGS, "scale", 3.0),
+    "of a function in an attribute": lambda: setattr(closing, "size", 3.0),
+    "the text of an object": lambda: setattr(TOLD, "text", "3.0"),
+    "a variable of the environment": lambda: os.environ.update(kfc_test="1"),
     "the name of its class": lambda: BY_CLASS.update(Net=3.0),
     "keywords": lambda: KEYWORDS.update(b=2.0),
     "the order of items": lambda: ORDERED.move_to_end("a"),
@@ -138,6 +225,7 @@ class Net(nn.Module):
     def __init__(self, way):
         super().__init__()
         self.linear, self.way, self.index = nn.Linear(8, 8), way, 1
+        self.mapped, self.slotted, self.function = Mapped(), Slotted(), closing
 
     def forward(self, x):
         return WAYS[self.way](self) * torch.relu(self.linear(x))
@@ -148,6 +236,7 @@ def put_back():
     """Every state that the ways change is afterwards as it was."""
     dicts = (
         ADAPTERS,
+        BY_CLASS,
         BY_NUMBER,
         NESTED["inner"],
         KEYWORDS,
@@ -164,6 +253,9 @@ def put_back():
     for each, before in zip(dicts, kept):
         each.clear()
         each.update(before)
+    FACTOR["x"] = SLOTS.held.scale = LOCAL.held.scale = Items.held["scale"] = OUTER.inner.scale = 1.0
+    Mapped.scale = Slotted.scale
+    DEFAULTS.clear(), KEPT.clear(), TOLD.__dict__.clear(), os.environ.pop("kfc_test", None), gc.collect()
     ORDERED.move_to_end("b")
     LISTED[0], PROXIED.scale, builtins.min = 1.0, 1.0, smallest
     for owner, name in (*((g, n) for g in (Settings, closing, MODULE, SETTINGS) for n in ("size", "scale", "share")),):
@@ -212,15 +304,14 @@ def test_results_that_others_add_to_a_cache_are_no_change():
 @pytest.mark.parametrize("make", [small_models.llama, small_models.bert])
 def test_other_models_of_a_library_are_no_change(make):
     fused = small_models.converted(make)
-    inputs, sizes = small_models.inputs_of(fused), dict(hidden_size=16, num_attention_heads=2, num_hidden_layers=1)
+    inputs, sizes = small_models.inputs_of(fused), dict(hidden_size=16, num_attention_heads=2, num_key_value_heads=2)
     with torch.no_grad():
         fused(**inputs)
         for name in ("GPT2", "Roberta", "Mistral", "ViT"):
-            config = getattr(transformers, f"{name}Config")(**sizes)
+            config = getattr(transformers, f"{name}Config")(**sizes, num_hidden_layers=1)
             model = getattr(transformers, f"{name}Model")(config)
             if name != "ViT":
                 model(torch.tensor([[1, 2]]))
-        transformers.AttentionInterface.register("of_a_user", lambda *arguments: None)
         fused(**inputs)
     assert fused.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
 
