@@ -30,6 +30,8 @@ ULPS_WITHOUT_ERROR = 4
 _FAR = {torch.float16: 0.25, torch.bfloat16: 0.5}
 # Percentiles of larger outputs are taken over a random sample of this size (torch.quantile takes up to 16 M).
 PERCENTILE_SAMPLE = 1 << 20
+# Of a model with more outputs than this, the least accurate are told one by one.
+MOST_OUTPUTS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,7 @@ class ValidationResult:
     error; they are None where there was nothing to measure (other structure, no floating-point output). `ratio` is
     the optimised error over the original's, None where the original has none. `reason` is one line, None when
     `passed`. `differing` counts the integers and booleans that passed though they differ from the original's.
+    `outputs` has both errors of each floating-point output, of MOST_OUTPUTS at most.
     """
 
     passed: bool | None
@@ -74,6 +77,7 @@ class ValidationResult:
     ratio: float | None
     accuracy_threshold: float
     differing: int = 0
+    outputs: tuple[tuple[ErrorStats, ErrorStats], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, ready for JSON; a number that is not finite becomes None."""
@@ -86,6 +90,10 @@ class ValidationResult:
             "ratio": _json_number(self.ratio),
             "accuracy_threshold": self.accuracy_threshold,
             "differing": self.differing,
+            "outputs": [
+                {"original_error": original.as_dict(), "optimized_error": optimized.as_dict()}
+                for original, optimized in self.outputs
+            ],
         }
 
     def summary(self) -> str:
@@ -190,7 +198,14 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
         ratio=converted.max_rel / original.max_rel if converted and original and original.max_rel > 0 else None,
         accuracy_threshold=accuracy_threshold,
         differing=differing,
+        outputs=tuple(_least_accurate(errors)),
     )
+
+
+def _least_accurate(errors: list[tuple[ErrorStats, ErrorStats]]) -> list[tuple[ErrorStats, ErrorStats]]:
+    """MOST_OUTPUTS of the ``errors`` at most, those of the optimised model's that are largest, in their order."""
+    order = sorted(range(len(errors)), key=lambda place: -errors[place][1].max_rel)
+    return [errors[place] for place in sorted(order[:MOST_OUTPUTS])]
 
 
 def _stored_otherwise(ours: Any, theirs: Any) -> str | None:

@@ -54,19 +54,38 @@ class _NearMiss(_Part):
     location: str | None = None
 
 
+class _Error(_Part):
+    """The distance of an output from its reference; a number that was not finite is None."""
+
+    leaf: str = ""
+    scale: float | None = None
+    max_rel: float | None = None
+    mean_rel: float | None = None
+
+
+class _Output(_Part):
+    original_error: _Error
+    optimized_error: _Error
+
+
 class _Accuracy(_Part):
     passed: bool | None
     reason: str | None
     reference: str | None = None
-    original_error: dict[str, Any] | None = None
-    optimized_error: dict[str, Any] | None = None
+    original_error: _Error | None = None
+    optimized_error: _Error | None = None
     ratio: float | None = None
+    accuracy_threshold: float | None = None
+    differing: int = Field(0, ge=0)
+    outputs: list[_Output] = Field([], max_length=1000)
 
 
 class _Timing(_Part):
     median_ms: float
     q1_ms: float
     q3_ms: float
+    rounds: int | None = Field(None, ge=0)
+    quantiles_ms: list[float] = Field([], max_length=1000)
 
 
 class _Speedup(_Part):
@@ -94,6 +113,12 @@ class _Generation(_Part):
     speedup: _Speedup
     original: _Generated
     converted: _Generated
+
+
+class _Tuned(_Part):
+    inputs: str
+    weight: float
+    timings: _Timings | None
 
 
 class _CudaGraphs(_Part):
@@ -131,6 +156,7 @@ class _Statistics(_Part):
     accuracy: _Accuracy | None = None
     timings: _Timings | None = None
     generation: _Generation | None = None
+    tuned_for: list[_Tuned] | None = Field(None, max_length=10_000)
     speedup_achieved: float | None = None
     seconds: dict[str, float] = {}
     check_weights: int | None = Field(None, ge=0)

@@ -386,6 +386,26 @@ def test_every_container_is_looked_into(wrap, name):
     assert not result.passed and f"output{name} " in result.reason
 
 
+def test_the_errors_of_each_output_are_told():
+    original = Formula(lambda x: {"a": x.tanh(), "b": x.exp(), "count": torch.tensor(3)})
+    scaled = Formula(lambda x: {"a": x.tanh() * 1.001, "b": x.exp(), "count": torch.tensor(3)})
+    result = validate_optimization(original, scaled, torch.randn(20))
+    (own, new), (same, equal) = result.outputs
+    assert new.leaf == own.leaf == ".a" and new == result.optimized_error and new.max_rel > 100 * own.max_rel
+    assert same == equal and same.leaf == ".b"
+    told = json.loads(json.dumps(result.as_dict()))["outputs"]
+    assert [each["optimized_error"]["max_rel"] for each in told] == [new.max_rel, equal.max_rel]
+
+
+def test_of_many_outputs_the_least_accurate_are_told(monkeypatch):
+    monkeypatch.setattr(comparison, "MOST_OUTPUTS", 2)
+    factors = (1.1, 1.0, 1.2, 1.0)
+    original = Formula(lambda x: [x.tanh() for _ in factors])
+    scaled = Formula(lambda x: [x.tanh() * factor for factor in factors])
+    result = validate_optimization(original, scaled, torch.randn(20))
+    assert [new.leaf for _, new in result.outputs] == ["[0]", "[2]"]
+
+
 def test_another_container_type_fails():
     result = validate_optimization(Formula(lambda x: (x,)), Formula(lambda x: [x]), torch.ones(2))
     assert not result.passed and "is a list, the original's is a tuple" in result.reason
