@@ -16,8 +16,8 @@ BIN := $(VENV)/bin
 FUZZ ?= 2000
 DEMO ?= --models resnet50 bert-base-uncased --weights auto --save-path out
 
-PACKAGES := torch torchvision transformers timm safetensors rich click numpy pydantic \
-	setuptools wheel ninja pybind11 ruff mypy clang-format pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib
+PACKAGES := torch torchvision transformers timm safetensors rich click numpy pydantic jinja2 \
+	setuptools wheel ninja pybind11 ruff mypy clang-format pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib playwright
 SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
 
 PYTHON_FILES := kfconvert tests scripts setup.py

@@ -14,6 +14,7 @@ READABLE_FORMATS = get_args(_Readable)
 WEIGHTS_FILE = "model.safetensors"
 BUFFERS_FILE = "buffers.safetensors"  # those that are not in the state dict; only where there are any
 RECORD_FILE = "kfconvert.json"
+REPORT_FILE = "report.html"
 
 
 class _Part(BaseModel):
@@ -59,7 +60,7 @@ class _Error(_Part):
 
     leaf: str = ""
     scale: float | None = None
-    max_rel: float | None = None
+    max_rel: float | None
     mean_rel: float | None = None
 
 
@@ -125,6 +126,9 @@ class _CudaGraphs(_Part):
     enabled: bool = False
     max_recordings: int = Field(0, ge=0)
     static_outputs: bool = False
+    recordings: int = Field(0, ge=0)
+    bytes: int = 0
+    refused: dict[str, int] = {}
 
 
 _Bytes = Annotated[int, Field(gt=-(2**63), lt=2**63)]
@@ -163,6 +167,7 @@ class _Statistics(_Part):
     cuda_graphs: _CudaGraphs | None = None
     memory: _Memory | None = None
     not_written: list[str] | None = None
+    parts_left_out: int | None = None
     asked: list[str] = []
     generates: bool = False
     environment: dict[str, Any] = {}
@@ -211,3 +216,15 @@ class Record(_Part):
         if self.format >= 3 and not (WEIGHTS_FILE in self.files and self.checksum):
             raise ValueError("it has no checksums")
         return self
+
+
+class _Result(_Part):
+    name: str
+    error: str | None = None
+    statistics: _Statistics | None
+
+
+class Results(_Part):
+    """What ``kfconvert --json`` prints."""
+
+    models: list[_Result] = Field(max_length=100_000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..graph import at
+from .words import bytes_text, error_text, reason_kind
 
 MAX_REASONS = 3
 MAX_NEAR_MISSES = 5
@@ -49,15 +49,15 @@ def accuracy_line(stats: dict[str, Any]) -> str:
     if result["passed"] and stats.get("total_found") == 0:
         return "nothing was replaced, so nothing was compared"
     if result["passed"] is None:
-        return result["reason"]
+        return result["reason"] or "nothing could be compared"
     verdict = "pass" if result["passed"] else f"FAIL: {result['reason']}"
     original, converted = result.get("original_error"), result.get("optimized_error")
     if not original or not converted:
         return verdict
     ratio = "" if result.get("ratio") is None else f", ratio {result['ratio']:.2f}"
     return (
-        f"{verdict} | error against the {result['reference']}: original {_number(original['max_rel'])}, "
-        f"converted {_number(converted['max_rel'])}{ratio}"
+        f"{verdict} | error against the {result.get('reference')}: original {error_text(original['max_rel'])}, "
+        f"converted {error_text(converted['max_rel'])}{ratio}"
     )
 
 
@@ -68,7 +68,7 @@ def speed_line(stats: dict[str, Any]) -> str:
         return "not measured"
     timings = comparison["timings"]
     parts = [f"{name} {_time(timing)}" for name, timing in timings.items()]
-    speedups = [_speedup(name, speedup, len(timings) > 2) for name, speedup in comparison["speedups"].items()]
+    speedups = [speedup_line(name, speedup, len(timings) > 2) for name, speedup in comparison["speedups"].items()]
     given_back = ["the original is given back"] if stats.get("reverted") else []
     return " -> ".join(parts) + " | " + "; ".join(speedups + given_back)
 
@@ -86,7 +86,7 @@ def generation_line(stats: dict[str, Any]) -> str:
         parts.append(f"step {before['step_ms']:.2f} -> {after['step_ms']:.2f} ms")
     given_back = "; the original is given back" if stats.get("reverted") else ""
     asked = f"prompt {prompt}, {generation['new_tokens']} new"
-    return f"{asked}: {', '.join(parts)} | {_speedup('', generation['speedup'], False)}{given_back}"
+    return f"{asked}: {', '.join(parts)} | {speedup_line('', generation['speedup'], False)}{given_back}"
 
 
 def graphs_line(stats: dict[str, Any]) -> str:
@@ -96,7 +96,7 @@ def graphs_line(stats: dict[str, Any]) -> str:
     if "with CUDA graphs" in timings:
         told.insert(0, "slower with them, so that calls are launched")
     elif graphs.get("recordings"):
-        told.insert(0, f"calls are replayed; {graphs['bytes'] / 2**20:.0f} MiB for the first recording")
+        told.insert(0, f"calls are replayed; {graphs.get('bytes', 0) / 2**20:.0f} MiB for the first recording")
     return "; ".join(told)
 
 
@@ -105,15 +105,15 @@ def memory_line(stats: dict[str, Any]) -> str:
     memory = stats.get("memory")
     if not memory:
         return ""
-    parts = [f"weights {_bytes(memory['weights'])}"]
+    parts = [f"weights {bytes_text(memory['weights'])}"]
     for name in ("derived", "recordings"):
         if memory[name]:
-            parts.append(f"{name} {_bytes(memory[name])} ({100 * memory[name] / max(1, memory['weights']):.0f} %)")
+            parts.append(f"{name} {bytes_text(memory[name])} ({100 * memory[name] / max(1, memory['weights']):.0f} %)")
     if memory.get("allowed") is not None:
-        parts.append(f"{_bytes(memory['allowed'])} may be derived")
+        parts.append(f"{bytes_text(memory['allowed'])} may be derived")
     peak = memory["peak"]
     if peak["original"] is not None and peak["converted"] is not None:
-        parts.append(f"peak of a forward {_bytes(peak['original'])} -> {_bytes(peak['converted'])}")
+        parts.append(f"peak of a forward {bytes_text(peak['original'])} -> {bytes_text(peak['converted'])}")
     return ", ".join(parts)
 
 
@@ -152,10 +152,10 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
         facts.add_row("memory", Text(memory))
     if weights:
         facts.add_row("weights", Text(weights, style="bold yellow" if weights == "random" else ""))
-    captured = _captured(stats)
+    captured = captured_line(stats)
     if captured:
         facts.add_row("captured", Text(captured))
-    for line in _not_captured(stats):
+    for line in not_captured_lines(stats):
         facts.add_row("not captured", Text(line))
     if stats.get("parts_left_out"):
         facts.add_row("left out", f"{stats['parts_left_out']} modules, for which the search for parts had no time left")
@@ -225,7 +225,7 @@ def _nothing_fused(stats: dict[str, Any]) -> Text:
     return text
 
 
-def _captured(stats: dict[str, Any]) -> str | None:
+def captured_line(stats: dict[str, Any]) -> str | None:
     """How many submodules were captured on their own, and what for; None where none was."""
     regions = [region for region in stats.get("regions", []) if region["captured"]]
     parts = [region["module"] for region in regions if region.get("module")]
@@ -237,7 +237,7 @@ def _captured(stats: dict[str, Any]) -> str | None:
     return f"{len(parts)} modules alone ({shown})"
 
 
-def _not_captured(stats: dict[str, Any]) -> list[str]:
+def not_captured_lines(stats: dict[str, Any]) -> list[str]:
     """One line a reason, with the call forms it holds for; the one that ``_nothing_fused`` gives is left out."""
     said = "" if stats.get("total_replaced") else stats.get("nothing_fused") or ""
     names: dict[str, list[str]] = {}
@@ -249,40 +249,31 @@ def _not_captured(stats: dict[str, Any]) -> list[str]:
 
 def _grouped(reasons: list[str]) -> dict[str, int]:
     """How many sites share each reason; reasons that differ in numbers alone count as the first of them."""
-    kinds = Counter(_kind(reason) for reason in reasons)
-    first = {_kind(reason): reason for reason in reversed(reasons)}
+    kinds = Counter(reason_kind(reason) for reason in reasons)
+    first = {reason_kind(reason): reason for reason in reversed(reasons)}
     return {first[kind]: count for kind, count in kinds.most_common()}
-
-
-def _kind(reason: str) -> str:
-    """What reasons of one kind share: the part before a colon, without its numbers."""
-    return re.sub(r"\d[\d.e+-]*", "#", reason.split(":")[0])
-
-
-def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.1e}"
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB" if abs(count) >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 
 def _time(timing: dict[str, Any]) -> str:
     return f"{timing['median_ms']:.2f} ms ({timing['q1_ms']:.2f} to {timing['q3_ms']:.2f})"
 
 
-def _speedup(name: str, speedup: dict[str, Any], named: bool) -> str:
+def speedup_line(name: str, speedup: dict[str, Any], named: bool) -> str:
+    """How much faster a candidate is than the original; with its ``name`` where it is not the only one."""
     prefix = f"{name} " if named else ""
-    interval = f"95 % between {speedup['low']:.2f} and {speedup['high']:.2f}"
+    ratio, low, high = (speedup[key] for key in ("ratio", "low", "high"))
+    if ratio is None or low is None or high is None or ratio <= 0:  # of a time of 0
+        return f"{prefix}no speed-up can be told"
+    interval = f"95 % between {low:.2f} and {high:.2f}"
     if not speedup["measurable"]:
         return f"{prefix}no measurable difference ({interval})"
-    if speedup["ratio"] < 1:
-        return f"{prefix}{1 / speedup['ratio']:.2f} x SLOWER (speed-up {speedup['ratio']:.2f}, {interval})"
-    return f"{prefix}{speedup['ratio']:.2f} x faster ({interval})"
+    if ratio < 1:
+        return f"{prefix}{1 / ratio:.2f} x SLOWER (speed-up {ratio:.2f}, {interval})"
+    return f"{prefix}{ratio:.2f} x faster ({interval})"
 
 
 def _speed_style(stats: dict[str, Any]) -> str:
     speedup = ((stats.get("timings") or {}).get("speedups") or {}).get("converted")
-    if not speedup or not speedup["measurable"]:
+    if not speedup or not speedup["measurable"] or speedup["ratio"] is None:
         return ""
     return "bold red" if speedup["ratio"] < 1 else "green"

@@ -1,0 +1,281 @@
+"""What a conversion did as a page of HTML: one file, which loads nothing and runs no code.
+
+The statistics may be those of an artifact from an unknown hand. Their texts are escaped, cut, and freed of what cannot
+be printed; lists are cut and say so; and the page forbids itself scripts and the network, so that nothing that passed
+all the same could do anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup
+
+from ..version import __version__
+from .latency import chart
+from .module_times import MOST_SITES, ModuleTimes, module_times
+from .table import accuracy_line, captured_line, graphs_line, not_captured_lines, speed_line, speedup_line
+from .words import bytes_text, error_text, reason_kind, share_text, time_text
+
+MOST_CHARACTERS = 400  # of one text
+MOST_ROWS = 200  # of one table
+MOST_NAMES = 40  # of modules that share a reason
+_NAMES = {"extension": "compiled kernels"}  # of entries of statistics, where these are not what a person calls them
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+class Tile(NamedTuple):
+    """One of the facts at the top. ``tone``: "good", "bad", "warn" or "" for neither."""
+
+    label: str
+    value: str
+    detail: str
+    tone: str = ""
+
+
+class Bar(NamedTuple):
+    """A row of a chart: ``share`` of the longest one, in percent."""
+
+    label: str
+    value: str
+    share: float
+
+
+def page(stats: dict[str, Any], name: str = "", weights: str = "") -> str:
+    """The report of one model as a file of HTML, the same for the same arguments.
+
+    Args:
+        stats: ``conversion_stats``, ready for JSON.
+        name: as the user called the model; its class where that is not known.
+        weights: "pretrained", "random" or "own" of the recipe, "" where that is not known.
+    """
+    return _template("page.html").render(_content(stats, name, weights))
+
+
+def fragment(stats: dict[str, Any]) -> str:
+    """The same as part of another page, such as a notebook."""
+    return _template("fragment.html").render(_content(stats, "", ""))
+
+
+@functools.cache
+def _template(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        finalize=_shown,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"bytes": bytes_text, "error": error_text, "time": time_text}
+    environment.globals |= {"share": share_text}
+    return environment.get_template(name)
+
+
+def _shown(value: Any) -> Any:
+    """What stands in the page for ``value``: at most MOST_CHARACTERS, all of which are there to be seen."""
+    if isinstance(value, Markup):  # the template's own
+        return value
+    text = str(value)
+    if len(text) > MOST_CHARACTERS:
+        text = f"{text[:MOST_CHARACTERS]} ..."
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _content(stats: dict[str, Any], name: str, weights: str) -> dict[str, Any]:
+    timings, sites = stats.get("timings"), stats.get("sites") or []
+    environment, memory = stats.get("environment") or {}, stats.get("memory")
+    tree, tuned = module_times(sites), _cut(stats.get("tuned_for") or ())
+    return {
+        "version": __version__,
+        "title": name or stats.get("model") or "a model",
+        "facts": _facts(stats, environment, name),
+        "tiles": [_speed(stats), _fused(stats, tree), _accuracy(stats), *([_memory(memory)] if memory else [])],
+        "notices": _notices(stats, environment, weights),
+        "speedups": _speedups(stats),
+        "graphs_line": graphs_line(stats),
+        "chart": chart(timings["timings"]) if timings else None,
+        "tuned": tuned._replace(rows=[(each, speed_line(each)) for each in tuned.rows]),
+        "tree": tree,
+        "sites_left_out": max(0, len(sites) - MOST_SITES),
+        "further": _further(stats),
+        "fusions": _cut(_by_pattern(sites)),
+        "rejected": _cut(_rejected(sites)),
+        "near_misses": _cut(stats.get("near_misses") or ()),
+        "accuracy": stats.get("accuracy"),
+        "accuracy_line": accuracy_line(stats),
+        "outputs": _cut((stats.get("accuracy") or {}).get("outputs") or ()),
+        "memory": memory,
+        "memory_bars": _memory_bars(memory) if memory else (),
+        "peak_bars": _peak_bars(memory["peak"]) if memory else (),
+        "captured": captured_line(stats),
+        "not_captured": _cut(not_captured_lines(stats)),
+        "environment": _cut(_plain(environment)),
+        "options": _cut(_plain(stats.get("config") or {})),
+        "seconds": _cut(_bars({stage: seconds * 1e6 for stage, seconds in (stats.get("seconds") or {}).items()})),
+    }
+
+
+class _Cut(NamedTuple):
+    """The first MOST_ROWS of a list, and how many there are besides."""
+
+    rows: list[Any]
+    hidden: int
+
+
+def _cut(values: Any) -> _Cut:
+    return _Cut(list(itertools.islice(values, MOST_ROWS)), max(0, len(values) - MOST_ROWS))
+
+
+def _facts(stats: dict[str, Any], environment: dict[str, Any], name: str) -> list[str]:
+    facts = [stats.get("model") if name else "", stats.get("inputs"), *map(environment.get, ("device", "dtype"))]
+    return [fact for fact in facts if isinstance(fact, str) and fact not in ("", "None")]  # without parameters: "None"
+
+
+def _speed(stats: dict[str, Any]) -> Tile:
+    comparison = stats.get("timings") or {}
+    speedup = comparison.get("speedups", {}).get("converted")
+    if not speedup:
+        return Tile("Speed", "not measured", "")
+    times = comparison["timings"]
+    both = [times[each]["median_ms"] for each in ("original", "converted") if each in times]
+    detail = " → ".join(time_text(1e3 * each) for each in both) + " a call"
+    ratio = speedup["ratio"]
+    if not speedup["measurable"] or not ratio or ratio < 0:
+        return Tile("Speed", "as before", f"{detail}, no measurable difference")
+    if ratio < 1:
+        return Tile("Speed", f"{1 / ratio:.2f} × slower", detail, "bad")
+    return Tile("Speed", f"{ratio:.2f} × faster", detail, "good")
+
+
+def _speedups(stats: dict[str, Any]) -> list[str]:
+    comparison = stats.get("timings")
+    if not comparison:
+        return ["It was not measured."]
+    named = len(comparison["speedups"]) > 1
+    return [speedup_line(name, speedup, named) for name, speedup in comparison["speedups"].items()]
+
+
+def _fused(stats: dict[str, Any], tree: ModuleTimes) -> Tile:
+    found, applied = stats.get("total_found", 0), stats.get("total_replaced", 0)
+    share = share_text(tree.fused, tree.before)
+    detail = ("site" if found == 1 else "sites") + (f", {share} of their time" if share else "")
+    return Tile("Fused", f"{applied} of {found}", detail, "" if applied else "warn")
+
+
+def _accuracy(stats: dict[str, Any]) -> Tile:
+    result = stats.get("accuracy")
+    if result is None:
+        return Tile("Accuracy", "not checked", "")
+    if result["passed"] is None:
+        return Tile("Accuracy", "not comparable", result["reason"] or "", "warn")
+    own, error = result.get("original_error"), result.get("optimized_error")
+    both = f"error {error_text(error['max_rel'])}, original {error_text(own['max_rel'])}" if own and error else ""
+    return Tile("Accuracy", "pass" if result["passed"] else "fail", both, "good" if result["passed"] else "bad")
+
+
+def _memory(memory: dict[str, Any]) -> Tile:
+    kept = (memory["derived"] or 0) + memory["recordings"]
+    share = share_text(kept, memory["weights"])
+    return Tile("Memory", f"+ {bytes_text(kept)}", f"{share} of the weights, kept besides".lstrip())
+
+
+def _notices(stats: dict[str, Any], environment: dict[str, Any], weights: str) -> list[tuple[str, str]]:
+    """(tone, text) of what must not be overlooked."""
+    notices = []
+    if stats.get("reverted"):
+        notices.append(("bad", f"The original is given back: {stats['reverted']}."))
+    elif not stats.get("total_replaced"):
+        why = f" {stats['nothing_fused']}." if stats.get("nothing_fused") else ""
+        notices.append(("warn", f"Nothing was fused: the model computes as before.{why}"))
+    if (stats.get("accuracy") or {}).get("passed") is False:
+        notices.append(("bad", f"Not accurate: {stats['accuracy']['reason']}."))
+    if weights == "random":
+        notices.append(("warn", "The weights are random: times are those of the real model, predictions mean nothing."))
+    if environment.get("extension") is False:
+        notices.append(("warn", "It ran without the compiled kernels: see kfconvert doctor."))
+    if stats.get("parts_left_out"):
+        left_out = stats["parts_left_out"]
+        notices.append(("warn", f"There was no time to look for parts in {left_out} modules."))
+    if stats.get("not_written"):
+        names = ", ".join(stats["not_written"][:MOST_NAMES])
+        notices.append(("warn", f"Fused calls do not set {names}, which the forward sets for others to read."))
+    return notices
+
+
+def _further(stats: dict[str, Any]) -> list[str]:
+    """What was found beside the sites that the tree shows, a line each."""
+    lines = []
+    parts = stats.get("part_sites") or []
+    for sites, where in (
+        (list(itertools.chain.from_iterable(stats.get("form_sites") or ())), "further forms of the call"),
+        (parts if any(not site.get("region") for site in stats.get("sites") or ()) else [], "modules by themselves"),
+    ):
+        if sites:
+            applied = sum(site["status"] == "applied" for site in sites)
+            lines.append(f"In {where}: {applied} of {len(sites)} sites fused.")
+    return lines
+
+
+def _by_pattern(sites: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    """(pattern, sites found, sites applied), the most often applied first."""
+    found = Counter(site["pattern"] for site in sites)
+    applied = Counter(site["pattern"] for site in sites if site["status"] == "applied")
+    return sorted(((name, found[name], applied[name]) for name in found), key=lambda row: (-row[2], -row[1], row[0]))
+
+
+def _rejected(sites: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The sites that were not fused, those of one pattern whose reasons differ in numbers only together."""
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for site in sites:
+        if site["status"] == "applied":
+            continue
+        reason = site["reason"] or "no reason given"
+        first = {"pattern": site["pattern"], "reason": reason, "modules": [], "count": 0}
+        group = groups.setdefault((site["pattern"], reason_kind(reason)), first)
+        group["count"] += 1
+        if len(group["modules"]) < MOST_NAMES:
+            group["modules"].append(site["module"] or "the model itself")
+    return sorted(groups.values(), key=lambda group: -group["count"])
+
+
+def _memory_bars(memory: dict[str, Any]) -> list[Bar]:
+    kept = {"weights": memory["weights"], "derived": memory["derived"] or 0}
+    return _byte_bars(kept | ({"CUDA graphs": memory["recordings"]} if memory["recordings"] else {}))
+
+
+def _peak_bars(peak: dict[str, Any]) -> list[Bar]:
+    return _byte_bars({f"{model} model": peak[model] for model in ("original", "converted") if peak[model] is not None})
+
+
+def _byte_bars(values: dict[str, int]) -> list[Bar]:
+    most = max(values.values(), default=0)
+    return [Bar(name, bytes_text(value), _percent(value, most)) for name, value in values.items()]
+
+
+def _bars(microseconds: dict[str, float]) -> list[Bar]:
+    most = max(microseconds.values(), default=0)
+    return [Bar(name, time_text(value), _percent(value, most)) for name, value in microseconds.items()]
+
+
+def _percent(value: float, whole: float) -> float:
+    return min(100.0, max(0.0, 100 * value / whole)) if whole > 0 else 0.0
+
+
+def _plain(values: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Those of ``values`` that a line can tell."""
+    kinds = (str, int, float, list)
+    return [(_NAMES.get(key, key), _told(value)) for key, value in values.items() if isinstance(value, kinds)]
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(each[:MOST_CHARACTERS] for each in value[:MOST_NAMES] if isinstance(each, str)) or "none"
+    return value

@@ -1,0 +1,253 @@
+"""The page: all that there is to tell, of any conversion, and nothing that the statistics could make it do."""
+
+import copy
+import re
+from html.parser import HTMLParser
+
+import pytest
+from support import statistics as made
+
+from kfconvert.artifact import schema
+from kfconvert.report import fragment, page
+from kfconvert.report import html as page_module
+from kfconvert.report.latency import chart
+from kfconvert.report.module_times import MOST_LEVELS, MOST_SITES, module_times
+
+SECTIONS = ["Speed", "Modules", "Not fused", "Accuracy", "Memory", "Environment"]
+ATTACKS = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</style><script>alert(1)</script>",
+    "{{ 7 * 7 }}{% raw %}",
+    "<!--",
+    "\ud800\x00\x1b[2J\u202e",
+]
+VOID = {"meta", "path", "rect", "line", "br"}
+
+
+class Page(HTMLParser):
+    """What a page consists of; every element that is opened must be closed, in order."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.tags, self.attributes, self.texts, self.open = [], [], [], []
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def headings(self, level: str) -> list[str]:
+        return [value for tag, name, value in self.attributes if tag == level and name == "aria-label"]
+
+
+def checked(statistics: dict) -> dict:
+    """``statistics``, which an artifact may have."""
+    schema.Record.model_fields["statistics"].annotation.model_validate(copy.deepcopy(statistics))
+    return statistics
+
+
+def test_one_look_tells_it_all():
+    text = Page(page(checked(made.statistics()), "tiny-bert", "random")).text
+    for fact in (
+        "tiny-bert LanguageModel input_ids=int64[1, 64] a CPU float32",
+        "Speed 1.30 × faster 1.90 ms → 1.46 ms a call",
+        "Fused 10 of 14 sites, 92 % of their time",
+        "Accuracy pass error 2.6e-07, original 1.8e-07",
+        "Memory + 3.0 MiB 100 % of the weights",
+        "The weights are random",
+        "original 1.71 ms 1.80 ms 1.90 ms 1.99 ms 2.07 ms 2.09 ms 80",
+        "1.30 x faster (95 % between 1.28 and 1.33)",
+        "int64[32, 64] 0.2 original 40.00 ms",
+        "All sites 10 of 14 before and after: 700 µs → 625 µs share fused: 92 %",
+        "encoder.layer 9 of 12 sites",
+        "query merged_linear: fused (kernel) before and after: 50.0 µs → 40.0 µs share fused: 100 %",
+        "output linear: not fused before and after: 18.3 µs → 18.3 µs share fused: 0 %",
+        "linear 3 not faster: kernel takes 20.2 us, the original 18.3 us encoder.layer.0.attention.output",
+        "linear_tanh 1 error 2.1e-03 against float64, allowed 9.8e-04 pooler",
+        "linear_relu head its value goes to aten.elu (net.py:31)",
+        "mask: its values decide",
+        ".pooled 1.0e-07 not finite",
+        "2 integers differ",
+        "weights 3.0 MiB derived 1.0 MiB CUDA graphs 2.0 MiB",
+        "original model 352.0 KiB converted model 192.9 KiB",
+        "compiled kernels yes",
+        "exclude conv*",
+        "trace 1.74 s",
+    ):
+        assert fact in text, fact
+
+
+@pytest.mark.parametrize("kind", made.KINDS)
+@pytest.mark.parametrize("made_by", [page, fragment])
+def test_every_conversion_has_a_page(kind, made_by):
+    found = Page(made_by(checked(made.KINDS[kind]())))
+    sections = SECTIONS if "memory" in made.KINDS[kind]() and kind != "nothing found" else set(SECTIONS) - {"Memory"}
+    assert [each for each in SECTIONS if each in sections] == found.headings("section")
+    assert ("Undefined" not in found.text) and ("None" not in found.text)
+
+
+def test_what_failed_is_said_first():
+    text = Page(page(checked(made.given_back()))).text
+    assert text.index("The original is given back: output.hidden has error") < text.index("Modules")
+    assert "Accuracy fail" in text and "Fused 0 of 14" in text and "Speed not measured" in text
+    assert "Nothing was fused: the model computes as before. none of its calls" in Page(page(made.nothing_found())).text
+
+
+@pytest.mark.parametrize(
+    ("after", "measurable", "said"),
+    [(2.2, True, "1.10 × slower"), (2.0, False, "as before"), (1.0, True, "2.00 × faster")],
+)
+def test_slower_is_said_and_what_cannot_be_told_apart_is_not_called_faster(after, measurable, said):
+    stats = made.statistics() | {"timings": made.timings(2.0, after)}
+    stats["timings"]["speedups"]["converted"]["measurable"] = measurable
+    assert f"Speed {said}" in Page(page(checked(stats))).text
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("made_by", [page, fragment])
+def test_texts_stay_texts(attack, made_by):
+    usual, stats = made.statistics(), made.with_texts(made.statistics(), attack)
+    stats["timings"]["timings"][attack] = made.timing(2.0)
+    stats["seconds"][attack] = stats["environment"][attack] = 1.0
+    html = made_by(checked(stats))
+    html.encode()
+    found = Page(html)
+    assert set(found.tags) <= set(Page(made_by(usual)).tags)
+    names = {"aria-label", "class", "style", "scope", "role", "tabindex", "aria-hidden", "open", "lang", "charset",
+             "http-equiv", "content", "name", "d", "x", "y", "x1", "x2", "y1", "y2", "width", "height", "viewbox",
+             "vector-effect", "preserveaspectratio"}  # fmt: skip
+    assert {name for _, name, _ in found.attributes} <= names
+    styles = {value for _, name, value in found.attributes if name == "style"}
+    assert all(re.fullmatch(r"(width|left):-?[\d.]+%", value) for value in styles)
+    assert "\x1b" not in html and "\u202e" not in html and "49" not in re.findall(r"<h1>(.*)</h1>", html)[0]
+
+
+def test_it_loads_nothing_and_runs_nothing():
+    html = page(made.statistics())
+    assert "default-src 'none'" in html and not re.search(r"https?:|<script|<link|@import|url\(|\ssrc=|\shref=", html)
+    assert not re.search(r"https?:|<script|<link|@import|url\(|\ssrc=|\shref=", fragment(made.statistics()))
+
+
+def test_it_is_read_aloud_in_order():
+    found = Page(page(made.statistics()))
+    levels = [int(tag[1]) for tag in found.tags if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(below - above <= 1 for above, below in zip(levels, levels[1:]))
+    assert found.tags.count("caption") == found.tags.count("table")
+    labelled = [tag for tag, name, _ in found.attributes if name == "aria-label"]
+    assert labelled.count("svg") == found.tags.count("svg") > 0 and labelled.count("section") == len(SECTIONS)
+    assert ("html", "lang", "en") in found.attributes
+
+
+def test_a_page_is_the_same_each_time():
+    assert page(made.statistics(), "a") == page(copy.deepcopy(made.statistics()), "a") != page(made.statistics(), "b")
+
+
+def test_the_page_of_a_huge_record_is_of_a_bounded_size():
+    stats = made.statistics()
+    long = "x" * 100_000
+    site = {**made.site("a", "linear", 1.0, 2.0, long), "pattern": long}
+    stats["sites"] = [{**site, "module": f"{'m.' * 1000}{i}", "reason": f"{chr(97 + i % 26) * 9}{i // 26}"}
+                      for i in range(20_000)]  # fmt: skip
+    stats["near_misses"] = stats["near_misses"] * 20_000
+    stats["regions"] = [{**stats["regions"][1], "reason": f"{'r' * (i % 999)}"} for i in range(20_000)]
+    stats["environment"] = {f"{i}": long for i in range(20_000)}
+    stats["seconds"] = {f"{i}": 1.0 for i in range(20_000)}
+    stats["tuned_for"] = stats["tuned_for"] * 9999
+    stats["not_written"] = [long] * 99
+    html = page(checked(stats), long, long)
+    assert len(html) < 8e6
+    text = Page(html).text
+    assert f"{20_000 - MOST_SITES} more sites are not shown" in text
+    assert f"{20_000 - page_module.MOST_ROWS} more places are not shown" in text
+    assert f"{9999 - page_module.MOST_ROWS} more inputs are not shown" in text
+
+
+NUMBERS = [0, -1, 0.0, -0.5, 1e-320, 1e308, -1e308, 2**62]
+
+
+def with_number(value, number, kind):
+    if isinstance(value, dict):
+        return {key: with_number(each, number, kind) for key, each in value.items()}
+    if isinstance(value, list):
+        return [with_number(each, number, kind) for each in value]
+    return number if type(value) in kind else value
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_any_number_has_a_page(number):
+    stats = made.statistics()
+    kind = (float, int) if isinstance(number, int) and number >= 0 else (float,)
+    Page(page(checked(with_number(stats, number, kind))))
+    stats["timings"]["timings"]["original"] |= {"median_ms": number, "quantiles_ms": [number, 1.0, number]}
+    Page(page(checked(stats)))
+
+
+def test_a_speed_up_that_was_infinite_is_none():
+    stats = made.statistics()
+    stats["timings"]["speedups"]["converted"] |= {"ratio": None, "low": None, "high": None}
+    assert "no speed-up can be told" in Page(page(checked(stats))).text
+
+
+def test_times_of_modules_are_those_of_their_sites():
+    root = module_times(made.statistics()["sites"])
+    assert [each.name for each in root.inner] == ["embeddings.norm", "encoder.layer", "pooler"]
+    norm, layers, pooler = root.inner
+    assert [each.name for each in layers.inner] == ["0", "1", "2"]
+    first = layers.inner[0]
+    assert (first.found, first.applied) == (4, 3)
+    assert first.before == pytest.approx(230.3) and first.after == pytest.approx(205.3)
+    assert first.fused == pytest.approx(212.0)
+    assert [each.name for each in first.inner] == ["attention", "intermediate", "output"]
+    assert (pooler.found, pooler.before, pooler.after) == (1, 0.0, 0.0)
+    assert root.before == pytest.approx(norm.before + 3 * 230.3)
+
+
+def test_a_module_with_sites_of_its_own_keeps_its_place():
+    root = module_times([made.site("", "softmax", 1.0, 0.5), made.site("a", "linear"), made.site("a.b", "linear")])
+    (a,) = root.inner
+    assert len(root.sites) == len(a.sites) == 1 and [each.name for each in a.inner] == ["b"]
+
+
+def test_names_of_any_depth_are_a_tree_of_some_levels():
+    module = module_times([made.site("a." * 9999, "linear"), made.site("a.b", "linear")])
+    depth = 0
+    while module.inner:
+        module, depth = module.inner[0], depth + 1
+    assert 1 <= depth <= MOST_LEVELS
+
+
+def test_distributions_lie_on_one_axis():
+    drawn = chart(made.timings(2.0, 1.0)["timings"])
+    original, converted = drawn.distributions
+    assert converted.q1 < converted.median < converted.q3 < original.q1 < original.median < original.q3
+    assert original.path.startswith("M0 ") and "nan" not in original.path
+    places = [place for _, place in drawn.ticks]
+    assert places == sorted(places) and 2 <= len(places) <= 6 and all(0 <= place <= 100 for place in places)
+
+
+def test_without_quantiles_only_the_quartiles_are_drawn():
+    drawn = chart(made.old()["timings"]["timings"])
+    assert [each.path for each in drawn.distributions] == ["", ""] and drawn.distributions[0].longest_ms is None
