@@ -45,11 +45,31 @@ def replacing(path: Path) -> Iterator[Path]:
     with none_left_empty(path), contextlib.ExitStack() as stack:
         partial = stack.enter_context(_partial(path))
         yield partial
-        for file in partial.iterdir():
-            _flush(file)  # a failing disk says so while the old files are still there
-        _flush(partial)
+        _flush_all(partial)
         with _locked(path, fcntl.LOCK_EX):
             _commit(partial)
+
+
+@contextlib.contextmanager
+def amending(path: Path) -> Iterator[Path]:
+    """As ``replacing``, for files that are made of others in ``path``: within the block these lie where they belong,
+    and nobody else reads or writes them.
+
+    Raises:
+        OSError: there is no such folder, or it cannot be written.
+    """
+    path = path.resolve()
+    with _locked(path, fcntl.LOCK_EX):
+        _settle(path)
+        partial = path / _new_partial()
+        partial.mkdir()
+        try:
+            yield partial
+            _flush_all(partial)
+            _commit(partial)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
 
 
 @contextlib.contextmanager
@@ -137,7 +157,7 @@ def check_writable(path: Path) -> None:
 @contextlib.contextmanager
 def _partial(path: Path) -> Iterator[Path]:
     """Yields a new folder for the files to come, locked to show that its writer lives; gone after an error."""
-    partial = path / _PARTIAL.replace("*", uuid.uuid4().hex[:8])
+    partial = path / _new_partial()
     try:
         alive = _begin(partial)
         try:
@@ -147,6 +167,10 @@ def _partial(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _new_partial() -> str:
+    return _PARTIAL.replace("*", uuid.uuid4().hex[:8])
 
 
 def _begin(partial: Path) -> int:
@@ -252,6 +276,13 @@ def _clear(path: Path) -> None:
                 shutil.rmtree(partial, ignore_errors=True)
             finally:
                 os.close(lock)
+
+
+def _flush_all(folder: Path) -> None:
+    """Brings ``folder`` and its files to disk: one that fails says so while the old files are still there."""
+    for file in folder.iterdir():
+        _flush(file)
+    _flush(folder)
 
 
 def _flush(path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from .exporting import export
 from .files import ArtifactError, check_target, load, save
+from .results import artifacts_in, results_in, write_report
 from .schema import RECORD_FILE
 
 __all__ = [
     "ArtifactError",
     "RECORD_FILE",
+    "artifacts_in",
     "check_target",
     "export",
     "load",
+    "results_in",
     "save",
+    "write_report",
 ]

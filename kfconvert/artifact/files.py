@@ -1,4 +1,4 @@
-"""Converted models on disk: ``model.safetensors`` with the original's keys, ``kfconvert.json``.
+"""Converted models on disk: ``model.safetensors`` with the original's keys, ``kfconvert.json``, ``report.html``.
 
 What a conversion derives (folded BatchNorms, packed weights, programs) is not stored: ``load`` rebuilds the
 architecture, loads the weights and converts again with the recorded decisions, without timing anything.
@@ -37,7 +37,8 @@ from . import record as record_file
 from .companions import COMPANIONS, is_of_transformers, remember_origin, write_companions
 from .record import RecordError
 from .replay import config_of, replay
-from .schema import BUFFERS_FILE, FORMAT, RECORD_FILE, WEIGHTS_FILE
+from .report_file import report_of
+from .schema import BUFFERS_FILE, FORMAT, RECORD_FILE, REPORT_FILE, WEIGHTS_FILE
 
 
 class ArtifactError(ValueError):
@@ -52,7 +53,7 @@ def check_target(path: str | os.PathLike) -> None:
     except (OSError, ValueError, RuntimeError) as error:  # names that no file can have are ValueErrors, loops the last
         if isinstance(error, ArtifactError):
             raise
-        raise ArtifactError(f"cannot write {ascii(str(folder))[1:-1][:200]}: {_why(error)}") from error
+        raise ArtifactError(f"cannot write {ascii(str(folder))[1:-1][:200]}: {why(error)}") from error
 
 
 def _check_target(folder: Path) -> None:
@@ -64,7 +65,7 @@ def _check_target(folder: Path) -> None:
     names = folders.names(folder)
     if names and RECORD_FILE not in names:
         raise ArtifactError(f"{folder} is not empty and no kfconvert artifact: it is not replaced")
-    others = sorted(names - {WEIGHTS_FILE, BUFFERS_FILE, RECORD_FILE} - COMPANIONS)
+    others = sorted(names - {WEIGHTS_FILE, BUFFERS_FILE, RECORD_FILE, REPORT_FILE} - COMPANIONS)
     if others:
         raise ArtifactError(f"{folder} holds {others[0]} beside the artifact: it is not replaced")
 
@@ -75,7 +76,7 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     The weights file holds the original's ``state_dict``: ``OriginalClass().load_state_dict(...)`` accepts it. Buffers
     that are not part of that, such as tables of positions, lie in a file of their own.
     For a Hugging Face model, what ``from_pretrained`` reads lies beside: its configuration, and the files of the
-    tokenizer or processor of where it was read from.
+    tokenizer or processor of where it was read from. ``report.html`` tells people what was converted.
     An artifact that was there is replaced once the new one is complete; after any error it is as it was. The folder
     itself stays the same, and of saves at the same time each succeeds.
 
@@ -99,13 +100,14 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
             for name in files:
                 save_file(stored[name], folder / name, metadata={"format": "pt"})
             write_companions(model, folder)
+            (folder / REPORT_FILE).write_text(report_of(record))
             (folder / RECORD_FILE).write_text(record_file.sealed(record, folder))
             # safetensors makes files that only their owner may read; the folder's permissions are to decide.
             for file in folder.iterdir():
                 file.chmod((folder / RECORD_FILE).stat().st_mode)
         _remove_stale(target, before)
     except (OSError, SafetensorError, RecordError) as error:
-        raise ArtifactError(f"cannot write {target}: {_why(error)}") from error
+        raise ArtifactError(f"cannot write {target}: {why(error)}") from error
     return target
 
 
@@ -178,11 +180,11 @@ def _reading(folder: Path) -> Iterator[None]:
         with folders.reading(folder):
             yield
     except (FileNotFoundError, NotADirectoryError):
-        raise _no_artifact(folder) from None
+        raise no_artifact(folder) from None
     except (OSError, ValueError) as error:
         if isinstance(error, ArtifactError):
             raise
-        raise ArtifactError(f"{ascii(str(folder))[1:-1][:200]} cannot be read: {_why(error)}") from error
+        raise ArtifactError(f"{ascii(str(folder))[1:-1][:200]} cannot be read: {why(error)}") from error
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
@@ -190,14 +192,14 @@ def _read_record(folder: Path) -> dict[str, Any]:
     try:
         return record_file.read(file)
     except FileNotFoundError:
-        raise _no_artifact(folder) from None
+        raise no_artifact(folder) from None
     except RecordError as error:
         raise ArtifactError(f"{file} {error}") from error
     except OSError as error:
-        raise ArtifactError(f"{file} cannot be read: {_why(error)}") from error
+        raise ArtifactError(f"{file} cannot be read: {why(error)}") from error
 
 
-def _no_artifact(folder: Path) -> ArtifactError:
+def no_artifact(folder: Path) -> ArtifactError:
     return ArtifactError(f"{folder} is no kfconvert artifact: there is no {RECORD_FILE} in it")
 
 
@@ -321,7 +323,7 @@ def _read_tensors(folder: Path, record: dict[str, Any], name: str) -> dict[str, 
     except RecordError as error:
         raise ArtifactError(f"{file} {error}") from error
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:  # the latter of a damaged header
-        raise ArtifactError(f"{file} cannot be read: {_why(error)}") from error
+        raise ArtifactError(f"{file} cannot be read: {why(error)}") from error
 
 
 def _device(record: dict[str, Any], device: torch.device | str | None) -> torch.device:
@@ -429,7 +431,7 @@ def _convert_again(
         raise ArtifactError(f"{folder}: its decisions cannot be repeated on this model: {reason}") from error
 
 
-def _why(error: Exception) -> str:
+def why(error: Exception) -> str:
     """The reason without Python's decoration: what an OSError says, or the first line of another error."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
@@ -22,14 +24,15 @@ class RecordError(ValueError):
     """A file that cannot be read, or a record that is damaged. One clear line, which does not name the file."""
 
 
-def sealed(record: dict[str, Any], folder: Path) -> str:
-    """The text of ``kfconvert.json`` for ``record``, with the checksums of the files in ``folder`` and its own.
+def sealed(record: dict[str, Any], folder: Path, others: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """The text of ``kfconvert.json`` for ``record``, with the checksums of the files in ``folder``, those of ``others``
+    that lie elsewhere, and its own.
 
     Raises:
         RecordError: it is no JSON, or too large to be read again.
     """
-    files = {file.name: checksum(file) for file in sorted(folder.iterdir())}
-    record = {**record, "files": files}
+    files = {**others, **{file.name: checksum(file) for file in folder.iterdir()}}
+    record = {**record, "files": dict(sorted(files.items()))}
     try:
         text = json.dumps({**record, "checksum": _own_checksum(record)}, indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:  # a recipe of the caller's own, or one with an infinity
@@ -47,21 +50,39 @@ def read(file: Path) -> dict[str, Any]:
         RecordError: it is of an unknown format, or damaged.
         OSError: it cannot be read.
     """
-    with open(_regular(file), "rb") as stream:
-        content = stream.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise RecordError(f"has more than {LARGEST} bytes")
+    record = read_json(file)
     try:
-        record = json.loads(content.decode(), parse_constant=_refuse_constant)
         _check_format(record)
         Record.model_validate(record)
         if "checksum" in record and record["checksum"] != _own_checksum(record):
             raise RecordError("is damaged: it does not fit its own checksum")
         return record
-    except UnicodeDecodeError as error:
-        raise RecordError(f"cannot be read: {error}") from error
     except ValidationError as error:
         raise RecordError(f"is damaged: it {first_fault(error)}") from error
+    except RecursionError as error:
+        raise RecordError("is damaged: it is nested too deeply") from error
+    except RecordError:
+        raise
+    except ValueError as error:
+        raise RecordError(f"is damaged: {error}") from error
+
+
+def read_json(file: Path) -> Any:
+    """What ``file`` says in JSON, without NaN and infinities.
+
+    Raises:
+        FileNotFoundError: there is none.
+        RecordError: it is no JSON, or has more than LARGEST bytes.
+        OSError: it cannot be read.
+    """
+    with open(_regular(file), "rb") as stream:
+        content = stream.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise RecordError(f"has more than {LARGEST} bytes")
+    try:
+        return json.loads(content.decode(), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise RecordError(f"cannot be read: {error}") from error
     except RecursionError as error:
         raise RecordError("is damaged: it is nested too deeply") from error
     except RecordError:

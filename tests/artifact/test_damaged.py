@@ -123,9 +123,9 @@ def test_options_that_a_conversion_cannot_have_are_refused(path, config):
 
 
 def test_every_flipped_bit_is_noticed(path, net):
-    """One at a time, in both files, at random places and at every byte of the header of the weights."""
+    """One at a time, in both files that are read, at random places and at every byte of the header of the weights."""
     draw = random.Random(0)
-    for file in sorted(path.iterdir()):
+    for file in (path / "kfconvert.json", path / "model.safetensors"):
         content = file.read_bytes()
         places = [draw.randrange(len(content)) for _ in range(60)] + list(range(16))
         for place in places:
@@ -138,6 +138,13 @@ def test_every_flipped_bit_is_noticed(path, net):
             else:
                 assert not is_right(path, net) or json.loads(damaged) == json.loads(content)
         file.write_bytes(content)
+    assert is_right(path, net)
+
+
+def test_what_a_person_reads_is_of_no_account_for_the_load(path, net):
+    (path / "report.html").write_text("<script>")
+    assert is_right(path, net)
+    (path / "report.html").unlink()
     assert is_right(path, net)
 
 

@@ -94,6 +94,58 @@ def test_a_writer_killed_at_any_step_leaves_the_old_or_the_new_and_the_next_clea
     assert entries(tmp_path) == sorted(f"net {index}" for index in range(step + 1))
 
 
+AMENDED = """
+def amend(path):
+    with folders.amending(Path(path)) as folder:
+        for name in ("a", "b"):
+            (folder / name).write_text((Path(path) / name).read_text() + " and more")
+"""
+
+
+def test_an_amendment_that_is_killed_at_any_step_is_there_as_a_whole_or_not_at_all(tmp_path):
+    seen, step = [], 0
+    while True:
+        path = tmp_path / f"net {step}"
+        write(path, "old")
+        (path / "c").write_text("stays")
+        finished = run(f"{AMENDED}\nkilled_before(int(sys.argv[2]))\namend(sys.argv[1])", path, step)
+        seen.append(read(path))
+        assert (path / "c").read_text() == "stays"
+        if finished.returncode == 0:
+            break
+        assert finished.returncode == -signal.SIGKILL
+        run(f"{AMENDED}\namend(sys.argv[1])", path, check=True)
+        assert read(path) == f"{seen[-1]} and more"
+        write(path, "next")
+        assert read(path) == "next" and entries(path) == ["a", "b", "c"]
+        step += 1
+    moment = seen.index("old and more")
+    assert seen == ["old"] * moment + ["old and more"] * (step + 1 - moment) and 0 < moment < step
+
+
+def test_nobody_reads_or_writes_what_is_being_amended(tmp_path):
+    path, others = tmp_path / "net", []
+    write(path, "old")
+    with folders.amending(path) as folder:
+        for each in (lambda: others.append(read(path)), lambda: write(path, "other")):
+            thread = threading.Thread(target=each)
+            thread.start()
+            thread.join(0.2)
+            assert thread.is_alive() and not others
+        for name in ("a", "b"):
+            (folder / name).write_text((path / name).read_text() + " and more")
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(10)
+    assert others in (["old and more"], ["other"]) and read(path) == "other" and entries(path) == ["a", "b"]
+
+
+def test_what_does_not_exist_is_not_amended(tmp_path):
+    with pytest.raises(FileNotFoundError), folders.amending(tmp_path / "net"):
+        pass
+    assert entries(tmp_path) == []
+
+
 def test_what_a_living_writer_has_begun_is_left_alone(tmp_path):
     path = tmp_path / "net"
     with folders.replacing(path) as folder:

@@ -16,6 +16,8 @@ from kfconvert.artifact import files as artifact
 from kfconvert.artifact.files import ArtifactError
 from kfconvert.converter import ModelConverter
 
+FILES = ["kfconvert.json", "model.safetensors", "report.html"]
+
 
 @pytest.fixture(scope="module")
 def original() -> nn.Module:
@@ -130,7 +132,7 @@ def test_at_every_moment_of_a_save_the_old_or_the_new_is_there(fused, original, 
     for copy in moments:
         scales.append(artifact.load(copy, model=SmallNet).scale.item())
         artifact.save(fused, copy)
-        assert sorted(os.listdir(copy)) == ["kfconvert.json", "model.safetensors"]
+        assert sorted(os.listdir(copy)) == FILES
     first = scales.index(3.0)
     assert scales == [2.0] * first + [3.0] * (len(moments) - first) and 0 < first < len(moments)
 
@@ -154,7 +156,7 @@ def test_saves_and_loads_at_the_same_time_all_succeed(fused, tmp_path):
     for thread in threads:
         thread.join()
     assert not failures and os.listdir(tmp_path) == ["net"]
-    assert sorted(os.listdir(path)) == ["kfconvert.json", "model.safetensors"]
+    assert sorted(os.listdir(path)) == FILES
     artifact.load(path, model=SmallNet)
 
 
@@ -178,7 +180,7 @@ def test_saving_into_the_working_directory_keeps_it(fused, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path / "net")
     for _ in range(2):
         artifact.save(fused, ".")
-        assert sorted(os.listdir(".")) == ["kfconvert.json", "model.safetensors"]
+        assert sorted(os.listdir(".")) == FILES
         artifact.load(".", model=SmallNet)
     (tmp_path / "net" / ".kfconvert-0.partial").mkdir()  # of a save that was killed: no reason to refuse the folder
     artifact.save(fused, ".")
@@ -191,12 +193,12 @@ def test_what_stands_in_the_place_of_a_save_is_left_alone(fused, tmp_path):
     (tmp_path / "here" / ".kfconvert.complete").symlink_to(tmp_path / "other")
     with pytest.raises(kfconvert.ArtifactError):
         kfconvert.save(fused, tmp_path / "here")
-    assert {entry.name for entry in (tmp_path / "other").iterdir()} == {"kfconvert.json", "model.safetensors"}
+    assert {entry.name for entry in (tmp_path / "other").iterdir()} == set(FILES)
     (tmp_path / "taken" / "kfconvert.json").unlink()
     (tmp_path / "taken" / "kfconvert.json").mkdir()
     with pytest.raises(kfconvert.ArtifactError):
         kfconvert.save(fused, tmp_path / "taken")
-    assert {entry.name for entry in (tmp_path / "taken").iterdir()} == {"kfconvert.json", "model.safetensors"}
+    assert {entry.name for entry in (tmp_path / "taken").iterdir()} == set(FILES)
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b", "\ud800"], ids=["long", "deep", "null", "surrogate"])

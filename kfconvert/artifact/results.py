@@ -1,0 +1,107 @@
+"""What conversions have found, read back for people: the page of an artifact, and the statistics of several."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from .. import folders
+from ..json_values import first_fault
+from . import record as record_file
+from .files import ArtifactError, no_artifact, read_record, why
+from .record import RecordError
+from .report_file import report_of
+from .schema import RECORD_FILE, REPORT_FILE, Results
+
+
+def artifacts_in(path: str | os.PathLike) -> list[Path]:
+    """The folder ``path`` where it is an artifact, else those in it that are, in the order of their names.
+
+    Raises:
+        ArtifactError: there is none, or ``path`` cannot be read.
+    """
+    folder = folders.expanded(path)
+    try:
+        if RECORD_FILE in folders.names(folder):
+            return [folder]
+        found = [inner for inner in sorted(folder.iterdir()) if inner.is_dir() and RECORD_FILE in folders.names(inner)]
+    except FileNotFoundError:
+        raise ArtifactError(f"there is no folder {_named(folder)}") from None
+    except NotADirectoryError:
+        raise ArtifactError(f"{_named(folder)} is no folder") from None
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{_named(folder)} cannot be read: {why(error)}") from error
+    if not found:
+        raise no_artifact(folder)
+    return found
+
+
+def write_report(path: str | os.PathLike) -> Path:
+    """``report.html`` of the artifact in the folder ``path``, as this version makes it of ``kfconvert.json``.
+
+    Whatever else stood under that name is replaced, and its checksum in the record is that of the new one.
+
+    Raises:
+        ArtifactError: there is no artifact, it is damaged, or the page would have to be written and cannot.
+    """
+    folder = folders.expanded(path)
+    text = report_of(read_record(folder))
+    if _is_there(folder, text):
+        return folder / REPORT_FILE
+    try:
+        with folders.amending(folder) as new:
+            record = record_file.read(folder / RECORD_FILE)  # by now it may be that of another save
+            (new / REPORT_FILE).write_text(report_of(record))
+            if "checksum" in record:
+                files = {name: known for name, known in record["files"].items() if name != REPORT_FILE}
+                (new / RECORD_FILE).write_text(record_file.sealed(record, new, files))
+    except (OSError, RecordError) as error:
+        raise ArtifactError(f"cannot write {folder / REPORT_FILE}: {why(error)}") from error
+    return folder / REPORT_FILE
+
+
+def results_in(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
+    """The statistics of conversions by name: those of an artifact, of the artifacts in a folder, or of the models that
+    were converted in a file of what ``kfconvert --json`` printed.
+
+    Raises:
+        ArtifactError: there are none, or they are damaged.
+    """
+    file = folders.expanded(path)
+    if os.path.isfile(file):
+        return _results_of_file(file)
+    return {folder.resolve().name: read_record(folder)["statistics"] for folder in artifacts_in(path)}
+
+
+def _is_there(folder: Path, text: str) -> bool:
+    """Whether ``report.html`` in ``folder`` is ``text``, and no link, pipe or file without an end."""
+    content = text.encode()
+    expected = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    try:
+        with folders.reading(folder):
+            record_file.check_file(folders.newest(folder, REPORT_FILE), expected)
+    except (OSError, RecordError):
+        return False
+    return True
+
+
+def _results_of_file(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        found = record_file.read_json(file)
+        Results.model_validate(found)
+    except ValidationError as error:
+        raise ArtifactError(f"{file} holds no results of kfconvert --json: it {first_fault(error)}") from error
+    except (OSError, RecordError) as error:
+        raise ArtifactError(f"{file} {error}" if isinstance(error, RecordError) else f"{file}: {why(error)}") from error
+    results = {result["name"]: result["statistics"] for result in found["models"] if result["statistics"]}
+    if not results:
+        raise ArtifactError(f"{file} tells of no model that was converted")
+    return results
+
+
+def _named(path: Path) -> str:
+    return ascii(str(path))[1:-1][:200]
