@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from .. import folders
 from ..accuracy import is_same_tensor
-from ..conversion import check_callback, first_line, resolve_device
+from ..conversion import ConversionStats, check_callback, first_line, resolve_device
 from ..converter import ConversionError, ModelConverter
 from ..inputs import InputSpecError, build
 from ..json_values import json_ready
@@ -414,7 +414,9 @@ def _convert_again(
     try:
         calls, parts, statistics = list(record["calls"]), record.get("parts", []), record["statistics"]
         if not calls and not parts:
-            model.__dict__["kfconvert_info"] = partial(dict, statistics, guard={"hits": 0, "misses": {}}, parts={})
+            model.__dict__["kfconvert_info"] = partial(
+                ConversionStats, statistics, guard={"hits": 0, "misses": {}}, parts={}
+            )
         elif device.type == torch.device(record["device"]).type:
             with only_new_garbage():
                 replay(model, device, calls, parts, statistics, on_miss)

@@ -13,6 +13,7 @@ from .preparation import ConversionError, check_model, first_line, prepare, reso
 from .selector import Decision, Selector
 from .sites import match
 from .stages import Progress, Stages
+from .statistics import ConversionStats
 from .steps import Result, calls_between_checks, check_callback, hand_over, merge_weights, programs, replace, time
 from .told import log_decisions
 from .validation import revert, validate
@@ -21,6 +22,7 @@ __all__ = [
     "Captures",
     "ConversionConfig",
     "ConversionError",
+    "ConversionStats",
     "Decision",
     "EFFORTS",
     "Effort",

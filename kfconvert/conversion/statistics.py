@@ -14,13 +14,21 @@ from ..inputs import described
 from ..json_values import json_ready
 from ..matching import NearMiss
 from ..patterns import REGISTRY
+from ..report import fragment
 from ..version import __version__
 
 if TYPE_CHECKING:
     from .steps import Result
 
 
-def conversion_stats(result: Result) -> dict[str, Any]:
+class ConversionStats(dict[str, Any]):
+    """A dict of statistics, which notebooks show as the page of the report."""
+
+    def _repr_html_(self) -> str:
+        return fragment(json_ready(self))
+
+
+def conversion_stats(result: Result) -> ConversionStats:
     """The statistics of a finished conversion.
 
     Counts and sites are those of the first call form, or of the outermost parts where the model as a whole could not
@@ -51,7 +59,7 @@ def conversion_stats(result: Result) -> dict[str, Any]:
         counts[f"{pattern.name}_replaced"] = applied[pattern.name]
     timings = None if result.timings is None else result.timings.example
     generation = None if result.timings is None else result.timings.generation
-    return {
+    stats = {
         **counts,
         "total_found": found.total(),
         "total_replaced": applied.total(),
@@ -84,6 +92,7 @@ def conversion_stats(result: Result) -> dict[str, Any]:
         "reverted": result.reverted,
         "nothing_fused": None if applied.total() else _why_nothing(result),
     }
+    return ConversionStats(stats)
 
 
 def _tuned(result: Result) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ from .config import ConversionConfig
 from .generation_timing import GenerationTimings, time_generation
 from .preparation import ConversionError, Prepared
 from .stages import Stages
-from .statistics import conversion_stats
+from .statistics import ConversionStats, conversion_stats
 
 # To time the original and the converted model, together.
 SECONDS_PER_MODEL = 1.0
@@ -250,7 +250,7 @@ def hand_over(result: Result, on_miss: OnMiss | None = None) -> dict[str, Any]:
     if result.reverted or not ledger.guarded:
         uninstall(model)
         separate(model.parameters())
-        model.__dict__["kfconvert_info"] = partial(dict, stats, guard={"hits": 0, "misses": {}}, parts={})
+        model.__dict__["kfconvert_info"] = partial(ConversionStats, stats, guard={"hits": 0, "misses": {}}, parts={})
     if stats["total_replaced"] == 0:
         warnings.warn(f"kfconvert fused nothing in {stats['model']}: {stats['nothing_fused']}", stacklevel=3)
     return stats

@@ -73,14 +73,14 @@ class Ledger:
         frozen = next((g.frozen for g in self.guarded.values()), None)
         counts = {path: {"hits": g.hits, "misses": dict(g.misses)} for path, g in self.guarded.items()}
         guard = counts.pop("", {"hits": 0, "misses": {}})
-        return {
-            **self.stats,
+        now = {
             "guard": guard,
             "parts": counts,
             "switched_off": [path for path, guarded in self.guarded.items() if guarded.is_off],
             "cuda_graphs": self.graphs.info(),
             "frozen": None if frozen is None else {"host_bytes": frozen.host_bytes},
         }
+        return type(self.stats)({**self.stats, **now})  # statistics may be of a class that notebooks show
 
     def refresh(self) -> None:
         """Prepare everything derived from weights anew at the next call.
