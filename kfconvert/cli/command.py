@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sys
+import webbrowser
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 EXIT_ERROR = 2
 UNWRAPPED = 100_000  # the width of a file or a pipe: whoever reads it wraps, or searches, whole lines
+PIPED = 80  # that of what is laid out in columns
 
 
 class _Convert(click.Command):
@@ -69,6 +71,7 @@ def command(ctx: click.Context, list_models: bool, version: bool, **given: Any) 
     kfconvert --models resnet50 bert-base-uncased --save-path out/
     kfconvert --models timm:resnet50 ./my-bert --dtype float16 --json
     kfconvert explain resnet50
+    kfconvert report out/ --open
     kfconvert doctor
     """
     said = [each for each in ctx.params if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE]
@@ -182,6 +185,56 @@ def explain(
 
 
 @command.command()
+@click.argument("path")
+@click.option("--open", "to_open", is_flag=True, help="Show it in the browser.")
+@options(JSON)
+@click.pass_context
+def report(ctx: click.Context, path: str, to_open: bool, as_json: bool) -> None:
+    """Print where the page of the artifact PATH lies, or the pages of the artifacts in that folder.
+
+    A page that is missing, or is another than this version makes of kfconvert.json, is made anew.
+    """
+    from .artifacts import pages
+
+    found, errors = pages(path)
+    if as_json:
+        click.echo(json.dumps({"kfconvert": __version__, "reports": found, "errors": errors}, indent=2))
+    for page in found:
+        if not as_json:
+            click.echo(printable(page["page"]))
+        if to_open and not webbrowser.open(Path(page["page"]).absolute().as_uri()):
+            errors.append(f"no browser shows {page['page']}")
+    for error in errors:
+        _say_error(error)
+    ctx.exit(EXIT_ERROR if errors else 0)
+
+
+@command.command()
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@options(JSON)
+def compare(first: str, second: str, as_json: bool) -> None:
+    """Tell what differs between two conversions: speed, accuracy, memory, and the sites that were decided otherwise.
+
+    A and B are artifacts, folders of such, or files of what kfconvert --json printed. Of several models those are
+    compared that have the same name.
+    """
+    from .artifacts import comparisons
+
+    found = comparisons(first, second)
+    if as_json:
+        click.echo(json.dumps({"kfconvert": __version__, **found}, indent=2))
+        return
+    from ..report import render_comparison
+
+    for each in found["comparisons"]:
+        _show(render_comparison((printable(each["first"]), printable(each["second"])), printable(each)), PIPED)
+    for path, key in ((first, "only_first"), (second, "only_second")):
+        if found[key]:
+            click.echo(f"only in {printable(path)}: {', '.join(map(printable, found[key]))}")
+
+
+@command.command()
 @options(JSON)
 def doctor(as_json: bool) -> None:
     """Tell which kernels are there, which are not, and what to do about it."""
@@ -290,16 +343,16 @@ def _counts(results: list[dict[str, Any]]) -> dict[str, int]:
     return {name: what[name] for name in ("converted", "failed", "skipped")}
 
 
-def _show(report: RenderableType) -> None:
-    """Print a report on the present stdout: fitted to a terminal, or to ``COLUMNS`` where that is set; in whole lines
-    anywhere else."""
+def _show(report: RenderableType, piped: int = UNWRAPPED) -> None:
+    """Print a report on the present stdout: fitted to a terminal, or to ``COLUMNS`` where that is set; as wide as
+    ``piped`` says, by default in whole lines, anywhere else."""
     from rich.console import Console
 
     if sys.stdout.isatty():
         Console(file=sys.stdout).print(report)
         return
     columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdecimal() and int(columns) > 0 else UNWRAPPED
+    width = int(columns) if columns.isdecimal() and int(columns) > 0 else piped
     console = Console(file=sys.stdout, width=width)
     with console.capture() as captured:
         console.print(report)

@@ -5,15 +5,18 @@ from .explain import Explanation, module_classes
 from .html import fragment, page
 from .prometheus import prometheus_text
 from .table import accuracy_line, memory_line, render, speed_line
+from .two import comparison, render_comparison
 
 __all__ = [
     "Explanation",
     "accuracy_line",
+    "comparison",
     "fragment",
     "memory_line",
     "module_classes",
     "page",
     "prometheus_text",
     "render",
+    "render_comparison",
     "speed_line",
 ]

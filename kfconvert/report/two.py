@@ -1,0 +1,161 @@
+"""Two conversions side by side: how fast, accurate and large each is, and which sites were decided otherwise."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .words import bytes_text, error_text, time_text
+
+MOST_SITES_TOLD = 40
+# What makes times comparable, by the place in the statistics.
+_CONDITIONS = {
+    "model": ("model",),
+    "inputs": ("inputs",),
+    "device": ("environment", "device"),
+    "dtype": ("environment", "dtype"),
+    "threads": ("environment", "threads"),
+    "torch": ("environment", "torch"),
+    "kfconvert": ("environment", "kfconvert"),
+    "effort": ("config", "effort"),
+}
+_NUMBERS = {
+    "sites found": ("total_found",),
+    "sites fused": ("total_replaced",),
+    "original": ("timings", "timings", "original", "median_ms"),
+    "converted": ("timings", "timings", "converted", "median_ms"),
+    "speed-up": ("speedup_achieved",),
+    "accurate": ("accuracy", "passed"),
+    "error": ("accuracy", "optimized_error", "max_rel"),
+    "weights": ("memory", "weights"),
+    "derived": ("memory", "derived"),
+    "CUDA graphs": ("memory", "recordings"),
+    "peak": ("memory", "peak", "converted"),
+}
+_TIMES, _BYTES = ("original", "converted"), ("weights", "derived", "CUDA graphs", "peak")
+
+
+def comparison(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """What differs between two conversions, ready for JSON.
+
+    Args:
+        first, second: ``conversion_stats`` of each.
+
+    Returns:
+        ``same_model``: whether both are of one class; ``conditions``: what of the model, its inputs and the place
+        differs, {name: [first, second]}; ``numbers``: {name: [first, second]}, None where one is not known, times in
+        milliseconds, memory in bytes; ``overlap``: the names of the times whose middle halves have values in common;
+        ``sites``: those that were decided otherwise, {"pattern", "module", "first", "second"}, none for two classes.
+    """
+    both = (first, second)
+    same = _at(first, ("model",)) == _at(second, ("model",))
+    conditions = {name: [_at(stats, place) for stats in both] for name, place in _CONDITIONS.items()}
+    return {
+        "same_model": same,
+        "conditions": {name: values for name, values in conditions.items() if values[0] != values[1]},
+        "numbers": {name: [_at(stats, place) for stats in both] for name, place in _NUMBERS.items()},
+        "overlap": [name for name in _TIMES if _overlap(*(_at(stats, _NUMBERS[name][:-1]) for stats in both))],
+        "sites": _differing(first, second) if same else [],
+    }
+
+
+def render_comparison(names: tuple[str, str], found: dict[str, Any]) -> RenderableType:
+    """``comparison`` for a terminal; ``names``: what the user calls the two."""
+    parts: list[RenderableType] = [Text.assemble((letter, "bold"), f"  {name}") for letter, name in zip("AB", names)]
+    for name, values in found["conditions"].items():
+        first, second = ("unknown" if value in (None, "") else str(value) for value in values)
+        style = "yellow" if name in ("model", "inputs", "device", "dtype") else "dim"
+        parts.append(Text(f"{name}: A {first}, B {second}", style=style))
+    table = _table("", "A", "B", "change")
+    for name, values in found["numbers"].items():
+        if values != [None, None]:
+            table.add_row(name, *(_told(name, value) for value in values), _change(name, values, found["overlap"]))
+    parts.append(table)
+    if not found["same_model"]:
+        return Group(*parts, Text("These are two models, so that their sites are not compared."), "")
+    sites = found["sites"]
+    if not sites:
+        return Group(*parts, Text("All sites were decided alike."), "")
+    table = _table("fusion", "module", "A", "B")
+    for site in sites[:MOST_SITES_TOLD]:
+        table.add_row(*(Text(site[key]) for key in ("pattern", "module", "first", "second")))
+    hidden = len(sites) - MOST_SITES_TOLD
+    more = [Text(f"and {hidden} more (--json lists all)")] if hidden > 0 else []
+    return Group(*parts, Text(f"{len(sites)} sites were decided otherwise:"), table, *more, "")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _at(stats: dict[str, Any], place: tuple[str, ...]) -> Any:
+    found: Any = stats
+    for key in place:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _overlap(first: dict[str, Any] | None, second: dict[str, Any] | None) -> bool:
+    if first is None or second is None:
+        return False
+    return first["q1_ms"] <= second["q3_ms"] and second["q1_ms"] <= first["q3_ms"]
+
+
+def _differing(first: dict[str, Any], second: dict[str, Any]) -> list[dict[str, str]]:
+    """The sites whose decisions differ; several in one module come in the order of the graph."""
+    ours, theirs = _decisions(first), _decisions(second)
+    found = []
+    for pattern, module in dict.fromkeys((*ours, *theirs)):
+        own, other = ours.get((pattern, module), []), theirs.get((pattern, module), [])
+        for place in range(max(len(own), len(other))):
+            one, two = (each[place] if place < len(each) else ("not found", "") for each in (own, other))
+            if one[0] != two[0]:
+                told = {"first": f"{one[0]}{one[1]}", "second": f"{two[0]}{two[1]}"}
+                found.append({"pattern": pattern, "module": module or "the model itself", **told})
+    return found
+
+
+def _decisions(stats: dict[str, Any]) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """For the sites of each pattern in each module the decision, and what there is to add to it."""
+    found = defaultdict(list)
+    for site in stats.get("sites") or ():
+        if site["status"] == "applied":
+            decision = (f"fused ({site['strategy']})", "")
+        else:
+            decision = ("not fused", f": {site['reason'] or 'no reason given'}")
+        found[site["pattern"], site["module"]].append(decision)
+    return found
+
+
+def _told(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name in _TIMES:
+        return time_text(1e3 * value)
+    if name in _BYTES:
+        return bytes_text(value)
+    if name == "accurate":
+        return "yes" if value else "NO"
+    return error_text(value) if name == "error" else f"{value:.2f} x" if name == "speed-up" else str(value)
+
+
+def _change(name: str, values: list[Any], overlap: list[str]) -> str:
+    first, second = values
+    if first is None or second is None or first == second or name == "accurate":
+        return ""
+    if name.startswith("sites"):
+        return f"{second - first:+d}"
+    if first <= 0 or second < 0:
+        return ""
+    if name == "error" or second / first >= 10:
+        return f"x {second / first:.2g}"
+    spread = ", within the spread" if name in overlap else ""
+    return f"{100 * (second / first - 1):+.0f} %{spread}"
