@@ -193,7 +193,7 @@ def _notices(stats: dict[str, Any], environment: dict[str, Any], weights: str) -
     elif not stats.get("total_replaced"):
         why = f" {stats['nothing_fused']}." if stats.get("nothing_fused") else ""
         notices.append(("warn", f"Nothing was fused: the model computes as before.{why}"))
-    if (stats.get("accuracy") or {}).get("passed") is False:
+    if (stats.get("accuracy") or {}).get("passed") is False and not stats.get("reverted"):
         notices.append(("bad", f"Not accurate: {stats['accuracy']['reason']}."))
     if weights == "random":
         notices.append(("warn", "The weights are random: times are those of the real model, predictions mean nothing."))
