@@ -19,7 +19,15 @@ from markupsafe import Markup
 from ..version import __version__
 from .latency import chart
 from .module_times import MOST_SITES, ModuleTimes, module_times
-from .table import accuracy_line, captured_line, graphs_line, not_captured_lines, speed_line, speedup_line
+from .table import (
+    accuracy_line,
+    captured_line,
+    generation_line,
+    graphs_line,
+    not_captured_lines,
+    speed_line,
+    speedup_line,
+)
 from .words import bytes_text, error_text, reason_kind, share_text, time_text
 
 MOST_CHARACTERS = 400  # of one text
@@ -98,6 +106,7 @@ def _content(stats: dict[str, Any], name: str, weights: str) -> dict[str, Any]:
         "tiles": [_speed(stats), _fused(stats, tree), _accuracy(stats), *([_memory(memory)] if memory else [])],
         "notices": _notices(stats, environment, weights),
         "speedups": _speedups(stats),
+        "generation_line": generation_line(stats),
         "graphs_line": graphs_line(stats),
         "chart": chart(timings["timings"]) if timings else None,
         "tuned": tuned._replace(rows=[(each, speed_line(each)) for each in tuned.rows]),

@@ -30,6 +30,7 @@ _NUMBERS = {
     "original": ("timings", "timings", "original", "median_ms"),
     "converted": ("timings", "timings", "converted", "median_ms"),
     "speed-up": ("speedup_achieved",),
+    "tokens/s": ("generation", "converted", "tokens_per_s"),
     "accurate": ("accuracy", "passed"),
     "error": ("accuracy", "optimized_error", "max_rel"),
     "weights": ("memory", "weights"),
@@ -144,7 +145,9 @@ def _told(name: str, value: Any) -> str:
         return bytes_text(value)
     if name == "accurate":
         return "yes" if value else "NO"
-    return error_text(value) if name == "error" else f"{value:.2f} x" if name == "speed-up" else str(value)
+    if name == "error":
+        return error_text(value)
+    return {"speed-up": "{:.2f} x", "tokens/s": "{:.0f}"}.get(name, "{}").format(value)
 
 
 def _change(name: str, values: list[Any], overlap: list[str]) -> str:

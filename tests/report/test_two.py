@@ -32,6 +32,7 @@ def other():
     stats["speedup_achieved"] = 1.95 / 1.1
     stats["memory"]["derived"] *= 2
     stats["accuracy"]["optimized_error"]["max_rel"] = 5.2e-6
+    stats["generation"]["converted"]["tokens_per_s"] = 300.0
     stats["environment"]["threads"] = 8
     return stats
 
@@ -44,6 +45,7 @@ def test_what_differs_is_told(other):
         "original 1.90 ms 1.95 ms +3 %, within the spread",
         "converted 1.46 ms 1.10 ms -25 %",
         "speed-up 1.30 x 1.77 x +36 %",
+        "tokens/s 260 300 +15 %",
         "accurate yes yes",
         "error 2.6e-07 5.2e-06 x 20",
         "weights 3.0 MiB 3.0 MiB",

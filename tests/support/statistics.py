@@ -69,6 +69,11 @@ def statistics(layers: int = 3) -> dict:
         },
         "timings": timings(1.9, 1.46),
         "tuned_for": [{"inputs": "int64[32, 64]", "weight": 0.2, "timings": timings(40.0, 30.0)}],
+        "generation": {
+            "prompt": [1, 32], "new_tokens": 64, "speedup": timings(1.3, 1.0)["speedups"]["converted"],
+            "original": {"tokens_per_s": 200.0, "prefill_ms": 9.0, "step_ms": 5.0},
+            "converted": {"tokens_per_s": 260.0, "prefill_ms": 8.0, "step_ms": 4.0},
+        },
         "seconds": {"trace": 1.74, "select": 0.078, "time": 0.25},
         "remembered": 0,
         "environment": {"torch": "2.14", "kfconvert": "0.1.0", "python": "3.11", "device": "a CPU", "threads": 1,
@@ -94,6 +99,7 @@ def given_back() -> dict:
         each.update(status="rejected", reason=f"dropped after validation: {reason}", strategy=None)
     stats["accuracy"] |= {"passed": False, "reason": reason, "ratio": None}
     return stats | {"total_replaced": 0, "reverted": reason, "nothing_fused": reason, "timings": None,
+                    "generation": None,
                     "tuned_for": [], "speedup_achieved": None}  # fmt: skip
 
 
@@ -102,8 +108,8 @@ def nothing_found() -> dict:
     why = "none of its calls is one that a pattern begins with"
     return statistics() | {
         "total_found": 0, "total_replaced": 0, "sites": [], "form_sites": [], "part_sites": [], "near_misses": [],
-        "regions": [], "accuracy": None, "timings": None, "tuned_for": [], "seconds": {}, "memory": None,
-        "cuda_graphs": None, "nothing_fused": why,
+        "regions": [], "accuracy": None, "timings": None, "tuned_for": [], "generation": None, "seconds": {},
+        "memory": None, "cuda_graphs": None, "nothing_fused": why,
     }  # fmt: skip
 
 
