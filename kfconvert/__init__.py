@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .version import __version__
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not follow __getattr__
-    from . import auto_convert, explain, jit, kernels, modules, ops, profiling
+    from . import auto_convert, explain, jit, kernels, levels, modules, ops, profiling
     from .artifact import ArtifactError, export, load, save
     from .converter import ConversionConfig, ConversionError, ModelConverter, auto_convert_model
     from .extension import CUDA_AVAILABLE, EXTENSION_LOADED
@@ -43,7 +43,7 @@ _HOMES = {
     "save": "artifact",
     "validate_optimization": "validator",
 }
-_PACKAGES = ("auto_convert", "explain", "jit", "kernels", "modules", "ops", "profiling")
+_PACKAGES = ("auto_convert", "explain", "jit", "kernels", "levels", "modules", "ops", "profiling")
 
 __all__ = [
     "CUDA_AVAILABLE",
@@ -64,6 +64,7 @@ __all__ = [
     "get_cuda_compiler",
     "jit",
     "kernels",
+    "levels",
     "load",
     "modules",
     "ops",

@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).parents[1] / "kfconvert"
 FLOORS = """
 cli
 artifact
-converter validator zoo
+converter validator zoo levels
 conversion
 capture
 patterns
@@ -68,6 +68,7 @@ OTHERS = {
     ("__main__", "cli"),
     ("auto_convert", "second_names"),
     ("explain", "report"),
+    ("levels", "kernels"),
     ("kernels", "extension"),
     ("kernels", "ops"),
     ("kernels", "second_names"),

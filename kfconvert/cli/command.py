@@ -6,6 +6,7 @@ torch is imported only once there is work to do, so that ``--help`` and mistakes
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import sys
@@ -18,10 +19,11 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
+from ..levels import NAMES
 from ..version import __version__
 from . import streams
 from .messages import in_one_line, printable, unexpected
-from .options import CONVERT, EXPLAIN, JSON, options, spread_values, wanted
+from .options import CONVERT, EXPLAIN, JSON, LEVELS, options, spread_values, wanted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -72,6 +74,7 @@ def command(ctx: click.Context, list_models: bool, version: bool, **given: Any) 
     kfconvert --models timm:resnet50 ./my-bert --dtype float16 --json
     kfconvert explain resnet50
     kfconvert report out/ --open
+    kfconvert levels
     kfconvert doctor
     """
     said = [each for each in ctx.params if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE]
@@ -232,6 +235,44 @@ def compare(first: str, second: str, as_json: bool) -> None:
     for path, key in ((first, "only_first"), (second, "only_second")):
         if found[key]:
             click.echo(f"only in {printable(path)}: {', '.join(map(printable, found[key]))}")
+
+
+@command.command()
+@click.argument("lessons", nargs=-1, type=click.Choice(NAMES), metavar="[LESSON]...")
+@options(*LEVELS)
+@click.pass_context
+def levels(
+    ctx: click.Context, lessons: tuple[str, ...], device: str, size: str | None, plot: Path | None, as_json: bool
+) -> None:
+    """Compute the same at several levels: plain PyTorch, TorchScript, torch.compile, Triton, CUDA or C++.
+
+    Each level is checked against float64 and timed; those that the device cannot run are named. LESSONs are
+    add_mul_exp, layer_norm, linear_gelu, attention and transformer_block, all of them unless some are named.
+    """
+    if plot and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("--plot needs matplotlib: pip install 'kfconvert[plot]'")
+    if plot and not os.access(plot.absolute().parent, os.W_OK):
+        raise click.UsageError(f"--plot: cannot write to the folder {plot.absolute().parent}")
+    with contextlib.redirect_stdout(sys.stderr):
+        from .. import levels as lessons_of
+        from .jobs import device_and_dtype
+
+        place, _ = device_and_dtype(device, "float32")
+    results = []
+    for name in dict.fromkeys(lessons or NAMES):
+        with contextlib.redirect_stdout(sys.stderr):
+            results.append(lessons_of.run(name, place, size or ("full" if place.type == "cuda" else "small")))
+        if not as_json:
+            _show(lessons_of.table(results[-1]))
+    if as_json:
+        found = {"kfconvert": __version__, "lessons": [result.as_dict() for result in results]}
+        click.echo(json.dumps(found, indent=2))
+    if plot:
+        lessons_of.plot(results, plot)
+    problems = [problem for result in results for problem in result.problems]
+    for problem in problems:
+        _say_error(problem)
+    ctx.exit(EXIT_ERROR if problems else 0)
 
 
 @command.command()

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from .. import levels
+
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 # Options that take several values, by each of their spellings.
@@ -125,6 +127,21 @@ _MODULES = _several(
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on stdout.")
 
+LEVELS = (
+    _DEVICE,
+    click.option(
+        "--size",
+        type=click.Choice(levels.SIZES),
+        help="Of the inputs.  [default: full on CUDA, else small]",
+    ),
+    click.option(
+        "--plot",
+        type=click.Path(dir_okay=False, writable=True, path_type=Path),
+        metavar="FILE",
+        help="Write a bar chart of the times to FILE, a PNG.",
+    ),
+    JSON,
+)
 EXPLAIN = (_INPUT_SHAPE, _DEVICE, _DTYPE, _BATCH_SIZE, _SEQ_LEN, _INCLUDE, _EXCLUDE, _MODULES, JSON)
 CONVERT = (
     _several(

@@ -5,8 +5,10 @@ from .bandwidth import copy_bandwidth
 from .benchmarks import benchmark_kernel, quick_benchmark
 from .comparison import Comparison, Speedup, Timing, benchmark_callable, compare_timings
 from .implementations import ImplementationResult, KernelProfiler, compare_functions
-from .measurement import Measurement, bytes_text
+from .measurement import Measurement, bytes_text, time_text
 from .models import profile_model_inference
+from .operator_calls import count_operators
+from .plot import bar_chart
 
 __all__ = [
     "Allocation",
@@ -17,6 +19,7 @@ __all__ = [
     "Speedup",
     "Timing",
     "allocation",
+    "bar_chart",
     "benchmark_callable",
     "benchmark_kernel",
     "bytes_of",
@@ -24,6 +27,8 @@ __all__ = [
     "compare_functions",
     "compare_timings",
     "copy_bandwidth",
+    "count_operators",
     "profile_model_inference",
     "quick_benchmark",
+    "time_text",
 ]

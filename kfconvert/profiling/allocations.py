@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from .thread_profiler import events_of
+
 
 class Allocation(NamedTuple):
     """Bytes beyond those that were allocated before a call: ``peak`` the most during it, its result included, ``kept``
@@ -43,28 +45,11 @@ def _on_cuda(call: Callable[[], Any], device: torch.device) -> Allocation:
 
 
 def _on_cpu(call: Callable[[], Any]) -> Allocation | None:
-    # This profiler, unlike its successor, belongs to one thread and prints nothing.
-    autograd: Any = torch.autograd
-    options: Any = torch._C._profiler
-    config = autograd.ProfilerConfig(
-        autograd.ProfilerState.CPU,
-        False,  # shapes
-        True,  # memory
-        False,  # stacks
-        False,  # floating-point operations
-        False,  # modules
-        options._ExperimentalConfig(),
-    )
-    try:
-        autograd._enable_profiler_legacy(config)
-    except RuntimeError:  # another one runs
+    events = events_of(call, memory=True)
+    if events is None:
         return None
-    try:
-        call()
-    finally:
-        threads = autograd._disable_profiler_legacy()
     peak = total = 0
-    for event in (event for events in threads for event in events if event.kind() == "memory_alloc"):
+    for event in (event for event in events if event.kind() == "memory_alloc"):
         total += event.cpu_memory_usage()
         peak = max(peak, total)
     return Allocation(peak, total)

@@ -18,7 +18,7 @@ def bar_chart(groups: Mapping[str, Mapping[str, Measurement]], path: Path) -> No
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("plot_comparison needs matplotlib: pip install 'kfconvert[plot]'") from error
+        raise ImportError("a chart needs matplotlib: pip install 'kfconvert[plot]'") from error
 
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
     medians = [measurement.median_ms for group in groups.values() for measurement in group.values()]

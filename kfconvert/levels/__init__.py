@@ -1,0 +1,35 @@
+"""Lessons: one computation at several levels, from plain PyTorch to a kernel of one's own, checked and timed.
+
+``NAMES`` are the lessons, ``lesson(name)`` is one of them, ``run(name)`` checks and times its levels, ``table`` and
+``plot`` show what was found; the command for it is ``kfconvert levels``. torch is imported when it is needed first.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for editors and type checkers, which do not follow __getattr__
+    from .definition import Lesson, Level, lesson
+    from .measuring import LessonResult, LevelResult, run
+    from .showing import plot, table
+
+NAMES = ("add_mul_exp", "layer_norm", "linear_gelu", "attention", "transformer_block")
+SIZES = ("small", "full")
+
+_HOMES = {
+    "Lesson": "definition",
+    "Level": "definition",
+    "lesson": "definition",
+    "LessonResult": "measuring",
+    "LevelResult": "measuring",
+    "run": "measuring",
+    "plot": "showing",
+    "table": "showing",
+}
+
+__all__ = ["NAMES", "SIZES", "Lesson", "LessonResult", "Level", "LevelResult", "lesson", "plot", "run", "table"]
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
