@@ -2,6 +2,7 @@
 # make test    run the test suite
 # make quick   run the fast tests, about a minute
 # make check   lint, the format of Python and C++, and types
+# make check-all  run the tests that take long or need further packages, which `make test` leaves out
 # make format  bring Python and C++ into that format
 # make fuzz    convert 2000 random models, others each time; FUZZ=10000 for more
 # make mutants put faults into a copy of the package one by one and tell which no test notices; takes long
@@ -20,14 +21,14 @@ PACKAGES := torch torchvision transformers timm safetensors rich click numpy pyd
 	setuptools wheel ninja pybind11 ruff mypy clang-format pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib playwright
 SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
 
-PYTHON_FILES := kfconvert tests scripts setup.py
+PYTHON_FILES := kfconvert tests scripts examples benchmarks setup.py
 CPP_FILES := $(shell find kfconvert scripts \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \))
 
 # Rooms whose tests convert few models or none.
 QUICK := tests/test_rooms.py tests/test_settings.py tests/test_second_names.py tests/accuracy tests/canonical tests/graph \
 	tests/matching/test_matcher.py tests/region tests/report tests/runtime/test_watch.py
 
-.PHONY: demo test quick check format fuzz mutants build clean
+.PHONY: demo test quick check check-all format fuzz mutants build clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -44,6 +45,10 @@ check: $(VENV)/.packages
 	$(BIN)/ruff format --check $(PYTHON_FILES)
 	@$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 	$(BIN)/mypy
+
+check-all: build
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch-geometric
+	KFCONVERT_HEAVY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m heavy tests
 
 format: $(VENV)/.packages
 	$(BIN)/ruff check --fix $(PYTHON_FILES)

@@ -1,6 +1,8 @@
-"""Shared by all tests: two threads at most, one seed for each test, CUDA tests only with a GPU and its memory."""
+"""Shared by all tests: two threads at most, one seed for each test, CUDA tests only with a GPU and its memory, and heavy
+ones only where KFCONVERT_HEAVY asks for them."""
 
 import fcntl
+import os
 import tempfile
 from pathlib import Path
 
@@ -15,11 +17,15 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    if torch.cuda.is_available():
-        return
+    missing = {}
+    if not torch.cuda.is_available():
+        missing["cuda"] = "torch finds no CUDA GPU"
+    if not os.environ.get("KFCONVERT_HEAVY"):
+        missing["heavy"] = "takes long: make check-all"
     for item in items:
-        if item.get_closest_marker("cuda"):
-            item.add_marker(pytest.mark.skip(reason="torch finds no CUDA GPU"))
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

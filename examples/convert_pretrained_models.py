@@ -1,0 +1,65 @@
+"""Trained models are converted, saved, and loaded again, by kfconvert and without it.
+
+    python examples/convert_pretrained_models.py [--small] [--device cuda] [--save-path out]
+
+You learn what an artifact is: a folder with the original weights under their own names and a record of the conversion.
+kfconvert.load gives the converted model, whose outputs are those of the one that was saved; transformers reads the same
+folder by from_pretrained, and gets the original. Weights are random, and that is said, where no hub can be reached. The
+small form takes two models with few and narrow layers.
+"""
+
+import tempfile
+from pathlib import Path
+
+import small_models
+import torch
+from shared import by_name, converted, moved, options_of
+from transformers import AutoModel, PreTrainedModel
+
+import kfconvert
+
+MODELS = ("resnet50", "bert-base-uncased")
+
+
+def examples(options):
+    """(name, model, example inputs, how to make another model of its kind)"""
+    if options.small:
+        for name, make in (("small-resnet", small_models.resnet), ("small-bert", small_models.bert)):
+            model, inputs = make()
+            yield name, model, inputs, lambda make=make: make()[0]
+    else:
+        for name in MODELS:
+            entry = by_name(name)
+            yield name, entry.model, entry.example_inputs, lambda name=name: by_name(name).model
+
+
+def call(model, inputs):
+    with torch.no_grad():
+        outputs = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return outputs if isinstance(outputs, torch.Tensor) else outputs.last_hidden_state
+
+
+def main(argv=None):
+    parser = options_of(__doc__)
+    parser.add_argument("--save-path", type=Path, help="where to save  [default: a folder that goes at the end]")
+    options = parser.parse_args(argv)
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, model, inputs, make in examples(options):
+            model, inputs = model.eval().to(options.device), moved(inputs, options.device)
+            fused = converted(name, model, inputs, options.small)
+            folder = Path(kfconvert.save(fused, (options.save_path or Path(temporary)) / name))
+            print(f"  saved: {', '.join(sorted(file.name for file in folder.iterdir()))}")
+
+            again = kfconvert.load(folder, model=make(), device=options.device)
+            torch.testing.assert_close(call(again, inputs), call(fused, inputs))
+            print("  kfconvert.load: the same outputs")
+            if isinstance(model, PreTrainedModel):
+                plain = AutoModel.from_pretrained(folder).to(options.device)
+                torch.testing.assert_close(call(plain, inputs), call(model, inputs))
+                print("  from_pretrained: the original's outputs")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
