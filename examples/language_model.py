@@ -97,10 +97,10 @@ def main(argv=None):
     letters = sorted(set(TEXT))
     ids = torch.tensor([letters.index(letter) for letter in TEXT], device=options.device)
     seen, held_out = ids.split([len(ids) - int(HELD_OUT * len(ids)), int(HELD_OUT * len(ids))])
-    sizes = {"width": 64, "heads": 2, "layers": 2} if options.small else {"width": 192, "heads": 6, "layers": 4}
+    sizes = {"width": 64, "heads": 2, "layers": 2} if options.small else {"width": 128, "heads": 4, "layers": 3}
     model = LanguageModel(len(letters), **sizes).to(options.device)
     before = held_out_loss(model, held_out)
-    train(model, seen, 60 if options.small else 600)
+    train(model, seen, 60 if options.small else 300)
     trained = held_out_loss(model, held_out)
     print(f"loss on lines that were not seen: {before:.3f} before training, {trained:.3f} after it")
 

@@ -67,9 +67,9 @@ def main(argv=None):
     torch.manual_seed(0)
     images, targets = (tensor.to(options.device) for tensor in digits())
     (seen, held_out), (seen_targets, held_out_targets) = (t.split([1500, len(t) - 1500]) for t in (images, targets))
-    sizes = {"width": 32, "heads": 2, "layers": 2} if options.small else {"width": 192, "heads": 6, "layers": 6}
+    sizes = {"width": 32, "heads": 2, "layers": 2} if options.small else {"width": 96, "heads": 4, "layers": 4}
     model = VisionTransformer(**sizes).to(options.device)
-    train(model, seen, seen_targets, 100 if options.small else 600)
+    train(model, seen, seen_targets, 100 if options.small else 300)
 
     fused = converted("VisionTransformer", model, held_out[:8], options.small)
     shares = [share_right(which, held_out, held_out_targets) for which in (model, fused)]

@@ -3,7 +3,7 @@
 The front door: ``auto_convert_model`` for one call, ``ModelConverter`` for its statistics, ``ConversionConfig`` for its
 options, ``save`` and ``load`` for artifacts, ``export`` for programs of ``torch.export``, ``freeze`` for deployment,
 ``modules`` and ``ops`` to use the fused pieces by hand, ``kernels`` for single implementations, ``profiling`` to
-measure them, ``get_cuda_compiler`` for CUDA sources of your own.
+measure them, ``levels`` for lessons from plain PyTorch to a kernel, ``get_cuda_compiler`` for CUDA sources of your own.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Shared by all tests: two threads at most, one seed for each test, CUDA tests only with a GPU and its memory, and heavy
+"""Shared by all tests: two threads at most, one seed for each test, CUDA tests only with a GPU and its memory, heavy
 ones only where KFCONVERT_HEAVY asks for them."""
 
 import fcntl

@@ -479,6 +479,12 @@ def test_completion(capsys, monkeypatch, shell):
     with pytest.raises(SystemExit):
         cli.main([])
     assert "--effort" in capsys.readouterr().out
+    for typed, words in (("kfconvert le", "1"), ("kfconvert levels lay", "2")):
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", typed.split()[-1] if shell == "fish" else words)
+        with pytest.raises(SystemExit):
+            cli.main([])
+        assert {"1": "levels", "2": "layer_norm"}[words] in capsys.readouterr().out
 
 
 def test_version_and_doctor(capsys):

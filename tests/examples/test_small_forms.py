@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kfconvert import levels, zoo
+from kfconvert import extension, levels, zoo
 from kfconvert.conversion import steps
 from kfconvert.levels import definition, measuring
 from kfconvert.profiling import compare_timings, measurement
@@ -140,6 +140,7 @@ def test_progressive_optimization_has_all_lessons(run, tmp_path):
     assert (tmp_path / "levels.png").stat().st_size > 0
 
 
+@pytest.mark.skipif(not extension.EXTENSION_LOADED, reason="the CPU kernels are not built")
 @pytest.mark.parametrize(
     ("name", "implementations"),
     [

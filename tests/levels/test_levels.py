@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kfconvert import levels
+from kfconvert import extension, levels
 from kfconvert.accuracy import Reference, compare
 from kfconvert.cli import command as cli
 from kfconvert.inputs import ExampleCall
@@ -18,6 +18,7 @@ from kfconvert.levels import definition, measuring
 from kfconvert.profiling import measurement
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+needs_kernels = pytest.mark.skipif(not extension.EXTENSION_LOADED, reason="the CPU kernels are not built")
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +39,7 @@ def outcomes(result):
     return {level.name: level.missing or level.problem or "ran" for level in result.levels}
 
 
+@needs_kernels
 @pytest.mark.parametrize("name", levels.NAMES)
 def test_levels_agree_with_float64_and_those_that_cannot_run_are_named(name, not_compiled):
     result = levels.run(name)
@@ -88,6 +90,7 @@ def with_a_kernel(monkeypatch, name, kernel):
     monkeypatch.setattr(measuring, "lesson", lambda _: lesson)
 
 
+@needs_kernels
 def test_a_level_that_fails_or_is_wrong_is_told_and_not_timed(monkeypatch, not_compiled):
     with_a_kernel(monkeypatch, "add_mul_exp", raising)
     result = levels.run("add_mul_exp")
@@ -124,6 +127,7 @@ def test_the_command_shows_tables_and_writes_a_chart(capsys, tmp_path, monkeypat
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 
+@needs_kernels
 def test_the_command_prints_json_and_fails_where_a_level_does(capsys, monkeypatch, not_compiled):
     with_a_kernel(monkeypatch, "add_mul_exp", raising)
     assert cli.main(["levels", "add_mul_exp", "--device", "cpu", "--json"]) == 2
@@ -149,6 +153,18 @@ def test_mistakes_of_the_command_are_told_before_anything_runs(capsys, monkeypat
     monkeypatch.setattr(measuring, "lesson", raising)
     assert cli.main(["levels", *options]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_without_matplotlib_there_is_one_line_before_anything_runs(capsys, monkeypatch):
+    monkeypatch.setattr(measuring, "lesson", raising)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["levels", "--plot", "levels.png"]) == 2
+    assert capsys.readouterr().err == "kfconvert: error: --plot needs matplotlib: pip install 'kfconvert[plot]'\n"
+
+
+def test_without_compiled_kernels_their_level_is_named(monkeypatch, not_compiled):
+    monkeypatch.setitem(extension.load_errors, "cpu", "not built")
+    assert outcomes(levels.run("add_mul_exp"))["C++"] == "not built"
 
 
 def test_names_are_known_without_torch():
