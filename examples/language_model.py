@@ -100,7 +100,7 @@ def main(argv=None):
     sizes = {"width": 64, "heads": 2, "layers": 2} if options.small else {"width": 128, "heads": 4, "layers": 3}
     model = LanguageModel(len(letters), **sizes).to(options.device)
     before = held_out_loss(model, held_out)
-    train(model, seen, 60 if options.small else 300)
+    train(model, seen, 60 if options.small else 120)
     trained = held_out_loss(model, held_out)
     print(f"loss on lines that were not seen: {before:.3f} before training, {trained:.3f} after it")
 
