@@ -6,7 +6,7 @@ from .constants import constant_value, same_kind, spell_numbers
 from .layouts import mark_orders, marked_order, order_in_memory
 from .nodes import draws, has_effect, is_of_module, is_parameter, is_weight, mark_weights, module_path
 from .sources import at, blame, definition, location
-from .trees import AnyNumber, Either, Number, Op, Tree, Var, arguments, aten, roots, unify
+from .trees import AnyNumber, Either, Number, Op, Together, Tree, Var, arguments, aten, roots, unify
 
 __all__ = [
     "Aliases",
@@ -14,6 +14,7 @@ __all__ = [
     "Either",
     "Number",
     "Op",
+    "Together",
     "Tree",
     "Var",
     "aliased_arguments",

@@ -75,7 +75,18 @@ class Either:
         object.__setattr__(self, "options", options)
 
 
-Tree = Union[Var, Number, AnyNumber, Op, Either, Any]
+@dataclass(frozen=True, init=False)
+class Together:
+    """Matches several calls of one graph, each with a name: at the first, which is the root, and wherever the others
+    are, each of which shares a capture with those before it."""
+
+    trees: tuple[Op, ...]
+
+    def __init__(self, *trees: Op):
+        object.__setattr__(self, "trees", trees)
+
+
+Tree = Union[Var, Number, AnyNumber, Op, Either, Together, Any]
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,8 @@ def roots(tree: Tree) -> tuple[Any, ...]:
     """The operators of which one is the outermost call wherever ``tree`` matches."""
     if isinstance(tree, Either):
         return tuple(dict.fromkeys(target for option in tree.options for target in roots(option)))
+    if isinstance(tree, Together):
+        return roots(tree.trees[0])
     return (tree.target,) if isinstance(tree, Op) else ()
 
 
@@ -127,6 +140,9 @@ def unify(tree: Tree, value: Any, binding: Binding = Binding({}, ())) -> Iterato
     elif isinstance(tree, Either):
         for option in tree.options:
             yield from unify(option, value, binding)
+    elif isinstance(tree, Together):
+        for found in unify(tree.trees[0], value, binding):
+            yield from _unify_elsewhere(tree.trees[1:], value.graph, found)
     elif isinstance(tree, Number):
         if isinstance(value, (int, float)) and tree.matches(value):
             yield binding
@@ -151,6 +167,18 @@ def _unify_call(tree: Op, node: fx.Node, binding: Binding) -> Iterator[Binding]:
     yield from _unify_all(expected, actual, start)
     if node.target in _COMMUTATIVE and len(tree.args) == 2:
         yield from _unify_all((expected[1], expected[0], *expected[2:]), actual, start)
+
+
+def _unify_elsewhere(trees: tuple[Op, ...], graph: fx.Graph, binding: Binding) -> Iterator[Binding]:
+    """Every way in which calls of ``graph`` match the ``trees``, those that ``binding`` has already taken aside."""
+    if not trees:
+        yield binding
+    elif trees[0].name in binding.captures:  # it is a value within those that were found before
+        yield from _unify_elsewhere(trees[1:], graph, binding)
+    else:
+        for node in graph.find_nodes(op="call_function", target=trees[0].target):
+            for found in unify(trees[0], node, binding) if node not in binding.nodes else ():
+                yield from _unify_elsewhere(trees[1:], graph, found)
 
 
 def _defaults(node: fx.Node) -> tuple[Any, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from ..graph import Aliases, Either, Op, Tree, location, module_path, roots, unify
+from ..graph import Aliases, Either, Op, Together, Tree, location, module_path, roots, unify
 from .pattern import Findings, LeftOut, Match, NearMiss, Pattern
 
 
@@ -159,12 +159,20 @@ def _calls(tree: Tree) -> list[Op]:
     calls, waiting = [], [tree]
     while waiting:
         part = waiting.pop()
-        if id(part) in seen or not isinstance(part, (Op, Either)):
+        if id(part) in seen or not isinstance(part, (Op, Either, Together, list, tuple)):
             continue
         seen.add(id(part))
-        waiting += reversed(part.args if isinstance(part, Op) else part.options)
+        waiting += reversed(_within(part))
         calls += [part] if isinstance(part, Op) else []
     return calls
+
+
+def _within(part: Op | Either | Together | list | tuple) -> Sequence[Tree]:
+    if isinstance(part, Op):
+        return part.args
+    if isinstance(part, Either):
+        return part.options
+    return part.trees if isinstance(part, Together) else part
 
 
 def _named_calls(tree: Tree) -> set[str]:

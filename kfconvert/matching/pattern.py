@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..graph import Either, Op, is_of_module, module_path
+from ..graph import Either, Op, Together, is_of_module, module_path
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,13 @@ class Pattern:
         siblings: name of a capture, or None. Where it is given a match is not one occurrence of the tree but all
             those, two or more, that capture the same value under this name; each is in ``Match.members``. Only
             occurrences that no other match of several calls covers take part.
+        source: what it was made of, where it is a user's own; None for those of ``patterns``.
+        tolerance: relative error against float64 that passes at its sites, whatever that of the original is.
         cases: modules that must match and near misses that must not.
     """
 
     name: str
-    tree: Op | Either
+    tree: Op | Either | Together
     anchor: str
     numerics: str
     refusal: Callable[[Match], str | None]
@@ -62,6 +64,8 @@ class Pattern:
     kept: frozenset[str] = frozenset()
     siblings: str | None = None
     cases: tuple[Case, ...] = ()
+    source: Any = None
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True)
