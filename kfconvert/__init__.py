@@ -2,8 +2,9 @@
 
 The front door: ``auto_convert_model`` for one call, ``ModelConverter`` for its statistics, ``ConversionConfig`` for its
 options, ``save`` and ``load`` for artifacts, ``export`` for programs of ``torch.export``, ``freeze`` for deployment,
-``modules`` and ``ops`` to use the fused pieces by hand, ``kernels`` for single implementations, ``profiling`` to
-measure them, ``levels`` for lessons from plain PyTorch to a kernel, ``get_cuda_compiler`` for CUDA sources of your own.
+``register_pattern`` for fusions of your own, ``modules`` and ``ops`` to use the fused pieces by hand, ``kernels`` for
+single implementations, ``profiling`` to measure them, ``levels`` for lessons from plain PyTorch to a kernel,
+``get_cuda_compiler`` for CUDA sources of your own.
 """
 
 import importlib
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow __getatt
     from .extension import CUDA_AVAILABLE, EXTENSION_LOADED
     from .inputs import Weighted
     from .jit import CompileError, get_cuda_compiler
+    from .own_patterns import PatternError, register_pattern, unregister_pattern
     from .report import prometheus_text
     from .runtime import FrozenError, freeze
     from .validator import validate_optimization
@@ -33,6 +35,7 @@ _HOMES = {
     "ConversionError": "converter",
     "FrozenError": "runtime",
     "ModelConverter": "converter",
+    "PatternError": "own_patterns",
     "Weighted": "inputs",
     "auto_convert_model": "converter",
     "export": "artifact",
@@ -40,7 +43,9 @@ _HOMES = {
     "get_cuda_compiler": "jit",
     "load": "artifact",
     "prometheus_text": "report",
+    "register_pattern": "own_patterns",
     "save": "artifact",
+    "unregister_pattern": "own_patterns",
     "validate_optimization": "validator",
 }
 _PACKAGES = ("auto_convert", "explain", "jit", "kernels", "levels", "modules", "ops", "profiling")
@@ -54,6 +59,7 @@ __all__ = [
     "ConversionError",
     "FrozenError",
     "ModelConverter",
+    "PatternError",
     "Weighted",
     "__version__",
     "auto_convert",
@@ -70,7 +76,9 @@ __all__ = [
     "ops",
     "profiling",
     "prometheus_text",
+    "register_pattern",
     "save",
+    "unregister_pattern",
     "validate_optimization",
 ]
 

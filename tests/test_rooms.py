@@ -10,6 +10,7 @@ cli
 artifact
 converter validator zoo levels
 conversion
+own_patterns
 capture
 patterns
 matching modules

@@ -7,6 +7,7 @@ from .own_writes import WrittenState, run_keeping, written_state
 from .parts import Part, Parts, Refused, parents
 from .structure import groups
 from .submodule_calls import around, observe
+from .tracer import trace
 from .trial_runs import with_few
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "prompt_of",
     "refused_in_every_form",
     "run_keeping",
+    "trace",
     "WrittenState",
     "with_few",
     "written_state",

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..capture import Capture, Part
 from ..matching import Match, find
-from ..patterns import REGISTRY
+from ..patterns import every_pattern
 from .captures import Captures
 from .config import ConversionConfig, near
 from .preparation import ConversionError, first_line
@@ -24,7 +24,7 @@ FilterFn = Callable[[nn.Module, str], bool]
 
 def check_names(config: ConversionConfig) -> None:
     """Raises ConversionError where a name in ``include`` or ``exclude`` fits no pattern that there is."""
-    known = [pattern.name for pattern in REGISTRY]
+    known = [pattern.name for pattern in every_pattern()]
     for option, names in (("include", config.include or ()), ("exclude", config.exclude)):
         for name in names:
             if not any(fnmatchcase(each, name) for each in known):
@@ -63,7 +63,7 @@ def controlled(captures: Captures, config: ConversionConfig, model: nn.Module) -
     control = _Control(config, model)
     for captured in captures.every():
         refusal = partial(control.refusal, captured.path)
-        captured.findings = find(captured.region.graph, REGISTRY, refusal)
+        captured.findings = find(captured.region.graph, every_pattern(), refusal)
     return replace(captures, parts=tuple(each for part in captures.parts for each in _alike(part)))
 
 

@@ -169,8 +169,11 @@ def _calls(captured: Capture, leaves: list[Any]) -> tuple[Callable[[], Any], Cal
     return original, converted
 
 
-def _described(captured: Capture, strategies: list[list[str | None]]) -> str:
-    """The graph of ``captured``, what it reads, and the strategies of its sites in each layout: too long for a name."""
+def _described(captured: Capture, strategies: list[list[str | None]]) -> str | None:
+    """The graph of ``captured``, what it reads, and the strategies of its sites in each layout: too long for a name.
+    None where a user's own function is in it, which may be another in the next process."""
+    if not all(site.replacement.module.is_remembered for site in captured.sites):
+        return None
     weights = [captured.live.tensor(node) for node in captured.region.graph.nodes if is_weight(node)]
     layouts = [layout_text(value) for value in weights]
     modules = [site.kind for site in captured.sites]

@@ -33,7 +33,15 @@ class Sample:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.inputs[0].dtype
+        """That in which it computes: of its first input of a floating dtype, or of what it makes of integers."""
+        results = [node.meta["val"] for node in self.site.replacement.outputs]
+        return next(x.dtype for x in (*self.inputs, *results) if x.is_floating_point())
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether its times hold for other processes as well."""
+        module: Any = self.site.replacement.module
+        return module.is_remembered
 
     @property
     def has_layouts(self) -> bool:

@@ -138,25 +138,29 @@ class Selector:
             _set_layout(site, channels_last)
             self._decisions[self._kinds[id(site)], channels_last].apply_to(site)
 
-    def faster_layout(self, programs: dict[bool, Program], loads: Sequence[Load], what: str) -> bool:
+    def faster_layout(self, programs: dict[bool, Program], loads: Sequence[Load], what: str | None) -> bool:
         """Whether the program with channels-last convolutions (True) is the faster one for all ``loads`` together; both
-        have run with these before. ``what`` tells in words what they compute and how."""
+        have run with these before. ``what`` tells in words what they compute and how, None where that cannot be told to
+        other processes."""
         total = {layout: 0.0 for layout in programs}
         for load in loads:
             for layout, median in self._medians_of_layouts(programs, load.leaves, what).items():
                 total[layout] += load.share * median
         return total[True] < total[False]
 
-    def _medians_of_layouts(self, programs: dict[bool, Program], leaves: list[Any], what: str) -> dict[bool, float]:
+    def _medians_of_layouts(
+        self, programs: dict[bool, Program], leaves: list[Any], what: str | None
+    ) -> dict[bool, float]:
         labels = {layout: "channels last" if layout else "contiguous" for layout in programs}
         candidates = {labels[layout]: partial(program.run, leaves) for layout, program in programs.items()}
-        what = f"{what} of {', '.join(map(layout_text, leaves))}"
-        medians = self._known(what, list(candidates))
+        known = what and f"{what} of {', '.join(map(layout_text, leaves))}"
+        medians = self._known(known, list(candidates)) if known else None
         if medians is None:
             budget = SECONDS_PER_LAYOUT * len(candidates) * self.effort.timing
             times = self._compare(self._alone_on_the_device(candidates), budget)
             medians = {name: 1e3 * timing.median_ms for name, timing in times.items()}
-            self.remembered.note(f"{self._way}; {what}", list(candidates), medians)
+            if known:
+                self.remembered.note(f"{self._way}; {known}", list(candidates), medians)
         return {layout: medians[label] for layout, label in labels.items()}
 
     def slower(self, pairs: Sequence[tuple[Callable[[], Any], Callable[[], Any], float]]) -> str | None:
@@ -187,7 +191,8 @@ class Selector:
             own, seconds = _timed_error(sample.original, exact)
             # The errors are root-mean-square errors. The user's threshold and one unit of rounding are always allowed,
             # because the original may be exact by luck.
-            allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps)
+            tolerance = sample.site.match.pattern.tolerance
+            allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps, tolerance)
             for layout in layouts:
                 trials[layout].append(_Trials(sample, layout, exact, allowed, own, seconds))
         if self.timed:
@@ -204,7 +209,7 @@ class Selector:
         accurate = _accurate(tried)
         promising: set[str] = set()
         for each in tried:
-            each.medians = self._known(_described(each), each.candidates) or {}
+            each.medians = self._known(_described(each), each.candidates) or {} if each.sample.is_remembered else {}
             promising |= each.medians.keys() or set(each.promising())
         return [name for name in accurate if name in promising] or accurate
 
@@ -224,7 +229,8 @@ class Selector:
             for layout, names in labels.items():
                 each = tried[layout]
                 each.medians = {name: medians[label] for label, name in names.items()}
-                self.remembered.note(f"{self._way}; {_described(each)}", each.candidates, each.medians)
+                if each.sample.is_remembered:
+                    self.remembered.note(f"{self._way}; {_described(each)}", each.candidates, each.medians)
 
     def _known(self, what: str, candidates: list[str]) -> dict[str, float] | None:
         """The times that are remembered of ``what``, where these were measured with as much effort as now, or full."""

@@ -13,7 +13,7 @@ from ..graph import at
 from ..inputs import described
 from ..json_values import json_ready
 from ..matching import NearMiss
-from ..patterns import REGISTRY
+from ..patterns import every_pattern
 from ..report import fragment
 from ..version import __version__
 
@@ -54,7 +54,7 @@ def conversion_stats(result: Result) -> ConversionStats:
     found = Counter(site.match.pattern.name for site in sites)
     applied = Counter(site.match.pattern.name for site in sites if site.status == "applied")
     counts = {}
-    for pattern in REGISTRY:
+    for pattern in every_pattern():
         counts[f"{pattern.name}_found"] = found[pattern.name]
         counts[f"{pattern.name}_replaced"] = applied[pattern.name]
     timings = None if result.timings is None else result.timings.example

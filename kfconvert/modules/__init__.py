@@ -3,6 +3,7 @@
 from ..runtime import Derived
 from .attention import FusedAttention, MaskTerm
 from .base import CHANNELS_LAST as CHANNELS_LAST
+from .base import FLOAT_DTYPES as FLOAT_DTYPES
 from .base import FusedModule
 from .batch_norm import FusedBatchNormAct
 from .conv import (
@@ -21,6 +22,10 @@ from .linear import FusedLinear, FusedLinearGELU, FusedLinearReLU, FusedLinearSi
 from .linear_scale import FusedLinearScale
 from .merged import FusedMergedLinear
 from .norm import FusedAddLayerNorm, FusedLayerNorm, FusedLayerNormGELU, FusedLayerNormReLU, FusedLayerNormSiLU
+from .own import Arguments as Arguments
+from .own import Input as Input
+from .own import OwnFusion as OwnFusion
+from .own import flat as flat
 from .rms_norm import FusedAddRMSNorm, FusedRMSNorm
 from .rotary import FusedRotary
 from .self_attention import FusedSelfAttention

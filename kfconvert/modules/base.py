@@ -36,6 +36,8 @@ class FusedModule(nn.Module):
     live_strategies: tuple[str, ...] = ("kernel", "composition")
     # Whether results may have other strides than the results of the operators that the module stands for.
     lays_out_anew: bool = False
+    # Whether the times of its strategies hold for other processes as well.
+    is_remembered: bool = True
 
     @checked
     def __init__(self, activation: str = "none", negative_slope: float = 0.01):

@@ -1,9 +1,14 @@
-"""The registry of fusions: every ``PATTERNS`` tuple of the files in this package. Adding a fusion is adding a file."""
+"""The registry of fusions: every ``PATTERNS`` tuple of the files in this package. Adding a fusion is adding a file.
+
+Beside them are those that a user has registered (see ``own_patterns``), which come first where both fit as well.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from ..matching import Pattern
 
@@ -17,3 +22,31 @@ def _collect() -> tuple[Pattern, ...]:
 
 
 REGISTRY: tuple[Pattern, ...] = _collect()
+
+_own: dict[str, Pattern] = {}
+
+
+def every_pattern() -> tuple[Pattern, ...]:
+    """Those that are looked for: a user's own, in the order in which they were registered, and the registry."""
+    return (*_own.values(), *REGISTRY) if _own else REGISTRY
+
+
+def add(pattern: Pattern) -> None:
+    """Look for ``pattern``, a user's own, from now on. The name must not be taken."""
+    _own[pattern.name] = pattern
+
+
+def remove(name: str) -> bool:
+    """Look for a user's own pattern no longer; False where there is none of this name."""
+    return _own.pop(name, None) is not None
+
+
+@contextmanager
+def only_own(patterns: Iterable[Pattern]) -> Iterator[None]:
+    """Within the block, these are the user's own patterns, and no others."""
+    global _own
+    before, _own = _own, {pattern.name: pattern for pattern in patterns}
+    try:
+        yield
+    finally:
+        _own = before

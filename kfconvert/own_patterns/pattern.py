@@ -1,0 +1,282 @@
+"""A user's own pattern: its trees, why a match must not be fused, and the module that takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx
+
+from ..graph import Either, Op, unify
+from ..inputs import ExampleCall, described
+from ..matching import Match, Pattern, Replacement
+from ..modules import Arguments, Input, OwnFusion
+from ..region import Dimensions
+from .errors import PatternError
+from .match import OwnMatch, matched
+from .tracing import OUTPUT, Traced, expression, traced
+
+FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+MOST_KINDS = 256  # of arguments for which what the reference computes is kept
+# How much the values of two traces for the same number are apart.
+_STEP = 1.0 / 1024
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a pattern was made of; see ``register_pattern``."""
+
+    name: str
+    reference: Callable[..., Any]
+    replacement: Callable[..., Any]
+    when: Callable[[OwnMatch], Any] | None
+    numerics: str | float
+    call: ExampleCall
+
+    @property
+    def example(self) -> Any:
+        """The example inputs as JSON, None where they cannot be described."""
+        return described(self.call.kwargs or self.call.args)
+
+
+class OwnPattern:
+    """Makes the Pattern of a ``source``. Raises PatternError."""
+
+    def __init__(self, source: Source, arguments: dict[str, Any]):
+        self._source, self._arguments = source, arguments
+        self.tensors = [name for name, value in arguments.items() if isinstance(value, Tensor)]
+        self._numbers = [name for name, value in arguments.items() if isinstance(value, float)]
+        self._known: dict[Any, Traced | str] = {}
+
+    def pattern(self) -> Pattern:
+        source = self._source
+        found = self._traces()
+        tree = found[0].tree if len(found) == 1 else Either(*(each.tree for each in found))
+        outputs = found[0].outputs
+        numerics = source.numerics if isinstance(source.numerics, str) else "approximate"
+        return Pattern(
+            name=source.name,
+            tree=tree,
+            anchor=OUTPUT.format(0),
+            numerics=numerics,
+            refusal=self._refusal,
+            build=self._build,
+            kept=frozenset(OUTPUT.format(number) for number in range(outputs) if outputs > 1),
+            source=source,
+            tolerance=0.0 if isinstance(source.numerics, str) else source.numerics,
+        )
+
+    def fusion(self, numbers: dict[str, float]) -> OwnFusion:
+        """The module that takes the place of a match with these numbers."""
+        source, places = self._source, {name: Input(index) for index, name in enumerate(self.tensors)}
+
+        def given(name: str) -> Any:
+            return places[name] if name in places else numbers.get(name, self._arguments[name])
+
+        names = list(self._arguments)
+        count = len(source.call.args)
+        arguments = Arguments(tuple(map(given, names[:count])), {name: given(name) for name in names[count:]})
+        exact = source.numerics == "exact"
+        return OwnFusion(source.name, source.reference, source.replacement, arguments, exact)
+
+    def _traces(self) -> list[Traced]:
+        """What the reference computes, in each floating dtype: casts differ."""
+        first = self._trace(self._arguments)
+        self._check(first)
+        floating = {v.dtype for v in self._arguments.values() if isinstance(v, Tensor) and v.is_floating_point()}
+        found = {first.text: first}
+        for dtype in FLOATING if len(floating) == 1 else ():
+            if dtype in floating:
+                continue
+            try:
+                other = self._trace({name: _in(dtype, value) for name, value in self._arguments.items()})
+            except PatternError:  # an operator that does not take this dtype
+                continue
+            if other.outputs == first.outputs:
+                found.setdefault(other.text, other)
+        return list(found.values())
+
+    def _trace(self, values: dict[str, Any]) -> Traced:
+        """What the reference computes for arguments like these, of any sizes and with any numbers."""
+        free = {
+            f"{name}_{dimension}": [(index, dimension)]
+            for index, (name, value) in enumerate(values.items())
+            if isinstance(value, Tensor)
+            for dimension, size in enumerate(value.shape)
+            if size > 1
+        }
+        first = self._with_numbers(values, free, 1)
+        if self._numbers and self._with_numbers(values, free, 2).text != first.text:
+            names = " or ".join(self._numbers)
+            raise PatternError(f"it computes with the number {names} in Python, where only operators may")
+        return first
+
+    def _with_numbers(self, values: dict[str, Any], free: dict[str, Dimensions], steps: int) -> Traced:
+        """With other numbers than those of the example, which are told from constants by that."""
+        shifted = {
+            name: values[name] * (1 + (index + steps * len(self._numbers)) * _STEP) + steps * _STEP / 7
+            for index, name in enumerate(self._numbers)
+        }
+        names = {value: name for name, value in shifted.items()}
+        return traced(self._source.reference, self._call(values | shifted), free, names, any_device=True)
+
+    def _check(self, first: Traced) -> None:
+        """Raises PatternError where there is an argument that the reference does not use, or a result apart."""
+        captured = _captures(first)
+        for name in (*self.tensors, *self._numbers):
+            if not any(name in names for names in captured):
+                raise PatternError(f"it does not use its argument {name}")
+        known = captured[0]
+        for number, names in enumerate(captured[1:], 1):
+            if known.isdisjoint(names):
+                raise PatternError(f"its result {number} has nothing in common with those before it: make it a pattern")
+            known |= names
+
+    def _call(self, values: dict[str, Any]) -> ExampleCall:
+        count, names = len(self._source.call.args), list(values)
+        return ExampleCall(
+            tuple(values[name] for name in names[:count]), {name: values[name] for name in names[count:]}
+        )
+
+    def _refusal(self, match: Match) -> str | None:
+        """Why ``match`` must not be fused: other kinds of arguments, another computation, or the user's word."""
+        for name in self.tensors:
+            value = match.captures[name]
+            if not isinstance(value, fx.Node) or not isinstance(value.meta.get("val"), Tensor):
+                return f"the argument {name} is no tensor"
+            found, example = value.meta["val"], self._arguments[name]
+            if found.is_floating_point() != example.is_floating_point():
+                return f"the argument {name} has dtype {found.dtype}, in the example {example.dtype}"
+        return self._other_computation(match) or _order_refusal(match, self.tensors) or self._unwanted(match)
+
+    def _numbers_of(self, match: Match) -> dict[str, float]:
+        return {name: float(match.captures[name]) for name in self._numbers}
+
+    def _other_computation(self, match: Match) -> str | None:
+        """Why ``match`` is not what the reference computes for arguments like those that it has; else None.
+
+        The reference is traced for them: with the same fixed sizes, dtypes and devices, and the same sizes free."""
+        tensors = {name: match.captures[name].meta["val"] for name in self.tensors}
+        numbers = self._numbers_of(match)
+        key = (tuple(map(_kind, tensors.values())), tuple(numbers.values()))
+        if key not in self._known:
+            if len(self._known) >= MOST_KINDS:
+                self._known.clear()
+            try:
+                self._known[key] = self._trace_for(tensors, numbers)
+            except PatternError as error:
+                self._known[key] = f"for such arguments {error}"
+        known = self._known[key]
+        if isinstance(known, str):
+            return known
+        for binding in unify(known.tree, match.root):
+            same = all(binding.captures[name] is match.captures[name] for name in self.tensors)
+            if same and _has_sizes(known, binding.captures, tensors):
+                return None
+        return "for such arguments the reference computes something else"
+
+    def _trace_for(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> Traced:
+        free: dict[str, Dimensions] = {}
+        values = self._arguments | numbers
+        for index, (name, value) in enumerate(values.items()):
+            if name in tensors:
+                values[name] = _example_of(tensors[name])
+                for dimension, size in enumerate(tensors[name].shape):
+                    if not isinstance(size, int):
+                        free.setdefault(str(size), []).append((index, dimension))
+        found = traced(self._source.reference, self._call(values), free)
+        guard = found.region.guard
+        if guard.answers or any(not isinstance(guard.size(places[0]), sympy.Symbol) for places in free.values()):
+            raise PatternError("sizes that are not fixed decide what the reference computes")
+        return found
+
+    def _unwanted(self, match: Match) -> str | None:
+        """Why the user's ``when`` refuses ``match``; None where it does not."""
+        when = self._source.when
+        if when is None:
+            return None
+        values = {name: matched(match.captures[name]) for name in self.tensors} | self._numbers_of(match)
+        try:
+            answer = when(OwnMatch(self._source.name, match.site, values))
+        except Exception as error:  # it is anybody's code
+            return f"when(match) raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+        if isinstance(answer, str):
+            return answer
+        return None if answer else "when(match) refuses it"
+
+    def _build(self, match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
+        inputs = tuple(match.captures[name] for name in self.tensors)
+        outputs = [match.captures[name] for name in sorted(match.pattern.kept)] or [match.root]
+        return Replacement(self.fusion(self._numbers_of(match)), inputs, (), tuple(outputs))
+
+
+def _captures(found: Traced) -> list[set[str]]:
+    """For each result, the names of all that its tree captures."""
+    trees = found.tree.trees if not isinstance(found.tree, Op) else (found.tree,)
+    captured = []
+    for tree in trees:
+        names: set[str] = set()
+        waiting: list[Any] = [tree]
+        while waiting:
+            part = waiting.pop()
+            name = getattr(part, "name", None)
+            if name in names:
+                continue
+            names |= {name} if name is not None else set()
+            waiting += part.args if isinstance(part, Op) else part if isinstance(part, list) else []
+        captured.append(names)
+    return captured
+
+
+def _order_refusal(match: Match, tensors: list[str]) -> str | None:
+    """Why one call cannot take the place of a match with several results; None where it can. It stands behind all of
+    its arguments, and before all that reads a result."""
+    if len(match.pattern.kept) < 2:
+        return None
+    order = {node: index for index, node in enumerate(match.root.graph.nodes)}
+    outputs = [match.captures[name] for name in match.pattern.kept]
+    readers = [order[user] for output in outputs for user in output.users if user not in match.nodes]
+    last = max(order[match.captures[name]] for name in tensors)
+    too_early = any(reader <= last for reader in readers)
+    return "a result of it is used before all of its arguments are there" if too_early else None
+
+
+def _in(dtype: torch.dtype, value: Any) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.device, tuple(map(str, tensor.shape)), tuple(map(str, tensor.stride()))
+
+
+def _example_of(tensor: Tensor) -> Tensor:
+    """A tensor with the sizes, strides, dtype and device of a traced one, and any values."""
+    sizes, strides = ([_hint(each) for each in numbers] for numbers in (tensor.shape, tensor.stride()))
+    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
+
+
+def _hint(size: Any) -> int:
+    """What a size was while the model was traced."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def _has_sizes(known: Traced, captures: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
+    """Whether all that is computed from sizes in the trace of the reference is computed from the same in the match."""
+    guard, names = known.region.guard, known.region.call.names
+    sizes = {}
+    for index, name in enumerate(names):
+        for dimension, size in enumerate(tensors[name].shape if name in tensors else ()):
+            own = guard.size((index, dimension))
+            if isinstance(own, sympy.Symbol):
+                sizes[own] = expression(size)
+    for name, node in known.unknown.items():
+        found, wanted = expression(captures[name]), expression(node)
+        if found is None or wanted is None:
+            return False
+        wanted = wanted.subs(sizes, simultaneous=True)
+        if found != wanted and sympy.simplify(found - wanted) != 0:
+            return False
+    return True
