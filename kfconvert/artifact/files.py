@@ -29,6 +29,9 @@ from ..conversion import ConversionStats, check_callback, first_line, resolve_de
 from ..converter import ConversionError, ModelConverter
 from ..inputs import InputSpecError, build
 from ..json_values import json_ready
+from ..matching import Pattern
+from ..own_patterns import PatternError, functions_in, rebuilt
+from ..patterns import only_own
 from ..process import one_at_a_time, only_new_garbage
 from ..region import Region
 from ..runtime import OnMiss, guarded_forward
@@ -86,8 +89,9 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
             made, ``load`` needs ``model=``.
 
     Raises:
-        ArtifactError: ``model`` is not a converted one, its state is not made of plain tensors, ``path``
-            holds something else, or the disk is full, read-only or not permitted.
+        ArtifactError: ``model`` is not a converted one, its state is not made of plain tensors, it runs a function of
+            a user's own that has no name in a module, ``path`` holds something else, or the disk is full, read-only or
+            not permitted.
     """
     target = folders.expanded(path)
     check_target(target)
@@ -143,27 +147,30 @@ def load(
             artifact has no recipe. The instance is filled with the weights and becomes the converted model.
         device: where to put it, ``"auto"`` for CUDA where there is a GPU; the recorded device if not given, or
             the CPU, with a warning, where no GPU is left.
-        trust_source: run the user code ``package.module:function`` that the recipe names.
+        trust_source: run the user code ``package.module:function`` that the recipe names, and the functions of
+            patterns of a user's own (see ``register_pattern``). These need not be registered.
         on_miss: as of ``ModelConverter``.
 
     Raises:
         ConversionError: ``on_miss`` cannot be called.
         ArtifactError: no, an unreadable or a damaged artifact, one of another format version, weights that do
-            not fit the model, a device that is not there, or a missing or untrusted recipe.
+            not fit the model, a device that is not there, a missing or untrusted recipe, or untrusted functions.
     """
     check_callback(on_miss)
     folder = folders.expanded(path)
     with _reading(folder):
         record = _read_record(folder)
+        _check_trust(folder, record, trust_source)
         tensors = _read_tensors(folder, record, WEIGHTS_FILE)
         # What lies there under this name else is of another artifact.
         buffers = _read_tensors(folder, record, BUFFERS_FILE) if BUFFERS_FILE in record.get("files", {}) else {}
     place = _device(record, device)
     with one_at_a_time():  # libraries set the default dtype, and more, while they build a model
-        rebuilt = _architecture(folder, record, tensors, model, trust_source)
-        _fill(rebuilt, tensors, folder)
-        _fill_others(rebuilt, buffers)
-        return _convert_again(rebuilt.to(place).eval(), record, place, folder, on_miss)
+        made = _architecture(folder, record, tensors, model, trust_source)
+        _fill(made, tensors, folder)
+        _fill_others(made, buffers)
+        with only_own(_own_patterns(folder, record)):
+            return _convert_again(made.to(place).eval(), record, place, folder, on_miss)
 
 
 def read_record(path: str | os.PathLike) -> dict[str, Any]:
@@ -256,6 +263,12 @@ def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
         raise ArtifactError(f"this {type(model).__name__} is not a converted model")
     info: Any = model.kfconvert_info
     sample = next((t for t in model.parameters() if t.is_floating_point()), None)
+    statistics = json_ready({key: value for key, value in info().items() if key != "guard"})
+    try:
+        for own in statistics.get("own_patterns", ()):
+            functions_in(own)
+    except PatternError as error:
+        raise ArtifactError(f"this {type(model).__name__} cannot be saved: {error}") from error
     return {
         "format": FORMAT,
         "versions": {
@@ -269,8 +282,25 @@ def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
         "recipe": source or _recipe(model),
         "calls": _calls(model),
         "parts": _parts(model),
-        "statistics": json_ready({key: value for key, value in info().items() if key != "guard"}),
+        "statistics": statistics,
     }
+
+
+def _check_trust(folder: Path, record: dict[str, Any], trust_source: bool) -> None:
+    """Raises ArtifactError where a user's own functions are part of the artifact, unless the caller trusts them."""
+    for own in record["statistics"].get("own_patterns", []) if not trust_source else ():
+        raise ArtifactError(
+            f"{folder}: its pattern {own['name']!r} runs the function {own['replacement']} in the place of "
+            f"{own['reference']}: pass trust_source=True if you trust that code"
+        )
+
+
+def _own_patterns(folder: Path, record: dict[str, Any]) -> list[Pattern]:
+    """The user's own patterns that were applied, made again of the functions that the record names."""
+    try:
+        return [rebuilt(own) for own in record["statistics"].get("own_patterns", [])]
+    except PatternError as error:
+        raise ArtifactError(f"{folder}: {error}") from error
 
 
 def _recipe(model: nn.Module) -> dict[str, Any] | None:

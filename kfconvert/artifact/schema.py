@@ -147,6 +147,16 @@ class _Memory(_Part):
     peak: _Peak
 
 
+class _OwnPattern(_Part):
+    name: str = Field(max_length=1000)
+    reference: str | None = Field(max_length=1000)
+    replacement: str | None = Field(max_length=1000)
+    when: str | None = Field(max_length=1000)
+    conditional: bool
+    numerics: Literal["exact", "reassociated"] | Annotated[float, Field(ge=0)]
+    example: Any
+
+
 class _Statistics(_Part):
     """``conversion_stats``."""
 
@@ -156,6 +166,7 @@ class _Statistics(_Part):
     form_sites: list[list[_Site]] = []
     part_sites: list[_Site] = []
     near_misses: list[_NearMiss] = []
+    own_patterns: list[_OwnPattern] = Field(default=[], max_length=1000)
     regions: list[_Region] = []
     accuracy: _Accuracy | None = None
     timings: _Timings | None = None

@@ -13,6 +13,7 @@ from ..graph import at
 from ..inputs import described
 from ..json_values import json_ready
 from ..matching import NearMiss
+from ..own_patterns import described as described_pattern
 from ..patterns import every_pattern
 from ..report import fragment
 from ..version import __version__
@@ -45,6 +46,7 @@ def conversion_stats(result: Result) -> ConversionStats:
     (see ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of tensors, see ``runtime.tensor_facts``),
     ``generates`` (whether calls that ``generate`` makes were captured), ``not_written`` (attributes that the forward
     sets for others to read, which fused calls leave as they are), ``memory`` (see ``_memory``), ``environment``,
+    ``own_patterns`` (those that a user has registered and that were applied, see ``own_patterns.described``),
     ``model``, ``config`` (see ``ConversionConfig``), ``inputs``, ``layout``, ``reverted`` and ``nothing_fused`` (None
     or why).
     """
@@ -68,6 +70,7 @@ def conversion_stats(result: Result) -> ConversionStats:
         "form_sites": [[site.as_dict() for site in form.sites] for form in result.captures.forms[1:]],
         "part_sites": [site.as_dict() for site in inner],
         "near_misses": [_near_miss(miss, captured.path) for captured in main for miss in captured.findings.near_misses],
+        "own_patterns": _own_patterns(result),
         "regions": list(result.captures.regions),
         "parts_left_out": result.captures.left_out,
         "dynamic": result.captures.forms[0].region.dynamic() if result.captures.forms else [],
@@ -93,6 +96,12 @@ def conversion_stats(result: Result) -> ConversionStats:
         "nothing_fused": None if applied.total() else _why_nothing(result),
     }
     return ConversionStats(stats)
+
+
+def _own_patterns(result: Result) -> list[dict[str, Any]]:
+    applied = [site.match.pattern for captured in result.captures.every() for site in captured.applied]
+    own = {pattern.name: pattern for pattern in applied if pattern.source is not None}
+    return [described_pattern(pattern) for pattern in own.values()]
 
 
 def _tuned(result: Result) -> list[dict[str, Any]]:

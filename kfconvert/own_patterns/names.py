@@ -64,7 +64,9 @@ def rebuilt(own: Mapping[str, Any]) -> Pattern:
         example = build(own["example"])
     except InputSpecError as error:
         raise PatternError(f"the example inputs of the pattern {name!r} cannot be made again: {error}") from None
-    call = ExampleCall((), example) if isinstance(example, dict) else ExampleCall(tuple(example))
+    if not isinstance(example, (tuple, dict)):
+        raise PatternError(f"the example inputs of the pattern {name!r} are no arguments of a call")
+    call = ExampleCall((), example) if isinstance(example, dict) else ExampleCall(example)
     _, pattern = made(Source(name, **found, numerics=own["numerics"], call=call))
     return pattern
 
