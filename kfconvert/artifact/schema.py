@@ -69,6 +69,13 @@ class _Output(_Part):
     optimized_error: _Error
 
 
+class _Activation(_Part):
+    operator: str
+    source: str | None
+    module: str
+    location: str | None = None
+
+
 class _Accuracy(_Part):
     passed: bool | None
     reason: str | None
@@ -166,6 +173,7 @@ class _Statistics(_Part):
     form_sites: list[list[_Site]] = []
     part_sites: list[_Site] = []
     near_misses: list[_NearMiss] = []
+    unmatched_activations: list[_Activation] = []
     own_patterns: list[_OwnPattern] = Field(default=[], max_length=1000)
     regions: list[_Region] = []
     accuracy: _Accuracy | None = None

@@ -15,9 +15,9 @@ from ..accuracy import is_same_tensor
 from ..canonical import canonicalise
 from ..graph import mark_weights
 from ..inputs import ExampleCall
-from ..matching import Findings, Site, find, rewrite
+from ..matching import Findings, Site, rewrite
 from ..modules import CHANNELS_LAST
-from ..patterns import every_pattern
+from ..patterns import search
 from ..region import CaptureError, Dimensions, LiveTensors, Region
 from ..runtime import Variant, default_device, global_hook, has_hooks, inner_hook
 from .tracer import is_final, trace
@@ -202,7 +202,7 @@ def _capture(
         raise CaptureError(f"its forward reads the iterator {iterator}, which is at another place after each call")
     take_constants(module, region, given)
     note_orders(module, region, given)
-    findings = find(region.graph, every_pattern())
+    findings = search(region.graph)
     captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
     run = captured.variant(()).run
     if writes_arguments(module, region, given):

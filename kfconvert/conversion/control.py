@@ -10,8 +10,8 @@ from functools import partial
 from torch import nn
 
 from ..capture import Capture, Part
-from ..matching import Match, find
-from ..patterns import every_pattern
+from ..matching import Match
+from ..patterns import every_pattern, search
 from .captures import Captures
 from .config import ConversionConfig, near
 from .preparation import ConversionError, first_line
@@ -63,7 +63,7 @@ def controlled(captures: Captures, config: ConversionConfig, model: nn.Module) -
     control = _Control(config, model)
     for captured in captures.every():
         refusal = partial(control.refusal, captured.path)
-        captured.findings = find(captured.region.graph, every_pattern(), refusal)
+        captured.findings = search(captured.region.graph, refusal)
     return replace(captures, parts=tuple(each for part in captures.parts for each in _alike(part)))
 
 

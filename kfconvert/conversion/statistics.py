@@ -12,7 +12,7 @@ from ..extension import EXTENSION_LOADED
 from ..graph import at
 from ..inputs import described
 from ..json_values import json_ready
-from ..matching import NearMiss
+from ..matching import NearMiss, UnmatchedActivation
 from ..own_patterns import described as described_pattern
 from ..patterns import every_pattern
 from ..report import fragment
@@ -38,17 +38,17 @@ def conversion_stats(result: Result) -> ConversionStats:
 
     Keys: ``<pattern>_found`` and ``<pattern>_replaced`` for every registered pattern, ``total_found``,
     ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed or the
-    original is given back), ``sites``, ``near_misses``, ``regions``, ``parts_left_out`` (how many submodules there was
-    no time to look at), ``dynamic``, ``accuracy``, ``timings`` (milliseconds), ``tuned_for`` (``inputs``, ``weight``
-    and ``timings`` of each input that was given to tune for), ``generation`` (see ``GenerationTimings.as_dict``; None
-    for models that do not generate, or where nothing was converted), ``seconds`` a stage, ``remembered`` (how many
-    times of candidates an earlier conversion had measured), ``check_weights`` (calls, 0 for never), ``cuda_graphs``
-    (see ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of tensors, see ``runtime.tensor_facts``),
-    ``generates`` (whether calls that ``generate`` makes were captured), ``not_written`` (attributes that the forward
-    sets for others to read, which fused calls leave as they are), ``memory`` (see ``_memory``), ``environment``,
-    ``own_patterns`` (those that a user has registered and that were applied, see ``own_patterns.described``),
-    ``model``, ``config`` (see ``ConversionConfig``), ``inputs``, ``layout``, ``reverted`` and ``nothing_fused`` (None
-    or why).
+    original is given back), ``sites``, ``near_misses``, ``unmatched_activations`` (those that no pattern has taken),
+    ``regions``, ``parts_left_out`` (how many submodules there was no time to look at), ``dynamic``, ``accuracy``,
+    ``timings`` (milliseconds), ``tuned_for`` (``inputs``, ``weight`` and ``timings`` of each input that was given to
+    tune for), ``generation`` (see ``GenerationTimings.as_dict``; None for models that do not generate, or where nothing
+    was converted), ``seconds`` a stage, ``remembered`` (how many times of candidates an earlier conversion had
+    measured), ``check_weights`` (calls, 0 for never), ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``asked``
+    (what the model's code asks of tensors, see ``runtime.tensor_facts``), ``generates`` (whether calls that
+    ``generate`` makes were captured), ``not_written`` (attributes that the forward sets for others to read, which fused
+    calls leave as they are), ``memory`` (see ``_memory``), ``environment``, ``own_patterns`` (those that a user has
+    registered and that were applied, see ``own_patterns.described``), ``model``, ``config`` (see ``ConversionConfig``),
+    ``inputs``, ``layout``, ``reverted`` and ``nothing_fused`` (None or why).
     """
     main = result.captures.outermost()
     sites = [site for captured in main for site in captured.found]
@@ -70,6 +70,9 @@ def conversion_stats(result: Result) -> ConversionStats:
         "form_sites": [[site.as_dict() for site in form.sites] for form in result.captures.forms[1:]],
         "part_sites": [site.as_dict() for site in inner],
         "near_misses": [_near_miss(miss, captured.path) for captured in main for miss in captured.findings.near_misses],
+        "unmatched_activations": [
+            _activation(each, captured.path) for captured in main for each in captured.findings.activations
+        ],
         "own_patterns": _own_patterns(result),
         "regions": list(result.captures.regions),
         "parts_left_out": result.captures.left_out,
@@ -119,6 +122,16 @@ def _tuned(result: Result) -> list[dict[str, Any]]:
 def _near_miss(miss: NearMiss, region: str) -> dict[str, str | None]:
     module = ".".join(filter(None, (region, miss.site)))
     return {"pattern": miss.pattern, "module": module, "reason": miss.reason, "location": miss.location}
+
+
+def _activation(activation: UnmatchedActivation, region: str) -> dict[str, str | None]:
+    module = ".".join(filter(None, (region, activation.site)))
+    return {
+        "operator": activation.operator,
+        "source": activation.source,
+        "module": module,
+        "location": activation.location,
+    }
 
 
 def _memory(result: Result) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """Patterns found in a graph, and fused modules put in their places."""
 
 from .matcher import find
-from .pattern import Case, Findings, LeftOut, Match, NearMiss, Pattern, Replacement
+from .pattern import Case, Findings, LeftOut, Match, NearMiss, Pattern, Replacement, UnmatchedActivation
 from .rewriter import rewrite
 from .site import Site
 
@@ -14,6 +14,7 @@ __all__ = [
     "Pattern",
     "Replacement",
     "Site",
+    "UnmatchedActivation",
     "find",
     "rewrite",
 ]

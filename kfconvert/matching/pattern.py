@@ -114,6 +114,17 @@ class NearMiss:
 
 
 @dataclass(frozen=True)
+class UnmatchedActivation:
+    """An activation that no pattern has taken: its ``operator``, the one that makes its input (None for an input of the
+    model), the module in whose forward it is, and ``file:line`` where that is known."""
+
+    operator: str
+    source: str | None
+    site: str
+    location: str | None = None
+
+
+@dataclass(frozen=True)
 class LeftOut:
     """A match that may be fused and is not wanted, and why not."""
 
@@ -123,9 +134,10 @@ class LeftOut:
 
 @dataclass
 class Findings:
-    """Matches that do not overlap, in graph order; where nothing, or nothing so large, could be fused; and the matches
-    that were left out, which may overlap with the others."""
+    """Matches that do not overlap, in graph order; where nothing, or nothing so large, could be fused; the matches that
+    were left out, which may overlap with the others; and the activations in none of all these matches."""
 
     matches: list[Match] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+    activations: list[UnmatchedActivation] = field(default_factory=list)

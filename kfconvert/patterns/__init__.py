@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from ..matching import Pattern
+from torch import fx
+
+from ..matching import Findings, Match, Pattern, find
+from .unmatched import unmatched_activations
 
 
 def _collect() -> tuple[Pattern, ...]:
@@ -29,6 +32,13 @@ _own: dict[str, Pattern] = {}
 def every_pattern() -> tuple[Pattern, ...]:
     """Those that are looked for: a user's own, in the order in which they were registered, and the registry."""
     return (*_own.values(), *REGISTRY) if _own else REGISTRY
+
+
+def search(graph: fx.Graph, refusal: Callable[[Match], str | None] = lambda match: None) -> Findings:
+    """What is found in ``graph``, see ``matching.find``, and the activations that are left."""
+    findings = find(graph, every_pattern(), refusal)
+    findings.activations = unmatched_activations(graph, findings)
+    return findings
 
 
 def add(pattern: Pattern) -> None:

@@ -43,6 +43,10 @@ class Explanation:
         for miss in self._stats.get("near_misses", []):
             text = f"nearest {miss['pattern']}: {miss['reason']}{at(miss.get('location'))}"
             root.below(miss["module"]).add(_Finding(text, _MISSED))
+        for each in self._stats.get("unmatched_activations", []):
+            after = f" after {each['source']}" if each["source"] else ""
+            text = f"no pattern takes {each['operator']}{after}{at(each.get('location'))}"
+            root.below(each["module"]).add(_Finding(text, _MISSED))
         tree = Tree(self._headline())
         _grow(tree, [_Row("", "", root.findings, [])] if root.findings else [])
         _grow(tree, [row for child in self._ordered(root) for row in self._rows(child)])

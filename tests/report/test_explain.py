@@ -223,3 +223,33 @@ def test_resnet50_and_bert_fit_on_one_screen():
     linears = [name for name, module in bert.named_modules() if isinstance(module, (nn.Linear, nn.LayerNorm))]
     found = stats([site(name, "layernorm" if name.endswith("Norm") else "linear") for name in linears])
     assert len(lines(found, module_classes(bert))) <= 20
+
+
+class Activations(nn.Module):
+    """One activation that a pattern takes, and others that none does."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.elu = nn.Linear(8, 8), nn.Linear(8, 8), nn.ELU()
+
+    def forward(self, x):
+        x = self.elu(torch.relu(self.up(torch.tanh(x))))
+        return nn.functional.softplus(self.down(x))
+
+
+def test_an_activation_that_no_pattern_takes_is_named():
+    converter = ModelConverter(select="all")
+    converter.convert_model(Activations().eval(), example_inputs=torch.randn(3, 8))
+    told = str(converter.explain())
+    assert "no pattern takes aten.tanh.default (" in told
+    assert "no pattern takes aten.elu.default after aten.relu.default (" in told
+    assert "no pattern takes aten.softplus.default after aten.linear.default (" in told
+    assert "test_explain.py:" in told and "aten.relu.default (" not in told.replace("after aten.relu.default (", "")
+    modules = {each["operator"]: each["module"] for each in converter.conversion_stats["unmatched_activations"]}
+    assert modules == {"aten.tanh.default": "", "aten.elu.default": "elu", "aten.softplus.default": ""}
+
+
+def test_an_activation_of_a_pattern_that_is_left_out_is_no_unmatched_one():
+    converter = ModelConverter(select="all", exclude=["linear_relu"])
+    converter.convert_model(Activations().eval(), example_inputs=torch.randn(3, 8))
+    assert "no pattern takes aten.relu.default" not in str(converter.explain())
