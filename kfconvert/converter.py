@@ -38,6 +38,7 @@ from .conversion import (
     revert,
     takes_options,
     time,
+    time_shares,
     trace,
     validate,
     with_chosen,
@@ -101,6 +102,7 @@ class ModelConverter:
         inplace: bool = False,
         progress: Progress | None = None,
         tune_for: Sequence[Any] | None = None,
+        profile: bool = False,
     ) -> nn.Module:
         """A converted copy of ``model`` in eval mode: same class, same state dict, fused forward.
 
@@ -118,6 +120,8 @@ class ModelConverter:
                 shape or example inputs, or one of these as ``Weighted(inputs, weight)``. What is fused, and how, is
                 decided by the weighted sum of the times for all of them. Without it, by the time for the example. Where
                 there is no other example, it is the first of these.
+            profile: find out what share of the time of the original's forward each module takes, and what share is
+                fused: ``time_shares`` in the statistics, which ``explain`` tells. It takes about a second.
 
         Raises:
             ConversionError: the model cannot run with these inputs, dtype or device.
@@ -125,7 +129,8 @@ class ModelConverter:
         # A copy made under inference_mode could not be trained.
         with torch.inference_mode(False), one_at_a_time(), only_new_garbage():
             # The job and its graphs are garbage once this returns.
-            return self._convert(Stages(progress), model, input_shape, example_inputs, device, dtype, inplace, tune_for)
+            stages = Stages(progress)
+            return self._convert(stages, model, input_shape, example_inputs, device, dtype, inplace, tune_for, profile)
 
     def _convert(
         self,
@@ -137,6 +142,7 @@ class ModelConverter:
         dtype: torch.dtype | None,
         inplace: bool,
         tune_for: Sequence[Any] | None,
+        profile: bool,
     ) -> nn.Module:
         check_model(model)
         _LOG.info("converting %s; not as usual: %s", type(model).__name__, self.config.unusual() or "nothing")
@@ -172,6 +178,7 @@ class ModelConverter:
             slower = None if timings is None else timings.slower()
             if timed and slower is not None:
                 reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
+            shares = time_shares(prepared, captures) if profile else None
         finally:
             prepared.own_state.restore()
         self.conversion_stats = hand_over(
@@ -192,6 +199,7 @@ class ModelConverter:
                 taken,
                 selector.remembered.found,
                 prepared.tuned,
+                shares,
             ),
             self.on_miss,
         )

@@ -35,6 +35,7 @@ _MEASURED = (
     "accuracy",
     "memory",
     "timings",
+    "time_shares",
     "tuned_for",
     "generation",
     "config",

@@ -129,6 +129,12 @@ class _Tuned(_Part):
     timings: _Timings | None
 
 
+class _TimeShares(_Part):
+    milliseconds: float
+    fused: float
+    modules: dict[str, float]
+
+
 class _CudaGraphs(_Part):
     enabled: bool = False
     max_recordings: int = Field(0, ge=0)
@@ -180,6 +186,7 @@ class _Statistics(_Part):
     timings: _Timings | None = None
     generation: _Generation | None = None
     tuned_for: list[_Tuned] | None = Field(None, max_length=10_000)
+    time_shares: _TimeShares | None = None
     speedup_achieved: float | None = None
     seconds: dict[str, float] = {}
     check_weights: int | None = Field(None, ge=0)

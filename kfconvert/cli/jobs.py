@@ -115,7 +115,7 @@ class Jobs:
 
             progress("load", 0, 1)
             entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
-            converted = self._converted(entry, progress)
+            converted = self._converted(entry, progress, profile=True)
             return json_ready(self.converter.conversion_stats), module_classes(converted)
 
     @contextlib.contextmanager
@@ -201,7 +201,9 @@ class Jobs:
             progress("save", 0, 1)
             result["saved"] = str(artifact.save(converted, target, source=entry.recipe))
 
-    def _converted(self, entry: zoo.ZooModel, progress: Callable[[str, int, int], None]) -> nn.Module:
+    def _converted(
+        self, entry: zoo.ZooModel, progress: Callable[[str, int, int], None], profile: bool = False
+    ) -> nn.Module:
         from ..inputs import Weighted
 
         inputs = {"input_shape": self.input_shape} if self.input_shape else {"example_inputs": entry.example_inputs}
@@ -211,6 +213,7 @@ class Jobs:
             device=self.device,
             progress=progress,
             tune_for=[Weighted(shape, weight) for shape, weight in self.tune_for] or None,
+            profile=profile,
         )
 
 

@@ -15,6 +15,7 @@ from .sites import match
 from .stages import Progress, Stages
 from .statistics import ConversionStats
 from .steps import Result, calls_between_checks, check_callback, hand_over, merge_weights, programs, replace, time
+from .time_shares import time_shares
 from .told import log_decisions
 from .validation import revert, validate
 
@@ -55,6 +56,7 @@ __all__ = [
     "revert",
     "takes_options",
     "time",
+    "time_shares",
     "trace",
     "validate",
     "with_chosen",

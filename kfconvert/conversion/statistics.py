@@ -40,15 +40,16 @@ def conversion_stats(result: Result) -> ConversionStats:
     ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed or the
     original is given back), ``sites``, ``near_misses``, ``unmatched_activations`` (those that no pattern has taken),
     ``regions``, ``parts_left_out`` (how many submodules there was no time to look at), ``dynamic``, ``accuracy``,
-    ``timings`` (milliseconds), ``tuned_for`` (``inputs``, ``weight`` and ``timings`` of each input that was given to
-    tune for), ``generation`` (see ``GenerationTimings.as_dict``; None for models that do not generate, or where nothing
-    was converted), ``seconds`` a stage, ``remembered`` (how many times of candidates an earlier conversion had
-    measured), ``check_weights`` (calls, 0 for never), ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``asked``
-    (what the model's code asks of tensors, see ``runtime.tensor_facts``), ``generates`` (whether calls that
-    ``generate`` makes were captured), ``not_written`` (attributes that the forward sets for others to read, which fused
-    calls leave as they are), ``memory`` (see ``_memory``), ``environment``, ``own_patterns`` (those that a user has
-    registered and that were applied, see ``own_patterns.described``), ``model``, ``config`` (see ``ConversionConfig``),
-    ``inputs``, ``layout``, ``reverted`` and ``nothing_fused`` (None or why).
+    ``timings`` (milliseconds), ``time_shares`` (see there; None where they were not asked for), ``tuned_for``
+    (``inputs``, ``weight`` and ``timings`` of each input that was given to tune for), ``generation`` (see
+    ``GenerationTimings.as_dict``; None for models that do not generate, or where nothing was converted), ``seconds`` a
+    stage, ``remembered`` (how many times of candidates an earlier conversion had measured), ``check_weights`` (calls, 0
+    for never), ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of tensors, see
+    ``runtime.tensor_facts``), ``generates`` (whether calls that ``generate`` makes were captured), ``not_written``
+    (attributes that the forward sets for others to read, which fused calls leave as they are), ``memory`` (see
+    ``_memory``), ``environment``, ``own_patterns`` (those that a user has registered and that were applied, see
+    ``own_patterns.described``), ``model``, ``config`` (see ``ConversionConfig``), ``inputs``, ``layout``, ``reverted``
+    and ``nothing_fused`` (None or why).
     """
     main = result.captures.outermost()
     sites = [site for captured in main for site in captured.found]
@@ -79,6 +80,7 @@ def conversion_stats(result: Result) -> ConversionStats:
         "dynamic": result.captures.forms[0].region.dynamic() if result.captures.forms else [],
         "accuracy": result.accuracy.as_dict() if result.accuracy else None,
         "timings": timings.as_dict() if timings is not None else None,
+        "time_shares": result.time_shares,
         "tuned_for": _tuned(result),
         "generation": generation.as_dict() if generation is not None else None,
         "seconds": {stage: round(seconds, 3) for stage, seconds in result.seconds.items()},

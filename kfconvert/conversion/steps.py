@@ -68,6 +68,7 @@ class Result:
     memory: dict[str, Any] | None = None
     remembered: int = 0
     tuned: Sequence[tuple[ExampleCall, float]] = ()
+    time_shares: dict[str, Any] | None = None
 
 
 def programs(captures: Captures, stages: Stages) -> dict[str, list[Variant]]:

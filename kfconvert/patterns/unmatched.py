@@ -30,4 +30,4 @@ def _reads(node: fx.Node) -> str | None:
     """The operator whose value an activation is applied to, None where that is an argument of the model."""
     source = node.args[0]
     is_call = isinstance(source, fx.Node) and isinstance(source.target, torch._ops.OpOverload)
-    return str(source.target) if is_call else None  # type: ignore[union-attr]  # it is a node
+    return str(source.target) if is_call else None

@@ -16,6 +16,7 @@ from torch import nn
 from ..graph import at
 
 NAMES_IN_FULL = 4  # of modules that are alike
+_WORTH_TELLING = 0.01  # share of the time of a forward
 _WIDTH = 100_000  # text that is no terminal's: whoever reads it wraps whole lines
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 _FUSED, _REJECTED, _MISSED, _CAPTURED, _NOT_CAPTURED = "green", "yellow", "", "dim", "bold yellow"
@@ -33,6 +34,7 @@ class Explanation:
 
     def __init__(self, stats: dict[str, Any], classes: dict[str, str] | None = None):
         self._stats, self._classes = stats, classes or {}
+        self._shares: dict[str, float] = (stats.get("time_shares") or {}).get("modules", {})
         self._order = {path: index for index, path in enumerate(self._classes)}
 
     def __rich__(self) -> Tree:
@@ -48,11 +50,14 @@ class Explanation:
             text = f"no pattern takes {each['operator']}{after}{at(each.get('location'))}"
             root.below(each["module"]).add(_Finding(text, _MISSED))
         tree = Tree(self._headline())
+        if self._shares:
+            tree.add(Text(self._time_line()))
         _grow(tree, [_Row("", "", root.findings, [])] if root.findings else [])
         _grow(tree, [row for child in self._ordered(root) for row in self._rows(child)])
         hidden = [path for path in self._classes if path and not root.holds(path)]
         if hidden:
-            tree.add(Text(f"modules without a site of their own: {len(hidden)}", style="dim"))
+            longest = self._longest(hidden)
+            tree.add(Text(f"modules without a site of their own: {len(hidden)}{longest}", style="dim"))
         return tree
 
     def __str__(self) -> str:
@@ -71,6 +76,20 @@ class Explanation:
             line.append(f": {stats['nothing_fused']}", style=_REJECTED)
         return line
 
+    def _time_line(self) -> str:
+        """How long a forward of the original takes, and how much of that is fused."""
+        shares = self._stats["time_shares"]
+        where = "is fused" if self._is_timed() else "is in what fits"
+        return f"of {shares['milliseconds']:.2f} ms of the original's forward, {_percent(shares['fused'])} {where}"
+
+    def _longest(self, hidden: list[str]) -> str:
+        """Those of the modules, of which none is told, that call no other and take the most time."""
+        inner = {path.rpartition(".")[0] for path in self._classes}
+        leaves = [path for path in hidden if path not in inner and self._shares.get(path, 0.0) >= _WORTH_TELLING]
+        leaves.sort(key=self._shares.__getitem__, reverse=True)
+        told = [f"{path} {self._classes[path]} {_percent(self._shares[path])}" for path in leaves[:NAMES_IN_FULL]]
+        return f"; slowest: {', '.join(told)}" if told else ""
+
     def _is_timed(self) -> bool:
         """Whether what is applied was found to be faster, and not only to be accurate."""
         return (self._stats.get("config") or {}).get("select") != "all"
@@ -81,7 +100,8 @@ class Explanation:
         if module.is_passage() or module.is_list_of_blocks():
             return [row for inner in self._ordered(module) for row in self._rows(inner, f"{name}.{inner.name}")]
         rows = [row for inner in self._ordered(module) for row in self._rows(inner, inner.name)]
-        return [_Row(name, self._classes.get(module.path, ""), module.findings, rows, module.path)]
+        share = self._shares.get(module.path)
+        return [_Row(name, self._classes.get(module.path, ""), module.findings, rows, module.path, share)]
 
     def _ordered(self, module: _Module) -> list[_Module]:
         """The children in the order in which the model holds them, where that is known."""
@@ -164,6 +184,7 @@ class _Row:
     findings: list[_Finding]
     rows: list[_Row]
     path: str = ""
+    share: float | None = None  # of the time of a forward
 
     def signature(self, base: str) -> tuple[Any, ...]:
         findings = tuple(finding.signature(base) for finding in self.findings)
@@ -211,10 +232,17 @@ def _grow(tree: Tree, rows: list[_Row]) -> None:
         if len(findings) == 1 and row.name:
             label.append("  ").append_text(findings[0].told())
             findings = []
+        shares = [each.share for each in alike if each.share is not None]
+        if shares:
+            label.append(f"  {_percent(sum(shares))} of the time", style="dim")
         branch = tree.add(label) if row.name else tree
         for finding in findings:
             branch.add(finding.told())
         _grow(branch, row.rows)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _runs(rows: list[_Row]) -> Iterator[list[_Row]]:

@@ -522,7 +522,8 @@ def test_explain(capsys, workplace):
     first, *tree = out.splitlines()
     assert first == "Net  float32[2, 3, 8, 8]  2 of 2 sites fit"
     assert any("conv  Conv2d  conv_bn_relu: fits" in line for line in tree)
-    assert any("head  Linear  linear_relu: fits" in line for line in tree)
+    assert any("head  Linear  linear_relu: fits" in line and line.endswith(" % of the time") for line in tree)
+    assert "ms of the original's forward" in tree[0] and tree[0].endswith("% is in what fits")
     assert all(line == line.rstrip() for line in tree) and "error" not in err and "like" not in out
     assert cli.main(["explain", "cli_models:net", "--device", "cpu", "--input-shape", "4,3,9,9"]) == 0
     assert "float32[4, 3, 9, 9]  2 of 2 sites fit" in capsys.readouterr().out
@@ -531,6 +532,8 @@ def test_explain(capsys, workplace):
     found = json.loads(capsys.readouterr().out)
     assert found["name"] == "cli_models:net" and found["classes"]["head"] == "Linear"
     assert found["statistics"]["total_found"] == 2 and found["statistics"]["timings"]
+    shares = found["statistics"]["time_shares"]
+    assert shares["modules"].keys() == found["classes"].keys() and shares["modules"][""] == 1
 
 
 def test_the_package_is_the_command():
