@@ -87,3 +87,13 @@ def test_it_runs_on_a_gpu(path):
     finished = run([path], KFCONVERT_CACHE="off")
     assert finished.returncode == 0, finished.stderr
     assert "of the original's forward" in finished.stdout and f"own_{OWN_PATTERNS[path.stem]}: " in finished.stdout
+
+
+def test_the_code_of_the_guide_runs():
+    text = (EXAMPLES.parent / "docs" / "patterns.md").read_text()
+    blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
+    checks = "assert 'own_swish: ' in str(converter.explain()) and converter.conversion_stats['own_swish_found'] == 1"
+    assert len(blocks) == 2
+    finished = run(["-W", "ignore", "-c", "\n".join([blocks[0], checks, blocks[1]])], KFCONVERT_CACHE="off")
+    assert finished.returncode == 0, finished.stderr
+    assert "of the original's forward" in finished.stdout
