@@ -25,7 +25,6 @@ from .norm import FusedAddLayerNorm, FusedLayerNorm, FusedLayerNormGELU, FusedLa
 from .own import Arguments as Arguments
 from .own import Input as Input
 from .own import OwnFusion as OwnFusion
-from .own import flat as flat
 from .rms_norm import FusedAddRMSNorm, FusedRMSNorm
 from .rotary import FusedRotary
 from .self_attention import FusedSelfAttention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,17 @@ class Input:
     """Stands, among arguments, for the tensor with this number among the inputs of a module."""
 
     number: int
+
+
+class _Functions(NamedTuple):
+    """The user's functions; copies of a module have the same ones. They are no attributes themselves, since a module of
+    the user's is to stay in the mode that it is in."""
+
+    reference: Callable[..., Any]
+    replacement: Callable[..., Any]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Functions:
+        return self
 
 
 @dataclass(frozen=True)
@@ -67,8 +78,7 @@ class OwnFusion(FusedModule):
     ):
         super().__init__()
         self.title, self.arguments, self.exact = title, arguments, exact
-        # In a tuple, since a module of the user's is to stay in the mode that it is in.
-        self._functions = reference, replacement
+        self._functions = _Functions(reference, replacement)
         self._tried: set[tuple[Any, ...]] = set()
 
     def strategies(self, *inputs: Tensor) -> list[str]:
@@ -93,19 +103,19 @@ class OwnFusion(FusedModule):
 
     def reference(self, *inputs: Tensor) -> Any:
         """What the replacement stands for, as the user has written it."""
-        return self.arguments.call(self._functions[0], inputs)
+        return self.arguments.call(self._functions.reference, inputs)
 
     def _replaced(self, *inputs: Tensor) -> Any:
-        return self.arguments.call(self._functions[1], [x.contiguous() for x in inputs])
+        return self.arguments.call(self._functions.replacement, [x.contiguous() for x in inputs])
 
     @torch.no_grad()
     def try_out(self, inputs: Sequence[Tensor]) -> None:
         """RuntimeError, which says in words how, where the replacement fails for these inputs, its results differ from
         the reference's in number, shape, dtype or device, or lie in the memory of an input, or it writes to one."""
-        expected = flat(self.reference(*[x.clone() for x in inputs]))
+        expected = _flat(self.reference(*[x.clone() for x in inputs]))
         given = [x.clone(memory_format=torch.contiguous_format) for x in inputs]
         try:
-            results = flat(self._replaced(*given))
+            results = _flat(self._replaced(*given))
         except Exception as error:  # it is anybody's code
             first_line = str(error).strip().partition("\n")[0]
             raise RuntimeError(f"it raised {type(error).__name__}: {first_line[:200]}") from error
@@ -126,7 +136,7 @@ class OwnFusion(FusedModule):
         return f"{self.title}({self.arguments})"
 
 
-def flat(result: Any) -> list[Any]:
+def _flat(result: Any) -> list[Any]:
     """A tensor, or several in a tuple or list, as a list."""
     return list(result) if isinstance(result, (tuple, list)) else [result]
 

@@ -150,7 +150,24 @@ class OwnPattern:
             found, example = value.meta["val"], self._arguments[name]
             if found.is_floating_point() != example.is_floating_point():
                 return f"the argument {name} has dtype {found.dtype}, in the example {example.dtype}"
-        return self._other_computation(match) or _order_refusal(match, self.tensors) or self._unwanted(match)
+        return (
+            self._other_shapes(match)
+            or self._other_computation(match)
+            or _order_refusal(match, self.tensors)
+            or self._unwanted(match)
+        )
+
+    def _other_shapes(self, match: Match) -> str | None:
+        """Why tensors are broadcast in ``match`` which are not in the example; None where that is not so."""
+        alike: dict[torch.Size, list[str]] = {}
+        for name in self.tensors:
+            alike.setdefault(self._arguments[name].shape, []).append(name)
+        for first, *others in alike.values():
+            for name in others:
+                found = [str(match.captures[each].meta["val"].shape) for each in (first, name)]
+                if found[0] != found[1]:
+                    return f"{first} and {name} have one shape in the example, and two here"
+        return None
 
     def _numbers_of(self, match: Match) -> dict[str, float]:
         return {name: float(match.captures[name]) for name in self._numbers}

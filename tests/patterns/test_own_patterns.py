@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers as hf
 from support import own_functions as own
 from torch import nn
 
@@ -403,6 +404,55 @@ def test_a_module_may_be_the_replacement_and_stays_in_its_mode():
     assert module.training
 
 
+class Kernel:
+    """An object that cannot be copied."""
+
+    def __call__(self, x):
+        return own.swish_replacement(x)
+
+    def __deepcopy__(self, memo):
+        raise TypeError("no copies")
+
+
+def test_copies_of_a_model_share_the_replacement():
+    with registered(own.swish, Kernel(), X, name="own_swish"):
+        copied = copy.deepcopy(check_fused(Net(own.swish), "own_swish", X))
+    with torch.no_grad():
+        copied(X)
+    assert copied.kfconvert_info()["guard"]["misses"] == {}
+
+
+def test_tensors_are_broadcast_only_where_they_are_in_the_example():
+    def reference(x, y):
+        return x * torch.sigmoid(1.7 * y)
+
+    model = Function(lambda module, x: reference(x + 1, module.weight))
+    with registered(reference, reference, (X, X), name="gate"):
+        _, stats = convert(model, X)
+        assert reasons(stats, "gate") == ["x and y have one shape in the example, and two here"]
+        check_fused(Function(lambda module, x: reference(x + 1, x + 2)), "gate", X)
+    with registered(reference, reference, (X, X[0]), name="gate"):
+        check_fused(model, "gate", X)
+
+
+def test_integers_may_be_arguments():
+    def reference(table, ids):
+        return torch.tanh(F.embedding(ids, table)) * 0.5
+
+    class Embedded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(16, 8)
+
+        def forward(self, ids):
+            return torch.tanh(self.table(ids)) * 0.5
+
+    with registered(reference, reference, (torch.randn(5, 4), torch.tensor([[1, 2]])), name="embedded"):
+        converted, stats = convert(Embedded(), torch.randint(16, (2, 3)))
+        assert stats["embedded_replaced"] == 1, reasons(stats, "embedded")
+        assert stats["accuracy"]["passed"]
+
+
 def test_images_are_found_in_either_layout():
     class Image(nn.Module):
         def __init__(self):
@@ -562,3 +612,29 @@ def test_it_runs_on_a_gpu_in_every_floating_dtype():
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             x = torch.randn(16, 8, dtype=dtype, device="cuda")
             check_fused(Net(own.swish, 2).to("cuda", dtype), "own_swish", x, count=2, device="cuda")
+
+
+def test_it_is_found_in_each_call_that_a_model_generates_with(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "eager"}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = hf.Gemma2Config(**sizes, **heads, **special, final_logit_softcapping=3.0, attn_logit_softcapping=5.0)
+    model = hf.Gemma2ForCausalLM(config).double().eval()
+    with registered(own.softcap, own.softcap_replacement, (X.double(), 20.0), name="softcap"):
+        converter = ModelConverter(select="all")
+        fused = converter.convert_model(model, input_shape=(2, 9))
+        stats = converter.conversion_stats
+        assert stats["softcap_replaced"] == 2 and stats["accuracy"]["passed"]
+        assert all(len(applied_of(sites, "softcap")) == 2 for sites in stats["form_sites"]) and stats["form_sites"]
+        ids = torch.randint(3, 64, (2, 5))
+        expected = model.generate(ids, max_new_tokens=6, do_sample=False)
+        assert torch.equal(fused.generate(ids, max_new_tokens=6, do_sample=False), expected)
+        assert fused.kfconvert_info()["guard"]["misses"] == {}
+        kfconvert.save(fused, tmp_path / "gemma")
+    again = kfconvert.load(tmp_path / "gemma", hf.Gemma2ForCausalLM(config), trust_source=True)
+    assert torch.equal(again.generate(ids, max_new_tokens=6, do_sample=False), expected)
+    assert len(applied_of(again.kfconvert_info()["sites"], "softcap")) == 2
+
+
+def applied_of(sites, name):
+    return [site for site in sites if site["pattern"] == name and site["status"] == "applied"]
