@@ -36,9 +36,9 @@ from .conversion import (
     replace,
     resolve_device,
     revert,
+    shares_of_time,
     takes_options,
     time,
-    time_shares,
     trace,
     validate,
     with_chosen,
@@ -178,7 +178,7 @@ class ModelConverter:
             slower = None if timings is None else timings.slower()
             if timed and slower is not None:
                 reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
-            shares = time_shares(prepared, captures) if profile else None
+            shares = shares_of_time(prepared, captures) if profile else None
         finally:
             prepared.own_state.restore()
         self.conversion_stats = hand_over(

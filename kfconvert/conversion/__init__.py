@@ -15,7 +15,7 @@ from .sites import match
 from .stages import Progress, Stages
 from .statistics import ConversionStats
 from .steps import Result, calls_between_checks, check_callback, hand_over, merge_weights, programs, replace, time
-from .time_shares import time_shares
+from .time_shares import shares_of_time
 from .told import log_decisions
 from .validation import revert, validate
 
@@ -54,9 +54,9 @@ __all__ = [
     "replace",
     "resolve_device",
     "revert",
+    "shares_of_time",
     "takes_options",
     "time",
-    "time_shares",
     "trace",
     "validate",
     "with_chosen",

@@ -40,8 +40,8 @@ def conversion_stats(result: Result) -> ConversionStats:
     ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed or the
     original is given back), ``sites``, ``near_misses``, ``unmatched_activations`` (those that no pattern has taken),
     ``regions``, ``parts_left_out`` (how many submodules there was no time to look at), ``dynamic``, ``accuracy``,
-    ``timings`` (milliseconds), ``time_shares`` (see there; None where they were not asked for), ``tuned_for``
-    (``inputs``, ``weight`` and ``timings`` of each input that was given to tune for), ``generation`` (see
+    ``timings`` (milliseconds), ``time_shares`` (see ``shares_of_time``; None where they were not asked for),
+    ``tuned_for`` (``inputs``, ``weight`` and ``timings`` of each input that was given to tune for), ``generation`` (see
     ``GenerationTimings.as_dict``; None for models that do not generate, or where nothing was converted), ``seconds`` a
     stage, ``remembered`` (how many times of candidates an earlier conversion had measured), ``check_weights`` (calls, 0
     for never), ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of tensors, see

@@ -22,7 +22,7 @@ SECONDS = 0.5  # for the forwards, and as much for the graphs; LEAST_ROUNDS are 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 50
 
 
-def time_shares(prepared: Prepared, captures: Captures) -> dict[str, Any]:
+def shares_of_time(prepared: Prepared, captures: Captures) -> dict[str, Any]:
     """Of the example call: ``milliseconds`` that a forward of the original takes, the share of it (0 to 1) that each
     of the ``modules`` takes with all that it calls, by path, and the share ``fused`` of the operators that lie in
     applied sites.

@@ -614,7 +614,7 @@ def test_it_runs_on_a_gpu_in_every_floating_dtype():
             check_fused(Net(own.swish, 2).to("cuda", dtype), "own_swish", x, count=2, device="cuda")
 
 
-def test_it_is_found_in_each_call_that_a_model_generates_with(tmp_path):
+def test_it_is_found_in_each_call_that_a_model_generates_with():
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8, "vocab_size": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "eager"}
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -630,10 +630,6 @@ def test_it_is_found_in_each_call_that_a_model_generates_with(tmp_path):
         expected = model.generate(ids, max_new_tokens=6, do_sample=False)
         assert torch.equal(fused.generate(ids, max_new_tokens=6, do_sample=False), expected)
         assert fused.kfconvert_info()["guard"]["misses"] == {}
-        kfconvert.save(fused, tmp_path / "gemma")
-    again = kfconvert.load(tmp_path / "gemma", hf.Gemma2ForCausalLM(config), trust_source=True)
-    assert torch.equal(again.generate(ids, max_new_tokens=6, do_sample=False), expected)
-    assert len(applied_of(again.kfconvert_info()["sites"], "softcap")) == 2
 
 
 def applied_of(sites, name):
