@@ -101,12 +101,18 @@ class OwnPattern:
 
     def _trace(self, values: dict[str, Any]) -> Traced:
         """What the reference computes for arguments like these, of any sizes and with any numbers."""
+        try:
+            return self._with_free_sizes(values, 1)
+        except PatternError:  # sizes of 1 that are broadcast cannot be others
+            return self._with_free_sizes(values, 2)
+
+    def _with_free_sizes(self, values: dict[str, Any], least: int) -> Traced:
         free = {
             f"{name}_{dimension}": [(index, dimension)]
             for index, (name, value) in enumerate(values.items())
             if isinstance(value, Tensor)
             for dimension, size in enumerate(value.shape)
-            if size > 1
+            if size >= least
         }
         first = self._with_numbers(values, free, 1)
         if self._numbers and self._with_numbers(values, free, 2).text != first.text:

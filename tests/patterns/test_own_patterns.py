@@ -230,6 +230,15 @@ def test_sizes_that_the_reference_computes_with_are_those_of_the_match(inputs):
         assert any("computes something else" in reason for reason in reasons(stats, "halves"))
 
 
+def test_sizes_of_one_in_the_example_are_no_part_of_the_pattern():
+    def reference(x, y):
+        return torch.tanh(x.reshape(x.shape[0], -1)) * y
+
+    model = Function(lambda module, x: reference(x + 1, module.weight))
+    with registered(reference, reference, (torch.randn(1, 2, 2), torch.randn(4)), name="flat_tanh"):
+        check_fused(model, "flat_tanh", torch.randn(3, 2, 4))
+
+
 def test_a_reference_that_decides_by_a_free_size_is_refused_there():
     def reference(x):
         return torch.relu(x) * 2.5 if x.shape[0] > 2 else torch.relu(x) * 3.5
