@@ -138,6 +138,7 @@ class CodeWalk:
         self._objects: dict[int, tuple[str, Any]] = {}
         self._inner: dict[int, tuple[str, Any]] = {}
         self._of_author = True  # whether an author's code is followed now
+        self._of_project = True  # whether that is of the user's own project
         # Texts by which code may look something up in dicts, added by the owner, and constants in the code.
         self.words: set[str] = set()
         self._constants: set[str] = set()
@@ -146,7 +147,7 @@ class CodeWalk:
         self._asked_by_name: set[str] = set()  # attributes in texts, which need not be there
         self._reads_dicts = False  # whether the code reads all attributes of something
         self._held: dict[int, Any] = {}  # containers
-        self._dicts: list[tuple[str, dict[Any, Any]]] = []  # among these
+        self._dicts: list[tuple[str, dict[Any, Any], bool]] = []  # among these; whether a project's code reads it
         # Names of containers that the code writes to, and that it uses as a whole, see ``container_uses``; and the
         # texts in code that looks items up, by the name of the container.
         self._written: set[str] = set()
@@ -195,15 +196,20 @@ class CodeWalk:
     def entries(self) -> Iterator[Found]:
         """All entries, once no new function is reached any more."""
         self.reach()
+        for owner in self._wanted:
+            # A method that is put there later comes before that of a base.
+            behind = set[str]()
+            for kind in reversed(owner.__mro__[:-1]):
+                for name in behind - vars(kind).keys():
+                    if self._is_wanted(kind, name):
+                        self._note(class_dict(kind), name, f"{kind.__qualname__}.{name}")
+                behind |= self._names & vars(kind).keys()
         for owner, names in self._wanted.items():
             held = class_dict(owner)
-            # A method that is put there later comes before that of a base.
-            inherited = {name for base in owner.__mro__[1:-1] for name in self._names & vars(base).keys()}
-            inherited = {name for name in inherited if self._is_wanted(owner, name)}
             # What Python itself looks up in the class of a module is not among what was read of the module.
             special = _special(owner) if issubclass(owner, nn.Module) else frozenset()
             asked = self._asked_by_name if owner in self._untraced else frozenset()
-            for name in names | inherited | special | asked | (self._names & held.keys()):
+            for name in names | special | asked | (self._names & held.keys()):
                 self._note(held, name, f"{owner.__qualname__}.{name}")
         for name, value in [*self._objects.values(), *self._inner.values()]:
             self._nearer(name, value)
@@ -227,10 +233,10 @@ class CodeWalk:
     def _note_added_keys(self) -> None:
         """Note the keys of dicts to which this code adds none: others do that, to have it do something else. Of dicts
         to which it adds some, as results by their arguments, those whose items all are functions are chosen from. Where
-        single items are looked up by texts or classes, others may add more, as to the registries of libraries."""
-        for name, container in self._dicts:
+        single items are looked up by texts or classes, libraries add more to their registries."""
+        for name, container, of_project in self._dicts:
             known_as = name.rpartition(".")[2]
-            by_name = known_as in self._keys and known_as not in self._whole
+            by_name = not of_project and known_as in self._keys and known_as not in self._whole
             if by_name and container and all(isinstance(key, (str, type)) for key in dict.keys(container)):
                 for key in self._keys[known_as] - dict.keys(container):
                     self._note(container, key, f"{key} in {name}")
@@ -273,7 +279,7 @@ class CodeWalk:
         if not _is_followed(owner.__module__):
             return
         held = class_dict(owner)
-        self._of_author = is_of_author(owner.__module__)
+        self._of_author, self._of_project = is_of_author(owner.__module__), is_of_project(owner.__module__)
         for name in (names | self._names) & held.keys():
             if self._is_wanted(owner, name):
                 if isinstance(held[name], classmethod) and isinstance(held[name].__func__, types.FunctionType):
@@ -290,9 +296,10 @@ class CodeWalk:
         elif isinstance(value, types.FunctionType):
             if self._of_author and not is_of_author(value.__module__):
                 self.asked_for.add(value.__name__)
-            of_author, self._of_author = self._of_author, is_of_author(value.__module__)
+            before = self._of_author, self._of_project
+            self._of_author, self._of_project = is_of_author(value.__module__), is_of_project(value.__module__)
             self._function(value, depth)
-            self._of_author = of_author
+            self._of_author, self._of_project = before
         elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
             self.follow(value.__func__, name, depth + 1)
             owner = getattr(value, "__self__", None)
@@ -400,7 +407,7 @@ class CodeWalk:
         for path, entry in self.contents.of(name, container, sized=False):
             self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
         if isinstance(opened(container), dict):
-            self._dicts.append((name, opened(container)))
+            self._dicts.append((name, opened(container), self._of_project))
         kind = type(container)
         if is_of_author(kind.__module__) and kind not in self._wanted:
             self.add_class(kind, _special(kind))

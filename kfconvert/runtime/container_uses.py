@@ -69,6 +69,8 @@ def _producer(instructions: list[dis.Instruction], index: int, below: int) -> in
             return None
         height -= dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
         if height <= -below:
+            while instructions[place + 1].opname == "LOAD_ATTR":  # of what was loaded, in whose place it puts that
+                place += 1
             return place
     return None
 

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
 import torch
 from torch import nn
 
-_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.Size)
-# Where a model stands rather than what it is, and what a conversion and a load leave in modules.
-_OF_THE_PLACE = frozenset(("training", "forward", "kfconvert_info", "kfconvert_refresh", "__getstate__"))
+# Where a model stands rather than what it is, what a conversion leaves in modules, and what transformers notes when it
+# reads weights.
+_OF_THE_PLACE = frozenset((
+    "training", "forward", "kfconvert_info", "kfconvert_refresh", "__getstate__", "_is_hf_initialized", "_commit_hash",
+    "_name_or_path", "name_or_path", "transformers_version", "_compiled_call_impl", "_parameters", "_buffers",
+    "_modules", "architectures", "model_type", "warnings_issued", "_original_object_hash", "vocab_size",
+))  # fmt: skip
+_CALLED = (types.FunctionType, types.BuiltinFunctionType, type)
+_NOTHING: tuple[Any, ...] = (None, False, [], {})
+_DEPTH = 8
 
 
 def is_made_alike(model: nn.Module, other: nn.Module) -> bool:
-    """Whether both have the same classes of modules by the same names, with attributes, parameters and buffers of the
-    same kinds and sizes, and plain attributes and functions that are the same."""
+    """Whether both have the same classes of modules by the same names, with parameters and buffers of the same sizes,
+    of which the same are one, and attributes that are the same as far as that can be told; where not, it is False."""
     ours, theirs = dict(model.named_modules()), dict(other.named_modules())
-    return ours.keys() == theirs.keys() and all(_is_alike(ours[name], theirs[name]) for name in ours)
+    return (
+        ours.keys() == theirs.keys()
+        and _ties(model) == _ties(other)
+        and all(_is_alike(ours[name], theirs[name]) for name in ours)
+    )
+
+
+def _ties(model: nn.Module) -> list[list[str]]:
+    """The names of parameters that are one and the same."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
 
 
 def _is_alike(module: nn.Module, other: nn.Module) -> bool:
@@ -27,28 +47,44 @@ def _is_alike(module: nn.Module, other: nn.Module) -> bool:
         ours, theirs = vars(module)[kind], vars(other)[kind]
         if {name: _outline(t) for name, t in ours.items()} != {name: _outline(t) for name, t in theirs.items()}:
             return False
-    if any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks")):
-        return False
-    ours, theirs = _attributes(module), _attributes(other)
-    return ours.keys() == theirs.keys() and all(_is_same(ours[name], theirs[name]) for name in ours)
+    return _is_same_dict(_attributes(module), _attributes(other), 0)
 
 
 def _outline(tensor: torch.Tensor | None) -> Any:
     return None if tensor is None else tensor.shape
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    found = {name: value for name, value in vars(module).items() if name not in _OF_THE_PLACE}
-    return {name: value for name, value in found.items() if not name.startswith("_") and not name.endswith("_hooks")}
+def _attributes(held: Any) -> dict[str, Any]:
+    """Without private ones that say no, or hold nothing: they are as good as none."""
+    found = {name: value for name, value in vars(held).items() if name not in _OF_THE_PLACE}
+    return {
+        name: value
+        for name, value in found.items()
+        if not (
+            name.startswith("_")
+            and any(value is each or value == each for each in _NOTHING if type(value) is type(each))
+        )
+    }
 
 
-def _is_same(value: Any, other: Any) -> bool:
-    if type(value) is not type(other):
+def _is_same_dict(one: dict[Any, Any], other: dict[Any, Any], depth: int) -> bool:
+    return one.keys() == other.keys() and all(_is_same(one[key], other[key], depth) for key in one)
+
+
+def _is_same(value: Any, other: Any, depth: int = 0) -> bool:
+    if value is other or isinstance(value, nn.Module):  # which is compared by its name, or held besides
+        return value is other or type(value) is type(other)
+    if isinstance(value, (list, tuple)) and isinstance(other, (list, tuple)):  # one for the other, as JSON has it
+        return len(value) == len(other) and all(_is_same(*pair, depth + 1) for pair in zip(value, other))
+    if type(value) is not type(other) or depth > _DEPTH or isinstance(value, _CALLED):
         return False
-    if isinstance(value, (list, tuple)):
-        return len(value) == len(other) and all(map(_is_same, value, other))
+    if isinstance(value, torch.Tensor):
+        return value.shape == other.shape
+    if isinstance(value, (types.MethodType, functools.partial)):
+        inner = ("__func__",) if isinstance(value, types.MethodType) else ("func", "args", "keywords")
+        return all(_is_same(getattr(value, name), getattr(other, name), depth + 1) for name in inner)
     if isinstance(value, dict):
-        return value.keys() == other.keys() and all(_is_same(value[key], other[key]) for key in value)
-    if isinstance(value, types.FunctionType):
-        return value is other
-    return not isinstance(value, _PLAIN) or value == other or value != value
+        return _is_same_dict(value, other, depth + 1)
+    if not isinstance(getattr(value, "__dict__", None), dict):
+        return value == other or value != value
+    return _is_same_dict(_attributes(value), _attributes(other), depth + 1)

@@ -121,14 +121,38 @@ def with_a_module(model):
     model.scale = nn.Linear(1, 1)
 
 
+def with_a_private_function(model):
+    model.bert.encoder.layer[0].intermediate.intermediate_act_fn.act = torch.tanh
+
+
+def with_a_method_of_its_own(model):
+    model.bert._do_something = lambda x: x
+
+
+def with_weights_tied_by_hand(model):
+    model.bert.encoder.layer[0].attention.self.key.weight = model.bert.encoder.layer[0].attention.self.query.weight
+
+
+def with_a_configuration_of_a_part(model):
+    model.bert.config = transformers.BertConfig(**SIZES, hidden_act="relu")
+
+
 CHANGES = [
+    with_a_private_function, with_a_method_of_its_own, with_weights_tied_by_hand, with_a_configuration_of_a_part,
     with_another_activation, with_another_number, with_one_layer_less, of_another_class,
     with_another_attention, with_a_module,
 ]  # fmt: skip
 
 
-def test_a_model_as_it_was_made_is_described_by_its_configuration():
-    assert zoo.described(classifier())["class"] == "BertForSequenceClassification"
+def resized(model):
+    model.resize_token_embeddings(12)
+
+
+@pytest.mark.parametrize("harmless", [lambda m: m, lambda m: m.half(), lambda m: m.train(), resized])
+def test_a_model_as_it_was_made_is_described_by_its_configuration(harmless):
+    for model in (classifier(), language_model()):
+        harmless(model)
+        assert zoo.described(model)["class"] == type(model).__name__
 
 
 @pytest.mark.parametrize("change", CHANGES)

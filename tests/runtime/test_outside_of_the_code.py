@@ -96,6 +96,23 @@ class Items:
         return cls.held[key]
 
 
+class Behind:
+    def own_factor(self):
+        return 1.0
+
+
+class Mixin:
+    pass
+
+
+class Layered(Mixin, Behind):
+    def factor(self):
+        return super().own_factor()
+
+
+LAYER = Layered()
+
+
 class Plugin:
     pass
 
@@ -154,6 +171,8 @@ WAYS = {
     "of a function in an attribute": lambda m: getattr(m.function, "size", 1.0),
     "the text of an object": lambda m: float(repr(TOLD)),
     "a variable of the environment": lambda m: float(any(os.environ.get(n) for n in ("KFC_TEST", "kfc_test"))) + 1,
+    "a number, in a dict of texts": lambda m: BY_CLASS.get(m.index, 1.0),
+    "super, past a mixin": lambda m: LAYER.factor(),
     "the name of its class": lambda m: BY_CLASS.get(type(m).__name__, 1.0),
     "keywords": lambda m: of_keywords(**KEYWORDS),
     "the order of items": lambda m: next(iter(ORDERED.values())),
@@ -198,6 +217,8 @@ CHANGES = {
     "of a function in an attribute": lambda: setattr(closing, "size", 3.0),
     "the text of an object": lambda: setattr(TOLD, "text", "3.0"),
     "a variable of the environment": lambda: os.environ.update(kfc_test="1"),
+    "a number, in a dict of texts": lambda: BY_CLASS.update({1: 3.0}),
+    "super, past a mixin": lambda: setattr(Mixin, "own_factor", lambda self: 3.0),
     "the name of its class": lambda: BY_CLASS.update(Net=3.0),
     "keywords": lambda: KEYWORDS.update(b=2.0),
     "the order of items": lambda: ORDERED.move_to_end("a"),
@@ -256,6 +277,8 @@ def put_back():
     FACTOR["x"] = SLOTS.held.scale = LOCAL.held.scale = Items.held["scale"] = OUTER.inner.scale = 1.0
     Mapped.scale = Slotted.scale
     DEFAULTS.clear(), KEPT.clear(), TOLD.__dict__.clear(), os.environ.pop("kfc_test", None), gc.collect()
+    if "own_factor" in vars(Mixin):
+        del Mixin.own_factor
     ORDERED.move_to_end("b")
     LISTED[0], PROXIED.scale, builtins.min = 1.0, 1.0, smallest
     for owner, name in (*((g, n) for g in (Settings, closing, MODULE, SETTINGS) for n in ("size", "scale", "share")),):
@@ -283,20 +306,33 @@ def test_it_may_change(way, put_back):
     assert torch.equal(fused(X), wanted) and not torch.equal(wanted, before)
 
 
+class Tables:
+    def __init__(self):
+        self.table = {}
+
+    def get(self, key):
+        if key not in self.table:
+            self.table[key] = 1.0
+        return self.table[key]
+
+
+TABLES = Tables()
+
+
 class Remembering(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x):
-        return torch.relu(self.linear(x)) * remembered(x.dim())
+        return torch.relu(self.linear(x)) * remembered(x.dim()) * TABLES.get(x.dim())
 
 
 @torch.no_grad()
 def test_results_that_others_add_to_a_cache_are_no_change():
     fused = small_models.convert(Remembering().eval(), example_inputs=X)
     fused(X)
-    MEMORY["others"] = 5.0
+    MEMORY["others"] = TABLES.table["others"] = 5.0
     fused(X)
     assert fused.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
 
