@@ -28,6 +28,7 @@ from .contents import (
     OF_EVERY_MODULE,
     Contents,
     Found,
+    is_class_of_author,
     is_of_author,
     is_of_project,
     is_own_object,
@@ -231,16 +232,16 @@ class CodeWalk:
         yield from self._found.values()
 
     def _note_added_keys(self) -> None:
-        """Note the keys of dicts to which this code adds none: others do that, to have it do something else. Of dicts
-        to which it adds some, as results by their arguments, those whose items all are functions are chosen from. Where
-        single items are looked up by texts or classes, libraries add more to their registries."""
+        """Note the keys of dicts to which this code adds none, as it does results by their arguments: others do that,
+        to have it do something else. Where single items are looked up by texts or classes, libraries add more to their
+        registries."""
         for name, container, of_project in self._dicts:
             known_as = name.rpartition(".")[2]
             by_name = not of_project and known_as in self._keys and known_as not in self._whole
             if by_name and container and all(isinstance(key, (str, type)) for key in dict.keys(container)):
                 for key in self._keys[known_as] - dict.keys(container):
                     self._note(container, key, f"{key} in {name}")
-            elif known_as not in self._written or all(map(callable, items(container))):
+            elif known_as not in self._written:
                 for path, entry in self.contents.keys_of(f"the keys of {name}", container):
                     self._found[id(container), "keys"] = path, entry
 
@@ -328,7 +329,7 @@ class CodeWalk:
         elif hasattr(type(value), "__wrapped__"):
             return
         elif isinstance(value, type):
-            if is_of_author(value.__module__) and value not in self._untraced:
+            if is_class_of_author(value) and value not in self._untraced:
                 self.add_class(value, set() if issubclass(value, nn.Module) else _special(value) | _OF_NEW_OBJECTS)
         elif isinstance(value, types.ModuleType):
             if is_of_author(value.__name__):

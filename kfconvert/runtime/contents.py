@@ -44,6 +44,8 @@ _TREE = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffe
 _HELD = (dict, collections.OrderedDict, set, list, tuple)
 # What a conversion puts into the instance dict of a model or of its parts.
 OF_CONVERSION = frozenset(("forward", "kfconvert_info", "kfconvert_refresh", "__getstate__"))
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_KEYS = frozenset((str, int, float, bool, bytes, type(None), type))  # which hold nothing
 _OPEN = (dict, list, set, collections.deque)
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
@@ -52,6 +54,7 @@ _OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", "pytest", "_pytest", "
 # Among these, classes that hold what others put there.
 _HOLDERS = (
     "collections", "configparser", "fractions", "queue", "string", "threading", "torch.distributions.", "torch.optim.",
+    "torch.utils.data.",
     "weakref",
 )  # fmt: skip
 
@@ -65,8 +68,8 @@ def is_plain_object(value: Any) -> bool:
         return False
     if opened(value) is not value:
         return False
-    module = type(value).__module__
-    if not (is_of_author(module) or module.startswith(_HOLDERS)):
+    kind = type(value)
+    if not (is_class_of_author(kind) or kind.__module__.startswith(_HOLDERS)):
         return False
     return instance_dict(value) is not None
 
@@ -87,6 +90,18 @@ def is_of_author(module: str | None) -> bool:
     return root not in _OF_LIBRARIES or _hides_one_of_python(root)
 
 
+def is_class_of_author(kind: type) -> bool:
+    """Whether a class is an author's. One that is made by a function of Python's may go by the module of that."""
+    if is_of_author(kind.__module__):
+        return True
+    is_written_in_python = bool(kind.__flags__ & _HEAP_TYPE) and isinstance(vars(kind).get("__module__"), str)
+    return is_written_in_python and kind.__module__ in ("types", "builtins") and not _is_found(kind)
+
+
+def _is_found(kind: type) -> bool:
+    return getattr(sys.modules[kind.__module__], kind.__name__, None) is kind
+
+
 @functools.cache
 def is_of_project(module: str | None) -> bool:
     """Whether the Python module of this name is the user's own: an author's, and no installed library's."""
@@ -97,7 +112,8 @@ def is_of_project(module: str | None) -> bool:
 def is_own_object(value: Any) -> bool:
     """Whether all that a plain object holds counts, whatever of it the code names: it is of a class of the user's own,
     or holds what somebody has put there. Libraries keep much in theirs that changes, and that no forward looks at."""
-    return isinstance(value, _NAMESPACES) or is_of_project(type(value).__module__)
+    kind = type(value)
+    return isinstance(value, _NAMESPACES) or is_of_project(kind.__module__) or not is_of_author(kind.__module__)
 
 
 @functools.cache
@@ -145,7 +161,8 @@ def items(value: Any) -> list[Any]:
         return list(vars(value).values())
     value = opened(value)
     if isinstance(value, dict):
-        return list(dict.values(value))  # a subclass may have a method of its own
+        # A subclass may have a method of its own.
+        return [*dict.values(value), *(key for key in dict.__iter__(value) if type(key) not in _KEYS)]
     return list(value) if isinstance(value, (list, tuple, set, frozenset, collections.deque)) else []
 
 
@@ -250,7 +267,7 @@ def _copied(value: Any) -> Any:
 
 def slotted(value: Any) -> dict[str, Any]:
     """What an object of a class of a model's author has in its slots, by name; MISSING where it has nothing."""
-    if not is_of_author(type(value).__module__):
+    if not is_class_of_author(type(value)):
         return {}
     return {name: getattr(value, name, MISSING) for kind in type(value).__mro__ for name in _slots(kind)}
 
@@ -258,7 +275,7 @@ def slotted(value: Any) -> dict[str, Any]:
 def types_held(values: list[Any]) -> list[type]:
     """The distinct classes of an author among those of containers and of objects with slots that ``values`` reach."""
     found = dict.fromkeys(type(value) for value in reached(values) if not isinstance(value, (nn.Module, Tensor, type)))
-    return [kind for kind in found if is_of_author(kind.__module__) and (issubclass(kind, _HELD) or _has_slots(kind))]
+    return [kind for kind in found if is_class_of_author(kind) and (issubclass(kind, _HELD) or _has_slots(kind))]
 
 
 def _has_slots(kind: type) -> bool:

@@ -2,6 +2,7 @@
 
 import builtins
 import collections
+import dataclasses
 import gc
 import os
 import sys
@@ -110,7 +111,12 @@ class Layered(Mixin, Behind):
         return super().own_factor()
 
 
-LAYER = Layered()
+class Key:
+    scale = 1.0
+
+
+LAYER, BY_OBJECT = Layered(), {Key(): 1.0}
+MADE = dataclasses.make_dataclass("Made", [("scale", float, 1.0)])()
 
 
 class Plugin:
@@ -172,6 +178,8 @@ WAYS = {
     "the text of an object": lambda m: float(repr(TOLD)),
     "a variable of the environment": lambda m: float(any(os.environ.get(n) for n in ("KFC_TEST", "kfc_test"))) + 1,
     "a number, in a dict of texts": lambda m: BY_CLASS.get(m.index, 1.0),
+    "an object of a class that was made": lambda m: MADE.scale,
+    "an object that is a key": lambda m: sum(key.scale for key in BY_OBJECT),
     "super, past a mixin": lambda m: LAYER.factor(),
     "the name of its class": lambda m: BY_CLASS.get(type(m).__name__, 1.0),
     "keywords": lambda m: of_keywords(**KEYWORDS),
@@ -218,6 +226,8 @@ CHANGES = {
     "the text of an object": lambda: setattr(TOLD, "text", "3.0"),
     "a variable of the environment": lambda: os.environ.update(kfc_test="1"),
     "a number, in a dict of texts": lambda: BY_CLASS.update({1: 3.0}),
+    "an object of a class that was made": lambda: setattr(MADE, "scale", 3.0),
+    "an object that is a key": lambda: setattr(next(iter(BY_OBJECT)), "scale", 3.0),
     "super, past a mixin": lambda: setattr(Mixin, "own_factor", lambda self: 3.0),
     "the name of its class": lambda: BY_CLASS.update(Net=3.0),
     "keywords": lambda: KEYWORDS.update(b=2.0),
@@ -279,19 +289,22 @@ def put_back():
     DEFAULTS.clear(), KEPT.clear(), TOLD.__dict__.clear(), os.environ.pop("kfc_test", None), gc.collect()
     if "own_factor" in vars(Mixin):
         del Mixin.own_factor
+    MADE.scale = next(iter(BY_OBJECT)).scale = 1.0
     ORDERED.move_to_end("b")
     LISTED[0], PROXIED.scale, builtins.min = 1.0, 1.0, smallest
     for owner, name in (*((g, n) for g in (Settings, closing, MODULE, SETTINGS) for n in ("size", "scale", "share")),):
         if name in vars(owner):
             delattr(owner, name)
     globals().pop("max", None), globals().pop("THERE_LATER", None)
-    if "__rmul__" in vars(torch.Tensor):
+    if RIGHT_TIMES is not None:
         torch.Tensor.__rmul__ = RIGHT_TIMES
+    elif "__rmul__" in vars(torch.Tensor):
+        del torch.Tensor.__rmul__
     torch.set_default_device(None)
     torch.set_autocast_dtype("cpu", torch.bfloat16)
 
 
-RIGHT_TIMES = torch.Tensor.__rmul__
+RIGHT_TIMES = vars(torch.Tensor).get("__rmul__")
 
 
 @pytest.mark.parametrize("way", WAYS)
