@@ -11,6 +11,7 @@ import dis
 import functools
 import gc
 import inspect
+import operator
 import os
 import re
 import types
@@ -41,7 +42,7 @@ from .contents import (
     referent,
     slotted,
 )
-from .watch import INSIDE, MISSING, SIZE, TYPE, inside
+from .watch import INSIDE, ITEMS, MISSING, SIZE, TYPE, Mark, inside
 
 # nn.Module itself looks these names up in the class of every module.
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
@@ -157,8 +158,9 @@ class CodeWalk:
         self._followed: set[tuple[int, str]] = set()  # attributes of objects
         self._modules: dict[int, types.ModuleType] = {}  # that something holds
         self._python_modules: dict[int, types.ModuleType] = {}  # of which attributes are read
+        self._functions: dict[int, types.FunctionType] = {}  # several of which may share their code
         self._codes: dict[int, types.CodeType] = {}
-        self._found: dict[tuple[int, str], Found] = {}
+        self._found: dict[tuple[int, Any], Found] = {}
 
     def add_class(self, owner: type, names: set[str], traced: bool = False) -> None:
         """Follow the methods called ``names`` of a class, wherever among its bases they are defined; ``traced``: what
@@ -184,7 +186,8 @@ class CodeWalk:
                 self._module(module, frozenset(self._names), set())
 
     def _reached(self) -> Iterable[Collection[Any]]:
-        return self._codes, self._wanted, self._untraced, self._of_classes, self._modules, self._objects, self._inner
+        classes = self._wanted, self._untraced, self._of_classes
+        return self._functions, *classes, self._modules, self._objects, self._inner
 
     def codes(self) -> list[types.CodeType]:
         """That of all functions that were reached, and of the functions within them."""
@@ -215,7 +218,7 @@ class CodeWalk:
         for name, value in [*self._objects.values(), *self._inner.values()]:
             self._nearer(name, value)
             if self._reads_dicts:
-                self._found[id(value), "size"] = (f"the attributes of {name}", (vars(value), SIZE, len(vars(value))))
+                self._found[id(value), SIZE] = (f"the attributes of {name}", (vars(value), SIZE, len(vars(value))))
         if "__subclasses__" in self._names:
             for owner in filter(lambda each: is_of_author(each.__module__), self._wanted):
                 self.contents.subclasses_of(f"{owner.__qualname__}.__subclasses__()", owner)
@@ -243,7 +246,7 @@ class CodeWalk:
                     self._note(container, key, f"{key} in {name}")
             elif known_as not in self._written:
                 for path, entry in self.contents.keys_of(f"the keys of {name}", container):
-                    self._found[id(container), "keys"] = path, entry
+                    self._found[id(container), ITEMS] = path, entry
 
     def _note_missing_keys(self) -> None:
         """Note what code may ask dicts and the environment for that is not there, or may be another."""
@@ -265,12 +268,14 @@ class CodeWalk:
         for asked in self._names:
             nowhere = len(stores) if asked in self._asked_by_name else 0
             found = next((index for index, store in enumerate(stores) if asked in store), nowhere)
-            for store in stores[:found]:
+            # A property of a class comes before an attribute of the object.
+            before = stores[1:] if found == 0 and asked in stores[0] and is_own_object(value) else stores[:found]
+            for store in before:
                 self._note(store, asked, f"{name}.{asked}")
 
     def _is_wanted(self, owner: type, name: str) -> bool:
         """Whether code may look up a name, one that it reads of something, in this class."""
-        if name in _OF_NEW_OBJECTS and name not in self._names:
+        if name in _OF_NEW_OBJECTS and name not in self._names and not is_of_project(owner.__module__):
             return False  # Of most classes that code names it makes no object, and what they start with is much.
         return (
             owner in self._untraced or name in self._wanted[owner] or name in self._of_classes or name.startswith("__")
@@ -304,7 +309,7 @@ class CodeWalk:
         elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
             self.follow(value.__func__, name, depth + 1)
             owner = getattr(value, "__self__", None)
-            if isinstance(owner, nn.Module) or is_plain_object(owner):
+            if isinstance(owner, (nn.Module, type)) or is_plain_object(owner):
                 self.follow(owner, name, depth + 1)
         elif isinstance(value, property):
             self.follow(value.fget, name, depth + 1)
@@ -316,6 +321,8 @@ class CodeWalk:
             self._hold(name, value.keywords, depth)
             for bound in (value.func, *value.args):
                 self.follow(bound, name, depth + 1)
+        elif isinstance(value, (operator.attrgetter, operator.methodcaller)):
+            self._names |= {word for text in _texts(value.__reduce__()[1]) for word in text.split(".")}
         elif isinstance(value, functools._lru_cache_wrapper):
             self.follow(value.__wrapped__, name, depth + 1)
             self._cached(value, name, depth)
@@ -326,11 +333,15 @@ class CodeWalk:
                 self.asked_for.add(value.__name__)
             if opened(value) is not value:
                 self._hold(name, value, depth)
+            elif isinstance(value.__self__, type):  # as ``apply`` of a torch.autograd.Function
+                self.follow(value.__self__, name, depth + 1)
         elif hasattr(type(value), "__wrapped__"):
             return
         elif isinstance(value, type):
             if is_class_of_author(value) and value not in self._untraced:
                 self.add_class(value, set() if issubclass(value, nn.Module) else _special(value) | _OF_NEW_OBJECTS)
+                if is_of_project(type(value).__module__):  # its metaclass
+                    self.add_class(type(value), _special(type(value)))
         elif isinstance(value, types.ModuleType):
             if is_of_author(value.__name__):
                 self._modules[id(value)] = value
@@ -350,7 +361,7 @@ class CodeWalk:
         if id(value) in self._objects or (inner and id(value) in self._inner):
             return
         (self._inner if inner else self._objects)[id(value)] = name, value
-        self._found[id(value), "class"] = (f"the class of {name}", (value, TYPE, type(value)))
+        self._found[id(value), TYPE] = (f"the class of {name}", (value, TYPE, type(value)))
         if not inner:
             for key, item in list(vars(value).items()):
                 self._note(vars(value), key, f"{name}.{key}")
@@ -359,7 +370,7 @@ class CodeWalk:
                 elif own and (is_plain_object(item) or slotted(item)):
                     self.follow(item, f"{name}.{key}", depth + 1, inner=True)
             if own:
-                self._found[id(value), "size"] = (f"the attributes of {name}", (vars(value), SIZE, len(vars(value))))
+                self._found[id(value), SIZE] = (f"the attributes of {name}", (vars(value), SIZE, len(vars(value))))
         if type(value) not in self._wanted:
             self.add_class(type(value), _special(type(value)))
         if slotted(value):
@@ -392,7 +403,7 @@ class CodeWalk:
         if self._model is None or id(module) in self._known:
             return
         for path, entry in self.contents.of(name, module):
-            self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
+            self._found.setdefault(_place(*entry[:2]), (path, entry))
         for inner in module.modules():
             if id(inner) not in self._known:
                 self._known.add(id(inner))
@@ -406,7 +417,7 @@ class CodeWalk:
         self._held[id(container)] = container
         # Whether an item that is added to a dict is a change is known when all of the code is.
         for path, entry in self.contents.of(name, container, sized=False):
-            self._found.setdefault((id(entry[0]), str(entry[1])), (path, entry))
+            self._found.setdefault(_place(*entry[:2]), (path, entry))
         if isinstance(opened(container), dict):
             self._dicts.append((name, opened(container), self._of_project))
         kind = type(container)
@@ -416,10 +427,11 @@ class CodeWalk:
             self.follow(item, name, depth + 1, inner=True)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
-        if id(function.__code__) in self._codes or not _is_followed(function.__module__):
+        if id(function) in self._functions or not _is_followed(function.__module__):
             return
+        self._functions[id(function)] = function
         self._codes[id(function.__code__)] = function.__code__
-        self._found[id(function), "inside"] = (function.__qualname__, (function, INSIDE, inside(function)))
+        self._found[id(function), INSIDE] = (function.__qualname__, (function, INSIDE, inside(function)))
         if function.__kwdefaults__:
             self._hold(function.__qualname__, function.__kwdefaults__, depth)
         registry = getattr(function, "registry", None)
@@ -439,7 +451,7 @@ class CodeWalk:
             self.follow(default, f"{function.__qualname__}.{argument}", depth + 1)
         if is_of_project(function.__module__):
             size = vars(function), SIZE, len(vars(function))
-            self._found[id(function), "size"] = f"the attributes of {function.__qualname__}", size
+            self._found[id(function), SIZE] = f"the attributes of {function.__qualname__}", size
         for key in vars(function).keys() - {"__wrapped__"}:
             self._note(vars(function), key, f"{function.__qualname__}.{key}")
             self.follow(vars(function)[key], f"{function.__qualname__}.{key}", depth + 1)
@@ -513,7 +525,7 @@ class CodeWalk:
 
     def _note(self, store: dict[Any, Any], key: Any, name: str) -> None:
         if key not in ("__dict__", "__weakref__", "__doc__", "__builtins__"):
-            self._found.setdefault((id(store), key), (name, (store, key, dict.get(store, key, MISSING))))
+            self._found.setdefault(_place(store, key), (name, (store, key, dict.get(store, key, MISSING))))
 
 
 def _is_followed(module: str | None) -> bool:
@@ -528,6 +540,11 @@ def _special(owner: type) -> set[str]:
     """The names of the special methods of a class, which code calls without naming them."""
     never = _NEVER_CALLED - {"__repr__"} if is_of_project(owner.__module__) else _NEVER_CALLED
     return {key for kind in owner.__mro__ for key in vars(kind) if key.startswith("__")} - never
+
+
+def _place(store: Any, key: Any) -> tuple[int, Any]:
+    """Of an entry, to know it again: equal keys may be of several kinds, and some cannot be compared."""
+    return id(store), key if isinstance(key, (str, Mark)) or key == () else (type(key), id(key))
 
 
 def _texts(constant: Any) -> set[str]:

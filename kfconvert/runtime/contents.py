@@ -62,6 +62,8 @@ _HOLDERS = (
 def is_plain_object(value: Any) -> bool:
     """Whether ``value`` is an instance of a Python class of a model's author, with attributes of its own; or of one of
     Python's or torch's that holds what others put there."""
+    if is_weak(value):
+        return False
     if isinstance(value, _NAMESPACES):
         return True
     if isinstance(value, (type, nn.Module, Tensor, types.ModuleType, dict, list, tuple, set, frozenset)):
@@ -128,7 +130,8 @@ def _hides_one_of_python(root: str) -> bool:
 
 
 def is_weak(value: Any) -> bool:
-    return isinstance(value, weakref.ReferenceType) or type(value) in weakref.ProxyTypes
+    # Of a proxy, isinstance() asks what it stands for, which may be gone.
+    return type(value) in weakref.ProxyTypes or issubclass(type(value), weakref.ReferenceType)
 
 
 def referent(value: Any) -> Any:
@@ -230,12 +233,12 @@ def _value_of(variable: contextvars.ContextVar[Any]) -> list[Any]:
 
 
 def _held_by(value: Any) -> list[Any]:
+    if is_weak(value):
+        return [referent(value)]
     if isinstance(value, (functools.partial, functools.partialmethod)):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, types.MethodType):
         return [value.__self__]
-    if is_weak(value):
-        return [referent(value)]
     if is_plain_object(value):
         return [*vars(value).values(), *slotted(value).values()]
     return items(value) or list(slotted(value).values())

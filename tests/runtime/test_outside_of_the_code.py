@@ -4,6 +4,7 @@ import builtins
 import collections
 import dataclasses
 import gc
+import operator
 import os
 import sys
 import threading
@@ -91,6 +92,12 @@ class Slotted:
 
 
 class Items:
+    amount = 1.0
+
+    @classmethod
+    def of_class(cls):
+        return cls.amount
+
     held = {"scale": 1.0}  # noqa: RUF012
 
     def __class_getitem__(cls, key):
@@ -111,6 +118,49 @@ class Layered(Mixin, Behind):
         return super().own_factor()
 
 
+class Single:
+    one = None
+
+    def __new__(cls):
+        if cls.one is None:
+            cls.one = object.__new__(cls)
+            cls.one.scale = 1.0
+        return cls.one
+
+
+def scaled_by(held):
+    def decorator(function):
+        def run():
+            return function() * held["x"]
+
+        return run
+
+    return decorator
+
+
+SECOND, BY_TEXT, CALLED_KEYS = {"x": 1.0}, {1: 1.0, "1": 1.0}, {"keys": 1.0, "values": 2.0}
+
+
+@scaled_by({"x": 1.0})
+def decorated():
+    return 1.0
+
+
+@scaled_by(SECOND)
+def also_decorated():
+    return 1.0
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * FACTOR["x"]
+
+
+APPLY, OF_CLASS = Scale.apply, Items.of_class
+PICKED, ATTRIBUTE = operator.itemgetter("a"), operator.attrgetter("number")
+
+
 class Key:
     scale = 1.0
 
@@ -124,7 +174,7 @@ class Plugin:
 
 
 class Told:
-    text = "1.0"
+    text, number = "1.0", 1.0
 
     def __repr__(self):
         return self.text
@@ -180,6 +230,13 @@ WAYS = {
     "a number, in a dict of texts": lambda m: BY_CLASS.get(m.index, 1.0),
     "an object of a class that was made": lambda m: MADE.scale,
     "an object that is a key": lambda m: sum(key.scale for key in BY_OBJECT),
+    "the one object of a class": lambda m: Single().scale,
+    "a property before an attribute": lambda m: PROXIED.scale,
+    "the second of one decorator": lambda m: decorated() * also_decorated(),
+    "a function of autograd by another name": lambda m: APPLY(m.one),
+    "a class method by another name": lambda m: OF_CLASS() * PICKED(Settings.table) * ATTRIBUTE(TOLD),
+    "keys with one text": lambda m: BY_TEXT[1] * BY_TEXT["1"],
+    "an item called keys": lambda m: CALLED_KEYS["keys"],
     "super, past a mixin": lambda m: LAYER.factor(),
     "the name of its class": lambda m: BY_CLASS.get(type(m).__name__, 1.0),
     "keywords": lambda m: of_keywords(**KEYWORDS),
@@ -228,6 +285,13 @@ CHANGES = {
     "a number, in a dict of texts": lambda: BY_CLASS.update({1: 3.0}),
     "an object of a class that was made": lambda: setattr(MADE, "scale", 3.0),
     "an object that is a key": lambda: setattr(next(iter(BY_OBJECT)), "scale", 3.0),
+    "the one object of a class": lambda: setattr(Single(), "scale", 3.0),
+    "a property before an attribute": lambda: setattr(Settings, "scale", property(lambda self: 3.0, lambda *_: None)),
+    "the second of one decorator": lambda: SECOND.update(x=3.0),
+    "a function of autograd by another name": lambda: FACTOR.update(x=3.0),
+    "a class method by another name": lambda: setattr(Items, "amount", 3.0),
+    "keys with one text": lambda: BY_TEXT.update({"1": 3.0}),
+    "an item called keys": lambda: CALLED_KEYS.update(keys=3.0),
     "super, past a mixin": lambda: setattr(Mixin, "own_factor", lambda self: 3.0),
     "the name of its class": lambda: BY_CLASS.update(Net=3.0),
     "keywords": lambda: KEYWORDS.update(b=2.0),
@@ -257,6 +321,7 @@ class Net(nn.Module):
         super().__init__()
         self.linear, self.way, self.index = nn.Linear(8, 8), way, 1
         self.mapped, self.slotted, self.function = Mapped(), Slotted(), closing
+        self.register_buffer("one", torch.ones(()))
 
     def forward(self, x):
         return WAYS[self.way](self) * torch.relu(self.linear(x))
@@ -289,6 +354,7 @@ def put_back():
     DEFAULTS.clear(), KEPT.clear(), TOLD.__dict__.clear(), os.environ.pop("kfc_test", None), gc.collect()
     if "own_factor" in vars(Mixin):
         del Mixin.own_factor
+    Single().scale = SECOND["x"] = BY_TEXT["1"] = CALLED_KEYS["keys"] = Items.amount = 1.0
     MADE.scale = next(iter(BY_OBJECT)).scale = 1.0
     ORDERED.move_to_end("b")
     LISTED[0], PROXIED.scale, builtins.min = 1.0, 1.0, smallest

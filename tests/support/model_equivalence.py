@@ -97,7 +97,9 @@ class Pair:
         threshold = 1e-6
         verdict = compare(self._exact(self.twin, inputs(0), full, ours), ours, theirs, threshold)
         if not verdict.passed and verdict.optimized_error is not None:
-            threshold = max(threshold, ERROR_RATIO * self._own_error(inputs, full))
+            # Outputs may be rounded once more than the original's, of which some are exact by chance.
+            rounding = 2 * torch.finfo(getattr(torch, self.narrowest())).eps
+            threshold = max(threshold, rounding, ERROR_RATIO * self._own_error(inputs, full))
             verdict = compare(self._exact(self.twin, inputs(0), full, ours), ours, theirs, threshold)
         assert verdict.passed is not False, f"{what}: {verdict.reason}"  # None where there is nothing but NaN
 
