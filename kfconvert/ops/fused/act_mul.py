@@ -26,8 +26,8 @@ def act_mul(gate: torch.Tensor, up: torch.Tensor, activation: str, negative_slop
     Args:
         gate: any shape; float64, float32, float16 or bfloat16 (the half types are computed in float32).
         up: gate's dtype and device (autocast aligns the dtypes), a shape that broadcasts with gate's. Both
-        may be views with any strides, such as the two halves ``h.chunk(2, -1)`` of one packed tensor: they
-        are read without a copy, and the result is contiguous.
+            may be views with any strides, such as the two halves ``h.chunk(2, -1)`` of one packed tensor: they
+            are read without a copy, and the result is contiguous.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
         negative_slope: of leaky_relu.
 

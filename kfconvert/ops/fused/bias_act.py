@@ -49,12 +49,13 @@ def bias_act(
 
     Args:
         x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in
-        float32). bias: (x.shape[dim],), added along ``dim``; same dtype and device as x.
+            float32).
+        bias: (x.shape[dim],), added along ``dim``; same dtype and device as x.
         residual: x's shape, dtype and device; any strides.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
         negative_slope: of leaky_relu.
         dim: 1 for the output of a convolution; contiguous and channels-last inputs are both read without a
-        copy.
+            copy.
 
     Raises:
         ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.

@@ -67,11 +67,12 @@ def conv_act(
 
     Args:
         x: (batch, in, *size) or (in, *size); contiguous or channels-last; float64, float32, float16 or
-        bfloat16. weight: (out, in / groups, *kernel).
+            bfloat16.
+        weight: (out, in / groups, *kernel).
         bias: (out,).
         residual: the output's shape; a layout other than the output's costs a copy.
         stride, padding, dilation, groups: as in torch.nn.functional.conv2d; padding also "valid" or, with a
-        stride of 1, "same".
+            stride of 1, "same".
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
         negative_slope: of leaky_relu.
 

@@ -70,7 +70,7 @@ def group_norm_act(
 
     Args:
         x: (N, C, ...); float64, float32, float16 or bfloat16 (the half types are computed in float32); any
-        layout other than contiguous costs a copy.
+            layout other than contiguous costs a copy.
         num_groups: divides C.
         weight, bias: (C,), x's dtype and device.
         eps: added to the variance.

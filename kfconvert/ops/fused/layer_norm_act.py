@@ -51,7 +51,8 @@ def layer_norm_act(
 
     Args:
         x: (..., *normalized_shape); float64, float32, float16 or bfloat16. Other strides than contiguous cost
-        a copy. normalized_shape: the last dimensions of x, over which it is normalised.
+            a copy.
+        normalized_shape: the last dimensions of x, over which it is normalised.
         weight, bias: normalized_shape; x's dtype, or both float32 beside a half type.
         eps: added to the variance.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.

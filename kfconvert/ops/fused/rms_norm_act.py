@@ -65,7 +65,8 @@ def rms_norm_act(
 
     Args:
         x: (..., *normalized_shape); float64, float32, float16 or bfloat16. Other strides than contiguous cost
-        a copy. normalized_shape: the last dimensions of x, over which it is normalised.
+            a copy.
+        normalized_shape: the last dimensions of x, over which it is normalised.
         weight: normalized_shape; x's dtype, or float32 beside a half type.
         eps: added to the mean of the squares.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.

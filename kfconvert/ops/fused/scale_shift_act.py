@@ -45,9 +45,9 @@ def scale_shift_act(
 
     Args:
         x: (N, C, ...), any strides; contiguous and channels-last are both read without a copy; float64,
-        float32, float16 or bfloat16 (the half types are computed in float32).
+            float32, float16 or bfloat16 (the half types are computed in float32).
         scale, shift: (C,), on x's device; float64 beside a float64 x, float32 beside any other: in a half
-        type their rounding would be as large as that of the result.
+            type their rounding would be as large as that of the result.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
         negative_slope: of leaky_relu.
 

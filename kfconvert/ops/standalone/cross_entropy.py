@@ -42,7 +42,7 @@ def cross_entropy(
         x: logits, (rows, classes); float64, float32, float16 or bfloat16 (the half types are computed in
             float32).
         target: (rows,), int64, on x's device; rows whose target is ``ignore_index`` do not count. Another one
-        that is no class is an error on the CPU and makes the loss NaN on a GPU, which is not waited for.
+            that is no class is an error on the CPU and makes the loss NaN on a GPU, which is not waited for.
         reduction: "none", "sum" or "mean" (over the rows that count; NaN where none does).
         label_smoothing: this share of each target is spread evenly over all classes.
 
@@ -51,7 +51,7 @@ def cross_entropy(
 
     Raises:
         ValueError: an unknown reduction or smoothing outside of 0 to 1. RuntimeError: shapes, dtypes, devices
-        or targets that do not fit.
+            or targets that do not fit.
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction must be none, sum or mean, got {reduction!r}")

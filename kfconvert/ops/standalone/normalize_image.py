@@ -57,12 +57,12 @@ def normalize_image(
     Args:
         image: (H, W, C) or (N, H, W, C), uint8; any strides are read without a copy.
         mean, std: C numbers each, or (C,) on image's device. Numbers of more than 4 channels are sent to the
-        device at every call.
+            device at every call.
         crop: (top, left, height, width) in pixels: this part of each image alone, which is read without a copy.
         flip: left and right change places; the bytes are copied for it, ``torch.flip``.
         dtype: of the result: float64, float32, float16 or bfloat16 (the half types are computed in float32).
         memory_format: of the result: ``torch.contiguous_format``, or ``torch.channels_last``, in which a
-        result of three dimensions has the strides of (H, W, C).
+            result of three dimensions has the strides of (H, W, C).
 
     Returns:
         (C, H, W) or (N, C, H, W), H and W those of ``crop`` where it is given.
@@ -73,7 +73,7 @@ def normalize_image(
 
     Raises:
         RuntimeError: shapes, dtypes, devices, a crop or a memory format that do not fit; a number 0 in std. Of a
-        tensor the values are not looked at: where std is 0, no result is finite.
+            tensor the values are not looked at: where std is 0, no result is finite.
     """
     operator = "normalize_image"
     require_tensors(image)

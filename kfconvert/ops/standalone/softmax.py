@@ -56,8 +56,8 @@ def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = 
         x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in
             float32).
         mask: a shape that broadcasts to x's. Boolean, True where an element takes part, as in
-        ``torch.nn.functional.scaled_dot_product_attention``; or x's dtype, to be added. Where a row has no
-        element that takes part, it is NaN.
+            ``torch.nn.functional.scaled_dot_product_attention``; or x's dtype, to be added. Where a row has no
+            element that takes part, it is NaN.
 
     Along another dimension than the last, and for x of no dimension, these are ATen's operators; on the CPU
     the backward without scale and boolean mask is.

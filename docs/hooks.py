@@ -1,0 +1,47 @@
+"""What mkdocs is to do beside its settings: files outside of docs/ that pages link to become part of the site."""
+
+import os
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+_LINK = re.compile(r"(?<=\]\()[^)#:\s]+")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the files of the repository that pages link to, and what those link to in turn, under their own paths."""
+    docs = Path(config.docs_dir)
+    waiting = list(docs.rglob("*.md"))
+    while waiting:
+        page = waiting.pop()
+        for link in _LINK.findall(page.read_text()):
+            target = (page.parent / link).resolve()
+            if not _is_outside(target, docs):
+                continue
+            name = target.relative_to(docs.parent).as_posix()
+            if files.get_file_from_path(name) is None:
+                files.append(File.generated(config, name, abs_src_path=str(target)))
+                if target.suffix == ".md":
+                    waiting.append(target)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """In the site these files lie beside the folders of docs/, not above them."""
+    docs, source = Path(config.docs_dir), Path(page.file.abs_src_path)
+
+    def lead(match: re.Match[str]) -> str:
+        target = (source.parent / match.group()).resolve()
+        if not _is_outside(target, docs):
+            return match.group()
+        return os.path.relpath(target.relative_to(docs.parent), Path(page.file.src_uri).parent)
+
+    return _LINK.sub(lead, markdown)
+
+
+def _is_outside(target: Path, docs: Path) -> bool:
+    """Whether it is a file of the repository that is not in docs/; a link that leads nowhere is for mkdocs to tell."""
+    return target.is_file() and target.is_relative_to(docs.parent) and not target.is_relative_to(docs)
