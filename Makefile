@@ -2,7 +2,8 @@
 # make test    run the test suite
 # make quick   run the fast tests, about a minute
 # make check   lint, the format of Python and C++, and types
-# make check-all  run the tests that take long or need further packages, which `make test` leaves out
+# make check-all  run the tests that take long or need further packages, which `make test` leaves out, and the notebook
+# make docs    build the pages of docs/ into site/, and fail on a link that leads nowhere
 # make format  bring Python and C++ into that format
 # make fuzz    convert 2000 random models, others each time; FUZZ=10000 for more
 # make mutants put faults into a copy of the package one by one and tell which no test notices; takes long
@@ -21,14 +22,17 @@ PACKAGES := torch torchvision transformers timm safetensors rich click numpy pyd
 	setuptools wheel ninja pybind11 ruff mypy clang-format pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib playwright
 SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
 
-PYTHON_FILES := kfconvert tests scripts examples benchmarks setup.py
+PYTHON_FILES := kfconvert tests scripts examples benchmarks docs setup.py
 CPP_FILES := $(shell find kfconvert scripts \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \))
+
+# What builds the pages and runs the notebook in them.
+DOCS_PACKAGES := mkdocs-material mkdocstrings[python] mkdocs-jupyter nbmake ipykernel
 
 # Rooms whose tests convert few models or none.
 QUICK := tests/test_rooms.py tests/test_settings.py tests/test_second_names.py tests/accuracy tests/canonical tests/graph \
 	tests/matching/test_matcher.py tests/region tests/report tests/runtime/test_watch.py
 
-.PHONY: demo test quick check check-all format fuzz mutants build clean
+.PHONY: demo test quick check check-all docs format fuzz mutants build clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -46,9 +50,14 @@ check: $(VENV)/.packages
 	@$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 	$(BIN)/mypy
 
-check-all: build
+check-all: docs
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch-geometric
 	KFCONVERT_HEAVY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m heavy tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --nbmake docs/first_ten_minutes.ipynb
+
+docs: build
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(DOCS_PACKAGES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict
 
 format: $(VENV)/.packages
 	$(BIN)/ruff check --fix $(PYTHON_FILES)
@@ -86,5 +95,5 @@ $(VENV)/.kernels: $(VENV)/.packages $(SOURCES)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist out .pytest_cache *.egg-info
+	rm -rf $(VENV) build dist out site .pytest_cache *.egg-info
 	find kfconvert \( -name '*.so' -o -name '__pycache__' \) -prune -exec rm -rf {} +

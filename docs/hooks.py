@@ -9,6 +9,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _LINK = re.compile(r"(?<=\]\()[^)#:\s]+")
+_ROLE = re.compile(r":(?:class|data|func|meth):(?=<code>)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -40,6 +41,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return os.path.relpath(target.relative_to(docs.parent), Path(page.file.src_uri).parent)
 
     return _LINK.sub(lead, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Docstrings name other things by roles of reStructuredText, of which the name is enough here."""
+    return _ROLE.sub("", html)
 
 
 def _is_outside(target: Path, docs: Path) -> bool:
