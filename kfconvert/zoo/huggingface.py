@@ -125,7 +125,7 @@ def _model_class(name: str) -> type[PreTrainedModel] | None:
 
 
 def _entry(model: PreTrainedModel, recipe: dict[str, Any], request: Request) -> ZooModel:
-    return ZooModel(model, example_inputs(model, request), recipe | _recipe_of(model))
+    return ZooModel(model, example_inputs(model, request), _recipe_of(model) | recipe)
 
 
 def _recipe_of(model: PreTrainedModel) -> dict[str, Any]:
