@@ -1,6 +1,6 @@
 """What a converted model runs: a guard over all that its program relies on, then the program."""
 
-from .code import OF_COMPILERS, class_dict, code_walk, held_functions, is_same_compiled, reads_of_attributes
+from .code import OF_COMPILERS, class_dict, code_walk, held_functions, is_same_compiled
 from .configuration import configurations, derived_class, recorded_reads, set_class, without_cache
 from .contents import (
     OF_CONVERSION,
@@ -21,6 +21,7 @@ from .ledger import Ledger
 from .merged_weights import merge, separate, whole
 from .miss_callback import MissCallback, OnMiss
 from .model_state import global_hook, has_hooks, inner_hook
+from .names_in_code import reads_of_attributes
 from .original_forwards import originals
 from .program import Program
 from .random_generators import GENERATORS, as_bytes, generator_state, put_back

@@ -7,7 +7,6 @@ Libraries patch both in a process that holds a converted model: a class's ``forw
 from __future__ import annotations
 
 import builtins
-import dis
 import functools
 import gc
 import inspect
@@ -42,15 +41,11 @@ from .contents import (
     referent,
     slotted,
 )
+from .names_in_code import LONGEST, names_in, texts_in
 from .watch import INSIDE, ITEMS, MISSING, SIZE, TYPE, Mark, inside
 
 # nn.Module itself looks these names up in the class of every module.
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
-# Functions that look up attributes, and such that look up globals, by names in texts, which may have to be longer than
-# one name. Longer texts are messages.
-_GLOBALS_BY_NAME = frozenset(("globals", "eval", "exec", "vars", "import_module"))
-_BY_NAME = frozenset(("getattr", "hasattr", "attrgetter", "methodcaller")) | _GLOBALS_BY_NAME
-_WORD, _LONGEST = re.compile(r"[A-Za-z_]\w*"), 80
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # of the environment
 # So many steps, from a value to what it holds or wraps, are followed.
 _DEPTH = 12
@@ -159,7 +154,6 @@ class CodeWalk:
         self._modules: dict[int, types.ModuleType] = {}  # that something holds
         self._python_modules: dict[int, types.ModuleType] = {}  # of which attributes are read
         self._functions: dict[int, types.FunctionType] = {}  # several of which may share their code
-        self._codes: dict[int, types.CodeType] = {}
         self._found: dict[tuple[int, Any], Found] = {}
 
     def add_class(self, owner: type, names: set[str], traced: bool = False) -> None:
@@ -191,7 +185,8 @@ class CodeWalk:
 
     def codes(self) -> list[types.CodeType]:
         """That of all functions that were reached, and of the functions within them."""
-        pending, found = list(self._codes.values()), []
+        pending = list({id(each.__code__): each.__code__ for each in self._functions.values()}.values())
+        found = []
         while pending:
             found.append(pending.pop())
             pending += [each for each in found[-1].co_consts if isinstance(each, types.CodeType)]
@@ -218,9 +213,9 @@ class CodeWalk:
         for name, value in [*self._objects.values(), *self._inner.values()]:
             self._nearer(name, value)
             if self._reads_dicts:
-                self._found[id(value), SIZE] = (f"the attributes of {name}", (vars(value), SIZE, len(vars(value))))
+                self._note_size(name, value)
         if "__subclasses__" in self._names:
-            for owner in filter(lambda each: is_of_author(each.__module__), self._wanted):
+            for owner in (each for each in self._wanted if is_of_author(each.__module__)):
                 self.contents.subclasses_of(f"{owner.__qualname__}.__subclasses__()", owner)
         self._note_added_keys()
         self._note_missing_keys()
@@ -289,7 +284,7 @@ class CodeWalk:
         for name in (names | self._names) & held.keys():
             if self._is_wanted(owner, name):
                 if isinstance(held[name], classmethod) and isinstance(held[name].__func__, types.FunctionType):
-                    self._of_classes |= _names(held[name].__func__.__code__)[1]
+                    self._of_classes |= names_in(held[name].__func__.__code__).attributes
                 self.follow(held[name], f"{owner.__qualname__}.{name}")
 
     def follow(self, value: Any, name: str, depth: int = 0, inner: bool = False) -> None:
@@ -322,12 +317,12 @@ class CodeWalk:
             for bound in (value.func, *value.args):
                 self.follow(bound, name, depth + 1)
         elif isinstance(value, (operator.attrgetter, operator.methodcaller)):
-            self._names |= {word for text in _texts(value.__reduce__()[1]) for word in text.split(".")}
+            self._names |= {word for text in texts_in(value.__reduce__()[1]) for word in text.split(".")}
         elif isinstance(value, functools._lru_cache_wrapper):
             self.follow(value.__wrapped__, name, depth + 1)
             self._cached(value, name, depth)
             if isinstance(code := getattr(value.__wrapped__, "__code__", None), types.CodeType):
-                self.of_cached |= _names(code)[1]
+                self.of_cached |= names_in(code).attributes
         elif inspect.isbuiltin(value):
             if self._of_author:
                 self.asked_for.add(value.__name__)
@@ -370,7 +365,7 @@ class CodeWalk:
                 elif own and (is_plain_object(item) or slotted(item)):
                     self.follow(item, f"{name}.{key}", depth + 1, inner=True)
             if own:
-                self._found[id(value), SIZE] = (f"the attributes of {name}", (vars(value), SIZE, len(vars(value))))
+                self._note_size(name, value)
         if type(value) not in self._wanted:
             self.add_class(type(value), _special(type(value)))
         if slotted(value):
@@ -430,7 +425,6 @@ class CodeWalk:
         if id(function) in self._functions or not _is_followed(function.__module__):
             return
         self._functions[id(function)] = function
-        self._codes[id(function.__code__)] = function.__code__
         self._found[id(function), INSIDE] = (function.__qualname__, (function, INSIDE, inside(function)))
         if function.__kwdefaults__:
             self._hold(function.__qualname__, function.__kwdefaults__, depth)
@@ -450,21 +444,18 @@ class CodeWalk:
         for argument, default in zip(arguments[len(arguments) - len(defaults) :], defaults):
             self.follow(default, f"{function.__qualname__}.{argument}", depth + 1)
         if is_of_project(function.__module__):
-            size = vars(function), SIZE, len(vars(function))
-            self._found[id(function), SIZE] = f"the attributes of {function.__qualname__}", size
+            self._note_size(function.__qualname__, function)
         for key in vars(function).keys() - {"__wrapped__"}:
             self._note(vars(function), key, f"{function.__qualname__}.{key}")
             self.follow(vars(function)[key], f"{function.__qualname__}.{key}", depth + 1)
-        looked_up, attributes, constants = _names(function.__code__)
+        looked_up, attributes, constants, by_name, of_globals = names_in(function.__code__)
         self._names |= attributes
         written, looked_up_in, whole = container_uses(function.__code__)
         self._written |= written
         self._whole |= whole
         for each in looked_up_in:
             self._keys.setdefault(each, set()).update(constants)
-        by_name = attributes & constants if _BY_NAME & (looked_up | attributes) else frozenset[str]()
         self._asked_by_name |= by_name
-        pairs = _attributes_of_globals(function.__code__)
         if _CLASSES & (looked_up | attributes | set(function.__code__.co_freevars)):
             self._of_classes |= attributes
         if is_of_author(function.__module__):
@@ -478,12 +469,12 @@ class CodeWalk:
         for name in looked_up & function.__globals__.keys():
             value = function.__globals__[name]
             self._global(function.__globals__, name, attributes, function.__module__)
-            for attribute in by_name | {attribute for owner, attribute in pairs if owner == name}:
+            for attribute in by_name | {attribute for owner, attribute in of_globals if owner == name}:
                 self._note_absent(value, attribute, f"{function.__module__}.{name}.{attribute}")
         self._constants |= constants
         if {"environ", "getenv"} & (looked_up | attributes):
             self._asks_environment = True
-            self._environment |= {each for each in constants if len(each) <= _LONGEST}
+            self._environment |= {each for each in constants if len(each) <= LONGEST}
 
     def _note_absent(self, value: Any, attribute: str, name: str) -> None:
         """Note that a class, a function or a Python module does not have an attribute for which the code asks."""
@@ -523,6 +514,10 @@ class CodeWalk:
             else:
                 self.follow(value, f"{module.__name__}.{name}")
 
+    def _note_size(self, name: str, value: Any) -> None:
+        """Note how many attributes an object or function has."""
+        self._found[id(value), SIZE] = (f"the attributes of {name}", (vars(value), SIZE, len(vars(value))))
+
     def _note(self, store: dict[Any, Any], key: Any, name: str) -> None:
         if key not in ("__dict__", "__weakref__", "__doc__", "__builtins__"):
             self._found.setdefault(_place(store, key), (name, (store, key, dict.get(store, key, MISSING))))
@@ -545,69 +540,3 @@ def _special(owner: type) -> set[str]:
 def _place(store: Any, key: Any) -> tuple[int, Any]:
     """Of an entry, to know it again: equal keys may be of several kinds, and some cannot be compared."""
     return id(store), key if isinstance(key, (str, Mark)) or key == () else (type(key), id(key))
-
-
-def _texts(constant: Any) -> set[str]:
-    """The texts in a constant, which may be a tuple of some."""
-    if isinstance(constant, (tuple, frozenset)):
-        return set().union(*map(_texts, constant))
-    return {constant} if isinstance(constant, str) else set()
-
-
-def reads_of_attributes(code: types.CodeType) -> Iterator[tuple[str, int | None]]:
-    """Name of each attribute that ``code`` reads, with the offset of the instruction, None where it is read by
-    ``getattr``. What tensors have by the same name counts only as asked of the first argument, or of an attribute."""
-    before = None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            if not hasattr(Tensor, instruction.argval) or _may_be_module(before, code):
-                yield instruction.argval, instruction.offset
-        before = instruction
-    if {"getattr", "hasattr"} & set(code.co_names):
-        yield from ((constant, None) for constant in code.co_consts if isinstance(constant, str))
-
-
-def _may_be_module(loaded: dis.Instruction | None, code: types.CodeType) -> bool:
-    if loaded is None or not loaded.opname.startswith("LOAD_FAST"):
-        return loaded is not None and loaded.opname == "LOAD_ATTR"
-    names = loaded.argval if isinstance(loaded.argval, tuple) else (loaded.argval,)
-    return names[-1:] == code.co_varnames[:1]
-
-
-@functools.lru_cache(4096)
-def _attributes_of_globals(code: types.CodeType) -> frozenset[tuple[str, str]]:
-    """(global, attribute) of what ``code``, and functions within it, read of globals, which they may expect to fail."""
-    found = set[tuple[str, str]]()
-    before = None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and before is not None:
-            found.add((before.argval, instruction.argval))
-        before = instruction if instruction.opname == "LOAD_GLOBAL" else None
-    return frozenset(found).union(
-        *(_attributes_of_globals(each) for each in code.co_consts if isinstance(each, types.CodeType))
-    )
-
-
-@functools.lru_cache(4096)
-def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """What ``code``, and functions within it, look up: names of globals and of attributes, and all its strings."""
-    looked_up: set[str] = set()
-    attributes: set[str] = set()
-    constants: set[str] = set()
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            looked_up.add(instruction.argval)
-        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
-            attributes.add(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            for names, within in zip((looked_up, attributes, constants), _names(constant)):
-                names |= within
-        constants |= _texts(constant)
-    # Patterns of match name attributes as getattr does.
-    if _BY_NAME & (looked_up | attributes) or any(each.opname == "MATCH_CLASS" for each in dis.get_instructions(code)):
-        words = {word for constant in constants if len(constant) <= _LONGEST for word in _WORD.findall(constant)}
-        attributes |= words
-        if _GLOBALS_BY_NAME & (looked_up | attributes):
-            looked_up |= words
-    return frozenset(looked_up), frozenset(attributes), frozenset(constants)

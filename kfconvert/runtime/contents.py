@@ -189,19 +189,21 @@ def generators(values: list[Any]) -> list[Any]:
 def outside_modules(model: nn.Module) -> list[nn.Module]:
     """The distinct modules that ``model`` holds in containers and objects, without having registered them; none that
     ``model`` is registered in."""
-    own = dict.fromkeys(model.modules())
-    held = reached([value for module in own for value in attributes_of(module).values()])
-    tops = [value for value in held if isinstance(value, nn.Module) and value not in own]
-    found = dict.fromkeys(module for top in tops if not lies_in(model, top) for module in top.modules())
-    return [module for module in found if module not in own]
+    return _held_modules(model, around=False)
 
 
 def modules_around(model: nn.Module) -> list[nn.Module]:
     """The distinct modules of a larger model that ``model`` lies in, where one of its own modules holds that."""
+    return _held_modules(model, around=True)
+
+
+def _held_modules(model: nn.Module, around: bool) -> list[nn.Module]:
+    """The modules without ``model``'s own in what these hold: of trees ``around`` it, or of others."""
     own = dict.fromkeys(model.modules())
     held = reached([value for module in own for value in attributes_of(module).values()])
-    tops = [value for value in held if isinstance(value, nn.Module) and value not in own and lies_in(model, value)]
-    return list(dict.fromkeys(module for top in tops for module in top.modules() if module not in own))
+    tops = [value for value in held if isinstance(value, nn.Module) and value not in own]
+    found = dict.fromkeys(module for top in tops if lies_in(model, top) is around for module in top.modules())
+    return [module for module in found if module not in own]
 
 
 def lies_in(model: nn.Module, module: nn.Module) -> bool:
