@@ -56,7 +56,7 @@ def check_target(path: str | os.PathLike) -> None:
     except (OSError, ValueError, RuntimeError) as error:  # names that no file can have are ValueErrors, loops the last
         if isinstance(error, ArtifactError):
             raise
-        raise ArtifactError(f"cannot write {ascii(str(folder))[1:-1][:200]}: {why(error)}") from error
+        raise ArtifactError(f"cannot write {printable(folder)}: {why(error)}") from error
 
 
 def _check_target(folder: Path) -> None:
@@ -191,7 +191,7 @@ def _reading(folder: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:
         if isinstance(error, ArtifactError):
             raise
-        raise ArtifactError(f"{ascii(str(folder))[1:-1][:200]} cannot be read: {why(error)}") from error
+        raise ArtifactError(f"{printable(folder)} cannot be read: {why(error)}") from error
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
@@ -461,6 +461,11 @@ def _convert_again(
     except Exception as error:  # of the model's own code, or of a record that is not of this model
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise ArtifactError(f"{folder}: its decisions cannot be repeated on this model: {reason}") from error
+
+
+def printable(path: Path) -> str:
+    """``path`` in one line of a message, whatever its name is made of."""
+    return ascii(str(path))[1:-1][:200]
 
 
 def why(error: Exception) -> str:

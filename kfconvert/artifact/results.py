@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from .. import folders
 from ..json_values import first_fault
 from . import record as record_file
-from .files import ArtifactError, no_artifact, read_record, why
+from .files import ArtifactError, no_artifact, printable, read_record, why
 from .record import RecordError
 from .report_file import report_of
 from .schema import RECORD_FILE, REPORT_FILE, Results
@@ -30,11 +30,11 @@ def artifacts_in(path: str | os.PathLike) -> list[Path]:
             return [folder]
         found = [inner for inner in sorted(folder.iterdir()) if inner.is_dir() and RECORD_FILE in folders.names(inner)]
     except FileNotFoundError:
-        raise ArtifactError(f"there is no folder {_named(folder)}") from None
+        raise ArtifactError(f"there is no folder {printable(folder)}") from None
     except NotADirectoryError:
-        raise ArtifactError(f"{_named(folder)} is no folder") from None
+        raise ArtifactError(f"{printable(folder)} is no folder") from None
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"{_named(folder)} cannot be read: {why(error)}") from error
+        raise ArtifactError(f"{printable(folder)} cannot be read: {why(error)}") from error
     if not found:
         raise no_artifact(folder)
     return found
@@ -101,7 +101,3 @@ def _results_of_file(file: Path) -> dict[str, dict[str, Any]]:
     if not results:
         raise ArtifactError(f"{file} tells of no model that was converted")
     return results
-
-
-def _named(path: Path) -> str:
-    return ascii(str(path))[1:-1][:200]
