@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -51,20 +52,12 @@ def read(file: Path) -> dict[str, Any]:
         OSError: it cannot be read.
     """
     record = read_json(file)
-    try:
+    with _damage_told():
         _check_format(record)
         Record.model_validate(record)
         if "checksum" in record and record["checksum"] != _own_checksum(record):
             raise RecordError("is damaged: it does not fit its own checksum")
-        return record
-    except ValidationError as error:
-        raise RecordError(f"is damaged: it {first_fault(error)}") from error
-    except RecursionError as error:
-        raise RecordError("is damaged: it is nested too deeply") from error
-    except RecordError:
-        raise
-    except ValueError as error:
-        raise RecordError(f"is damaged: {error}") from error
+    return record
 
 
 def read_json(file: Path) -> Any:
@@ -79,10 +72,20 @@ def read_json(file: Path) -> Any:
         content = stream.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise RecordError(f"has more than {LARGEST} bytes")
+    with _damage_told():
+        found = json.loads(content.decode(), parse_constant=_refuse_constant)
+    return found
+
+
+@contextmanager
+def _damage_told() -> Iterator[None]:
+    """Turns what is wrong with the content of a file into a RecordError."""
     try:
-        return json.loads(content.decode(), parse_constant=_refuse_constant)
+        yield
     except UnicodeDecodeError as error:
         raise RecordError(f"cannot be read: {error}") from error
+    except ValidationError as error:
+        raise RecordError(f"is damaged: it {first_fault(error)}") from error
     except RecursionError as error:
         raise RecordError("is damaged: it is nested too deeply") from error
     except RecordError:
