@@ -54,12 +54,12 @@ def time_generation(prepared: Prepared, wanted: int | None, budget_s: float) -> 
     if prompt is None or wanted == 0:
         return None
     try:
-        tokens = wanted or _affordable(prepared, prompt, budget_s)
-        calls: dict[str, Callable[[], Any]] = {}
-        for name, run in (("original", _original), ("converted", _generated)):
-            calls[name] = partial(run, prepared, prompt, tokens)
-            calls[f"{name} prefill"] = partial(run, prepared, prompt, 1)
         with quiet_thread():
+            tokens = wanted or _affordable(prepared, prompt, budget_s)
+            calls: dict[str, Callable[[], Any]] = {}
+            for name, run in (("original", _original), ("converted", _generated)):
+                calls[name] = partial(run, prepared, prompt, tokens)
+                calls[f"{name} prefill"] = partial(run, prepared, prompt, 1)
             timings = compare_timings(calls, prepared.device, budget_s, LEAST_ROUNDS)
     except Exception:  # a model's own code, and a configuration that may ask for anything
         return None
@@ -69,8 +69,7 @@ def time_generation(prepared: Prepared, wanted: int | None, budget_s: float) -> 
 def _affordable(prepared: Prepared, prompt: torch.Tensor, budget_s: float) -> int:
     """So many tokens that the rounds of both models end in time, as far as the original tells."""
     calls = {str(tokens): partial(_original, prepared, prompt, tokens) for tokens in (1, LEAST_TOKENS)}
-    with quiet_thread():
-        timings = compare_timings(calls, prepared.device, 0.0, 1)
+    timings = compare_timings(calls, prepared.device, 0.0, 1)
     first, few = (timing.median_ms for timing in timings.values())
     step = max((few - first) / (LEAST_TOKENS - 1), 1e-3)
     left = 1e3 * budget_s / (2 * LEAST_ROUNDS) - 2 * first

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..inputs import shown
 from .base import FusedModule, Plan, takes_plain_path
 
 
@@ -149,4 +150,4 @@ def _equal(before: Tensor, after: Tensor) -> bool:
 def _kind(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}"
+    return f"{shown(value)} on {value.device}"

@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..runtime import OF_CONVERSION
+
 # Where a model stands rather than what it is, what a conversion leaves in modules, and what transformers notes when it
 # reads weights.
-_OF_THE_PLACE = frozenset((
-    "training", "forward", "kfconvert_info", "kfconvert_refresh", "__getstate__", "_is_hf_initialized", "_commit_hash",
-    "_name_or_path", "name_or_path", "transformers_version", "_compiled_call_impl", "_parameters", "_buffers",
-    "_modules", "architectures", "model_type", "warnings_issued", "_original_object_hash", "vocab_size",
-))  # fmt: skip
+_OF_THE_PLACE = OF_CONVERSION | {
+    "training", "_is_hf_initialized", "_commit_hash", "_name_or_path", "name_or_path", "transformers_version",
+    "_compiled_call_impl", "_parameters", "_buffers", "_modules", "architectures", "model_type", "warnings_issued",
+    "_original_object_hash", "vocab_size",
+}  # fmt: skip
 _CALLED = (types.FunctionType, types.BuiltinFunctionType, type)
-_NOTHING: tuple[Any, ...] = (None, False, [], {})
+_MAY_BE_NONE = (type(None), bool, list, dict)
 _DEPTH = 8
 
 
@@ -57,14 +59,7 @@ def _outline(tensor: torch.Tensor | None) -> Any:
 def _attributes(held: Any) -> dict[str, Any]:
     """Without private ones that say no, or hold nothing: they are as good as none."""
     found = {name: value for name, value in vars(held).items() if name not in _OF_THE_PLACE}
-    return {
-        name: value
-        for name, value in found.items()
-        if not (
-            name.startswith("_")
-            and any(value is each or value == each for each in _NOTHING if type(value) is type(each))
-        )
-    }
+    return {name: v for name, v in found.items() if not (name.startswith("_") and type(v) in _MAY_BE_NONE and not v)}
 
 
 def _is_same_dict(one: dict[Any, Any], other: dict[Any, Any], depth: int) -> bool:
