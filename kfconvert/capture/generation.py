@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..inputs import ExampleCall, caches_in
+from ..inputs import ExampleCall, bounded_lookups, caches_in, holds_tokens
 from ..process import quiet_thread
 from ..region import CaptureError
 from .captured import Capture, capture, unforeseen
@@ -60,7 +60,7 @@ def capture_generation(
 def _generation_calls(model: nn.Module, call: ExampleCall, put_back: Callable[[], None]) -> list[GenerationCall]:
     """The calls that ``model.generate`` makes for the prompt of ``call``, without and with a mask; none where there is
     no such method, or it passes no cache, or raises."""
-    prompt = prompt_of(model, call)
+    prompt = prompt_of(model, call, CALLS)
     if prompt is None:
         return []
     found: dict[Any, GenerationCall] = {}
@@ -86,9 +86,11 @@ def _captured(model: nn.Module, generation: GenerationCall) -> Capture | Capture
         return unforeseen(error)
 
 
-def prompt_of(model: nn.Module, call: ExampleCall) -> Tensor | None:
+def prompt_of(model: nn.Module, call: ExampleCall, new_tokens: int = 0) -> Tensor | None:
     """The main input among the arguments of ``call``, batch first, from which ``model.generate`` can begin; None where
-    there is no such method or input."""
+    there is no such method or input.
+
+    It is cut where its positions and those of ``new_tokens`` more would be beyond the end of a table."""
     if not callable(getattr(model, "generate", None)):
         return None
     try:
@@ -96,11 +98,16 @@ def prompt_of(model: nn.Module, call: ExampleCall) -> Tensor | None:
     except TypeError:
         return None
     prompt = arguments.get(getattr(model, "main_input_name", "input_ids"))
-    return prompt if isinstance(prompt, Tensor) and prompt.dim() > 1 else None
+    if not isinstance(prompt, Tensor) or prompt.dim() < 2:
+        return None
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if holds_tokens(prompt) and isinstance(most, int) and most > new_tokens:
+        return prompt[:, : most - new_tokens]
+    return prompt
 
 
 def _observed(model: nn.Module, prompt: Tensor, masked: bool) -> list[GenerationCall]:
-    of_tokens = prompt.dim() == 2 and not prompt.is_floating_point()
+    of_tokens = holds_tokens(prompt)
     small = _sized(prompt, 0, BATCH)
     small = _sized(small, 1, LENGTH) if of_tokens else small
     calls = _calls(model, small, masked)
@@ -140,7 +147,7 @@ def _calls(model: nn.Module, prompt: Tensor, masked: bool) -> list[ExampleCall]:
     handle = model.register_forward_pre_hook(keep, with_kwargs=True)
     generate: Any = model.generate
     try:
-        with quiet_thread():
+        with quiet_thread(), bounded_lookups([prompt]):
             generate(**inputs, max_new_tokens=CALLS, min_new_tokens=CALLS, do_sample=False, num_beams=1)
     except _Enough:
         pass

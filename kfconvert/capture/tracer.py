@@ -28,6 +28,7 @@ from ..inputs import (
     TreeForm,
     UnknownCache,
     described,
+    holds_tokens,
     is_equal,
     numbered,
     taken_apart,
@@ -121,7 +122,7 @@ def free_dimensions(
         of_decoder = {i for name, inner in names if name.startswith("decoder_") for i in pytree.tree_leaves(inner)}
         lengths: dict[tuple[int, bool], Dimensions] = {}
         for index, tensor in tensors:
-            if _holds_tokens(tensor):
+            if holds_tokens(tensor):
                 lengths.setdefault((tensor.shape[1], index in of_decoder), []).append((index, 1))
         found |= {numbered("sequence", number): dimensions for number, dimensions in enumerate(lengths.values())}
     return found
@@ -189,10 +190,6 @@ def _is_attribute(model: nn.Module, path: str, name: str) -> bool:
         return isinstance(vars(model.get_submodule(path)).get(name), Tensor)
     except AttributeError:
         return False
-
-
-def _holds_tokens(tensor: Tensor) -> bool:
-    return tensor.dim() == 2 and not tensor.is_floating_point()
 
 
 def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -> ExportedProgram:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..capture import prompt_of
+from ..inputs import bounded_lookups
 from ..process import quiet_thread
 from ..profiling import Comparison, compare_timings
 from ..runtime import originals
@@ -50,11 +51,14 @@ def time_generation(prepared: Prepared, wanted: int | None, budget_s: float) -> 
     Args:
         wanted: how many new tokens; None for as many as ``budget_s`` seconds allow, in bounds.
     """
-    prompt = prompt_of(prepared.model, prepared.call)
+    prompt = prompt_of(prepared.model, prepared.call, wanted or MOST_TOKENS)
     if prompt is None or wanted == 0:
         return None
     try:
         with quiet_thread():
+            if prompt.device.type != "cpu":
+                with bounded_lookups([prompt]):
+                    _original(prepared, prompt, wanted or MOST_TOKENS)
             tokens = wanted or _affordable(prepared, prompt, budget_s)
             calls: dict[str, Callable[[], Any]] = {}
             for name, run in (("original", _original), ("converted", _generated)):

@@ -115,6 +115,11 @@ def example_call(
     return call.map_tensors(place)
 
 
+def holds_tokens(tensor: Tensor) -> bool:
+    """Whether it may hold token ids, or a mask of them: of shape [batch, length], and not floating-point."""
+    return tensor.dim() == 2 and not tensor.is_floating_point()
+
+
 def is_token_model(model: nn.Module) -> bool:
     """Whether the main input of ``model`` is a tensor of token ids."""
     if getattr(model, "main_input_name", None) is not None:

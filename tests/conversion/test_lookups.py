@@ -66,6 +66,18 @@ MODELS = {
 }
 
 
+def test_prompts_leave_room_for_new_tokens():
+    """What ``generate`` is tried with: an example as long as the table of positions has no place for another token."""
+    model, ids = MODELS["at its longest"]()
+    model.config.use_cache = model.generation_config.use_cache = True
+    converter = ModelConverter(new_tokens=4)
+    fused = converter.convert_model(model, example_inputs={"input_ids": ids})
+    assert converter.conversion_stats["generation"]["prompt"] == [2, 28]
+    generated = fused.generate(ids[:, :20], max_new_tokens=8, do_sample=False)
+    assert torch.equal(generated, model.generate(ids[:, :20], max_new_tokens=8, do_sample=False))
+    assert not fused.kfconvert_info()["guard"]["misses"]
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", MODELS)
 def test_a_conversion_does_not_look_beyond_tables(name):
