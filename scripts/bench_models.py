@@ -9,14 +9,14 @@ From the repository root, without installing anything:
 Models have random weights from a fixed seed and nothing is downloaded; the batch norms of CNNs get the
 statistics of random images, so that folding them is not a no-op. Images are standard normal numbers, token
 ids are uniform, and no attention mask is given. For each model and batch size all variants are timed in turns
-(see kfconvert.profiling), so that the ratios belong to one state of the machine; a turn is some calls, each from
-an idle device to an idle device, as of somebody who calls one model over and over. A variant that fails becomes a
-row that says why.
+(see kfconvert.profiling.compare_candidates, which `kfconvert bench` uses as well), so that the ratios belong to one
+state of the machine. A variant that fails becomes a row that says why.
 
 On CUDA torch.compile runs in its mode reduce-overhead, which records CUDA graphs as kfconvert does where that
 is faster. "replayed" rows replay a forward from a graph captured here, the copy of the inputs included: the time
 of the device alone. "extra MiB" is by how much the memory that PyTorch has set aside on the device grew while the
-variant was prepared, after its unused part was given back.
+variant was prepared, after its unused part was given back; "peak MiB" is the most that a call allocates beyond what is
+there before it, which is its outputs where it is replayed.
 """
 
 import argparse
@@ -24,26 +24,34 @@ import contextlib
 import copy
 import dataclasses
 import datetime
-import gc
 import json
 import os
 import platform
 import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kfconvert.accuracy import comparison
-from kfconvert.accuracy.float64_run import reference_outputs
-from kfconvert.profiling import compare_timings
+from kfconvert.accuracy import reference_outputs
+from kfconvert.inputs import ExampleCall
+from kfconvert.profiling import (
+    COMPILED,
+    CONVERTED,
+    EAGER,
+    Candidate,
+    Comparison,
+    compare_candidates,
+    compiled,
+    environment,
+    failure_line,
+    release,
+)
 
-EAGER = "eager"
-COMPILED = "torch.compile"
 LLAMA = {
     "hidden_size": 2048,
     "intermediate_size": 5632,
@@ -59,7 +67,6 @@ TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama-1.1b": ("LlamaForCausalLM", "LlamaConfig", {"use_cache": False, **LLAMA}),
 }
 IMAGE_SIZE = 224
-CALLS_IN_A_ROW = 5
 SEED = 0
 
 
@@ -78,6 +85,7 @@ class Row:
     speedup_vs_compile: dict[str, Any] | None = None
     prepare_s: float | None = None  # to the first result, compilation and conversion included
     extra_mib: float | None = None  # device memory that its preparation took
+    peak_mib: float | None = None  # the most that a call allocates
     error: float | None = None  # largest error against float64, relative to the output's scale
     failure: str | None = None
     details: dict[str, Any] | None = None
@@ -89,14 +97,14 @@ class Case:
 
     name: str
     model: nn.Module
-    inputs: dict[str, Tensor]
+    call: ExampleCall
     is_cnn: bool
 
 
 def main() -> int:
     options = parse_arguments()
     device = torch.device(options.device)
-    environment = describe_environment(device, options)
+    conditions = describe_environment(device, options)
     rows: list[Row] = []
     # An empty cache: preparation takes as long as it does for somebody who compiles the model the first time.
     with tempfile.TemporaryDirectory() as empty:
@@ -106,9 +114,10 @@ def main() -> int:
         for name in options.models:
             for batch in options.batch_sizes:
                 rows += bench(name, batch, device, options)
+                release(device)
                 if options.out:
-                    write_json(options.out, environment, rows)
-    print(markdown(environment, rows) if options.markdown else "\n".join(map(plain, rows)))
+                    write_json(options.out, conditions, rows)
+    print(markdown(conditions, rows) if options.markdown else "\n".join(map(plain, rows)))
     return 0 if any(row.median_ms is not None for row in rows) else 1
 
 
@@ -147,112 +156,63 @@ def bench(name: str, batch: int, device: torch.device, options: argparse.Namespa
     note(f"{name}, batch {batch}: building the model and its float64 outputs")
     try:
         case = build_case(name, batch, options.seq_len, device, getattr(torch, options.dtype))
-        reference = reference_outputs(case.model, (), case.inputs)
-        reference = dataclasses.replace(reference, outputs=tensors_only(reference.outputs))
+        reference = reference_outputs(case.model, case.call.args, case.call.kwargs)
+        wanted = [
+            (variant, prepare)
+            for variant, prepare in variants(case, device, options)
+            if not options.only or variant in (EAGER, *options.only)
+        ]
+        found, timings = compare_candidates(
+            wanted, reference, device, options.budget, lambda stage: note(f"{name}, batch {batch}: {stage}")
+        )
     except Exception as error:
-        return [Row(name, batch, EAGER, failure=one_line(error))]
-    rows: dict[str, Row] = {}
-    calls: dict[str, Callable[[], Any]] = {}
-    eager_out = None
-    for variant, prepare in variants(case, device, options):
-        if options.only and variant not in (EAGER, *options.only):
-            continue
-        row = rows[variant] = Row(name, batch, variant)
-        try:
-            note(f"{name}, batch {batch}: preparing {variant}")
-            with torch.no_grad():
-                before = reserved_mib(device)
-                start = time.perf_counter()
-                call, row.details = prepare()
-                out = call()
-                synchronize(device)
-                row.prepare_s = time.perf_counter() - start
-                out = tensors_only(out)
-                row.extra_mib = reserved_mib(device) - before
-            if eager_out is None:
-                eager_out = out
-            checked = comparison.compare(reference, eager_out, out)
-            if checked.optimized_error is None:
-                raise RuntimeError(f"wrong outputs: {checked.reason}")
-            row.error = checked.optimized_error.max_rel
-            calls[variant] = call
-        except Exception as error:  # a compiler that gives up on one model must not cost the other rows
-            row.failure = one_line(error)
-            note(f"{name}, batch {batch}: {variant} failed: {row.failure}")
-    if EAGER in calls:
-        note(f"{name}, batch {batch}: timing {len(calls)} variants in turns")
-        try:
-            add_timings(rows, calls, device, options.budget)
-        except Exception as error:
-            rows[EAGER].failure = f"timing failed: {one_line(error)}"
-    calls.clear()
-    release(device)
-    return list(rows.values())
+        return [Row(name, batch, EAGER, failure=failure_line(error))]
+    return [row_of(name, batch, candidate, timings) for candidate in found]
 
 
-def add_timings(
-    rows: dict[str, Row], calls: dict[str, Callable[[], Any]], device: torch.device, budget_s: float
-) -> None:
-    timings = compare_timings({name: in_a_row(call, device) for name, call in calls.items()}, device, budget_s)
-    for variant, timing in timings.items():
-        row = rows[variant]
-        *times, row.rounds = dataclasses.astuple(timing)
-        row.median_ms, row.q1_ms, row.q3_ms = (time / CALLS_IN_A_ROW for time in times)
-        if variant != EAGER:
-            row.speedup_vs_eager = timings.speedup(variant, EAGER).as_dict()
-        if variant != COMPILED and COMPILED in timings:
-            row.speedup_vs_compile = timings.speedup(variant, COMPILED).as_dict()
-
-
-def in_a_row(call: Callable[[], Any], device: torch.device) -> Callable[[], None]:
-    def turn() -> None:
-        for _ in range(CALLS_IN_A_ROW):
-            call()
-            synchronize(device)
-
-    return turn
+def row_of(name: str, batch: int, candidate: Candidate, timings: Comparison | None) -> Row:
+    row = Row(name, batch, candidate.name, failure=candidate.failure, details=candidate.details)
+    row.prepare_s, row.error = candidate.prepare_s, candidate.error
+    row.extra_mib, row.peak_mib = (
+        None if count is None else count / 2**20 for count in (candidate.extra_bytes, candidate.peak_bytes)
+    )
+    if timings is not None and candidate.name in timings:
+        row.median_ms, row.q1_ms, row.q3_ms, row.rounds = dataclasses.astuple(timings[candidate.name])
+        if candidate.name != EAGER:
+            row.speedup_vs_eager = timings.speedup(candidate.name, EAGER).as_dict()
+        if candidate.name != COMPILED and COMPILED in timings:
+            row.speedup_vs_compile = timings.speedup(candidate.name, COMPILED).as_dict()
+    return row
 
 
 def variants(case: Case, device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, Callable]]:
-    """(name, prepare) pairs; `prepare()` gives the callable to time and details for the report."""
-    yield EAGER, lambda: (forward(case.model, case.inputs), None)
+    """The candidates of `compare_candidates`."""
+    yield EAGER, lambda: (partial(case.call, case.model), None)
     if case.is_cnn and device.type == "cuda":
-        yield "eager channels-last", lambda: channels_last(case)
-    mode = "reduce-overhead" if device.type == "cuda" else "default"
-    yield COMPILED, lambda: compiled(case.model, case.inputs, mode)
+        yield "eager channels-last", lambda: (channels_last(case), None)
+    yield COMPILED, lambda: (compiled(case.model, case.call), None)
     if options.max_autotune:
-        yield "torch.compile max-autotune", lambda: compiled(case.model, case.inputs, "max-autotune")
+        yield "torch.compile max-autotune", lambda: (compiled(case.model, case.call, "max-autotune"), None)
     converted: list[nn.Module] = []
-    yield "kfconvert", lambda: convert(case, device, converted)
-    yield "torch.compile(fused)", lambda: compiled(one(converted), case.inputs, mode)
+    yield CONVERTED, lambda: convert(case, device, converted)
+    yield "torch.compile(fused)", lambda: (compiled(one(converted), case.call), None)
     if device.type == "cuda":
-        yield "eager replayed", lambda: (captured(case.model, case.inputs), None)
-        yield "kfconvert replayed", lambda: (captured(one(converted), case.inputs), None)
+        yield "eager replayed", lambda: (captured(case.model, case.call), None)
+        yield "kfconvert replayed", lambda: (captured(one(converted), case.call), None)
 
 
-def forward(model: nn.Module, inputs: dict[str, Tensor]) -> Callable[[], Any]:
-    return lambda: model(**inputs)
-
-
-def channels_last(case: Case) -> tuple[Callable[[], Any], None]:
+def channels_last(case: Case) -> Callable[[], Any]:
     model = copy.deepcopy(case.model).to(memory_format=torch.channels_last)
-    inputs = {key: value.to(memory_format=torch.channels_last) for key, value in case.inputs.items()}
-    return forward(model, inputs), None
-
-
-def compiled(model: nn.Module, inputs: dict[str, Tensor], mode: str) -> tuple[Callable[[], Any], None]:
-    call = forward(torch.compile(model, mode=mode), inputs)
-    call()  # the second call records CUDA graphs
-    return call, None
+    return partial(case.call.map_tensors(lambda images: images.to(memory_format=torch.channels_last)), model)
 
 
 def convert(case: Case, device: torch.device, converted: list[nn.Module]) -> tuple[Callable[[], Any], dict[str, Any]]:
     from kfconvert import ModelConverter  # here, so that the other rows do not depend on it
 
-    converter = ModelConverter(validate_accuracy=True)
-    model = converter.convert_model(case.model, example_inputs=case.inputs, device=device)
+    converter = ModelConverter()
+    model = converter.convert_model(case.model, example_inputs=case.call.kwargs, device=device)
     converted.append(model)
-    return forward(model, case.inputs), converter.conversion_stats
+    return partial(case.call, model), converter.conversion_stats
 
 
 def one(converted: list[nn.Module]) -> nn.Module:
@@ -261,22 +221,23 @@ def one(converted: list[nn.Module]) -> nn.Module:
     return converted[0]
 
 
-def captured(model: nn.Module, inputs: dict[str, Tensor]) -> Callable[[], Any]:
+def captured(model: nn.Module, call: ExampleCall) -> Callable[[], Any]:
     """A callable that copies the inputs to fixed places and replays the forward from a CUDA graph."""
-    static = {key: value.clone() for key, value in inputs.items()}
+    static = call.copied()
+    places = list(zip(static.tensors(), call.tensors()))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # libraries set up their workspaces outside of the capture
         for _ in range(3):
-            model(**static)
+            static(model)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = model(**static)
+        out = static(model)
 
     def replay() -> Any:
-        for key, value in inputs.items():
-            static[key].copy_(value)
+        for place, value in places:
+            place.copy_(value)
         graph.replay()
         return out
 
@@ -292,14 +253,14 @@ def build_case(name: str, batch: int, seq_len: int, device: torch.device, dtype:
         model_class, config_class = (getattr(transformers, part) for part in classes)
         model = model_class(config_class(**options)).eval().to(device, dtype)
         ids = torch.randint(model.config.vocab_size, (batch, seq_len))
-        return Case(name, model, {"input_ids": ids.to(device)}, is_cnn=False)
+        return Case(name, model, ExampleCall((), {"input_ids": ids.to(device)}), is_cnn=False)
     import torchvision
 
     model = torchvision.models.get_model(name, weights=None).to(device)
     calibrate_batch_norm(model, torch.randn(8, 3, IMAGE_SIZE, IMAGE_SIZE).to(device))
     is_cnn = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     images = torch.randn(batch, 3, IMAGE_SIZE, IMAGE_SIZE).to(device, dtype)
-    return Case(name, model.eval().to(dtype), {"x": images}, is_cnn)
+    return Case(name, model.eval().to(dtype), ExampleCall((), {"x": images}), is_cnn)
 
 
 def calibrate_batch_norm(model: nn.Module, images: Tensor) -> None:
@@ -315,33 +276,21 @@ def calibrate_batch_norm(model: nn.Module, images: Tensor) -> None:
         norm.momentum = momentum
 
 
-def tensors_only(out: Any) -> Any:
-    """The outputs without key-value caches, copied: graphs reuse the memory of their outputs."""
-    if isinstance(out, Tensor):
-        return out.clone()
-    return {key: value.clone() for key, value in out.items() if isinstance(value, Tensor)}
-
-
 def describe_environment(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     import torchvision
 
     with contextlib.suppress(ImportError):
         import transformers
-    kfconvert = sys.modules["kfconvert"]
-    gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if gpu else f"{cpu_name()}, {torch.get_num_threads()} threads"
+    known, gpu = environment(device), device.type == "cuda"
     tf32 = {"matmul": torch.backends.cuda.matmul.allow_tf32, "conv": torch.backends.cudnn.allow_tf32}
     return {
-        "device": name,
+        **known,
+        "device": known["device"] if gpu else f"{cpu_name()}, {known['threads']} threads",
         "dtype": options.dtype,
         "date": datetime.date.today().isoformat(),
         "command": "PYTHONPATH=. python " + shlex.join(sys.argv),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
         "torchvision": torchvision.__version__,
         "transformers": transformers.__version__ if "transformers" in sys.modules else None,
-        "kfconvert": getattr(kfconvert, "__version__", None),
-        "extension": getattr(kfconvert, "EXTENSION_LOADED", None),
         "cudnn": torch.backends.cudnn.version() if gpu else None,
         "tf32": tf32 if gpu else None,
     }
@@ -355,34 +304,36 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def write_json(path: str, environment: dict[str, Any], rows: list[Row]) -> None:
+def write_json(path: str, conditions: dict[str, Any], rows: list[Row]) -> None:
     with open(path, "w") as file:
-        results = {"environment": environment, "rows": [dataclasses.asdict(row) for row in rows]}
+        results = {"environment": conditions, "rows": [dataclasses.asdict(row) for row in rows]}
         json.dump(results, file, indent=1, default=str)
 
 
-def markdown(environment: dict[str, Any], rows: list[Row]) -> str:
+def markdown(conditions: dict[str, Any], rows: list[Row]) -> str:
     packages = ("python", "torch", "torchvision", "transformers", "kfconvert", "cudnn")
-    versions = ", ".join(f"{key} {environment[key]}" for key in packages if environment[key])
+    versions = ", ".join(f"{key} {conditions[key]}" for key in packages if conditions[key])
     lines = [
-        f"{environment['device']}, {environment['dtype']}, {environment['date']}; {versions}.",
-        f"`{environment['command']}`",
+        f"{conditions['device']}, {conditions['dtype']}, {conditions['date']}; {versions}.",
+        f"`{conditions['command']}`",
         "",
-        "| model | batch | variant | ms (quartiles) | x eager | x compile | prepare s | extra MiB | error vs float64 |",
-        "|---|---:|---|---:|---:|---:|---:|---:|---:|",
+        "| model | batch | variant | ms (quartiles) | x eager | x compile | prepare s | extra MiB | peak MiB | "
+        "error vs float64 |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         cells = [row.model, str(row.batch), label(row)]
         if row.median_ms is None:
-            cells += [f"failed: {row.failure}", "", "", "", "", ""]
+            cells += [f"failed: {row.failure}", "", "", "", "", "", ""]
         else:
             cells += [
                 f"{row.median_ms:.3f} ({row.q1_ms:.3f} to {row.q3_ms:.3f})",
                 ratio(row.speedup_vs_eager),
                 ratio(row.speedup_vs_compile),
                 f"{row.prepare_s:.1f}",
-                f"{row.extra_mib:.0f}",
-                f"{row.error:.1e}",
+                mib(row.extra_mib),
+                mib(row.peak_mib),
+                error_text(row),
             ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "x: median of the ratios within each round; = marks a difference inside the noise."]
@@ -394,7 +345,7 @@ def plain(row: Row) -> str:
     if row.median_ms is None:
         return start + f"failed: {row.failure}"
     against = f", x {ratio(row.speedup_vs_eager)} eager" if row.speedup_vs_eager else ""
-    return start + f"{row.median_ms:.3f} ms{against}, error {row.error:.1e}"
+    return start + f"{row.median_ms:.3f} ms{against}, error {error_text(row)}"
 
 
 def label(row: Row) -> str:
@@ -402,36 +353,18 @@ def label(row: Row) -> str:
     return f"{row.variant}, {row.details['total_replaced']} sites" if row.details else row.variant
 
 
+def mib(count: float | None) -> str:
+    return "" if count is None else f"{count:.0f}"
+
+
+def error_text(row: Row) -> str:
+    return "not known" if row.error is None else f"{row.error:.1e}"
+
+
 def ratio(speedup: dict[str, Any] | None) -> str:
     if speedup is None:
         return ""
     return f"{speedup['ratio']:.2f}" + ("" if speedup["measurable"] else " =")
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def reserved_mib(device: torch.device) -> float:
-    """What is set aside on the device once it is idle; 0 on the CPU."""
-    if device.type != "cuda":
-        return 0.0
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved(device) / 2**20
-
-
-def release(device: torch.device) -> None:
-    torch.compiler.reset()
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:200]}"
 
 
 def note(text: str) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import platform
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ..extension import EXTENSION_LOADED
 from ..graph import at
 from ..inputs import described
 from ..json_values import json_ready
 from ..matching import NearMiss, UnmatchedActivation
 from ..own_patterns import described as described_pattern
 from ..patterns import every_pattern
+from ..profiling import environment
 from ..report import fragment
-from ..version import __version__
 
 if TYPE_CHECKING:
     from .steps import Result
@@ -150,16 +146,7 @@ def _memory(result: Result) -> dict[str, Any] | None:
 
 def _environment(result: Result) -> dict[str, Any]:
     dtype = next((p.dtype for p in result.model.parameters() if p.is_floating_point()), None)
-    cuda = result.device.type == "cuda"
-    return {
-        "torch": torch.__version__,
-        "kfconvert": __version__,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name(result.device) if cuda else f"{platform.machine()} CPU",
-        "threads": torch.get_num_threads(),
-        "dtype": str(dtype).removeprefix("torch."),
-        "extension": EXTENSION_LOADED,
-    }
+    return {**environment(result.device), "dtype": str(dtype).removeprefix("torch.")}
 
 
 def _why_nothing(result: Result) -> str:

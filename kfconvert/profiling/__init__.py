@@ -3,7 +3,9 @@
 from .allocations import Allocation, allocation, bytes_of
 from .bandwidth import copy_bandwidth
 from .benchmarks import benchmark_kernel, quick_benchmark
+from .candidates import COMPILED, CONVERTED, EAGER, Candidate, compare_candidates, compiled, failure_line, release
 from .comparison import Comparison, Speedup, Timing, benchmark_callable, compare_timings
+from .conditions import environment
 from .implementations import ImplementationResult, KernelProfiler, compare_functions
 from .measurement import Measurement, bytes_text, time_text
 from .models import profile_model_inference
@@ -12,7 +14,11 @@ from .plot import bar_chart
 
 __all__ = [
     "Allocation",
+    "COMPILED",
+    "CONVERTED",
+    "Candidate",
     "Comparison",
+    "EAGER",
     "ImplementationResult",
     "KernelProfiler",
     "Measurement",
@@ -24,11 +30,16 @@ __all__ = [
     "benchmark_kernel",
     "bytes_of",
     "bytes_text",
+    "compare_candidates",
     "compare_functions",
     "compare_timings",
+    "compiled",
     "copy_bandwidth",
     "count_operators",
+    "environment",
+    "failure_line",
     "profile_model_inference",
     "quick_benchmark",
+    "release",
     "time_text",
 ]

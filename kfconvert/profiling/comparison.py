@@ -99,6 +99,10 @@ class Comparison(Mapping[str, Timing]):
         """The same timings, those of the candidates in ``names`` under other names."""
         return Comparison({names.get(name, name): times for name, times in self._samples.items()})
 
+    def of_one_call(self, calls: int) -> "Comparison":
+        """The times of one call each, where these are of so many calls in a row."""
+        return Comparison({name: [time / calls for time in times] for name, times in self._samples.items()})
+
     def speedup(self, name: str, baseline: str | None = None) -> Speedup:
         """Speed-up of a candidate over `baseline` (the first candidate unless named)."""
         return _speedup(self._samples[baseline or self.baseline], self._samples[name])
