@@ -19,7 +19,19 @@ if TYPE_CHECKING:
 
 
 class ConversionStats(dict[str, Any]):
-    """A dict of statistics, which notebooks show as the page of the report."""
+    """A dict of statistics, which notebooks show as the page of the report. It holds the counts of the patterns that
+    were found, and answers 0 for those of the others, without listing them: ``stats["attention_replaced"]``."""
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or _is_count(key)
+
+    def __missing__(self, key: str) -> int:
+        if _is_count(key):
+            return 0
+        raise KeyError(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default
 
     def _repr_html_(self) -> str:
         return fragment(json_ready(self))
@@ -32,7 +44,7 @@ def conversion_stats(result: Result) -> ConversionStats:
     be captured. ``form_sites`` are those of each further call form, ``part_sites`` those of all parts, which also serve
     calls that the model's own guard refuses.
 
-    Keys: ``<pattern>_found`` and ``<pattern>_replaced`` for every registered pattern, ``total_found``,
+    Keys: ``<pattern>_found`` and ``<pattern>_replaced`` for every pattern that was found, ``total_found``,
     ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed or the
     original is given back), ``sites``, ``near_misses``, ``unmatched_activations`` (those that no pattern has taken),
     ``regions``, ``parts_left_out`` (how many submodules there was no time to look at), ``dynamic``, ``accuracy``,
@@ -54,8 +66,9 @@ def conversion_stats(result: Result) -> ConversionStats:
     applied = Counter(site.match.pattern.name for site in sites if site.status == "applied")
     counts = {}
     for pattern in every_pattern():
-        counts[f"{pattern.name}_found"] = found[pattern.name]
-        counts[f"{pattern.name}_replaced"] = applied[pattern.name]
+        if found[pattern.name]:
+            counts[f"{pattern.name}_found"] = found[pattern.name]
+            counts[f"{pattern.name}_replaced"] = applied[pattern.name]
     timings = None if result.timings is None else result.timings.example
     generation = None if result.timings is None else result.timings.generation
     stats = {
@@ -97,6 +110,12 @@ def conversion_stats(result: Result) -> ConversionStats:
         "nothing_fused": None if applied.total() else _why_nothing(result),
     }
     return ConversionStats(stats)
+
+
+def _is_count(key: object) -> bool:
+    """Whether ``key`` is that of how often a registered pattern was found, or replaced."""
+    name, _, what = str(key).rpartition("_")
+    return what in ("found", "replaced") and any(pattern.name == name for pattern in every_pattern())
 
 
 def _own_patterns(result: Result) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ def test_statistics_have_every_promised_key():
     fused = converter.convert_model(mlp(), input_shape=(4, 16), device="cpu")
     stats = converter.conversion_stats
     assert stats["linear_relu_replaced"] == stats["linear_gelu_replaced"] == stats["layernorm_replaced"] == 1
-    assert {"conv_bn_relu_replaced", "layernorm_relu_replaced", "add_layernorm_found"} <= set(stats)
+    assert stats["conv_bn_relu_replaced"] == stats["layernorm_relu_replaced"] == stats["add_layernorm_found"] == 0
     assert stats["total_replaced"] == stats["total_found"] == 4 == len(stats["sites"])
     assert stats["speedup_achieved"] > 0 and stats["accuracy"]["passed"]
     assert [site["module"] for site in stats["sites"]] == ["0", "2", "4", "5"]
