@@ -1,7 +1,7 @@
 """Converted models on disk: saved, and loaded again by the decisions that were recorded; or exported as programs."""
 
 from .exporting import export
-from .files import ArtifactError, check_target, load, save
+from .files import ArtifactError, check_target, load, load_original, save
 from .results import artifacts_in, results_in, write_report
 from .schema import RECORD_FILE
 
@@ -12,6 +12,7 @@ __all__ = [
     "check_target",
     "export",
     "load",
+    "load_original",
     "results_in",
     "save",
     "write_report",

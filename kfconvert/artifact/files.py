@@ -158,19 +158,32 @@ def load(
     """
     check_callback(on_miss)
     folder = folders.expanded(path)
-    with _reading(folder):
-        record = _read_record(folder)
-        _check_trust(folder, record, trust_source)
-        tensors = _read_tensors(folder, record, WEIGHTS_FILE)
-        # What lies there under this name else is of another artifact.
-        buffers = _read_tensors(folder, record, BUFFERS_FILE) if BUFFERS_FILE in record.get("files", {}) else {}
+    record, tensors, buffers = _read(folder, trust_source)
     place = _device(record, device)
     with one_at_a_time():  # libraries set the default dtype, and more, while they build a model
-        made = _architecture(folder, record, tensors, model, trust_source)
-        _fill(made, tensors, folder)
-        _fill_others(made, buffers)
+        made = _made(folder, record, tensors, buffers, model, trust_source)
         with only_own(_own_patterns(folder, record)):
             return _convert_again(made.to(place).eval(), record, place, folder, on_miss)
+
+
+def load_original(
+    path: str | os.PathLike, device: torch.device | str | None = None, trust_source: bool = False
+) -> tuple[nn.Module, Any]:
+    """The model of the artifact in the folder ``path`` as it was before its conversion, in eval mode where ``load``
+    would put it, and example inputs as of ``ModelConverter.convert_model``, there as well.
+
+    Raises:
+        ArtifactError: see ``load``; or the artifact does not say how it is called.
+    """
+    folder = folders.expanded(path)
+    record, tensors, buffers = _read(folder, trust_source)
+    place = _device(record, device)
+    with one_at_a_time():
+        made = _made(folder, record, tensors, buffers, None, trust_source)
+    try:
+        return made.to(place).eval(), build(_example_of(record), place)
+    except InputSpecError as error:
+        raise ArtifactError(f"{folder} does not say which inputs its model takes: {error}") from error
 
 
 def read_record(path: str | os.PathLike) -> dict[str, Any]:
@@ -178,6 +191,32 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
     folder = folders.expanded(path)
     with _reading(folder):
         return _read_record(folder)
+
+
+def _read(folder: Path, trust_source: bool) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """The record, the tensors of the state dict, and the other buffers."""
+    with _reading(folder):
+        record = _read_record(folder)
+        _check_trust(folder, record, trust_source)
+        tensors = _read_tensors(folder, record, WEIGHTS_FILE)
+        # What lies there under this name else is of another artifact.
+        buffers = _read_tensors(folder, record, BUFFERS_FILE) if BUFFERS_FILE in record.get("files", {}) else {}
+    return record, tensors, buffers
+
+
+def _made(
+    folder: Path,
+    record: dict[str, Any],
+    tensors: dict[str, Tensor],
+    buffers: dict[str, Tensor],
+    model: nn.Module | type[nn.Module] | None,
+    trust_source: bool,
+) -> nn.Module:
+    """The original model with its weights, on the CPU or where ``model`` is."""
+    made = _architecture(folder, record, tensors, model, trust_source)
+    _fill(made, tensors, folder)
+    _fill_others(made, buffers)
+    return made
 
 
 @contextmanager
@@ -451,7 +490,7 @@ def _convert_again(
             with only_new_garbage():
                 replay(model, device, calls, parts, statistics, on_miss)
         else:
-            inputs = build(calls[0] if calls else statistics["example"], device)
+            inputs = build(_example_of(record), device)
             ModelConverter(config_of(statistics), on_miss=on_miss).convert_model(
                 model, device=device, example_inputs=inputs, inplace=True
             )
@@ -461,6 +500,12 @@ def _convert_again(
     except Exception as error:  # of the model's own code, or of a record that is not of this model
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise ArtifactError(f"{folder}: its decisions cannot be repeated on this model: {reason}") from error
+
+
+def _example_of(record: dict[str, Any]) -> Any:
+    """Inputs of the model, as ``inputs.described`` tells them; None where they are not told."""
+    calls = record["calls"]
+    return calls[0] if calls else record["statistics"].get("example")
 
 
 def printable(path: Path) -> str:

@@ -23,7 +23,7 @@ from ..levels import NAMES
 from ..version import __version__
 from . import streams
 from .messages import in_one_line, printable, unexpected
-from .options import CONVERT, EXPLAIN, JSON, LEVELS, options, spread_values, wanted
+from .options import BENCH, CONVERT, EXPLAIN, JSON, LEVELS, Model, options, spread_sizes, spread_values, wanted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,6 +38,13 @@ class _Convert(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, spread_values(args))
+
+
+class _Bench(click.Command):
+    """A command whose ``--batch-size`` takes several sizes."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread_sizes(args))
 
 
 class _Group(click.Group):
@@ -73,6 +80,7 @@ def command(ctx: click.Context, list_models: bool, version: bool, **given: Any) 
     kfconvert --models resnet50 bert-base-uncased --save-path out/
     kfconvert --models timm:resnet50 ./my-bert --dtype float16 --json
     kfconvert explain resnet50
+    kfconvert bench resnet50 --batch-size 1 32
     kfconvert report out/ --open
     kfconvert levels
     kfconvert doctor
@@ -93,7 +101,7 @@ def command(ctx: click.Context, list_models: bool, version: bool, **given: Any) 
 
 
 @command.command(cls=_Convert)
-@click.argument("names", nargs=-1, metavar="[MODEL]...")
+@click.argument("names", nargs=-1, type=Model(), metavar="[MODEL]...")
 @options(*CONVERT)
 @click.pass_context
 def convert(ctx: click.Context, names: tuple[str, ...], models: tuple[str, ...], **given: Any) -> None:
@@ -139,7 +147,7 @@ def _convert(
         sizes |= {"seq_len": generate[0], "generates": True}
         options["new_tokens"] = generate[1]
     options |= wanted(include, exclude, modules)
-    options["cuda_graphs"] = cuda_graphs if cuda_graphs == "auto" else cuda_graphs == "on"
+    options["cuda_graphs"] = _as_option(cuda_graphs)
     jobs = Jobs(save_path, device, dtype, weights, sizes, options, tune_for, input_shape, skip_existing)
     tell = _say_nothing if as_json else _json_line if json_lines else _report
     results = jobs.run(list(models), tell, _say_error)
@@ -155,7 +163,7 @@ def _convert(
 
 
 @command.command()
-@click.argument("model")
+@click.argument("model", type=Model())
 @options(*EXPLAIN)
 def explain(
     model: str,
@@ -188,8 +196,48 @@ def explain(
         _show(Explanation(printable(statistics), printable(classes)))
 
 
+@command.command(cls=_Bench)
+@click.argument("names", nargs=-1, required=True, type=Model(), metavar="MODEL|ARTIFACT...")
+@options(*BENCH)
+@click.pass_context
+def bench(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    input_shape: tuple[int, ...] | None,
+    device: str,
+    dtype: str | None,
+    batch_sizes: tuple[int, ...],
+    seq_len: int | None,
+    weights: str,
+    cuda_graphs: str,
+    effort: str,
+    no_compile: bool,
+    trust_source: bool,
+    as_json: bool,
+) -> None:
+    """Time models as they are, after torch.compile (on CUDA in its mode reduce-overhead) and converted, in turns.
+
+    What is timed are forwards as a user calls them. A MODEL by name is converted for that; an ARTIFACT is a folder that
+    kfconvert has saved, or one of several, and is loaded as it is: --weights, --cuda-graphs and --effort are for models
+    by name.
+    """
+    from .bench import Bench
+    from .jobs import Jobs
+
+    given = {"effort": effort, "cuda_graphs": _as_option(cuda_graphs), "new_tokens": 0}
+    jobs = Jobs(None, device, dtype or "float32", weights, {"seq_len": seq_len}, given, input_shape=input_shape)
+    found = Bench(jobs, batch_sizes, dtype, not no_compile, trust_source).run(list(dict.fromkeys(names)), _say_error)
+    if as_json:
+        click.echo(json.dumps({"kfconvert": __version__, "benchmarks": found}, indent=2))
+    elif any(not result["error"] for result in found):
+        from .bench_table import bench_table
+
+        _show(bench_table(printable(found)), PIPED)
+    ctx.exit(EXIT_ERROR if any(result["error"] for result in found) else 0)
+
+
 @command.command()
-@click.argument("path")
+@click.argument("path", type=click.Path())
 @click.option("--open", "to_open", is_flag=True, help="Show it in the browser.")
 @options(JSON)
 @click.pass_context
@@ -214,8 +262,8 @@ def report(ctx: click.Context, path: str, to_open: bool, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("first", metavar="A")
-@click.argument("second", metavar="B")
+@click.argument("first", type=click.Path(), metavar="A")
+@click.argument("second", type=click.Path(), metavar="B")
 @options(JSON)
 def compare(first: str, second: str, as_json: bool) -> None:
     """Tell what differs between two conversions: speed, accuracy, memory, and the sites that were decided otherwise.
@@ -360,6 +408,11 @@ def _version() -> str:
     ]
     kernels = f"kernels: {', '.join(loaded) or 'none'}"
     return f"kfconvert {__version__} (torch {torch.__version__}, {kernels}; see kfconvert doctor)"
+
+
+def _as_option(cuda_graphs: str) -> str | bool:
+    """As the option of a ``ConversionConfig``."""
+    return cuda_graphs if cuda_graphs == "auto" else cuda_graphs == "on"
 
 
 def _say_nothing(result: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +27,19 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from ..converter import ModelConverter
+
 
 _LONGEST_NAME = 200  # bytes; file systems take 255 or fewer
 
 
+@dataclass
 class Jobs:
     """One call of the command: the same device, dtype, weights and sizes for some models.
 
     Args:
         save_path: each model is saved in a folder of its own below it; None saves nothing.
-        device, dtype: as the user wrote them; ``"auto"`` is CUDA where there is a GPU.
+        device_name, dtype_name: as the user wrote them; ``"auto"`` is CUDA where there is a GPU.
         sizes: ``batch_size``, ``seq_len`` and ``generates`` of ``zoo.resolve``.
         options: of ``ConversionConfig``.
         tune_for: shapes, each with its weight, of ``ModelConverter.convert_model``; none for the example inputs.
@@ -43,21 +47,20 @@ class Jobs:
         skip_existing: leave out models that are saved there already.
     """
 
-    def __init__(
-        self,
-        save_path: Path | None,
-        device: str,
-        dtype: str,
-        weights: str,
-        sizes: dict[str, Any],
-        options: Mapping[str, Any] | None = None,
-        tune_for: Sequence[tuple[tuple[int, ...], float]] = (),
-        input_shape: tuple[int, ...] | None = None,
-        skip_existing: bool = False,
-    ):
-        self.save_path, self.weights, self.sizes, self.options = save_path, weights, sizes, options or {}
-        self.device_name, self.dtype_name, self.tune_for = device, dtype, tune_for
-        self.input_shape, self.skip_existing = input_shape, skip_existing
+    save_path: Path | None
+    device_name: str
+    dtype_name: str
+    weights: str
+    sizes: dict[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tune_for: Sequence[tuple[tuple[int, ...], float]] = ()
+    input_shape: tuple[int, ...] | None = None
+    skip_existing: bool = False
+
+    # What they mean here: known within ``ready``.
+    device: torch.device = field(init=False)
+    dtype: torch.dtype = field(init=False)
+    converter: ModelConverter = field(init=False)
 
     def run(
         self,
@@ -78,7 +81,7 @@ class Jobs:
         Raises:
             click.ClickException: nothing can be done: no such device, or the save path is of no use.
         """
-        mistakes = [_mistake(name) for name in names]
+        mistakes = [mistake_in(name) for name in names]
         if all(mistakes):
             results = [_result(name, mistake) for name, mistake in zip(names, mistakes)]
             for result in results:
@@ -90,7 +93,7 @@ class Jobs:
         with contextlib.ExitStack() as stack:
             if self.save_path is not None:  # a second Ctrl-C may have cut short what a save cleans up
                 stack.enter_context(none_left_empty(self.save_path))
-            stack.enter_context(self._ready())
+            stack.enter_context(self.ready())
             for name in names:
                 result = self._one(name, targets[name])
                 with contextlib.redirect_stdout(stdout):
@@ -107,10 +110,10 @@ class Jobs:
         Raises:
             click.ClickException: the model cannot be loaded or converted, or there is no such device.
         """
-        mistake = _mistake(name)
+        mistake = mistake_in(name)
         if mistake:
             raise click.ClickException(mistake)
-        with self._ready(), self._failing_in_one_line(name), terminal.progress_bar(name) as progress:
+        with self.ready(), self.failing_in_one_line(name), terminal.progress_bar(name) as progress:
             from ..report import module_classes
 
             progress("load", 0, 1)
@@ -119,7 +122,7 @@ class Jobs:
             return json_ready(self.converter.conversion_stats), module_classes(converted)
 
     @contextlib.contextmanager
-    def _ready(self) -> Iterator[None]:
+    def ready(self) -> Iterator[None]:
         """The device and dtype are found and the options checked, and only what concerns the user is printed: stdout is
         for the result."""
         with contextlib.redirect_stdout(sys.stderr), terminal.warnings_as_lines():
@@ -165,19 +168,21 @@ class Jobs:
         if self.skip_existing and target is not None and (expanded(target) / RECORD_FILE).exists():
             return {**result, "skipped": True, "saved": str(target)}
         try:
-            with self._failing_in_one_line(name), terminal.progress_bar(name) as progress:
+            with self.failing_in_one_line(name), terminal.progress_bar(name) as progress:
                 self._convert(name, target, progress, result)
         except click.ClickException as error:  # one model's failure loses no others
             result["error"] = error.message
         return result
 
     @contextlib.contextmanager
-    def _failing_in_one_line(self, name: str) -> Iterator[None]:
+    def failing_in_one_line(self, name: str) -> Iterator[None]:
         """Turns whatever goes wrong with a model, foreseen or not, into a click.ClickException of one line."""
         import torch
 
         try:
             yield
+        except click.ClickException:
+            raise
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise click.ClickException(f"{name}: out of memory on {self.device}") from error
         except (Exception, SystemExit) as error:
@@ -258,7 +263,7 @@ def _result(name: str, error: str | None = None) -> dict[str, Any]:
     return {"name": name, "error": error, "skipped": False, "saved": None, "weights": None, "statistics": None}
 
 
-def _mistake(name: str) -> str | None:
+def mistake_in(name: str) -> str | None:
     """What is wrong with the name of a model, as far as that can be told at once."""
     try:
         zoo.check(name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from .. import levels
 
@@ -15,11 +16,28 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 # Options that take several values, by each of their spellings.
 _MULTIPLE = {name: name for name in ("--models", "--include", "--exclude", "--modules")} | {"-m": "--models"}
+_SIZES = {"--batch-size": "--batch-size"}
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+class Model(click.ParamType):
+    """A name of a model, of which any may be right; those that are known are completed, and folders."""
+
+    name = "model"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from .. import zoo
+
+        known = (name for source, names in zoo.list_models().items() if source != "timm" for name in names)
+        found = [CompletionItem(name) for name in known if incomplete and name.startswith(incomplete)]
+        return found or [CompletionItem(incomplete, type="dir")]
 
 
 class _Device(click.ParamType):
     name = "device"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in ("auto", "cpu", "cuda") if name.startswith(incomplete)]
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", value):
@@ -66,6 +84,15 @@ class _Shape(click.ParamType):
         return tuple(int(size) for size in value.split(","))
 
 
+class _Sizes(click.ParamType):
+    name = "sizes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", value):
+            self.fail(f"{value!r} is no size, of 1 or more", param, ctx)
+        return tuple(int(size) for size in value.split(","))
+
+
 class _Generation(click.ParamType):
     name = "generation"
 
@@ -76,14 +103,18 @@ class _Generation(click.ParamType):
         return int(prompt), int(new)
 
 
-def _several(*names: str, metavar: str, help: str) -> Callable[[Any], Any]:
+def _several(*names: str, metavar: str, help: str, type: click.ParamType = click.STRING) -> Callable[[Any], Any]:
     """An option of which there may be several values, each of these several with commas between."""
-    return click.option(*names, multiple=True, metavar=metavar, help=help, callback=_separated)
+    return click.option(*names, multiple=True, type=type, metavar=metavar, help=help, callback=_separated)
 
 
 def _choice(name: str, values: Sequence[str], default: str, help: str | None = None) -> Callable[[Any], Any]:
     """An option that has one of these values."""
     return click.option(name, type=click.Choice(values), default=default, show_default=True, help=help)
+
+
+def _flattened(ctx: click.Context, param: click.Parameter, values: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(size for sizes in values for size in sizes))
 
 
 def _separated(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -120,6 +151,24 @@ _SEQ_LEN = click.option(
     type=click.IntRange(min=1),
     help="Tokens per row for text models.  [default: 128, or what the model allows]",
 )
+_WEIGHTS = _choice(
+    "--weights",
+    ("auto", "pretrained", "random"),
+    "auto",
+    "auto takes random weights, and says so, where no hub can be reached; pretrained fails then.",
+)
+_CUDA_GRAPHS = _choice(
+    "--cuda-graphs",
+    ("auto", "on", "off"),
+    "auto",
+    "On CUDA, record the forward and replay it; auto does so where it is faster.",
+)
+_EFFORT = _choice(
+    "--effort",
+    ("fast", "full"),
+    "full",
+    "fast measures less and prepares for calls like the example only.",
+)
 _INCLUDE = _several("--include", metavar="NAME...", help="Patterns to fuse, with wildcards.  [default: all]")
 _EXCLUDE = _several("--exclude", metavar="NAME...", help="Patterns not to fuse, with wildcards, such as 'conv_bn*'.")
 _MODULES = _several(
@@ -142,11 +191,38 @@ LEVELS = (
     ),
     JSON,
 )
+BENCH = (
+    _DEVICE,
+    click.option(
+        "--dtype",
+        type=click.Choice(DTYPES),
+        help="Of models by name.  [default: float32; an artifact has its own]",
+    ),
+    _INPUT_SHAPE,
+    click.option(
+        "--batch-size",
+        "batch_sizes",
+        type=_Sizes(),
+        multiple=True,
+        metavar="N...",
+        callback=_flattened,
+        help="Each model is timed with each of these, converted for it anew unless it is an artifact.  [default: 1, or "
+        "that of the artifact]",
+    ),
+    _SEQ_LEN,
+    _WEIGHTS,
+    _CUDA_GRAPHS,
+    _EFFORT,
+    click.option("--no-compile", is_flag=True, help="Leave torch.compile out."),
+    click.option("--trust-source", is_flag=True, help="Run the code that an artifact names (package.module:function)."),
+    JSON,
+)
 EXPLAIN = (_INPUT_SHAPE, _DEVICE, _DTYPE, _BATCH_SIZE, _SEQ_LEN, _INCLUDE, _EXCLUDE, _MODULES, JSON)
 CONVERT = (
     _several(
         "-m",
         "--models",
+        type=Model(),
         metavar="NAME...",
         help="Models to convert: torchvision, Hugging Face or timm names, a local Hugging Face folder, or "
         "package.module:function.",
@@ -166,12 +242,7 @@ CONVERT = (
     _BATCH_SIZE,
     _SEQ_LEN,
     _GENERATE,
-    _choice(
-        "--weights",
-        ("auto", "pretrained", "random"),
-        "auto",
-        "auto takes random weights, and says so, where no hub can be reached; pretrained fails then.",
-    ),
+    _WEIGHTS,
     _choice(
         "--select",
         ("measured", "all"),
@@ -185,24 +256,14 @@ CONVERT = (
         show_default=True,
         help="Largest relative error that always passes.",
     ),
-    _choice(
-        "--cuda-graphs",
-        ("auto", "on", "off"),
-        "auto",
-        "On CUDA, record the forward and replay it; auto does so where it is faster.",
-    ),
+    _CUDA_GRAPHS,
     click.option(
         "--max-extra-memory",
         type=_Memory(),
         metavar="SIZE",
         help="Most memory for what is derived from weights: 64MiB, or 5% of that of the weights.  [default: no bound]",
     ),
-    _choice(
-        "--effort",
-        ("fast", "full"),
-        "full",
-        "fast measures less and prepares for calls like the example only.",
-    ),
+    _EFFORT,
     click.option(
         "--tune-for",
         type=_Load(),
@@ -240,15 +301,27 @@ def spread_values(args: list[str]) -> list[str]:
 
     ``["--models", "a", "b,c", "--json"]`` gives ``["--models", "a", "--models", "b,c", "--json"]``.
     """
+    return _spread(args, _MULTIPLE, r"[^-].*|")
+
+
+def spread_sizes(args: list[str]) -> list[str]:
+    """The same for the sizes of ``--batch-size``, up to what is none: ``["--batch-size", "1", "32", "resnet50"]`` gives
+    ``["--batch-size", "1", "--batch-size", "32", "resnet50"]``."""
+    return _spread(args, _SIZES, r"\d[\d,]*")
+
+
+def _spread(args: list[str], multiple: dict[str, str], value: str) -> list[str]:
+    """``multiple``: what the options of several values are called, by each spelling; ``value``: what such a value looks
+    like."""
     spread: list[str] = []
     flag, bare = "", False
     for arg in args:
         name, equals, _ = arg.partition("=")
-        if name in _MULTIPLE and (not equals or name.startswith("--")):
+        if name in multiple and (not equals or name.startswith("--")):
             spread += [flag] if bare else []  # no value at all: the parser is to complain
-            flag, bare = _MULTIPLE[name], not equals
+            flag, bare = multiple[name], not equals
             spread += [arg] if equals else []
-        elif flag and not arg.startswith("-"):
+        elif flag and re.fullmatch(value, arg, re.DOTALL):
             spread += [flag, arg]
             bare = False
         else:

@@ -21,7 +21,7 @@ def quieten_libraries() -> None:
     """Leaves stderr to the progress bar and to what concerns the user."""
     from transformers.utils import logging as transformers_logging  # takes a second
 
-    for library in ("huggingface_hub", "timm", "torch.export", "torch.fx"):
+    for library in ("huggingface_hub", "timm", "torch.export", "torch.fx", "torch.utils.cpp_extension"):
         logging.getLogger(library).setLevel(logging.ERROR)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -183,6 +183,38 @@ def variations(call: ExampleCall) -> dict[str, ExampleCall]:
     return found
 
 
+def resized(call: ExampleCall, batch_size: int | None, seq_len: int | None) -> ExampleCall:
+    """``call`` with so many examples, and so many tokens in each of its sequences: the last ones are left out, or all
+    come again. None keeps what is there.
+
+    Raises:
+        InputError: its tensors have no first size in common, or it has no sequences, all of one length.
+    """
+    if batch_size is not None:
+        listed = any(_is_image_list(value) for value in (*call.args, *call.kwargs.values()))
+        rows = [tensor for tensor in call.tensors() if tensor.dim() > 0 and not listed]
+        call = _with_size(call, 0, batch_size, rows, "batch size")
+    if seq_len is not None:
+        sequences = [tensor for tensor in call.tensors() if _is_sequence(tensor)]
+        call = _with_size(call, 1, seq_len, sequences, "sequence length")
+    return call
+
+
+def _with_size(call: ExampleCall, dimension: int, size: int, tensors: list[Tensor], what: str) -> ExampleCall:
+    sizes = {tensor.shape[dimension] for tensor in tensors}
+    if len(sizes) != 1 or 0 in sizes:
+        raise InputError(f"its inputs ({call.summary()}) have no {what} that could be chosen")
+    (present,), chosen = sizes, set(map(id, tensors))
+
+    def sized(tensor: Tensor) -> Tensor:
+        if id(tensor) not in chosen:
+            return tensor
+        again = torch.cat([tensor] * -(-size // present), dimension)
+        return again.narrow(dimension, 0, size).clone()
+
+    return call.map_tensors(sized)
+
+
 def numbered(name: str, index: int) -> str:
     """``name`` for the first, which has the index 0, then ``name`` with a number."""
     return f"{name}_{index + 1}" if index else name

@@ -4,7 +4,7 @@ system."""
 from .explain import Explanation, module_classes
 from .html import fragment, page
 from .prometheus import prometheus_text
-from .table import accuracy_line, memory_line, render, speed_line
+from .table import accuracy_line, memory_line, render, speed_line, speedup_line
 from .two import comparison, render_comparison
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "render",
     "render_comparison",
     "speed_line",
+    "speedup_line",
 ]

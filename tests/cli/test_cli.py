@@ -100,6 +100,20 @@ def test_models_and_the_like_take_several_values(args, expected):
 
 
 @pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--batch-size", "1", "32", "net"], ["--batch-size", "1", "--batch-size", "32", "net"]),
+        (["net", "--batch-size", "1,8", "4", "--json"], ["net", "--batch-size", "1,8", "--batch-size", "4", "--json"]),
+        (["--batch-size=2", "4"], ["--batch-size=2", "--batch-size", "4"]),
+        (["--batch-size", "net"], ["--batch-size", "net"]),
+        (["--batch-size"], ["--batch-size"]),
+    ],
+)
+def test_sizes_end_at_what_is_none(args, expected):
+    assert cli.spread_sizes(args) == expected
+
+
+@pytest.mark.parametrize(
     ("name", "folder"),
     [
         ("google/vit-base", "google--vit-base"),
@@ -479,12 +493,20 @@ def test_completion(capsys, monkeypatch, shell):
     with pytest.raises(SystemExit):
         cli.main([])
     assert "--effort" in capsys.readouterr().out
-    for typed, words in (("kfconvert le", "1"), ("kfconvert levels lay", "2")):
+    for typed, completed in (
+        ("kfconvert le", "levels"),
+        ("kfconvert levels lay", "layer_norm"),
+        ("kfconvert be", "bench"),
+        ("kfconvert bench --no-c", "--no-compile"),
+        ("kfconvert bench --device c", "cpu"),
+        ("kfconvert explain resnet5", "resnet50"),
+        ("kfconvert --models bert-base-u", "bert-base-uncased"),
+    ):
         monkeypatch.setenv("COMP_WORDS", typed)
-        monkeypatch.setenv("COMP_CWORD", typed.split()[-1] if shell == "fish" else words)
+        monkeypatch.setenv("COMP_CWORD", typed.split()[-1] if shell == "fish" else str(typed.count(" ")))
         with pytest.raises(SystemExit):
             cli.main([])
-        assert {"1": "levels", "2": "layer_norm"}[words] in capsys.readouterr().out
+        assert completed in capsys.readouterr().out
 
 
 def test_version_and_doctor(capsys):

@@ -1,0 +1,257 @@
+"""``kfconvert bench``: how fast models are as they are, compiled by PyTorch, and converted, all in one process.
+
+torch is imported where there is work to do, as in ``jobs``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from .. import zoo
+from ..folders import expanded
+from ..json_values import json_ready
+from . import terminal
+from .jobs import Jobs, mistake_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from ..inputs import ExampleCall
+
+# Of timing, for each model and batch size.
+SECONDS = 10.0
+
+Progress = Callable[[str, int, int], None]
+
+
+class _Subject(NamedTuple):
+    """What is timed: a model as it is, the call, and what makes the converted model of it."""
+
+    original: nn.Module
+    call: ExampleCall
+    convert: Callable[[], nn.Module]
+
+
+@dataclass
+class Bench:
+    """One call of ``kfconvert bench``.
+
+    Args:
+        jobs: where, in what dtype, with which weights and inputs, and how to convert.
+        batch_sizes: each model is timed with each of them; where there are none, with its inputs as they come.
+        dtype: that of ``jobs`` where the user has named it: an artifact of another dtype is refused then.
+        compiles: whether ``torch.compile`` is timed as well.
+        trust_source: whether code that artifacts name is run.
+    """
+
+    jobs: Jobs
+    batch_sizes: Sequence[int]
+    dtype: str | None
+    compiles: bool
+    trust_source: bool
+
+    def run(self, names: Sequence[str], say_error: Callable[[str], None]) -> list[dict[str, Any]]:
+        """Times models by name, artifacts, and the artifacts in folders; the failure of one does not stop the others.
+
+        Args:
+            say_error: called with one line for each model and batch size that failed.
+
+        Returns:
+            for each model and batch size {"name", "batch_size", "inputs", "error", "candidates", "timings",
+            "speedup_over_compile", "environment", "notes"}, ready for JSON. What is not known is None; ``error`` is
+            None where the original and the converted model were timed. ``candidates`` has what ``profiling.Candidate``
+            tells of each, ``timings`` those of ``profiling.Comparison.as_dict``.
+
+        Raises:
+            click.ClickException: there is no such device, or it cannot compute in that dtype.
+        """
+        subjects = [(name, folder) for given in names for name, folder in _subjects(given)]
+        mistakes = {name: mistake_in(name) for name, folder in subjects if folder is None}
+        some_work = any(not mistakes.get(name) for name, _ in subjects)
+        results = []
+        with self.jobs.ready() if some_work else contextlib.nullcontext():
+            for name, folder in subjects:
+                for batch_size in self.batch_sizes or (None,):
+                    result: dict[str, Any] = dict.fromkeys(_RESULT)
+                    result |= {"name": name, "batch_size": batch_size, "notes": []}
+                    try:
+                        if error := mistakes.get(name):
+                            raise click.ClickException(error)
+                        self._time(result, name, folder)
+                    except click.ClickException as error:
+                        result["error"] = error.message
+                        say_error(error.message)
+                    results.append(result)
+        return results
+
+    def _time(self, result: dict[str, Any], name: str, folder: Path | None) -> None:
+        """Fills in the ``result`` of one model at one batch size; raises a click.ClickException of one line."""
+        from ..profiling import release
+
+        try:
+            with self.jobs.failing_in_one_line(name), terminal.progress_bar(name) as progress:
+                progress("load", 0, 1)
+                batch_size = result["batch_size"]
+                if folder is None:
+                    subject = self._model(name, batch_size, progress)
+                else:
+                    subject = self._artifact(folder, batch_size)
+                result |= self._timed(name, subject, progress)
+        finally:
+            release(self.jobs.device)
+
+    def _timed(self, name: str, subject: _Subject, progress: Progress) -> dict[str, Any]:
+        from ..accuracy import reference_outputs
+        from ..profiling import COMPILED, CONVERTED, EAGER, compare_candidates, compiled, environment
+
+        original, call, convert = subject
+        made, refused = list[Any](), list[str]()
+
+        def converted() -> tuple[Callable[[], Any], None]:
+            try:
+                with self.jobs.failing_in_one_line(name):
+                    made.append(convert())
+            except click.ClickException as error:
+                refused.append(error.message)
+                raise
+            return partial(call, made[0]), None
+
+        ways: dict[str, Callable[[], Any]] = {EAGER: lambda: (partial(call, original), None)}
+        if self.compiles:
+            ways[COMPILED] = lambda: (compiled(original, call), None)
+        ways[CONVERTED] = converted
+        device = next((tensor.device for tensor in call.tensors()), self.jobs.device)
+        with _accepted(original, call):
+            reference = reference_outputs(original, call.args, call.kwargs)
+        found, timings = compare_candidates(
+            ways.items(), reference, device, SECONDS, lambda stage: progress(stage, 0, 1)
+        )
+        for candidate in found:
+            if candidate.failure and candidate.name != COMPILED:
+                raise click.ClickException(refused[0] if refused else f"{name}: {candidate.failure}")
+        assert timings is not None
+        if found[-1].extra_bytes is not None:  # the converted model is a copy of the original
+            found[-1].extra_bytes -= _weights(made[0])
+        found[-1].details = {"sites": made[0].kfconvert_info()["total_replaced"]}
+        over = timings.speedup(CONVERTED, COMPILED).as_dict() if COMPILED in timings else None
+        rows = next((tensor.shape[0] for tensor in call.tensors() if tensor.dim() > 0), None)
+        return json_ready(
+            {
+                "batch_size": rows,
+                "inputs": call.summary(),
+                "candidates": [dataclasses.asdict(candidate) for candidate in found],
+                "timings": timings.as_dict(),
+                "speedup_over_compile": over,
+                "environment": environment(device),
+                "notes": _notes(found, made[0]),
+            }
+        )
+
+    def _model(self, name: str, batch_size: int | None, progress: Progress) -> _Subject:
+        from ..inputs import example_call, resized
+
+        jobs, shape = self.jobs, self._shape(batch_size)
+        entry = zoo.resolve(name, jobs.weights, jobs.dtype, jobs.device, **jobs.sizes)
+        call = example_call(entry.model, shape, None if shape else entry.example_inputs, jobs.device, jobs.dtype)
+        if shape is None:
+            call = resized(call, batch_size, None)
+
+        def convert() -> nn.Module:
+            inputs = {"input_shape": shape} if shape else {"example_inputs": call.kwargs or call.args}
+            return jobs.converter.convert_model(entry.model, **inputs, device=jobs.device, progress=progress)
+
+        return _Subject(entry.model, call, convert)
+
+    def _artifact(self, folder: Path, batch_size: int | None) -> _Subject:
+        from .. import artifact
+        from ..inputs import example_call, resized
+
+        device = None if self.jobs.device_name == "auto" else self.jobs.device
+        try:
+            original, inputs = artifact.load_original(folder, device, self.trust_source)
+        except artifact.ArtifactError as error:
+            hint = " (here: --trust-source)" if "trust_source=True" in str(error) else ""
+            raise click.ClickException(f"{error}{hint}") from error
+        tensors = [*original.parameters(), *original.buffers()]
+        place = tensors[0].device if tensors else self.jobs.device
+        own = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
+        if self.dtype and own and str(own) != f"torch.{self.dtype}":
+            raise click.ClickException(f"{folder} is in {own}: --dtype is for models by name".replace("torch.", ""))
+        shape = self._shape(batch_size)
+        call = example_call(original, shape, None if shape else inputs, place, own)
+        if shape is None:
+            call = resized(call, batch_size, self.jobs.sizes["seq_len"])
+        return _Subject(original, call, lambda: artifact.load(folder, device=device, trust_source=self.trust_source))
+
+    def _shape(self, batch_size: int | None) -> tuple[int, ...] | None:
+        """That of the single input, where the user has named one."""
+        shape = self.jobs.input_shape
+        return shape if shape is None or batch_size is None else (batch_size, *shape[1:])
+
+
+_RESULT = (
+    "name",
+    "batch_size",
+    "inputs",
+    "error",
+    "candidates",
+    "timings",
+    "speedup_over_compile",
+    "environment",
+    "notes",
+)
+
+
+def _subjects(given: str) -> list[tuple[str, Path | None]]:
+    """What ``given`` names: artifacts, each with its folder, or a model."""
+    if os.path.isdir(expanded(given)):
+        from ..artifact import ArtifactError, artifacts_in
+
+        with contextlib.suppress(ArtifactError):
+            return [(str(folder), folder) for folder in artifacts_in(given)]
+    return [(given, None)]
+
+
+@contextlib.contextmanager
+def _accepted(model: nn.Module, call: ExampleCall) -> Iterator[None]:
+    """Tells it in one line where ``model`` does not take the inputs."""
+    import torch
+
+    from ..conversion import ConversionError, first_line
+
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the model's own code may raise anything
+        reason = f"{type(model).__name__} does not accept {call.summary()}: {first_line(error)}"
+        raise ConversionError(reason) from error
+
+
+def _weights(model: nn.Module) -> int:
+    from ..profiling import bytes_of
+
+    return bytes_of([*model.parameters(), *model.buffers()])
+
+
+def _notes(found: Sequence[Any], model: Any) -> list[str]:
+    """What is to be known of the numbers, a line each."""
+    info = model.kfconvert_info()
+    notes = [f"{each.name} is left out: {each.failure}" for each in found if each.failure]
+    notes += [f"{each.name} is less accurate than eager: {each.inaccurate}" for each in found if each.inaccurate]
+    if info.get("reverted"):
+        notes.append(f"the original is given back, and timed in the place of a converted model: {info['reverted']}")
+    misses = info["guard"]["misses"]
+    if sum(misses.values()) > info["guard"]["hits"]:
+        notes.append(f"the converted model runs its original forward: {max(misses, key=misses.get)}")
+    return notes

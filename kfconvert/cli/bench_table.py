@@ -1,0 +1,77 @@
+"""What ``kfconvert bench`` has found, as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+
+def bench_table(results: list[dict[str, Any]]) -> RenderableType:
+    """A section for each model and batch size of ``Bench.run`` that was timed, and below what is to be known of it."""
+    from ..profiling import CONVERTED
+    from ..report import speedup_line
+
+    timed = [result for result in results if not result["error"]]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("", overflow="fold")
+    for name in ("time (quartiles)", "peak", "x eager (95 %)"):
+        table.add_column(name, justify="right", no_wrap=True)
+    notes: list[RenderableType] = []
+    for result in timed:
+        batch = f"batch {result['batch_size']}"
+        table.add_section()
+        table.add_row(Text(result["name"], style="bold"), batch)
+        for row in result["candidates"]:
+            table.add_row(*_cells(row, result["timings"]))
+        lines = [*result["notes"], *_kept(result["candidates"])]
+        if result["speedup_over_compile"]:
+            lines.append(f"{CONVERTED} beside torch.compile: {speedup_line('', result['speedup_over_compile'], False)}")
+        notes += [Text(f"{result['name']}, {batch}: {line}") for line in lines]
+    return Group(*(Text(place) for place in _places(timed)), "", table, "", *notes, *([""] if notes else []))
+
+
+def _cells(row: dict[str, Any], timings: dict[str, Any]) -> list[str]:
+    from ..profiling import bytes_text
+
+    name, details = row["name"], row["details"]
+    sites = "" if details is None else f", {details['sites']} site{'' if details['sites'] == 1 else 's'}"
+    if row["failure"]:
+        return [f"  {name}", "left out"]
+    times, speedup = timings["timings"][name], timings["speedups"].get(name)
+    return [
+        f"  {name}{sites}",
+        _time(times),
+        "" if row["peak_bytes"] is None else bytes_text(row["peak_bytes"]),
+        "" if speedup is None else "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**speedup),
+    ]
+
+
+def _kept(rows: list[dict[str, Any]]) -> list[str]:
+    """What each way of running the model keeps on the device, where that is known: a call that is replayed allocates
+    its outputs alone, because all else lies there for good."""
+    from ..profiling import bytes_text
+
+    kept = {row["name"]: row["extra_bytes"] for row in rows[1:] if row["extra_bytes"] is not None}
+    told = ", ".join(f"{name} {bytes_text(max(0, count))}" for name, count in kept.items())
+    return [f"kept on the device besides the weights: {told}"] if told else []
+
+
+def _places(results: list[dict[str, Any]]) -> list[str]:
+    """Where the results were measured, one line for each such place."""
+    told = "{device}, {threads} threads, torch {torch}, kfconvert {kfconvert}"
+    return list(dict.fromkeys(told.format(**result["environment"]) for result in results))
+
+
+def _time(timing: dict[str, Any]) -> str:
+    """The median and the quartiles, to three digits or so: ``38.8 ms (38.1 to 39.5)``."""
+    unit, per_ms = ("ms", 1.0) if timing["median_ms"] >= 1 else ("µs", 1e3)
+    median, q1, q3 = (_digits(per_ms * timing[key]) for key in ("median_ms", "q1_ms", "q3_ms"))
+    return f"{median} {unit} ({q1} to {q3})"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.{0 if number >= 100 else 1 if number >= 10 else 2}f}"
