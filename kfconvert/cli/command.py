@@ -115,6 +115,7 @@ def _convert(
     models: tuple[str, ...],
     save_path: Path | None,
     skip_existing: bool,
+    at_once: int,
     device: str,
     dtype: str,
     input_shape: tuple[int, ...] | None,
@@ -148,7 +149,7 @@ def _convert(
         options["new_tokens"] = generate[1]
     options |= wanted(include, exclude, modules)
     options["cuda_graphs"] = _as_option(cuda_graphs)
-    jobs = Jobs(save_path, device, dtype, weights, sizes, options, tune_for, input_shape, skip_existing)
+    jobs = Jobs(save_path, device, dtype, weights, sizes, options, tune_for, input_shape, skip_existing, at_once)
     tell = _say_nothing if as_json else _json_line if json_lines else _report
     results = jobs.run(list(models), tell, _say_error)
     if as_json:

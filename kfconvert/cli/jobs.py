@@ -10,10 +10,11 @@ import hashlib
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -22,6 +23,7 @@ from ..folders import check_writable, expanded, none_left_empty
 from ..json_values import json_ready
 from . import terminal
 from .messages import unexpected
+from .workers import Lost, in_processes
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +47,8 @@ class Jobs:
         tune_for: shapes, each with its weight, of ``ModelConverter.convert_model``; none for the example inputs.
         input_shape: as of ``ModelConverter.convert_model``; the inputs that come with a model if None.
         skip_existing: leave out models that are saved there already.
+        at_once: so many models are converted at a time, each in a process of its own; on CUDA one a GPU at most.
+        shows_progress: whether there is a bar on stderr.
     """
 
     save_path: Path | None
@@ -56,6 +60,8 @@ class Jobs:
     tune_for: Sequence[tuple[tuple[int, ...], float]] = ()
     input_shape: tuple[int, ...] | None = None
     skip_existing: bool = False
+    at_once: int = 1
+    shows_progress: bool = True
 
     # What they mean here: known within ``ready``.
     device: torch.device = field(init=False)
@@ -81,27 +87,36 @@ class Jobs:
         Raises:
             click.ClickException: nothing can be done: no such device, or the save path is of no use.
         """
-        mistakes = [mistake_in(name) for name in names]
-        if all(mistakes):
-            results = [_result(name, mistake) for name, mistake in zip(names, mistakes)]
-            for result in results:
+        mistaken = {name: _result(name, mistake) for name in names if (mistake := mistake_in(name))}
+        if len(mistaken) == len(names):
+            for result in mistaken.values():
                 tell(result)
                 say_error(result["error"])
-            return results
+            return list(mistaken.values())
         targets = self._targets(names)
-        results, stdout = [], sys.stdout
+        finished: dict[str, dict[str, Any]] = {}
+        stdout = sys.stdout
+
+        def done(name: str, result: dict[str, Any]) -> None:
+            finished[name] = result
+            with contextlib.redirect_stdout(stdout):
+                tell(result)
+            if result["error"]:
+                say_error(result["error"])
+
         with contextlib.ExitStack() as stack:
             if self.save_path is not None:  # a second Ctrl-C may have cut short what a save cleans up
                 stack.enter_context(none_left_empty(self.save_path))
             stack.enter_context(self.ready())
+            known = mistaken | self._skipped(targets)
+            left = [name for name in names if name not in known]
+            at_once = min(self._possible_at_once(), len(left))
             for name in names:
-                result = self._one(name, targets[name])
-                with contextlib.redirect_stdout(stdout):
-                    tell(result)
-                if result["error"]:
-                    say_error(result["error"])
-                results.append(result)
-        return results
+                if name in known or at_once <= 1:
+                    done(name, known.get(name) or self._one(name, targets[name]))
+            if at_once > 1:
+                self._side_by_side(left, targets, at_once, done)
+        return [finished[name] for name in names]
 
     def explain(self, name: str) -> tuple[dict[str, Any], dict[str, str]]:
         """Converts one model for what is to be told of each of its modules: the statistics, ready for JSON, and the
@@ -161,18 +176,57 @@ class Jobs:
             raise click.ClickException(str(error)) from error
         return targets
 
-    def _one(self, name: str, target: Path | None) -> dict[str, Any]:
-        result = _result(name)
+    def _skipped(self, targets: Mapping[str, Path | None]) -> dict[str, dict[str, Any]]:
+        """The results of the models that are left out because they are saved there already."""
         from ..artifact import RECORD_FILE
 
-        if self.skip_existing and target is not None and (expanded(target) / RECORD_FILE).exists():
-            return {**result, "skipped": True, "saved": str(target)}
+        return {
+            name: {**_result(name), "skipped": True, "saved": str(target)}
+            for name, target in targets.items()
+            if self.skip_existing and target is not None and (expanded(target) / RECORD_FILE).exists()
+        }
+
+    def _one(self, name: str, target: Path | None) -> dict[str, Any]:
+        result = _result(name)
         try:
-            with self.failing_in_one_line(name), terminal.progress_bar(name) as progress:
+            with (
+                self.failing_in_one_line(name),
+                terminal.progress_bar(name, self.shows_progress) as progress,
+            ):
                 self._convert(name, target, progress, result)
         except click.ClickException as error:  # one model's failure loses no others
             result["error"] = error.message
         return result
+
+    def _possible_at_once(self) -> int:
+        """How many models may be converted at a time: on CUDA no two on one GPU, where each would slow the other."""
+        if self.device.type != "cuda" or self.at_once == 1:
+            return self.at_once
+        gpus = len(_visible_gpus()) if self.device.index is None else 1
+        if gpus < self.at_once:
+            told = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+            warnings.warn(f"kfconvert: --jobs {self.at_once}: {told}, and one model at a time on each", stacklevel=2)
+        return min(self.at_once, gpus)
+
+    def _side_by_side(
+        self,
+        names: list[str],
+        targets: Mapping[str, Path | None],
+        at_once: int,
+        done: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        """Converts so many models at a time, each in a process of its own with its share of the CPU's threads."""
+        import torch
+
+        alone = replace(self, at_once=1, shows_progress=False)
+        threads = max(1, torch.get_num_threads() // at_once)
+        gpus = _visible_gpus() if self.device.type == "cuda" else []
+
+        def ended(task: _Task, result: Any) -> None:
+            lost = isinstance(result, Lost)
+            done(task.name, _result(task.name, f"{task.name}: {result.reason()}") if lost else result)
+
+        in_processes(_work, [_Task(alone, name, targets[name], threads, gpus) for name in names], at_once, ended)
 
     @contextlib.contextmanager
     def failing_in_one_line(self, name: str) -> Iterator[None]:
@@ -220,6 +274,41 @@ class Jobs:
             tune_for=[Weighted(shape, weight) for shape, weight in self.tune_for] or None,
             profile=profile,
         )
+
+
+class _Task(NamedTuple):
+    """One model for a process of its own; ``gpus`` are the names of the GPUs, of which it takes that of its slot."""
+
+    jobs: Jobs
+    name: str
+    target: Path | None
+    threads: int
+    gpus: list[str]
+
+
+def _work(task: _Task, slot: int) -> dict[str, Any]:
+    """The result of the ``task``, in its process."""
+    if task.gpus:  # the only one it sees is cuda:0, so that the artifact names no other
+        os.environ["CUDA_VISIBLE_DEVICES"] = task.gpus[slot]
+    import torch
+
+    torch.set_num_threads(task.threads)
+    try:
+        with task.jobs.ready():
+            return task.jobs._one(task.name, task.target)
+    except click.ClickException as error:
+        return _result(task.name, f"{task.name}: {error.message}")
+    except Exception as error:
+        return _result(task.name, _one_line(task.name, error))
+
+
+def _visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls the GPUs that PyTorch sees, in its order."""
+    import torch
+
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    return [name.strip() for name in chosen.split(",")][:count] if chosen else [str(index) for index in range(count)]
 
 
 def folder_name(name: str) -> str:

@@ -236,6 +236,16 @@ CONVERT = (
     click.option(
         "--skip-existing", is_flag=True, help="Leave out models that have an artifact in DIR, whatever its options."
     ),
+    click.option(
+        "--jobs",
+        "at_once",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Convert N models at a time, each in a process with its share of the CPU's threads, on CUDA one on each "
+        "GPU. Times are less certain while others run.",
+    ),
     _DEVICE,
     _DTYPE,
     _INPUT_SHAPE,

@@ -43,8 +43,9 @@ def warnings_as_lines() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress_bar(name: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Yields ``progress(stage, done, total)``: a bar on stderr, nothing where stderr is no terminal."""
+def progress_bar(name: str, shown: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+    """Yields ``progress(stage, done, total)``: a bar on stderr, nothing where stderr is no terminal, or it is not to be
+    ``shown``."""
     columns = (
         TextColumn("[bold]{task.fields[model]}"),
         TextColumn("{task.description}"),
@@ -53,7 +54,7 @@ def progress_bar(name: str) -> Iterator[Callable[[str, int, int], None]]:
         TimeElapsedColumn(),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
         task = bar.add_task("", model=escape(in_one_line(name)), total=None)
 
         def progress(stage: str, done: int, total: int) -> None:
