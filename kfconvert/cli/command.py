@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 EXIT_ERROR = 2
-UNWRAPPED = 100_000  # the width of a file or a pipe: whoever reads it wraps, or searches, whole lines
-PIPED = 80  # that of what is laid out in columns
+PIPED = 80  # columns of a file or a pipe, which have no width of their own
 
 
 class _Convert(click.Command):
@@ -233,7 +232,7 @@ def bench(
     elif any(not result["error"] for result in found):
         from .bench_table import bench_table
 
-        _show(bench_table(printable(found)), PIPED)
+        _show(bench_table(printable(found)))
     ctx.exit(EXIT_ERROR if any(result["error"] for result in found) else 0)
 
 
@@ -281,7 +280,7 @@ def compare(first: str, second: str, as_json: bool) -> None:
     from ..report import render_comparison
 
     for each in found["comparisons"]:
-        _show(render_comparison((printable(each["first"]), printable(each["second"])), printable(each)), PIPED)
+        _show(render_comparison((printable(each["first"]), printable(each["second"])), printable(each)))
     for path, key in ((first, "only_first"), (second, "only_second")):
         if found[key]:
             click.echo(f"only in {printable(path)}: {', '.join(map(printable, found[key]))}")
@@ -439,16 +438,16 @@ def _counts(results: list[dict[str, Any]]) -> dict[str, int]:
     return {name: what[name] for name in ("converted", "failed", "skipped")}
 
 
-def _show(report: RenderableType, piped: int = UNWRAPPED) -> None:
-    """Print a report on the present stdout: fitted to a terminal, or to ``COLUMNS`` where that is set; as wide as
-    ``piped`` says, by default in whole lines, anywhere else."""
+def _show(report: RenderableType) -> None:
+    """Print a report on the present stdout: fitted to a terminal, or to ``COLUMNS`` where that is set; in PIPED columns
+    anywhere else."""
     from rich.console import Console
 
     if sys.stdout.isatty():
         Console(file=sys.stdout).print(report)
         return
     columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdecimal() and int(columns) > 0 else piped
+    width = int(columns) if columns.isdecimal() and int(columns) > 0 else PIPED
     console = Console(file=sys.stdout, width=width)
     with console.capture() as captured:
         console.print(report)

@@ -342,16 +342,18 @@ def test_save_path_that_cannot_be_created(capsys):
     one_error(capsys, "cannot create the save path /proc/x: nothing can be created in /proc")
 
 
-def test_report_in_a_pipe_is_in_whole_lines_unless_a_width_is_asked_for(capsys, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert cli.main(["--models", "cli_models:net", "--device", "cpu"]) == 0
+def test_reports_in_a_pipe_have_80_columns_unless_another_width_is_asked_for(capsys, monkeypatch):
+    commands = ["--models", "cli_models:net", "--device", "cpu"], ["explain", "cli_models:net", "--device", "cpu"]
+    for width, columns in ((80, None), (60, "60"), (80, "many")):
+        if columns:
+            monkeypatch.setenv("COLUMNS", columns)
+        for command in commands:
+            assert cli.main(command) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert width - 20 < max(map(len, lines)) <= width and all(line == line.rstrip() for line in lines)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(commands[0]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(line == line.rstrip() for line in lines)
-    assert max(map(len, lines)) > 80  # for whoever searches them
-    monkeypatch.setenv("COLUMNS", "60")
-    assert cli.main(["explain", "cli_models:net", "--device", "cpu"]) == 0
-    assert cli.main(["--models", "cli_models:net", "--device", "cpu"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
     (accuracy,) = (line for line in lines if line.startswith("accuracy"))
     (speed,) = (line for line in lines if line.startswith("speed"))
     assert "ratio" in accuracy and ("95 % between" in speed or "not measured" in speed)
@@ -457,7 +459,8 @@ def test_the_command_alone_shows_its_help_with_examples(capsys):
     assert "kfconvert --models resnet50 bert-base-uncased --save-path out/" in alone.out and "completion" in alone.out
 
 
-def test_convert_by_name_skips_what_is_there_and_ends_with_a_summary(capsys, workplace):
+def test_convert_by_name_skips_what_is_there_and_ends_with_a_summary(capsys, workplace, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     (workplace / "out" / "cli_models--net").mkdir(parents=True)
     (workplace / "out" / "cli_models--net" / "kfconvert.json").touch()
     options = ["--save-path", "out", "--skip-existing", "--device", "cpu", "--select", "all"]
