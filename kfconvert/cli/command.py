@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import get_completion_class
+from click.shell_completion import CompletionItem, get_completion_class
 
 from ..levels import NAMES
 from ..version import __version__
@@ -60,6 +60,11 @@ class _Group(click.Group):
             if sys.stderr.isatty():
                 raise  # click then ends the line on which the terminal has echoed ^C
             raise click.Abort() from None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if ctx.params.get("models") and not incomplete.startswith("-"):  # of which there may be several
+            return Model().shell_complete(ctx, self.params[0], incomplete)
+        return super().shell_complete(ctx, incomplete)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
@@ -215,9 +220,10 @@ def bench(
     trust_source: bool,
     as_json: bool,
 ) -> None:
-    """Time models as they are, after torch.compile (on CUDA in its mode reduce-overhead) and converted, in turns.
+    """Time models in turns: as they are, after torch.compile, and converted.
 
-    What is timed are forwards as a user calls them. A MODEL by name is converted for that; an ARTIFACT is a folder that
+    What is timed are forwards as a user calls them, after torch.compile in its default mode, and on CUDA in
+    reduce-overhead. A MODEL by name is converted for that; an ARTIFACT is a folder that
     kfconvert has saved, or one of several, and is loaded as it is: --weights, --cuda-graphs and --effort are for models
     by name.
     """

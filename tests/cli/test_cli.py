@@ -503,7 +503,7 @@ def test_completion(capsys, monkeypatch, shell):
         ("kfconvert bench --no-c", "--no-compile"),
         ("kfconvert bench --device c", "cpu"),
         ("kfconvert explain resnet5", "resnet50"),
-        ("kfconvert --models bert-base-u", "bert-base-uncased"),
+        ("kfconvert --models resnet50 bert-base-u", "bert-base-uncased"),
     ):
         monkeypatch.setenv("COMP_WORDS", typed)
         monkeypatch.setenv("COMP_CWORD", typed.split()[-1] if shell == "fish" else str(typed.count(" ")))
