@@ -4,6 +4,7 @@
 # make check   lint, the format of Python and C++, and types
 # make check-all  run the tests that take long or need further packages, which `make test` leaves out, and the notebook
 # make docs    build the pages of docs/ into site/, and fail on a link that leads nowhere
+# make dist    build the sdist, and the wheel from it, into dist/
 # make format  bring Python and C++ into that format
 # make fuzz    convert 2000 random models, others each time; FUZZ=10000 for more
 # make mutants put faults into a copy of the package one by one and tell which no test notices; takes long
@@ -19,7 +20,7 @@ FUZZ ?= 2000
 DEMO ?= --models resnet50 bert-base-uncased --weights auto --save-path out
 
 PACKAGES := torch torchvision transformers timm safetensors rich click numpy pydantic jinja2 \
-	setuptools wheel ninja pybind11 ruff mypy clang-format pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib playwright
+	setuptools wheel build ninja pybind11 ruff mypy clang-format pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib playwright
 SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
 
 PYTHON_FILES := kfconvert tests scripts examples benchmarks docs setup.py
@@ -32,7 +33,7 @@ DOCS_PACKAGES := mkdocs-material mkdocstrings[python] mkdocs-jupyter nbmake ipyk
 QUICK := tests/test_rooms.py tests/test_settings.py tests/test_second_names.py tests/accuracy tests/canonical tests/graph \
 	tests/matching/test_matcher.py tests/region tests/report tests/runtime/test_watch.py
 
-.PHONY: demo test quick check check-all docs format fuzz mutants build clean
+.PHONY: demo test quick check check-all docs dist format fuzz mutants build clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -58,6 +59,9 @@ check-all: docs
 docs: build
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(DOCS_PACKAGES)
 	OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict
+
+dist: $(VENV)/.packages
+	$(BIN)/python -m build --no-isolation
 
 format: $(VENV)/.packages
 	$(BIN)/ruff check --fix $(PYTHON_FILES)
