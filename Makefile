@@ -11,6 +11,9 @@
 # make build   only make .venv with the pinned versions and the kernels
 # make clean   remove what the others made
 #
+# make dev, make jupyter            a shell, or JupyterLab on port 8888, in a container with this tree
+# make dev-cuda, make jupyter-cuda  the same with nvcc and the GPUs of this machine
+#
 # PYTHON=python3.12 chooses the interpreter for .venv; DEMO="--models gpt2 --dtype bfloat16" gives the demo other work.
 
 PYTHON ?= python3
@@ -33,7 +36,8 @@ DOCS_PACKAGES := mkdocs-material mkdocstrings[python] mkdocs-jupyter nbmake ipyk
 QUICK := tests/test_rooms.py tests/test_settings.py tests/test_second_names.py tests/accuracy tests/canonical tests/graph \
 	tests/matching/test_matcher.py tests/region tests/report tests/runtime/test_watch.py
 
-.PHONY: demo test quick check check-all docs dist format fuzz mutants build clean
+.PHONY: demo test quick check check-all docs dist format fuzz mutants build packages clean
+.PHONY: dev dev-cuda jupyter jupyter-cuda
 .DELETE_ON_ERROR:
 
 demo: build
@@ -75,7 +79,15 @@ mutants: build
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt cosmic-ray
 	PYTHONPATH=. $(BIN)/python scripts/mutants.py
 
+dev dev-cuda:
+	docker compose run --rm --build $@
+
+jupyter jupyter-cuda:
+	docker compose up --build $@
+
 build: $(VENV)/.kernels
+
+packages: $(VENV)/.packages
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -56,7 +56,7 @@ def build(kind, source, out):
 
 
 def bare_environment(folder, wheel):
-    """One that has the wheel, and what it depends on from where these tests run, whose own kfconvert it does not see."""
+    """One that has the wheel, and what that needs from where torch lies, but not the kfconvert installed there."""
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, folder=folder)
