@@ -1,4 +1,4 @@
-"""Write the README's list of operators from their declarations.
+"""Write the list of operators in docs/operators.md from their declarations.
 
     PYTHONPATH=. python scripts/list_operators.py
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kfconvert.ops.declaration import GROUPS, OPERATORS
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "operators.md"
 BEGIN, END = "<!-- operators -->\n", "<!-- end of operators -->\n"
 TITLES = {
     "elementwise": "element by element",
@@ -39,8 +39,8 @@ def _names(names: list[str]) -> str:
 
 
 def main() -> None:
-    before, _, rest = README.read_text().partition(BEGIN)
-    README.write_text(before + BEGIN + table() + END + rest.partition(END)[2])
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2])
 
 
 if __name__ == "__main__":

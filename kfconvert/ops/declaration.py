@@ -1,8 +1,8 @@
 """What is said of an operator beside its function, once, for all who list operators.
 
 From the declarations follow ``ops.__all__``, the families ``kernels.cpu`` and ``kernels.cuda``, the arguments with
-which the tests call every operator, the README's list, and the benchmark's and the sanitizer's cases of those operators
-that have none of their own.
+which the tests call every operator, the list in docs/operators.md, and the benchmark's and the sanitizer's cases of
+those operators that have none of their own.
 """
 
 from collections.abc import Callable
