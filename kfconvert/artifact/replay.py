@@ -27,7 +27,7 @@ from ..conversion import (
     replace,
 )
 from ..inputs import ExampleCall, build
-from ..process import one_at_a_time
+from ..process import one_at_a_time, same_generators
 from ..runtime import MOST_RECORDINGS, OnMiss, can_record, uninstall
 
 # What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
@@ -66,7 +66,7 @@ def replay(
     recorded = statistics.get("cuda_graphs") or {}
     config = config_of(statistics)
     most, static_outputs = recorded.get("max_recordings", MOST_RECORDINGS), recorded.get("static_outputs", False)
-    with one_at_a_time():
+    with one_at_a_time(), same_generators():
         uninstall(model)
         model = model.to(device).eval()
         own_state = OwnState(model)

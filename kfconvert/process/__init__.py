@@ -1,6 +1,7 @@
 """What concerns the whole process while one thread converts: turns, what other threads see, garbage."""
 
 from .garbage import only_new_garbage
+from .generators import same_generators
 from .quiet import quiet_thread
 from .shield import Shield, is_of_trace, libraries, switched_off
 from .turns import ThisThread, one_at_a_time
@@ -13,5 +14,6 @@ __all__ = [
     "one_at_a_time",
     "only_new_garbage",
     "quiet_thread",
+    "same_generators",
     "switched_off",
 ]

@@ -153,6 +153,8 @@ class GuardedForward:
         return not self._model.refers_to(None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args and self._model.refers_to(args[0]):
+            args = args[1:]  # it was bound to the model once more, as a function of its class would have to be
         if traced_here():
             return traced(self, args, kwargs)
         spelling, reason = (len(args), *kwargs), _onlooker()

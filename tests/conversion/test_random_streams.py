@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import importlib, json, pkgutil, random, sys
 import numpy, torch
@@ -14,7 +16,14 @@ def seed():
 def drawn():
     return random.random(), float(numpy.random.rand()), float(torch.rand(()))
 
-model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()
+class Net(torch.nn.Sequential):
+    def forward(self, x):
+        if sys.argv[2] == "plain":
+            return super().forward(x)
+        drawn = {"torch": torch.rand_like, "numpy": lambda _: numpy.random.rand(), "python": lambda _: random.random()}
+        return super().forward(x + drawn[sys.argv[2]](x))
+
+model = Net(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()
 seed()
 known = drawn()
 seed()
@@ -30,8 +39,9 @@ print(json.dumps([known, used, drawn()]))
 """
 
 
-def test_imports_and_conversions_draw_no_numbers(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path / "saved")]
+@pytest.mark.parametrize("draws", ["plain", "torch", "numpy", "python"])
+def test_imports_and_conversions_draw_no_numbers(tmp_path, draws):
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path / "saved"), draws]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     known, used, imported = json.loads(run.stdout)

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+import types
 
 import pytest
 import torch
@@ -28,6 +29,13 @@ from kfconvert.converter import ConversionError
 def logits(model, **inputs):
     outputs = model(**(inputs or inputs_of(model, batch=3, seed=1)))
     return outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+
+
+def test_a_forward_that_is_bound_once_more(original, fused):
+    """As accelerate leaves it after ``unwrap_model(..., keep_fp32_wrapper=False)``."""
+    twin = copy.deepcopy(fused)
+    twin.forward = types.MethodType(twin.forward, twin)
+    assert_valid(original, twin)
 
 
 # Copies and files
