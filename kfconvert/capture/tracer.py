@@ -84,8 +84,7 @@ def trace(
         if leaves[index].shape[dimension] == 1:
             widened[index] = torch.cat([widened[index]] * 2, dimension)
         dynamic[index] = {**(dynamic[index] or {}), dimension: Dim.AUTO}
-    # The exporter looks for the arguments that go into a parameter **kwargs under the name of that parameter.
-    shapes = dict(inspect.signature(model.forward).bind(**form.lists(dynamic)).arguments)
+    shapes = form.lists(dynamic)
     with one_at_a_time(), recorded_reads(model) as reads:
         arguments = form.lists(widened)
         # A Deadline costs time at every call of an operator, so there is none where the seconds are unlimited.
@@ -164,6 +163,10 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
         forms.append(outputs_form)
         return tuple(flat) if outputs_form.holds_caches else outputs
 
+    # Of the arguments that go into a parameter **kwargs the exporter of torch 2.11 expects shapes under two names.
+    if not form.parameters.issuperset(form.names):
+        names = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in form.names]
+        traceable.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
     vars(model)["forward"] = traceable
     try:
         with Shield() as shield:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.modules import module as modules
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama
@@ -116,14 +117,27 @@ class DoublingOperators(TorchDispatchMode):
         return scaled_outputs(result) if function.overloadpacket.__name__ in _DOUBLED_OPERATORS else result
 
 
+def _refuse_two_devices() -> None:
+    """torch takes one default device at a time: two of them cannot be left in any order."""
+    for index in range(torch._C._len_torch_function_stack()):
+        if type(torch._C._get_function_stack_at(index)) is DeviceContext:
+            raise RuntimeError("there is a default device already")
+
+
 def _entered(mode: Any) -> Undo:
     mode.__enter__()
     return lambda: mode.__exit__(None, None, None)
 
 
 def _default_device() -> Undo:
+    _refuse_two_devices()
     torch.set_default_device("cpu")
     return lambda: torch.set_default_device(None)
+
+
+def _device_context() -> Undo:
+    _refuse_two_devices()
+    return _entered(torch.device("cpu"))
 
 
 mode = partial(change, anywhere, process_wide=True, threads=False)
@@ -131,7 +145,7 @@ mode("function mode")(lambda subject, model: _entered(Doubling()))
 mode("dispatch mode", visible=False)(lambda subject, model: _entered(DoublingOperators()))
 mode("function mode that does nothing", visible=False)(lambda subject, model: _entered(BaseTorchFunctionMode()))
 mode("default device", visible=False, hits=True)(lambda subject, model: _default_device())
-mode("device as a context", visible=False, hits=True)(lambda subject, model: _entered(torch.device("cpu")))
+mode("device as a context", visible=False, hits=True)(lambda subject, model: _device_context())
 mode("gradients off", visible=False, hits=True)(lambda subject, model: _entered(torch.no_grad()))
 
 # Classes and functions
