@@ -1,6 +1,8 @@
 """Lookups by inputs that nobody gave: longer ones, and such with other values, may ask for more rows than there are."""
 
+import contextlib
 import copy
+import sys
 
 import pytest
 import torch
@@ -76,6 +78,37 @@ def test_prompts_leave_room_for_new_tokens():
     generated = fused.generate(ids[:, :20], max_new_tokens=8, do_sample=False)
     assert torch.equal(generated, model.generate(ids[:, :20], max_new_tokens=8, do_sample=False))
     assert not fused.kfconvert_info()["guard"]["misses"]
+
+
+def test_lookups_out_of_range_are_within_bounds(monkeypatch):
+    """On a GPU others are assertions on the device: of a model, and of graphs for sizes that they do not fit."""
+    within, beyond = [], []
+
+    @contextlib.contextmanager
+    def noted(tensors):
+        within.append(True)
+        try:
+            yield
+        finally:
+            within.pop()
+
+    def called(operator, *args, **kwargs):
+        try:
+            return call(operator, *args, **kwargs)
+        except IndexError as error:
+            if not within:
+                beyond.append(f"{operator}: {error}")
+            raise
+
+    call = torch._ops.OpOverload.__call__
+    monkeypatch.setattr(torch._ops.OpOverload, "__call__", called)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("kfconvert.") and "bounded_lookups" in vars(module):
+            monkeypatch.setattr(module, "bounded_lookups", noted)
+    model, ids = MODELS["at its longest"]()
+    model.config.use_cache = model.generation_config.use_cache = True
+    ModelConverter(select="all", new_tokens=4).convert_model(model, example_inputs={"input_ids": ids})
+    assert not beyond
 
 
 @pytest.mark.cuda
