@@ -151,9 +151,9 @@ class ModelConverter:
         effort, timed = EFFORTS[config.effort], config.select == "measured"
         prepared = prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace, tune_for)
         try:
-            captures = controlled(trace(prepared, stages, effort), config, prepared.model)
-            match(captures, stages)
             replayed = can_record(prepared.device) and config.cuda_graphs is not False
+            captures = controlled(trace(prepared, stages, effort, replayed), config, prepared.model)
+            match(captures, stages)
             selector = Selector(prepared.device, config.accuracy_threshold, timed, replayed, effort)
             layouts = Layouts(captures, selector, Loads(prepared, captures))
             layouts.select(stages)

@@ -10,7 +10,7 @@ cli
 artifact
 converter validator zoo levels
 conversion
-own_patterns
+own_patterns generation
 capture
 patterns
 matching modules

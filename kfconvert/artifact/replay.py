@@ -70,7 +70,8 @@ def replay(
         uninstall(model)
         model = model.to(device).eval()
         own_state = OwnState(model)
-        found = _captures(model, device, calls, parts, statistics, own_state, stages)
+        replayed = can_record(device) and config.cuda_graphs is not False
+        found = _captures(model, device, calls, parts, statistics, own_state, stages, replayed)
         captures = controlled(found, config, model)
         match(captures, stages)
         _decide(captures, statistics)
@@ -101,6 +102,7 @@ def _captures(
     statistics: dict[str, Any],
     own_state: OwnState,
     stages: Stages,
+    replayed: bool,
 ) -> Captures:
     """The call forms and parts that were captured then."""
     asked = frozenset(statistics.get("asked", ()))
@@ -108,7 +110,7 @@ def _captures(
         forms = [ExampleCall(kwargs=build(spec, device)) for spec in calls]
         found = capture_forms(model, forms, advance)
         if statistics.get("generates"):
-            for call, captured in capture_generation(model, forms[0], found[0], own_state.restore):
+            for call, captured in capture_generation(model, forms[0], found[0], own_state.restore, replayed):
                 forms.append(call)
                 found.append(captured)
         again = []

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..inputs import ExampleCall, bounded_lookups, caches_in, holds_tokens
+from ..inputs import ExampleCall, bounded_lookups, caches_in, capacity_for, holds_tokens, static_key_values
 from ..process import quiet_thread
 from ..region import CaptureError
 from .captured import Capture, capture, unforeseen
 from .parts import choices
+from .trial_runs import is_close
 
 # A prompt to trace with, in examples and tokens: of sizes that differ, and that are small, so that it takes no time.
 BATCH, LENGTH = 2, 5
@@ -22,6 +23,12 @@ BATCH, LENGTH = 2, 5
 # the lengths of the second are at least 2.
 CALLS = 4
 PROMPT, STEP = 0, 2
+# The arguments that a step may have besides the cache. Steps of other models are made by transformers' own loop alone.
+OF_STEP = frozenset(
+    ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict")
+)
+# How much larger the static cache is, in traces, than what it holds.
+SPARE = 8
 
 
 class _Enough(Exception):
@@ -39,7 +46,11 @@ class GenerationCall:
 
 
 def capture_generation(
-    model: nn.Module, call: ExampleCall, first: Capture | CaptureError, put_back: Callable[[], None]
+    model: nn.Module,
+    call: ExampleCall,
+    first: Capture | CaptureError,
+    put_back: Callable[[], None],
+    static: bool = False,
 ) -> list[tuple[ExampleCall, Capture | CaptureError]]:
     """``model`` in each form in which its ``generate`` calls it, or why that form cannot be captured.
 
@@ -47,33 +58,71 @@ def capture_generation(
         call: the example call, from which ``generate`` gets its prompt.
         first: what was captured for it. Where that returns no cache, nothing is done.
         put_back: gives the model the state that it had before a call.
+        static: the step on a static cache is wanted as well (see ``kfconvert.generation``).
     """
     if not isinstance(first, Capture) or not first.region.has_caches:
         return []
     found = []
-    for generation in _generation_calls(model, call, put_back):
+    for generation in _generation_calls(model, call, put_back, static):
         found.append((generation.call, _captured(model, generation)))
         put_back()
     return found
 
 
-def _generation_calls(model: nn.Module, call: ExampleCall, put_back: Callable[[], None]) -> list[GenerationCall]:
-    """The calls that ``model.generate`` makes for the prompt of ``call``, without and with a mask; none where there is
-    no such method, or it passes no cache, or raises."""
+def _generation_calls(
+    model: nn.Module, call: ExampleCall, put_back: Callable[[], None], static: bool
+) -> list[GenerationCall]:
+    """The calls that ``model.generate`` makes for the prompt of ``call``, without and with a mask, and its step on a
+    static cache where one is wanted; none where there is no such method, or it passes no cache, or raises."""
     prompt = prompt_of(model, call, CALLS)
     if prompt is None:
         return []
     found: dict[Any, GenerationCall] = {}
     for masked in (False, True):
         try:
-            for place, generation in enumerate(_observed(model, prompt, masked)):
+            observed = _observed(model, prompt, masked)
+            for place, generation in enumerate(observed):
                 # It may hand no mask on, and then calls the model as it does without one.
                 found.setdefault((place, *generation.call.kwargs), generation)
+            step = _on_static_cache(model, observed[-1]) if static and masked and observed else None
+            if step is not None:
+                found["static"] = step
         except Exception:  # its configuration may ask for anything
             continue
         finally:
             put_back()
     return list(found.values())
+
+
+def _on_static_cache(model: nn.Module, step: GenerationCall) -> GenerationCall | None:
+    """``step`` with a static cache in the place of its own; None where the model computes something else with that."""
+    call, mask = _static(step.call, SPARE), step.example.kwargs.get("attention_mask")
+    example = None if mask is None else _static(step.example, capacity_for(mask.shape[1]) - mask.shape[1])
+    if call is None or example is None or "sequence" not in step.varied:
+        return None
+    with torch.no_grad():
+        logits, others = (each(model).logits for each in (step.call, call))
+    if not is_close(logits, others):
+        return None
+    varied = {name: _static(each, SPARE) for name, each in step.varied.items() if name != "step"}
+    return GenerationCall(call, example, {name: each for name, each in varied.items() if each is not None})
+
+
+def _static(step: ExampleCall, spare: int) -> ExampleCall | None:
+    """``step`` with a static cache that has room for its own tokens and ``spare`` more; None where its cache is of
+    another kind than a ``DynamicCache`` of one length, or it has other arguments than ``OF_STEP``."""
+    mask, past = step.kwargs.get("attention_mask"), step.kwargs.get("past_key_values")
+    if step.args or not OF_STEP.issuperset(step.kwargs) or mask is None or type(past).__name__ != "DynamicCache":
+        return None
+    held = [tensor for layer in past.layers for tensor in (layer.keys, layer.values)]
+    lengths = {tensor.shape[-2] for tensor in held}
+    if lengths != {mask.shape[1] - 1}:
+        return None
+    (length,) = lengths
+    padded = [nn.functional.pad(tensor, (0, 0, 0, spare + 1)) for tensor in held]
+    cache = static_key_values()([torch.tensor(length, device=mask.device), *padded])
+    changed = {"attention_mask": nn.functional.pad(mask, (0, spare), value=1), "past_key_values": cache}
+    return ExampleCall((), {**step.kwargs, **changed})
 
 
 def _captured(model: nn.Module, generation: GenerationCall) -> Capture | CaptureError:

@@ -99,7 +99,7 @@ def draws_as_told(model: nn.Module, region: Region, run: Callable[[list[Any]], A
             return region.flat_outputs(function, leaves)[0]
 
     def agrees(seed: int) -> bool:
-        return all(map(partial(_close, share=0.01), drawn(model, seed), drawn(_called_by_names(region, run), seed)))
+        return all(map(partial(is_close, share=0.01), drawn(model, seed), drawn(_called_by_names(region, run), seed)))
 
     return agrees(0) and agrees(1)
 
@@ -259,12 +259,13 @@ def _agrees(
             expected, structure = region.flat_outputs(model, leaves)
             # Where the graph is not right for this size it may look beyond what the model does.
             actual, own_structure = region.flat_outputs(_called_by_names(region, run), leaves)
-        return structure == own_structure and all(map(partial(_close, share=share), expected, actual))
+        return structure == own_structure and all(map(partial(is_close, share=share), expected, actual))
     except Exception:  # whatever the model or the graph raises for this size, it is not admitted
         return False
 
 
-def _close(expected: Any, actual: Any, share: float) -> bool:
+def is_close(expected: Any, actual: Any, share: float = 1.0) -> bool:
+    """Whether two outputs differ by roundings only; ``share`` of the usual tolerance is allowed."""
     if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
         return type(expected) is type(actual) and expected == actual
     if expected.shape != actual.shape or expected.dtype is not actual.dtype:

@@ -56,9 +56,12 @@ class Captures:
         return [captured for captured in self.every() if paths.isdisjoint(parents(captured.path))]
 
 
-def trace(prepared: Prepared, stages: Stages, effort: Effort) -> Captures:
+def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = False) -> Captures:
     """The call as given, the other forms in which people call a token model, and the parts of the model; of these what
-    the ``effort`` has time for."""
+    the ``effort`` has time for.
+
+    ``replayed``: recordings of it will be replayed, so that a step of ``generate`` is captured on a static cache, too.
+    """
     model, calls = prepared.model, [prepared.call]
     if effort.other_calls and is_token_model(model):
         calls += token_calls(model, prepared.call)
@@ -73,7 +76,7 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort) -> Captures:
         whole = None if first is None else time.thread_time() - start
         cheap = None if first is None else _cheap_call(first)
         prepared.settled.restore()
-        for each, captured in capture_generation(model, prepared.call, found[0], prepared.settled.restore):
+        for each, captured in capture_generation(model, prepared.call, found[0], prepared.settled.restore, replayed):
             calls.append(each)
             found.append(captured)
         parts = Parts(model, prepared.call, prepared.counting, prepared.settled.restore, cheap, whole)

@@ -44,7 +44,8 @@ class Layouts:
                 self._reject_slow(part)
         for form in self._captures.forms[1:]:
             # A step of one token, for which what is fast for a prompt may be slow.
-            if self._selector.timed and form.region.call.form.caches:
+            # One on a static cache is never launched, but replayed.
+            if self._selector.timed and form.region.call.form.caches and not form.region.takes_static_cache:
                 self._reject_slow_form(form)
 
     def leave_channels_last(self) -> None:

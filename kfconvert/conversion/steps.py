@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..accuracy import ValidationResult
 from ..capture import prompt_of
+from ..generation import install_generate
 from ..inputs import ExampleCall
 from ..profiling import Comparison, compare_timings
 from ..runtime import (
@@ -91,6 +92,7 @@ def replace(
 ) -> Ledger:
     """Put the programs in the place of forwards, with so many CUDA graphs of each at most."""
     ledger = install(model, variants, {}, max_recordings, static_outputs)
+    ledger.generate = install_generate(model)
     ledger.notices.silent = True  # until it is handed over: misses within a conversion concern nobody
     return ledger
 

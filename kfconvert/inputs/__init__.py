@@ -21,6 +21,7 @@ from .example import (
 )
 from .lookups import BoundedLookups, bounded_lookups
 from .spec import InputSpecError, build, described
+from .static_cache import capacity_for, is_static_kind, static_key_values
 from .weighted_inputs import Weighted, weighted
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Weighted",
     "bounded_lookups",
     "build",
+    "capacity_for",
     "caches_in",
     "copy_of",
     "described",
@@ -43,11 +45,13 @@ __all__ = [
     "holds_tokens",
     "is_cache",
     "is_equal",
+    "is_static_kind",
     "is_token_model",
     "is_whole",
     "map_tensors",
     "numbered",
     "resized",
+    "static_key_values",
     "taken_apart",
     "to_each",
     "token_calls",

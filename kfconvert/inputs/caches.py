@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .static_cache import is_static
+
 # Where transformers has the classes of caches. Nobody has a cache who has not imported it.
 _MODULE = "transformers.cache_utils"
 _GROWING = frozenset(("DynamicLayer", "DynamicSlidingWindowLayer"))
@@ -37,14 +39,20 @@ class CacheKind:
     layers: tuple[tuple[type, dict[str, Any]], ...] = ()
     filled: tuple[bool, ...] = ()
     inner: tuple[tuple[str, CacheKind], ...] = ()
+    # Of a static cache, all of whose attributes are tensors.
+    static: int = 0
 
     @property
     def count(self) -> int:
         """How many tensors there are."""
+        if self.static:
+            return self.static
         return 2 * sum(self.filled) + sum(kind.count for _, kind in self.inner)
 
     def made(self, tensors: Sequence[Any]) -> Any:
         """A new cache of this kind that holds ``tensors``."""
+        if self.static:
+            return self.cls(tensors)
         cache: Any = object.__new__(self.cls)
         if self.inner:
             vars(cache).update((name, object.__new__(kind.cls)) for name, kind in self.inner)
@@ -53,6 +61,9 @@ class CacheKind:
 
     def write(self, cache: Any, tensors: Sequence[Any]) -> None:
         """Let ``cache``, the same object that it was, become one of this kind that holds ``tensors``."""
+        if self.static:
+            cache.write(tensors)
+            return
         held = vars(cache)
         if not self.inner:
             held.setdefault("layers", [])  # the first attribute, as in a cache that its class makes
@@ -83,12 +94,16 @@ class CacheKind:
 
 def is_cache(value: Any) -> bool:
     """Whether ``value`` is of a class of caches that are known here, which need not be true of its layers."""
-    return type(value).__module__ == _MODULE and type(value).__name__ in ("DynamicCache", "EncoderDecoderCache")
+    of_transformers = type(value).__module__ == _MODULE
+    return is_static(value) or (of_transformers and type(value).__name__ in ("DynamicCache", "EncoderDecoderCache"))
 
 
 def kind_of(cache: Any) -> tuple[CacheKind, list[Any]] | None:
     """The kind and the tensors of a cache; None where it holds something that is not known here, such as a layer of
     another class, or one that has dropped what lies outside of its window."""
+    if is_static(cache):
+        tensors = cache.tensors()
+        return CacheKind(type(cache), {}, static=len(tensors)), tensors
     held = vars(cache)
     if type(cache).__name__ == "EncoderDecoderCache":
         names = ("self_attention_cache", "cross_attention_cache")
@@ -104,7 +119,7 @@ def kind_of(cache: Any) -> tuple[CacheKind, list[Any]] | None:
         return None
     if type(layers) is not list or len(set(map(id, layers))) < len(layers):
         return None
-    tensors: list[Any] = []
+    tensors = []
     kinds_of_layers, filled = [], []
     for layer in layers:
         own = vars(layer)

@@ -53,6 +53,8 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
         _keep_layout_of_arguments(graph)
     _lay_out_marked(graph, output, region, copies)
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
+    if region.takes_static_cache:
+        _write_in_place(graph)
     weights = _drop_unused_weights(graph, copies, live)
     lower(graph)
     graph.lint()
@@ -159,6 +161,18 @@ def _lay_out_marked(graph: fx.Graph, output: fx.Node, region: Region, copies: di
         if order is not None:
             with graph.inserting_before(output):
                 output.replace_input_with(copies[node], _laid_out(graph, copies[node], order))
+
+
+def _write_in_place(graph: fx.Graph) -> None:
+    """Let what is put into a copy of a static cache be put into that cache itself, which holds the same after each call
+    with the same arguments."""
+    for node in graph.nodes:
+        if node.target is not aten.index_copy.default:
+            continue
+        cache = node.args[0]
+        readers = [user for user in cache.users if user is not node and user.target is not aten.sym_size.int]
+        if cache.op == "placeholder" and not is_weight(cache) and not readers:
+            node.target = aten.index_copy_.default
 
 
 def _made(members: list[fx.Node], computed: set[fx.Node]) -> list[fx.Node]:

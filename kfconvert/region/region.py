@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..graph import Aliases, draws, written_arguments
-from ..inputs import CallForm, TreeForm, taken_apart
+from ..inputs import CallForm, TreeForm, is_static_kind, taken_apart
 from .guard import Guard
 
 # The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
@@ -56,6 +56,11 @@ class Region:
     def has_caches(self) -> bool:
         """Whether it takes or returns key-value caches, each as its tensors."""
         return self.outputs.holds_caches or bool(self.call.form.caches)
+
+    @property
+    def takes_static_cache(self) -> bool:
+        """Whether it is a step of generation on a static cache."""
+        return any(map(is_static_kind, self.call.form.caches.values()))
 
     def flat_outputs(self, run: Callable[..., Any], leaves: list[Any]) -> tuple[list[Any], TreeForm]:
         """What ``run`` returns for the flat inputs ``leaves``, given as keyword arguments, and makes of the caches

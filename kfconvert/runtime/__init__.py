@@ -5,6 +5,7 @@ from .configuration import configurations, derived_class, recorded_reads, set_cl
 from .contents import (
     OF_CONVERSION,
     OF_EVERY_MODULE,
+    OfConversion,
     generators,
     is_of_author,
     is_plain_object,
@@ -23,11 +24,12 @@ from .miss_callback import MissCallback, OnMiss
 from .model_state import global_hook, has_hooks, inner_hook
 from .names_in_code import reads_of_attributes
 from .original_forwards import originals
-from .program import Program
+from .program import Program, UnfitTensors
 from .random_generators import GENERATORS, as_bytes, generator_state, put_back
-from .recording import Pool, Recording, Unrecordable
+from .recording import Pool, Recording, Repeated, Unrecordable
 from .tensor_facts import Asked, named_by_code, unsteady
 from .watch import MISSING, Entry, Watch
+from .weak_module import WeakModule
 
 __all__ = [
     "OF_COMPILERS",
@@ -45,12 +47,16 @@ __all__ = [
     "MissCallback",
     "OF_CONVERSION",
     "OF_EVERY_MODULE",
+    "OfConversion",
     "OnMiss",
     "Pool",
     "Program",
     "Recording",
+    "Repeated",
+    "UnfitTensors",
     "Unrecordable",
     "Variant",
+    "WeakModule",
     "as_bytes",
     "named_by_code",
     "Watch",

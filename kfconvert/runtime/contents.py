@@ -42,7 +42,13 @@ _FEW_BYTES = 1 << 10
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _TREE = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
 _HELD = (dict, collections.OrderedDict, set, list, tuple)
+
+
 # What a conversion puts into the instance dict of a model or of its parts.
+class OfConversion:
+    """What a conversion puts into the instance dict of a model, to be taken out again: base class."""
+
+
 OF_CONVERSION = frozenset(("forward", "kfconvert_info", "kfconvert_refresh", "__getstate__"))
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _KEYS = frozenset((str, int, float, bool, bytes, type(None), type))  # which hold nothing

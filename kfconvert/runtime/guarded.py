@@ -22,6 +22,7 @@ from ..inputs import MAX_SPELLINGS
 from ..region import Region, SymbolicGuard
 from ..torch_state import transformed
 from .compilers import refuse_scripting, traced_here
+from .contents import OfConversion
 from .cuda_graphs import MOST_RECORDINGS, Ahead, CudaGraphs
 from .frozen import LOOK_EVERY, Frozen, Noted
 from .ledger import Ledger, MissNotices
@@ -216,6 +217,25 @@ class GuardedForward:
             return False
         mine, others = vars(self.model), vars(module)
         return "_is_replica" in others or any(others.get(name) is mine[name] for name in _STORES)
+
+    def refusal_of(self, variant: Variant, leaves: list[Any]) -> str | None:
+        """Why ``variant`` cannot serve a call with these flat arguments by its program as it is now, or is none of this
+        model; None where it can."""
+        if not any(each is variant for each in self.variants):
+            return self.other_form()
+        if self.is_off or transformed() or originals_wanted() or traced_here():
+            return "it is to run its original forward"
+        if self.frozen is not None:
+            self._require_unchanged(self.frozen)
+            reason = _onlooker() or self.state.circumstance()
+        else:
+            reason = _onlooker() or self.state_refusal()
+        if reason is None and self.stale and self.frozen is None:
+            self.refresh()
+        try:
+            return reason or variant.refusal(leaves)
+        except UnfitTensors as error:
+            return str(error)
 
     def state_refusal(self) -> str | None:
         """Why the model as it is now must run its original forward; None where a program may serve it."""
@@ -556,6 +576,8 @@ def uninstall(model: nn.Module) -> None:
                 module.__dict__["forward"] = guarded.own_forward
         for name in ("kfconvert_info", "kfconvert_refresh"):
             module.__dict__.pop(name, None)
+        for name in [name for name, value in vars(module).items() if isinstance(value, OfConversion)]:
+            del module.__dict__[name]
 
 
 def guarded_forward(model: nn.Module) -> GuardedForward | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
@@ -50,6 +50,14 @@ class MissNotices:
         self.on_miss(reason, stacklevel + 1)
 
 
+class Generates(Protocol):
+    """What a ledger asks of the ``generate`` of a converted model."""
+
+    def info(self) -> dict[str, Any]: ...
+
+    def reset_counters(self) -> None: ...
+
+
 class Ledger:
     """What a converted model answers about itself: its statistics, and the counters of its guarded forwards.
 
@@ -60,6 +68,8 @@ class Ledger:
     def __init__(self, stats: dict[str, Any], notices: MissNotices, graphs: CudaGraphs):
         self.stats, self.notices, self.graphs = stats, notices, graphs
         self.guarded: dict[str, GuardedForward] = {}
+        # What stands as ``generate`` in the model, and counts its calls; None where its class's own does.
+        self.generate: Generates | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the model does not contain a part that was taken out of it.
@@ -69,7 +79,9 @@ class Ledger:
         """The conversion statistics and, under "guard", hits and misses by reason; under "parts" those of each
         submodule that was captured on its own; under "switched_off" the paths of those that run their original forward
         for good, as more calls had other arguments than they served; under "cuda_graphs" the recordings there are now;
-        under "frozen" None or, once it was frozen, ``host_bytes``: the bytes of it that lie in host memory."""
+        under "generate" None or how many of its calls were decoded on a static cache, and why
+        others were not; under "frozen" None or, once it was frozen, ``host_bytes``: the bytes of it that lie in host
+        memory."""
         frozen = next((g.frozen for g in self.guarded.values()), None)
         counts = {path: {"hits": g.hits, "misses": dict(g.misses)} for path, g in self.guarded.items()}
         guard = counts.pop("", {"hits": 0, "misses": {}})
@@ -78,6 +90,7 @@ class Ledger:
             "parts": counts,
             "switched_off": [path for path, guarded in self.guarded.items() if guarded.is_off],
             "cuda_graphs": self.graphs.info(),
+            "generate": None if self.generate is None else self.generate.info(),
             "frozen": None if frozen is None else {"host_bytes": frozen.host_bytes},
         }
         return type(self.stats)({**self.stats, **now})  # statistics may be of a class that notebooks show
@@ -102,5 +115,7 @@ class Ledger:
     def reset_counters(self) -> None:
         self.notices.reset()
         self.graphs.reset_counters()
+        if self.generate is not None:
+            self.generate.reset_counters()
         for guarded in self.guarded.values():
             guarded.reset_counters()

@@ -6,7 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -154,27 +154,14 @@ class Recording:
     def _record(self, call: Call, leaves: list[Any], weights: Sequence[Tensor], is_random: bool) -> None:
         """The inputs that the recording reads, and the outputs that it writes, lie in the memory of the pool, so that
         nobody but other recordings gets it when this one goes while a replay still runs."""
-        collecting = gc.isenabled()
-        gc.disable()  # a graph that is freed during the recording would end it
-        try:
-            self._pool.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._pool.stream):
-                graph = _RandomGraph(self._pool.handle) if is_random else DriverGraph(self._pool.handle)
-                with graph.capture():
-                    static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-                    given = [(i, value) for i, value in enumerate(static) if value is not leaves[i]]
-                    self._inputs = [(i, _Input(graph, value, leaves[i])) for i, value in given]
-                    self._kinds, written = _kinds_of(call(static), static, weights)
-                    self._written = written
-                    self._outputs = [] if self._static_outputs else [_Output(graph, value) for value in written]
-                self._graph = graph
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise Unrecordable(str(error).splitlines()[0]) from None
-        finally:
-            if collecting:
-                gc.enable()
+        with _capture(self._pool, is_random) as graph:
+            static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            given = [(i, value) for i, value in enumerate(static) if value is not leaves[i]]
+            self._inputs = [(i, _Input(graph, value, leaves[i])) for i, value in given]
+            self._kinds, written = _kinds_of(call(static), static, weights)
+            self._written = written
+            self._outputs = [] if self._static_outputs else [_Output(graph, value) for value in written]
+        self._graph = graph
 
     def is_current(self) -> bool:
         """Whether what became part of the recording is as it was."""
@@ -202,6 +189,51 @@ class Recording:
             next(found) if kind is None else leaves[kind.index] if isinstance(kind, _Given) else kind.value
             for kind in self._kinds
         )
+
+
+class Repeated:
+    """A recorded call that reads and writes tensors where they lie, and that nobody but its owner uses meanwhile.
+
+    Args:
+        call: takes and returns nothing, and draws no random numbers. It has run once before, and all tensors that it
+            reads and writes stay.
+        pool: where what it makes on its way lies.
+
+    Raises:
+        Unrecordable: the CUDA graph could not be made.
+        torch.OutOfMemoryError: there is too little memory.
+    """
+
+    def __init__(self, call: Callable[[], None], pool: Pool):
+        self._pool = pool
+        with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(pool.device):
+            with _capture(pool, is_random=False) as graph:
+                call()
+        self._graph = graph
+
+    def replay(self) -> None:
+        """The call once more."""
+        self._pool.in_turn(self._graph.replay)
+
+
+@contextmanager
+def _capture(pool: Pool, is_random: bool) -> Iterator[_Graph]:
+    """A graph of what is launched within the block. Raises Unrecordable."""
+    collecting = gc.isenabled()
+    gc.disable()  # a graph that is freed during the recording would end it
+    try:
+        pool.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(pool.stream):
+            graph: _Graph = _RandomGraph(pool.handle) if is_random else DriverGraph(pool.handle)
+            with graph.capture():
+                yield graph
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise Unrecordable(str(error).splitlines()[0]) from None
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class _Input:
@@ -284,9 +316,9 @@ class _RandomGraph:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        # Other threads may use the device meanwhile.
-        self._graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
         try:
+            # Other threads may use the device meanwhile.
+            self._graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
             yield
             self._graph.capture_end()
         except BaseException:
@@ -305,8 +337,8 @@ class _RandomGraph:
         try:
             self._graph.capture_end()
         except RuntimeError:
-            device = torch.cuda.current_device()
-            torch._C._cuda_endAllocateToPool(device, self._handle)
+            with suppress(RuntimeError):  # it has not begun
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._handle)
             empty = torch.cuda.CUDAGraph()
             empty.capture_begin(capture_error_mode="thread_local")
             empty.capture_end()

@@ -1,0 +1,222 @@
+"""``generate`` of a converted model: by transformers, with a loop of our own where that can do what is asked for."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter, OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..inputs import capacity_for
+from ..runtime import OfConversion, Variant, WeakModule, guarded_forward
+from .request import NotServed, Request, request
+from .session import Session
+
+# A cache first has room for the prompt and so many new tokens, then for twice as many as before.
+FIRST_ROOM = 256
+# After so many steps it is looked whether all rows are finished, for which the host waits for the device.
+STEPS_BETWEEN = 8
+# Of so many batch sizes and capacities the caches are kept, those that were used last.
+MOST_SESSIONS = 4
+# Arguments of ``generate`` that come before ``custom_generate`` when they are given without names.
+_BEFORE_CUSTOM = 10
+# With these, ``generate`` makes other calls of the model, or needs what it does not hand to a loop of ours.
+_FOR_TRANSFORMERS = (
+    "custom_generate",
+    "assistant_model",
+    "streamer",
+    "synced_gpus",
+    "tokenizer",
+    "assistant_tokenizer",
+)
+# Of its configuration: what is not greedy search or sampling.
+_OTHER_MODES = {
+    name: plain
+    for names, plain in (
+        (("num_beams", "num_beam_groups"), (None, 1)),
+        (("penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "constraints", "force_words_ids"), (None,)),
+        (("assistant_early_exit", "cache_implementation", "use_mtp"), (None, False)),
+    )
+    for name in names
+}
+# Methods by which transformers' loop makes the arguments of each step, and the module that has them.
+_OF_LOOP = ("generate", "_sample", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+_LOOPS = "transformers.generation.utils"
+
+
+class Generate(OfConversion):
+    """Stands as ``generate`` in the instance dict of a converted model.
+
+    ``served`` counts the calls whose steps were those of a program on a static cache, ``others`` those that
+    transformers' own loop has run, by the reason.
+    """
+
+    __name__ = "generate"
+
+    def __init__(self, model: nn.Module):
+        self._begin(WeakModule(model))
+
+    def _begin(self, model: WeakModule) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        self._sessions: OrderedDict[tuple[int, int], Session] = OrderedDict()
+        self.served = 0
+        self.others: Counter[str] = Counter()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model: Any = self._model()
+        plain = type(model).generate
+        reason = self._refusal(model, args, kwargs)
+        if reason is not None:
+            self.others[reason] += 1
+            return plain(model, *args, **kwargs)
+        return plain(model, *args, custom_generate=self._decode, **kwargs)
+
+    def info(self) -> dict[str, Any]:
+        """``served``: how many calls of ``generate`` were decoded step by step in a recording; ``others``: how many
+        were not, by the reason; ``sessions``: of how many batch sizes and capacities there are caches now."""
+        return {"served": self.served, "others": dict(self.others), "sessions": len(self._sessions)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_model": self._model}  # a copy makes its own caches
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin(state["_model"])
+
+    def reset_counters(self) -> None:
+        self.served = 0
+        self.others.clear()
+
+    def _refusal(self, model: Any, args: tuple, kwargs: dict[str, Any]) -> str | None:
+        """Why this call goes to transformers as it is."""
+        named = [name for name in _FOR_TRANSFORMERS if kwargs.get(name) is not None]
+        if named or len(args) > _BEFORE_CUSTOM:
+            return f"it is given {named[0] if named else 'too many arguments by position'}"
+        config = kwargs.get("generation_config", args[1] if len(args) > 1 else None) or model.generation_config
+        for name, plain in _OTHER_MODES.items():
+            value = kwargs.get(name)
+            if (getattr(config, name, None) if value is None else value) not in plain:
+                return f"it is given {name}"
+        for name in _OF_LOOP:
+            if getattr(getattr(type(model), name, None), "__module__", None) != _LOOPS:
+                return f"its class has a {name} of its own"
+        guarded = guarded_forward(model)
+        if guarded is None or not any(map(_makes_steps, guarded.variants)):
+            return "it was pickled, which does not keep fused programs"
+        return None
+
+    def _decode(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """A loop as ``generate`` calls it (its ``custom_generate``): the prompt and the new tokens, [batch, length]."""
+        try:
+            asked = request(
+                input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, model_kwargs
+            )
+            with self._lock:
+                tokens = self._tokens(model, asked, input_ids, model_kwargs)
+            self.served += 1
+            return tokens
+        except NotServed as reason:
+            self.others[str(reason)] += 1
+        return type(model)._sample(
+            model,
+            input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            synced_gpus=synced_gpus,
+            streamer=streamer,
+            **model_kwargs,
+        )
+
+    def _tokens(self, model: Any, asked: Request, input_ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
+        """Raises NotServed where the model is not, or no more, as its program has it; nothing has happened then."""
+        batch, length = input_ids.shape
+        # What the model writes to its cache must not be there for another loop.
+        model_kwargs = {**model_kwargs, "past_key_values": copy.deepcopy(model_kwargs["past_key_values"])}
+        if asked.max_length - length < 2:
+            raise NotServed("it is to make a single token")
+        if asked.do_sample and input_ids.is_cuda:
+            raise NotServed("it samples, and steps that draw random numbers are not recorded")
+        session = self._session(model, batch, min(asked.max_length, length + FIRST_ROOM))
+        self._ready(model, session)
+        inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
+        outputs = model(**inputs, return_dict=True)
+        drawn = torch.get_rng_state() if asked.do_sample else None
+        session.begin(asked, input_ids, model_kwargs, outputs.past_key_values, outputs.logits[:, -1])
+        del outputs, inputs
+        made = length + 1
+        while made < asked.max_length:
+            if made >= session.capacity:
+                larger = self._session(model, batch, min(asked.max_length, 2 * session.capacity))
+                session.grown(larger)
+                session = larger
+            try:
+                self._ready(model, session)
+                step = session.step(asked)
+            except NotServed:
+                if drawn is not None:
+                    torch.set_rng_state(drawn)
+                raise
+            end = min(made + (STEPS_BETWEEN if session.pool is not None else 1), asked.max_length, session.capacity)
+            for _ in range(end - made):
+                step()
+            made = end
+            if asked.ends and bool(session.finished.all()):
+                break
+        count = int(session.length)
+        return session.sequences[:, :count].clone()
+
+    def _ready(self, model: Any, session: Session) -> None:
+        """Raises NotServed where the program does not hold for the model as it is now."""
+        guarded = guarded_forward(model)
+        reason = (
+            "it has no program any more" if guarded is None else guarded.refusal_of(session.variant, session.leaves)
+        )
+        if reason is not None:
+            raise NotServed(reason)
+
+    def _session(self, model: Any, batch: int, tokens: int) -> Session:
+        """One with room for so many tokens."""
+        key = batch, capacity_for(tokens)
+        guarded = guarded_forward(model)
+        variant = next(filter(_makes_steps, guarded.variants if guarded else ()), None)
+        if variant is None:
+            raise NotServed("it has no program any more")
+        session = self._sessions.pop(key, None)
+        if session is None or session.variant is not variant:
+            try:
+                session = Session(variant, *key)
+            except torch.OutOfMemoryError:
+                self._sessions.clear()
+                raise NotServed("there is too little memory for a static cache") from None
+        self._sessions[key] = session
+        while len(self._sessions) > MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return session
+
+
+def _makes_steps(variant: Variant) -> bool:
+    return variant.region.takes_static_cache
+
+
+def install_generate(model: nn.Module) -> Generate | None:
+    """Let ``model``, which has its guarded forward, generate by its program for steps; None where it has none."""
+    guarded = guarded_forward(model)
+    if guarded is None or not any(map(_makes_steps, guarded.variants)) or "generate" in vars(model):
+        return None
+    generate = Generate(model)
+    model.__dict__["generate"] = generate
+    return generate

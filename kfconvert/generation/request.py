@@ -1,0 +1,147 @@
+"""What a call of ``generate`` asks for, as far as the lean loop can do it; transformers has prepared it by then."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Processors of scores of transformers that compute the same from a row of tokens that is filled up with one of them,
+# and from nothing else that changes from step to step.
+_AS_THEY_ARE = frozenset(
+    ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper")
+)
+_PENALTY, _MIN_LENGTH, _MIN_NEW = (
+    "RepetitionPenaltyLogitsProcessor",
+    "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+)
+_CRITERIA = frozenset(("MaxLengthCriteria", "EosTokenCriteria"))
+# The arguments that go to the model, beside the cache.
+_OF_MODEL = frozenset(("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"))
+
+
+class NotServed(Exception):
+    """Why transformers' own loop is to be run."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call of ``generate`` that decides by one row of scores for each row of the batch.
+
+    ``processors`` change the scores in this order. ``ends`` are the tokens after which a row is finished, and gets
+    ``pad`` from then on; empty where it ends by its length alone. ``max_length`` counts the prompt.
+    """
+
+    processors: tuple[Any, ...]
+    do_sample: bool
+    ends: tuple[int, ...]
+    pad: int
+    max_length: int
+    least: int
+
+    @property
+    def key(self) -> Hashable:
+        """What a recording of a step depends on."""
+        return self.do_sample, self.ends, self.pad, tuple(map(_described, self.processors))
+
+    def scores(self, sequences: Tensor, length: Tensor, least: Tensor, scores: Tensor) -> Tensor:
+        """The scores as the processors leave them.
+
+        Args:
+            sequences: int64 of shape [batch, width]: the tokens of each row, which is filled up with its first.
+            length: int64 of shape [1], how many tokens there are in a row so far.
+            least: int64 of shape [1], a row does not end before it has so many.
+            scores: float32 of shape [batch, words].
+        """
+        for processor in self.processors:
+            if type(processor).__name__ in (_MIN_LENGTH, _MIN_NEW):
+                words = torch.arange(scores.shape[-1], device=scores.device)
+                ending = torch.isin(words, processor.eos_token_id.to(scores.device))
+                scores = torch.where(ending & (length < least), -torch.inf, scores)
+            else:
+                scores = processor(sequences, scores)
+        return scores
+
+    def chosen(self, scores: Tensor) -> Tensor:
+        """A token for each row, int64 of shape [batch]; random ones are those of ``torch.multinomial``, which divides
+        by exponentially distributed numbers, too, but waits for the device."""
+        if not self.do_sample:
+            return scores.argmax(-1)
+        shares = torch.nn.functional.softmax(scores, dim=-1)
+        return shares.div(torch.empty_like(shares).exponential_(1)).argmax(-1)
+
+
+def request(
+    input_ids: Tensor,
+    processors: Sequence[Any],
+    criteria: Sequence[Any],
+    config: Any,
+    synced: bool,
+    of_model: dict[str, Any],
+) -> Request:
+    """What is asked for, by the arguments that ``generate`` hands to the loop for ``input_ids`` [batch, length].
+
+    Raises:
+        NotServed: something else than tokens is asked for, or they are to be chosen in a way that is not known here.
+    """
+    if str(config.get_generation_mode()).rpartition(".")[2] not in ("GREEDY_SEARCH", "SAMPLE"):
+        raise NotServed("it is neither greedy search nor sampling")
+    if synced or config.return_dict_in_generate or not config.use_cache or config.prefill_chunk_size is not None:
+        raise NotServed("it returns more than tokens, uses no cache, or takes the prompt in pieces")
+    if not _OF_MODEL.issuperset(of_model) or not input_ids.shape[1]:
+        raise NotServed(f"the model gets {', '.join(sorted(of_model.keys() - _OF_MODEL)) or 'no tokens'}")
+    cache: Any = of_model.get("past_key_values")
+    if type(cache).__name__ != "DynamicCache" or cache.get_seq_length():
+        raise NotServed("its cache is not a new DynamicCache")
+    if getattr(cache, "_is_user_defined", False):
+        raise NotServed("it is to fill a cache of the caller's")
+    kinds = {type(each).__name__ for each in criteria}
+    if not _CRITERIA >= kinds or len(kinds) < len(criteria):
+        raise NotServed("it has stopping criteria of its own")
+    unknown = [type(each).__name__ for each in processors if not _is_known(each)]
+    if unknown:
+        raise NotServed(f"its scores go through {unknown[0]}")
+    named = {type(each).__name__: each for each in criteria}
+    ends = named["EosTokenCriteria"].eos_token_id.tolist() if "EosTokenCriteria" in named else []
+    pad = config._pad_token_tensor
+    if ends and pad is None:
+        raise NotServed("it has no token for finished rows")
+    return Request(
+        tuple(processors),
+        bool(config.do_sample),
+        tuple(ends),
+        int(pad) if ends else 0,
+        named["MaxLengthCriteria"].max_length if "MaxLengthCriteria" in named else config.max_length,
+        max((_least(each) for each in processors), default=0),
+    )
+
+
+def _is_known(processor: Any) -> bool:
+    name = type(processor).__name__
+    if not type(processor).__module__.startswith("transformers."):
+        return False
+    if name == _PENALTY:
+        others = ("prompt_ignore_length", "logits_indices", "cu_seq_lens_q")
+        return all(getattr(processor, each, None) is None for each in others)
+    return name in _AS_THEY_ARE or name in (_MIN_LENGTH, _MIN_NEW)
+
+
+def _least(processor: Any) -> int:
+    """Before how many tokens of a row, those of the prompt included, the processor forbids its end."""
+    name = type(processor).__name__
+    if name == _MIN_LENGTH:
+        return processor.min_length
+    return processor.prompt_length_to_skip + processor.min_new_tokens if name == _MIN_NEW else 0
+
+
+def _described(processor: Any) -> Hashable:
+    name = type(processor).__name__
+    attributes = dict(vars(processor))
+    for each in ("min_length", "min_new_tokens", "prompt_length_to_skip") if name in (_MIN_LENGTH, _MIN_NEW) else ():
+        attributes.pop(each, None)  # ``least`` has them
+    values = {key: tuple(v.flatten().tolist()) if isinstance(v, Tensor) else v for key, v in attributes.items()}
+    return name, tuple(sorted((key, repr(value)) for key, value in values.items()))

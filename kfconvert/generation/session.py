@@ -1,0 +1,171 @@
+"""The tensors of a step of generation, which a recording reads and writes in place, and the recordings over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..runtime import Pool, Repeated, Unrecordable, Variant, can_record, library_switches
+from .request import Request
+
+# So many ways to choose tokens are recorded over the same tensors.
+MOST_RECORDINGS = 4
+
+
+class Session:
+    """Generates for one batch size with a cache of one capacity, one request after the other.
+
+    All tensors lie where they are for as long as it lives. Of each row of ``sequences`` [batch, capacity + 1], int64,
+    the first ``length`` (int64, shape [1]) are tokens; the rest is filled up with its first.
+    """
+
+    def __init__(self, variant: Variant, batch: int, capacity: int):
+        self.variant, self.batch, self.capacity = variant, batch, capacity
+        # Tensors made under inference_mode could not be written to without it.
+        with torch.inference_mode(False):
+            self.leaves = _leaves(variant, batch, capacity)
+            self.arguments = variant.region.call.keywords(self.leaves)
+            self.cache = self.arguments["past_key_values"]
+            self.device: torch.device = self.arguments["input_ids"].device
+            new = partial(torch.zeros, device=self.device)
+            self.sequences = new(batch, capacity + 1, dtype=torch.long)
+            self.length, self.least = new(1, dtype=torch.long), new(1, dtype=torch.long)
+            self.finished = new(batch, dtype=torch.bool)
+        self.pool = Pool(self.device) if can_record(self.device) else None
+        self._plans: Any = None
+        self._steps: dict[Hashable, Callable[[], None]] = {}
+
+    def begin(self, asked: Request, input_ids: Tensor, of_model: dict[str, Any], filled: Any, logits: Tensor) -> None:
+        """Take over a prompt that the model has seen.
+
+        Args:
+            input_ids: its tokens, [batch, length].
+            of_model: the arguments that the model got with it.
+            filled: the ``DynamicCache`` that the model has filled.
+            logits: those of its last token, [batch, words].
+        """
+        batch, length = input_ids.shape
+        self.sequences.copy_(input_ids[:, :1].expand_as(self.sequences))
+        self.sequences[:, :length] = input_ids
+        self.length.fill_(length)
+        self.least.fill_(asked.least)
+        self.finished.fill_(False)
+        for held, layer in zip(self.cache.layers, filled.layers):
+            for target, source in ((held.keys, layer.keys), (held.values, layer.values)):
+                # What a layer with a window has dropped is outside of that window.
+                target.zero_()
+                target[:, :, length - source.shape[2] : length] = source
+        # The step that comes counts on by one.
+        self.cache.position.fill_(length - 1)
+        mask, positions = of_model.get("attention_mask"), of_model.get("position_ids")
+        if "attention_mask" in self.arguments:
+            self.arguments["attention_mask"].fill_(1)
+            if mask is not None:
+                self.arguments["attention_mask"][:, :length] = mask
+        if "position_ids" in self.arguments:
+            last = torch.full((batch, 1), length - 1, device=self.device) if positions is None else positions[:, -1:]
+            self.arguments["position_ids"].copy_(last.expand(batch, 1))
+        self._take(asked, logits)
+
+    def grown(self, larger: Session) -> None:
+        """Let ``larger`` go on where this one is."""
+        larger.sequences.copy_(self.sequences[:, :1].expand_as(larger.sequences))
+        larger.sequences[:, : self.capacity + 1] = self.sequences
+        for name in ("length", "least", "finished"):
+            getattr(larger, name).copy_(getattr(self, name))
+        for name, value in self.arguments.items():
+            if name == "attention_mask":
+                larger.arguments[name].fill_(1)
+                larger.arguments[name][:, : self.capacity] = value
+            elif isinstance(value, Tensor):
+                larger.arguments[name].copy_(value)
+        larger.cache.position.copy_(self.cache.position)
+        for held, others in zip(self.cache.layers, larger.cache.layers):
+            for source, target in ((held.keys, others.keys), (held.values, others.values)):
+                target.zero_()
+                target[:, :, : self.capacity] = source
+
+    def step(self, asked: Request) -> Callable[[], None]:
+        """What makes one more token of each row; a recording from its second call on. It must be asked for again after
+        anything of the model may have changed. Raises UnfitTensors."""
+        plans = self.variant.program.plans(self.leaves)
+        if plans is not self._plans or len(self._steps) >= MOST_RECORDINGS:
+            self._steps.clear()
+            self._plans = plans
+        weights = self.variant.program.read_by_code()
+        key = (asked.key, library_switches(), tuple(map(id, weights)))
+        step = self._steps.get(key)
+        if step is None:
+            step = _Step(partial(self._run, asked, plans), self.pool, weights)
+            self._steps[key] = step
+        return step
+
+    def _run(self, asked: Request, plans: Any) -> None:
+        flat = self.variant.program.computed(plans, self.leaves)
+        cache = type(self.cache)(self.cache.tensors())
+        outputs = self.variant.region.outputs.put_together(flat, [cache])
+        for held, written in zip(self.cache.tensors(), cache.tensors()):
+            if written.data_ptr() != held.data_ptr():
+                held.copy_(written)
+        self._take(asked, outputs.logits[:, -1])
+
+    def _take(self, asked: Request, logits: Tensor) -> None:
+        """Choose a token of each row by the ``logits`` [batch, words] of its last one, and let it be the next input."""
+        scores = asked.scores(self.sequences, self.length, self.least, logits.to(torch.float32, copy=True))
+        tokens = asked.chosen(scores)
+        if asked.ends:
+            tokens = tokens.masked_fill(self.finished, asked.pad)
+        self.sequences.index_copy_(1, self.length, tokens[:, None])
+        # Once all rows are finished nothing is added.
+        self.length.add_(~self.finished.all() if asked.ends else 1)
+        for end in asked.ends:
+            self.finished.logical_or_(tokens == end)
+        self.arguments["input_ids"].copy_(tokens[:, None])
+        self.cache.position.add_(1)
+        if "position_ids" in self.arguments:
+            self.arguments["position_ids"].add_(1)
+
+
+class _Step:
+    """Runs ``call`` as it is the first time, then records it, and replays it from then on. Where it cannot be recorded
+    it goes on as at first.
+
+    Args:
+        weights: what ``call`` reads of the model, which must stay where it is.
+    """
+
+    def __init__(self, call: Callable[[], None], pool: Pool | None, weights: list[Tensor]):
+        self._call, self._pool, self._weights = call, pool, weights
+        self._replay: Callable[[], None] | None = None
+        self._has_run = False
+
+    def __call__(self) -> None:
+        if self._replay is not None:
+            self._replay()
+        elif self._pool is None or not self._has_run:
+            self._call()
+            self._has_run = True
+        else:
+            try:
+                self._replay = Repeated(self._call, self._pool).replay
+            except (Unrecordable, torch.OutOfMemoryError):
+                self._pool = None
+            self()
+
+
+def _leaves(variant: Variant, batch: int, capacity: int) -> list[Any]:
+    """Arguments of a step, of zeros."""
+    guard = variant.region.guard
+    sizes = {place: capacity for places in guard.free.values() for place in places}
+    sizes |= dict.fromkeys(guard.free.get("batch", ()), batch)
+    leaves: list[Any] = [None] * len(variant.region.inputs)
+    for index, value in guard.constants:
+        leaves[index] = value
+    for tensor in guard.tensors:
+        shape = [sizes.get((tensor.index, dimension), size) for dimension, size in enumerate(tensor.sizes)]
+        leaves[tensor.index] = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+    return leaves

@@ -1,0 +1,212 @@
+"""``generate`` of a converted model over a static cache: token for token what transformers makes, in float64."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers as hf
+
+import kfconvert.converter
+from kfconvert import ModelConverter
+from kfconvert.generation import decoding
+
+SIZES = dict(
+    vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    intermediate_size=48, max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+FAMILIES = {
+    "gpt2": lambda: hf.GPT2LMHeadModel(
+        hf.GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=64, n_positions=256, pad_token_id=0, bos_token_id=1,
+                      eos_token_id=2)
+    ),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=12)),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SIZES, head_dim=8)),
+    "gemma": lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**SIZES, head_dim=8)),
+}  # fmt: skip
+# Arguments of generate, each of which is served by a program.
+SERVED = {
+    "greedy": {},
+    "by one token more than two": {"max_new_tokens": 3},
+    "padded at the left": {"padded": True},
+    "ends": {"max_new_tokens": 40, "eos_token_id": [*range(20, 40)]},
+    "least": {"min_new_tokens": 6, "eos_token_id": [*range(20, 40)]},
+    "least length": {"min_length": 14, "eos_token_id": [*range(20, 40)]},
+    "repetition penalty": {"repetition_penalty": 1.3},
+    "sampling": {"do_sample": True},
+    "top-k": {"do_sample": True, "temperature": 0.7, "top_k": 10},
+    "top-p": {"do_sample": True, "top_p": 0.8, "max_new_tokens": 40},
+    "several": {"do_sample": True, "num_return_sequences": 2},
+}
+# Arguments that transformers' own loop serves, and what is told of them.
+OTHERS = {
+    "beams": ({"num_beams": 2}, "num_beams"),
+    "scores": ({"return_dict_in_generate": True, "output_scores": True}, "more than tokens"),
+    "a processor": ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor"),
+    "a criterion": ({"max_time": 100.0}, "stopping criteria"),
+    "a static cache of transformers": ({"cache_implementation": "static"}, "cache_implementation"),
+    "no cache": ({"use_cache": False}, "no cache"),
+    "a single token": ({"max_new_tokens": 1}, "single token"),
+    "lookup": ({"prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens"),
+}
+
+
+@pytest.fixture(autouse=True)
+def steps_on_the_cpu(monkeypatch):
+    """As on a GPU, but for the recordings."""
+    monkeypatch.setattr(kfconvert.converter, "can_record", lambda device: True)
+
+
+_pairs = {}
+
+
+def pair(family):
+    """A model and its conversion, of which a test takes copies where it changes them."""
+    if family not in _pairs:
+        torch.manual_seed(0)
+        model = FAMILIES[family]().double().eval()
+        fused = ModelConverter(select="all", new_tokens=0).convert_model(model, input_shape=(2, 6))
+        assert "generate" in vars(fused)
+        _pairs[family] = model, fused
+    return _pairs[family]
+
+
+def generated(model, padded=False, batch=3, length=9, **arguments):
+    torch.manual_seed(1)
+    ids = torch.randint(3, 64, (batch, length))
+    if padded:
+        ids[0, :4] = 0
+        arguments["attention_mask"] = (ids != 0).long()
+    tokens = model.generate(ids, **{"max_new_tokens": 8, "do_sample": False} | arguments)
+    return (tokens if isinstance(tokens, torch.Tensor) else tokens.sequences), torch.rand(2)
+
+
+def assert_same(model, fused, **arguments):
+    for one, other in zip(generated(fused, **arguments), generated(model, **arguments)):
+        assert torch.equal(one, other)
+
+
+def served(fused):
+    return fused.kfconvert_info()["generate"]["served"]
+
+
+@pytest.mark.parametrize("arguments", SERVED)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tokens_are_those_of_the_original(family, arguments):
+    model, fused = pair(family)
+    before = served(fused)
+    assert_same(model, fused, **SERVED[arguments])
+    assert_same(model, fused, batch=1, **{"min_new_tokens": 2} | SERVED[arguments])
+    assert served(fused) == before + 2
+
+
+@pytest.mark.parametrize("arguments", OTHERS)
+def test_other_arguments_are_served_by_transformers(arguments):
+    model, fused = pair("gpt2")
+    before = served(fused)
+    given, reason = OTHERS[arguments]
+    assert_same(model, fused, batch=1, **given)
+    assert served(fused) == before
+    assert any(reason in told for told in fused.kfconvert_info()["generate"]["others"])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mistral"])
+def test_a_cache_grows(family, monkeypatch):
+    """Past the first capacity, and past the window of a model that has one."""
+    monkeypatch.setattr(decoding, "FIRST_ROOM", 8)
+    model, fused = pair(family)
+    for arguments in ({}, {"padded": True}, {"do_sample": True}, {"repetition_penalty": 1.2}):
+        assert_same(model, fused, max_new_tokens=150, **arguments)
+    assert_same(model, fused, length=70, max_new_tokens=80)
+
+
+def test_only_some_caches_are_kept():
+    _, fused = pair("gpt2")
+    for batch in range(1, decoding.MOST_SESSIONS + 3):
+        generated(fused, batch=batch)
+    assert fused.kfconvert_info()["generate"]["sessions"] == decoding.MOST_SESSIONS
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_request_leaves_nothing_to_the_next(family):
+    """Not even values that are not finite."""
+    model, fused = copy.deepcopy(pair(family))
+    weight = fused.get_input_embeddings().weight
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+        generated(fused, max_new_tokens=30)
+        weight.copy_(kept)
+    assert_same(model, fused)
+
+
+CHANGES = {
+    "weights": lambda model: model.get_output_embeddings().weight.data.neg_(),
+    "a dtype": lambda model: model.float(),
+    "a module": lambda model: setattr(model, "lm_head", torch.nn.Linear(32, 64).double().requires_grad_(False)),
+    "a hook": lambda model: model.transformer.ln_f.register_forward_hook(lambda m, a, output: output * 2),
+    "an attribute": lambda model: setattr(model.transformer.h[0].ln_1, "eps", 10.0),
+    "training": lambda model: model.train(),
+    "the pad token": lambda model: setattr(model.generation_config, "pad_token_id", 5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.filterwarnings("ignore:kfconvert")
+def test_changes_of_the_model_are_seen(change):
+    model, fused = copy.deepcopy(pair("gpt2"))
+    assert_same(model, fused)
+    for each in (model, fused):
+        torch.manual_seed(3)
+        CHANGES[change](each)
+    fused.kfconvert_refresh()
+    assert_same(model, fused, eos_token_id=[*range(20, 40)])
+
+
+def test_a_change_while_tokens_are_made_is_seen(monkeypatch):
+    """As by another thread: it begins again with the original's loop."""
+    model, fused = copy.deepcopy(pair("gpt2"))
+    own, calls = decoding.Generate._ready, []
+
+    def changed(self, converted, session):
+        calls.append(True)
+        if len(calls) == 4:
+            converted.transformer.ln_f.eps = 0.5
+        return own(self, converted, session)
+
+    monkeypatch.setattr(decoding.Generate, "_ready", changed)
+    for sampled in (False, True):
+        del calls[:]
+        fused.transformer.ln_f.eps = 1e-5
+        before, ours = served(fused), generated(fused, do_sample=sampled)
+        assert served(fused) == before
+        model.transformer.ln_f.eps = 0.5
+        for one, other in zip(ours, generated(model, do_sample=sampled)):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+def test_copies_and_pickles_generate():
+    model, fused = pair("gpt2")
+    twin = copy.deepcopy(fused)
+    assert_same(model, twin)
+    assert served(twin)
+    assert_same(model, copy.copy(fused))
+    assert "generate" not in vars(copy.copy(fused))
+    assert_same(model, pickle.loads(pickle.dumps(fused)))
+    again = ModelConverter(select="all", new_tokens=0, cuda_graphs=False).convert_model(fused, input_shape=(2, 6))
+    assert "generate" not in vars(again)
+    assert_same(model, again)
+
+
+def test_a_class_with_a_loop_of_its_own_keeps_it():
+    class Own(hf.GPT2LMHeadModel):
+        def prepare_inputs_for_generation(self, *args, **kwargs):
+            return super().prepare_inputs_for_generation(*args, **kwargs)
+
+    model, fused = copy.deepcopy(pair("gpt2"))
+    model.__class__ = Own
+    fused = ModelConverter(select="all", new_tokens=0).convert_model(model, input_shape=(2, 6))
+    assert_same(model, fused)
+    assert not served(fused)
