@@ -25,7 +25,7 @@ class Outputs:
     def _add(self, path: str, value: Any) -> None:
         if isinstance(value, float):
             value = torch.tensor(value, dtype=torch.float64)
-        elif not isinstance(value, Tensor) and hasattr(value, "__array__"):
+        elif not isinstance(value, Tensor) and hasattr(type(value), "__array__"):
             value = torch.as_tensor(value)
         if value is None or isinstance(value, (Tensor, str, bytes, int, complex)):
             self.leaves[path] = value

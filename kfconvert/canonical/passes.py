@@ -78,6 +78,8 @@ _DROPOUTS = {
 def _is_identity(node: fx.Node) -> bool:
     if node.target in _DROPOUTS:
         return not node.args[2]
+    if node.target is aten.detach_.default:  # as torch.tensor does with what it has made
+        return node.args[0].target is aten.lift_fresh_copy.default
     if node.target is aten.slice.Tensor:
         # A slice that is returned is a tensor of its own: its shape may be changed in place without that of the sliced
         # tensor.

@@ -91,15 +91,18 @@ def admit_same_tensors(model: nn.Module, region: Region, run: Callable[[list[Any
 
 @torch.no_grad()
 def draws_as_told(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> bool:
-    """Whether ``run`` draws the same random numbers as ``model`` for any state of the generators. A forward that seeds
-    them itself does not pass: no graph shows the seeding."""
+    """Whether ``run`` draws the same random numbers as ``model`` for any state of the generators, which both leave
+    behind. A forward that seeds them itself, or puts them back, does not pass: no graph shows that."""
 
-    def drawn(function: Callable[..., Any], seed: int) -> list[Any]:
+    def drawn(function: Callable[..., Any], seed: int) -> tuple[list[Any], list[bool]]:
         with seeded(seed, leaves):
-            return region.flat_outputs(function, leaves)[0]
+            before = _generator_states(leaves)
+            outputs = region.flat_outputs(function, leaves)[0]
+            return outputs, [not torch.equal(*states) for states in zip(before, _generator_states(leaves))]
 
     def agrees(seed: int) -> bool:
-        return all(map(partial(is_close, share=0.01), drawn(model, seed), drawn(_called_by_names(region, run), seed)))
+        (expected, moved), (actual, also) = (drawn(each, seed) for each in (model, _called_by_names(region, run)))
+        return moved == also and all(map(partial(is_close, share=0.01), expected, actual))
 
     return agrees(0) and agrees(1)
 

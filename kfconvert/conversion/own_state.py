@@ -98,6 +98,7 @@ class OwnState:
 
     def __init__(self, model: nn.Module):
         self._before = self._after = _Snapshot(model)
+        self._stores = _stores(model)
         self.written: set[str] = set()
         self._attributes = {id(vars(module)): vars(module) for module in model.modules()}
         held = list(outside(model).values())
@@ -141,21 +142,30 @@ class OwnState:
                     self._carried.append((holder, attribute, before.get(attribute, MISSING)))
 
     def settled(self, model: nn.Module) -> None:
-        self._after = _Snapshot(model)
+        self._after, self._stores = _Snapshot(model), _stores(model)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Give what has changed since the first call the value that it had before that call. What only came with that
         call has no such value: an attribute is removed, and an item of a list or dict gets its value after that call.
-        Entries that were added to dicts later are left, as in caches."""
+        Entries that were added to dicts later are left, as in caches. Parameters and submodules are those that there
+        were after that call."""
         self._restore_outside()
+        for store, entries in self._stores:
+            if not _same_entries(store, entries):
+                self.written |= {str(name) for name in store.keys() ^ entries.keys()}
+                store.clear()
+                store.update(entries)
         for generator, state in self._generators:
             put_back(generator, state)
         for parameter, gradient in self._gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
         for written, kept in self._tensors:
-            written.copy_(kept)
+            if written.shape == kept.shape:
+                written.copy_(kept)
+            else:  # it was given other memory
+                written.data = kept.clone()
         for holder, name, value in self._carried:
             if value is MISSING:
                 holder.pop(name, None)
@@ -189,6 +199,16 @@ class OwnState:
             _, before = self._before.tensors.get(key, (tensor, after))
             if not is_same_tensor(tensor, after):
                 _fill(tensor, before)
+
+
+def _stores(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Where the modules have their parameters and submodules, and what is there."""
+    stores: list[dict[str, Any]] = [s for module in model.modules() for s in (module._parameters, module._modules)]
+    return [(store, dict(store)) for store in stores]
+
+
+def _same_entries(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return list(one) == list(other) and all(one[name] is other[name] for name in one)
 
 
 def _fill(tensor: Tensor, kept: Tensor) -> None:

@@ -143,6 +143,12 @@ def held(module: nn.Module, name: str) -> torch.Tensor | None:
     return parameters[name] if name in parameters else getattr(module, name)
 
 
+def held_of(module: nn.Module, *names: str) -> list[torch.Tensor]:
+    """Those of ``names`` that are not None, as :func:`held` gives them; compilers follow it."""
+    tensors = [held(module, name) for name in names]
+    return [tensor for tensor in tensors if tensor is not None]
+
+
 def takes_plain_path(x: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether the differentiable operators must run: gradients, transforms, autocast, tracing, subclasses."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() or type(x) is not torch.Tensor or transformed():

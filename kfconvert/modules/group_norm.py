@@ -6,7 +6,7 @@ from torch import nn
 
 from ..ops.activations import apply_activation
 from ..ops.fused.group_norm_act import group_norm_act
-from .base import FusedModule, Plan, held, require_plain, takes_plain_path
+from .base import FusedModule, Plan, held, held_of, require_plain, takes_plain_path
 
 
 class FusedGroupNorm(FusedModule):
@@ -34,7 +34,7 @@ class FusedGroupNorm(FusedModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (N, C, ...); returns the same shape and dtype."""
-        sources = [t for name in ("weight", "bias") if (t := held(self.norm, name)) is not None]
+        sources = held_of(self.norm, "weight", "bias")
         return self.reference(x) if takes_plain_path(x, sources) else self.plan(x)(x)
 
     def plan(self, x: torch.Tensor) -> Plan:

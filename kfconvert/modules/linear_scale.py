@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .base import FusedModule, Plan, held, require_float_tensor, takes_plain_path
+from .base import FusedModule, Plan, held_of, require_float_tensor, takes_plain_path
 from .linear import FusedLinear
 
 
@@ -82,7 +82,7 @@ class FusedLinearScale(FusedLinear):
         return FusedModule.places(self)
 
     def _sources(self) -> list[torch.Tensor]:
-        return [t for name in ("weight", "bias", "gamma") if (t := held(self, name)) is not None]
+        return held_of(self, "weight", "bias", "gamma")
 
     def _folded_plan(self, strategy: str) -> Plan:
         with torch.inference_mode(False), torch.no_grad():

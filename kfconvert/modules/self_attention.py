@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .base import FusedModule, Plan, held, takes_plain_path
+from .base import FusedModule, Plan, held_of, takes_plain_path
 from .linear import FusedLinear
 from .merged import plain_linear
 
@@ -42,12 +42,7 @@ class FusedSelfAttention(FusedModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x and the result: as in the class's description."""
-        sources = [
-            t
-            for layer in (self.in_proj, self.out_proj)
-            for n in ("weight", "bias")
-            if (t := held(layer, n)) is not None
-        ]
+        sources = [t for layer in (self.in_proj, self.out_proj) for t in held_of(layer, "weight", "bias")]
         if takes_plain_path(x, sources):
             return self._attended(x, self.in_proj, self.out_proj)
         return self._planned(sources, x)(x)

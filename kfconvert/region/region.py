@@ -10,13 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import Aliases, draws, written_arguments
+from ..graph import Aliases, arguments, draws, written_arguments
 from ..inputs import CallForm, TreeForm, is_static_kind, taken_apart
 from .guard import Guard
 
 # The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
 # "__dict__" stands for all names.
 Read = str | tuple[type, str]
+
+
+# Properties of a region that are wanted after its graph is gone.
+_READ_FROM_GRAPH = (
+    "computes_with_sizes",
+    "counts_statistics",
+    "has_effects",
+    "is_random",
+    "returns_inputs",
+    "unread",
+)
 
 
 class CaptureError(RuntimeError):
@@ -86,6 +97,11 @@ class Region:
         return any(draws(node) for node in self.graph.nodes if node.op == "call_function")
 
     @cached_property
+    def counts_statistics(self) -> bool:
+        """Whether a norm in the graph writes running statistics of what it is given."""
+        return any(map(_counts_statistics, self.graph.nodes))
+
+    @cached_property
     def has_effects(self) -> bool:
         """Whether a call of the graph does something besides what it returns: writes to its inputs, or asserts what
         depends on their values."""
@@ -107,13 +123,30 @@ class Region:
     def release_graph(self) -> None:
         """Forget the graph, once no program is made of it any more: its traced values refer to all weights, and its
         nodes to each other, so that both would live until Python's cyclic collector comes by."""
-        self.computes_with_sizes, self.has_effects, self.is_random, self.returns_inputs, self.unread  # noqa: B018 - they are read from the graph, and kept
+        for name in (
+            "computes_with_sizes",
+            "counts_statistics",
+            "has_effects",
+            "is_random",
+            "returns_inputs",
+            "unread",
+        ):
+            getattr(self, name)  # it is read from the graph, and kept
         self.graph, self.root = fx.Graph(), nn.Module()
 
     def dynamic(self) -> list[str]:
         """The free sizes in words, such as ``input_ids.shape[1]``."""
         firsts = (dimensions[0] for dimensions in self.guard.free.values())
         return [f"{self.inputs[index]}.shape[{dimension}]" for index, dimension in firsts]
+
+
+def _counts_statistics(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    named = arguments(node)
+    given = dict(zip((argument.name for argument in node.target._schema.arguments), named))
+    counted = given.get("training", given.get("use_input_stats", given.get("train")))
+    return bool(counted) and given.get("running_mean") is not None
 
 
 def _acts(graph: fx.Graph) -> bool:

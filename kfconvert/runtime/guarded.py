@@ -324,6 +324,8 @@ class GuardedForward:
         places = self.state.parameter_places
         parameters: list[torch.Tensor] = [tensor for store, key in places if (tensor := store.get(key)) is not None]
         if not needs_gradient(parameters, leaves):
+            if self.state.asks_for_gradients:  # such as torch.is_grad_enabled(), which says more than what is wanted
+                return self._missed(f"its code asks for {self.state.asks_for_gradients}, under grad mode", args, kwargs)
             return self._counted(variant.run(leaves, self.graphs, bool(self.path), passed=passed))
         if self.frozen is not None and self.frozen.host_bytes:
             return self._missed("gradients are wanted, and weights lie in host memory", args, kwargs)
@@ -353,6 +355,8 @@ class GuardedForward:
             return "hooks of saved tensors are disabled around it, and gradients are wanted"
         if region.is_random:
             return "it draws random numbers, and gradients are wanted"
+        if region.counts_statistics:
+            return "a norm in it counts the statistics of each call, and gradients are wanted"
         if self.state.asks_for_gradients:
             return f"its code asks for {self.state.asks_for_gradients}, and gradients are wanted"
         if region.returns_inputs:

@@ -91,10 +91,15 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
+        again = torch.is_grad_enabled()  # gradients of gradients are wanted (create_graph=True)
+        with torch.inference_mode(False), torch.set_grad_enabled(again):  # else nothing would be recorded
+            return _Recomputed._gradients(ctx, again, gradients)
+
+    @staticmethod
+    def _gradients(ctx, again, gradients):
         saved = ctx.saved_tensors
         parameters, inputs = saved[: ctx.count], saved[ctx.count :]
         leaves = list(ctx.constants)
-        again = torch.is_grad_enabled()  # gradients of gradients are wanted (create_graph=True)
         barrier = _Barrier()
         for place, tensor in zip(ctx.indices, inputs):
             if again and tensor.requires_grad:
