@@ -1,8 +1,12 @@
-"""Tokens per second of ``generate()``: the original and the converted model, which take turns.
+r"""Tokens per second of ``generate()``: the original, transformers' static cache with torch.compile, and the converted
+model, which take turns.
 
-    python scripts/bench_generate.py gpt2 llama t5 --batch 1 4 --prompt 64 --new 64
+    PYTHONPATH=. python scripts/bench_generate.py gpt2 llama t5 --batch 1 4 --prompt 64 --new 64
+    PYTHONPATH=. python scripts/bench_generate.py gpt2-124m llama-1.1b --device cuda --dtype float16 --batch 1 16 --new 128 \\
+        --compiled
 
-The models are small, of random weights, on the CPU; no registry is asked. Each line has the medians of all rounds.
+The models have random weights; no registry is asked. Each line has the medians of all rounds, and on CUDA the memory
+that each took at most beside the weights.
 """
 
 from __future__ import annotations
@@ -45,7 +49,22 @@ def t5(width: int, layers: int) -> nn.Module:
     return transformers.T5ForConditionalGeneration(config)
 
 
-MODELS = {"gpt2": gpt2, "llama": llama, "t5": t5}
+def gpt2_124m(width: int, layers: int) -> nn.Module:
+    config = transformers.GPT2Config()
+    config.pad_token_id = config.eos_token_id
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama_1b(width: int, layers: int) -> nn.Module:
+    config = transformers.LlamaConfig(
+        hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32, num_key_value_heads=4,
+        vocab_size=32000, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+MODELS = {"gpt2": gpt2, "llama": llama, "t5": t5, "gpt2-124m": gpt2_124m, "llama-1.1b": llama_1b}
+SMALL = ("gpt2", "llama", "t5")
 
 
 def main() -> None:
@@ -57,25 +76,47 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, nargs="+", default=[64])
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
+    parser.add_argument("--compiled", action="store_true", help="transformers' static cache with torch.compile, too")
     options = parser.parse_args()
-    for name in options.models or MODELS:
+    for name in options.models or SMALL:
         torch.manual_seed(0)
-        model = MODELS[name](options.width, options.layers).eval()
+        with torch.device(options.device):
+            model = MODELS[name](options.width, options.layers).eval().to(getattr(torch, options.dtype))
         start = time.perf_counter()
         fused = ModelConverter().convert_model(model, input_shape=(options.batch[0], options.prompt[0]))
         print(f"{name}: converted in {time.perf_counter() - start:.1f} s")
         for batch in options.batch:
             for length in options.prompt:
-                ids = torch.randint(3, 8000, (batch, length))
-                asked = {"max_new_tokens": options.new, "min_new_tokens": options.new, "do_sample": False}
-                both: dict[str, Any] = {"original": model, "converted": fused}
-                calls = {key: partial(each.generate, ids, **asked) for key, each in both.items()}
-                times = compare_timings(calls, budget_s=0.0, min_rounds=options.rounds)
-                tokens = 1e3 * batch * options.new
-                rates = ", ".join(f"{key} {tokens / each.median_ms:.0f}" for key, each in times.items())
-                faster = times.speedup("converted").summary()
-                print(f"  batch {batch}, prompt {length}, {options.new} new: {rates} tokens/s, {faster}")
-        print(f"  {fused.kfconvert_info()['guard']}")
+                bench(model, fused, batch, length, options)
+        print(f"  {fused.kfconvert_info()['guard']} {fused.kfconvert_info()['generate']}")
+
+
+def bench(model: Any, fused: Any, batch: int, length: int, options: argparse.Namespace) -> None:
+    ids = torch.randint(3, 8000, (batch, length), device=options.device)
+    asked = {"max_new_tokens": options.new, "min_new_tokens": options.new, "do_sample": False}
+    calls = {"original": partial(model.generate, ids, **asked)}
+    if options.compiled:
+        calls["static and compiled"] = partial(model.generate, ids, **asked, cache_implementation="static")
+    calls["converted"] = partial(fused.generate, ids, **asked)
+    memory = {key: memory_of(call, options.device) for key, call in calls.items()}
+    times = compare_timings(calls, torch.device(options.device), budget_s=0.0, min_rounds=options.rounds)
+    tokens = 1e3 * batch * options.new
+    rates = ", ".join(f"{key} {tokens / each.median_ms:.0f}{memory[key]}" for key, each in times.items())
+    faster = times.speedup("converted").summary()
+    print(f"  batch {batch}, prompt {length}, {options.new} new: {rates} tokens/s, {faster}", flush=True)
+
+
+def memory_of(call: Any, device: str) -> str:
+    """The most that ``call``, which is prepared before, allocates on the device."""
+    call()
+    if not device.startswith("cuda"):
+        return ""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return f" ({(torch.cuda.max_memory_allocated() - before) / 2**20:.0f} MiB)"
 
 
 if __name__ == "__main__":
