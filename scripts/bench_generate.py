@@ -1,9 +1,8 @@
-r"""Tokens per second of ``generate()``: the original, transformers' static cache with torch.compile, and the converted
+"""Tokens per second of ``generate()``: the original, transformers' static cache with torch.compile, and the converted
 model, which take turns.
 
     PYTHONPATH=. python scripts/bench_generate.py gpt2 llama t5 --batch 1 4 --prompt 64 --new 64
-    PYTHONPATH=. python scripts/bench_generate.py gpt2-124m llama-1.1b --device cuda --dtype float16 --batch 1 16 --new 128 \\
-        --compiled
+    PYTHONPATH=. python scripts/bench_generate.py llama-1.1b --device cuda --dtype float16 --batch 1 16 --compiled
 
 The models have random weights; no registry is asked. Each line has the medians of all rounds, and on CUDA the memory
 that each took at most beside the weights.
