@@ -45,6 +45,8 @@ from .names_in_code import LONGEST, names_in, texts_in
 from .watch import INSIDE, ITEMS, MISSING, SIZE, TYPE, Mark, inside
 
 # nn.Module itself looks these names up in the class of every module.
+# Entries of classes and modules that no forward reads; the last is put there by the first copy of an instance.
+_NOTHING_READS = frozenset(("__dict__", "__weakref__", "__doc__", "__builtins__", "__slotnames__"))
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # of the environment
 # So many steps, from a value to what it holds or wraps, are followed.
@@ -519,7 +521,7 @@ class CodeWalk:
         self._found[id(value), SIZE] = (f"the attributes of {name}", (vars(value), SIZE, len(vars(value))))
 
     def _note(self, store: dict[Any, Any], key: Any, name: str) -> None:
-        if key not in ("__dict__", "__weakref__", "__doc__", "__builtins__"):
+        if key not in _NOTHING_READS:
             self._found.setdefault(_place(store, key), (name, (store, key, dict.get(store, key, MISSING))))
 
 

@@ -350,3 +350,19 @@ def test_a_compiler_follows_the_original_where_there_is_a_cache():
         torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
         cache = filled(model, ids)
         torch.testing.assert_close(step(compiled, cache).logits, step(model, filled(model, ids)).logits)
+
+
+def test_a_copy_of_a_cache_is_no_change_of_its_class():
+    """The first copy of an instance puts an entry into its class (see ``copyreg``), here where its base has one."""
+    base, kind = hf.cache_utils.DynamicLayer, hf.cache_utils.DynamicSlidingWindowLayer
+    copy.copy(base())
+    if "__slotnames__" in vars(kind):
+        del kind.__slotnames__
+    torch.manual_seed(0)
+    fused = ModelConverter(select="all", new_tokens=0).convert_model(FAMILIES["mistral"]().eval(), input_shape=(2, 6))
+    ids = torch.randint(3, 64, (2, 6))
+    with torch.no_grad():
+        copy.deepcopy(fused(ids).past_key_values)
+    assert "__slotnames__" in vars(kind)
+    fused.generate(ids, max_new_tokens=4, do_sample=False)
+    assert not fused.kfconvert_info()["guard"]["misses"]
