@@ -148,13 +148,11 @@ class Generate(OfConversion):
         model_kwargs = {**model_kwargs, "past_key_values": copy.deepcopy(model_kwargs["past_key_values"])}
         if asked.max_length - length < 2:
             raise NotServed("it is to make a single token")
-        if asked.do_sample and input_ids.is_cuda:
-            raise NotServed("it samples, and steps that draw random numbers are not recorded")
         session = self._session(model, batch, min(asked.max_length, length + FIRST_ROOM))
         self._ready(model, session)
         inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
         outputs = model(**inputs, return_dict=True)
-        drawn = torch.get_rng_state() if asked.do_sample else None
+        drawn = _generator_state(session.device) if asked.do_sample else None
         session.begin(asked, input_ids, model_kwargs, outputs.past_key_values, outputs.logits[:, -1])
         del outputs, inputs
         made = length + 1
@@ -168,7 +166,7 @@ class Generate(OfConversion):
                 step = session.step(asked)
             except NotServed:
                 if drawn is not None:
-                    torch.set_rng_state(drawn)
+                    _set_generator_state(session.device, drawn)
                 raise
             end = min(made + (STEPS_BETWEEN if session.pool is not None else 1), asked.max_length, session.capacity)
             for _ in range(end - made):
@@ -206,6 +204,17 @@ class Generate(OfConversion):
         while len(self._sessions) > MOST_SESSIONS:
             self._sessions.popitem(last=False)
         return session
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_generator_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 def _makes_steps(variant: Variant) -> bool:

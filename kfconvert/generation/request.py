@@ -66,13 +66,16 @@ class Request:
                 scores = processor(sequences, scores)
         return scores
 
-    def chosen(self, scores: Tensor) -> Tensor:
-        """A token for each row, int64 of shape [batch]; random ones are those of ``torch.multinomial``, which divides
-        by exponentially distributed numbers, too, but waits for the device."""
-        if not self.do_sample:
+    def chosen(self, scores: Tensor, noise: Tensor | None) -> Tensor:
+        """A token for each row, int64 of shape [batch].
+
+        ``noise`` are exponentially distributed numbers, float32 of the shape of ``scores``; None for a greedy choice.
+        Shares divided by such numbers are largest where ``torch.multinomial`` draws, which divides by them, too, but
+        waits for the device.
+        """
+        if noise is None:
             return scores.argmax(-1)
-        shares = torch.nn.functional.softmax(scores, dim=-1)
-        return shares.div(torch.empty_like(shares).exponential_(1)).argmax(-1)
+        return torch.nn.functional.softmax(scores, dim=-1).div(noise).argmax(-1)
 
 
 def request(

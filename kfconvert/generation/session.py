@@ -20,7 +20,8 @@ class Session:
     """Generates for one batch size with a cache of one capacity, one request after the other.
 
     All tensors lie where they are for as long as it lives. Of each row of ``sequences`` [batch, capacity + 1], int64,
-    the first ``length`` (int64, shape [1]) are tokens; the rest is filled up with its first.
+    the first ``length`` (int64, shape [1]) are tokens; the rest is filled up with its first. Random numbers are drawn
+    before each step and not within it, so that a recording draws none.
     """
 
     def __init__(self, variant: Variant, batch: int, capacity: int):
@@ -36,6 +37,7 @@ class Session:
             self.length, self.least = new(1, dtype=torch.long), new(1, dtype=torch.long)
             self.finished = new(batch, dtype=torch.bool)
         self.pool = Pool(self.device) if can_record(self.device) else None
+        self._noise: Tensor | None = None
         self._plans: Any = None
         self._steps: dict[Hashable, Callable[[], None]] = {}
 
@@ -69,6 +71,9 @@ class Session:
         if "position_ids" in self.arguments:
             last = torch.full((batch, 1), length - 1, device=self.device) if positions is None else positions[:, -1:]
             self.arguments["position_ids"].copy_(last.expand(batch, 1))
+        if asked.do_sample:
+            self._make_noise(logits.shape[-1])
+            self._draw()
         self._take(asked, logits)
 
     def grown(self, larger: Session) -> None:
@@ -88,6 +93,8 @@ class Session:
             for source, target in ((held.keys, others.keys), (held.values, others.values)):
                 target.zero_()
                 target[:, :, : self.capacity] = source
+        if self._noise is not None:
+            larger._make_noise(self._noise.shape[-1])
 
     def step(self, asked: Request) -> Callable[[], None]:
         """What makes one more token of each row; a recording from its second call on. It must be asked for again after
@@ -100,9 +107,19 @@ class Session:
         key = (asked.key, library_switches(), tuple(map(id, weights)))
         step = self._steps.get(key)
         if step is None:
-            step = _Step(partial(self._run, asked, plans), self.pool, weights)
+            before = self._draw if asked.do_sample else None
+            step = _Step(partial(self._run, asked, plans), self.pool, weights, before)
             self._steps[key] = step
         return step
+
+    def _make_noise(self, words: int) -> None:
+        if self._noise is None:
+            with torch.inference_mode(False):
+                self._noise = torch.empty(self.batch, words, device=self.device)
+
+    def _draw(self) -> None:
+        if self._noise is not None:
+            self._noise.exponential_(1)
 
     def _run(self, asked: Request, plans: Any) -> None:
         flat = self.variant.program.computed(plans, self.leaves)
@@ -116,7 +133,7 @@ class Session:
     def _take(self, asked: Request, logits: Tensor) -> None:
         """Choose a token of each row by the ``logits`` [batch, words] of its last one, and let it be the next input."""
         scores = asked.scores(self.sequences, self.length, self.least, logits.to(torch.float32, copy=True))
-        tokens = asked.chosen(scores)
+        tokens = asked.chosen(scores, self._noise if asked.do_sample else None)
         if asked.ends:
             tokens = tokens.masked_fill(self.finished, asked.pad)
         self.sequences.index_copy_(1, self.length, tokens[:, None])
@@ -136,25 +153,26 @@ class _Step:
 
     Args:
         weights: what ``call`` reads of the model, which must stay where it is.
+        before: runs before each, and is not recorded.
     """
 
-    def __init__(self, call: Callable[[], None], pool: Pool | None, weights: list[Tensor]):
-        self._call, self._pool, self._weights = call, pool, weights
+    def __init__(
+        self, call: Callable[[], None], pool: Pool | None, weights: list[Tensor], before: Callable[[], None] | None
+    ):
+        self._call, self._pool, self._weights, self._before = call, pool, weights, before
         self._replay: Callable[[], None] | None = None
         self._has_run = False
 
     def __call__(self) -> None:
-        if self._replay is not None:
-            self._replay()
-        elif self._pool is None or not self._has_run:
-            self._call()
-            self._has_run = True
-        else:
+        if self._replay is None and self._has_run and self._pool is not None:
             try:
                 self._replay = Repeated(self._call, self._pool).replay
             except (Unrecordable, torch.OutOfMemoryError):
                 self._pool = None
-            self()
+        if self._before is not None:
+            self._before()
+        (self._replay or self._call)()
+        self._has_run = True
 
 
 def _leaves(variant: Variant, batch: int, capacity: int) -> list[Any]:

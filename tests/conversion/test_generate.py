@@ -61,25 +61,25 @@ def steps_on_the_cpu(monkeypatch):
 _pairs = {}
 
 
-def pair(family):
+def pair(family, device="cpu"):
     """A model and its conversion, of which a test takes copies where it changes them."""
-    if family not in _pairs:
+    if (family, device) not in _pairs:
         torch.manual_seed(0)
-        model = FAMILIES[family]().double().eval()
+        model = FAMILIES[family]().double().eval().to(device)
         fused = ModelConverter(select="all", new_tokens=0).convert_model(model, input_shape=(2, 6))
         assert "generate" in vars(fused)
-        _pairs[family] = model, fused
-    return _pairs[family]
+        _pairs[family, device] = model, fused
+    return _pairs[family, device]
 
 
 def generated(model, padded=False, batch=3, length=9, **arguments):
     torch.manual_seed(1)
-    ids = torch.randint(3, 64, (batch, length))
+    ids = torch.randint(3, 64, (batch, length)).to(model.device)
     if padded:
         ids[0, :4] = 0
         arguments["attention_mask"] = (ids != 0).long()
     tokens = model.generate(ids, **{"max_new_tokens": 8, "do_sample": False} | arguments)
-    return (tokens if isinstance(tokens, torch.Tensor) else tokens.sequences), torch.rand(2)
+    return (tokens if isinstance(tokens, torch.Tensor) else tokens.sequences), torch.rand(2, device=model.device)
 
 
 def assert_same(model, fused, **arguments):
@@ -93,8 +93,9 @@ def served(fused):
 
 @pytest.mark.parametrize("arguments", SERVED)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_tokens_are_those_of_the_original(family, arguments):
-    model, fused = pair(family)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_the_tokens_are_those_of_the_original(device, family, arguments):
+    model, fused = pair(family, device)
     before = served(fused)
     assert_same(model, fused, **SERVED[arguments])
     assert_same(model, fused, batch=1, **{"min_new_tokens": 2} | SERVED[arguments])
@@ -112,10 +113,11 @@ def test_other_arguments_are_served_by_transformers(arguments):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mistral"])
-def test_a_cache_grows(family, monkeypatch):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_a_cache_grows(device, family, monkeypatch):
     """Past the first capacity, and past the window of a model that has one."""
     monkeypatch.setattr(decoding, "FIRST_ROOM", 8)
-    model, fused = pair(family)
+    model, fused = pair(family, device)
     for arguments in ({}, {"padded": True}, {"do_sample": True}, {"repetition_penalty": 1.2}):
         assert_same(model, fused, max_new_tokens=150, **arguments)
     assert_same(model, fused, length=70, max_new_tokens=80)
