@@ -27,7 +27,8 @@ def example(request, monkeypatch):
 
 def run(code, **environment):
     """What a process of its own prints, and how it ends."""
-    environment = {**os.environ, "PYTHONPATH": f"{EXAMPLES.parent}:{EXAMPLES}", **environment}
+    path = os.pathsep.join(map(str, filter(None, (EXAMPLES.parent, EXAMPLES, os.environ.get("PYTHONPATH")))))
+    environment = {**os.environ, "PYTHONPATH": path, **environment}
     return subprocess.run([sys.executable, *code], capture_output=True, text=True, env=environment)
 
 

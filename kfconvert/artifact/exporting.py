@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
+from functools import partial
 from typing import Any
 
 import sympy
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
 from ..conversion import first_line
 from ..inputs import ExampleCall, InputError, example_call
@@ -70,9 +72,17 @@ def _serving(guarded: GuardedForward, call: ExampleCall) -> tuple[Region, list[A
 
 def _exported(guarded: GuardedForward, call: ExampleCall, sizes: dict[str, Any]) -> ExportedProgram:
     model = guarded.model
+    export = partial(torch.export.export, model, call.args, call.kwargs)
     with torch.no_grad(), guarded.notices.compilers.heard() as reasons:
         try:
-            program = torch.export.export(model, call.args, call.kwargs, dynamic_shapes=sizes)
+            try:
+                program = export(dynamic_shapes=sizes)
+            except (
+                RuntimeError
+            ) as error:  # an operator of PyTorch's takes fewer sizes than the region, and it says which
+                if "Suggested fixes" not in str(error):
+                    raise
+                program = export(dynamic_shapes=refine_dynamic_shapes_from_suggested_fixes(str(error), sizes))
         except Exception as error:  # the model's own code runs, which may raise anything
             raise ArtifactError(f"torch.export cannot export {type(model).__name__}: {first_line(error)}") from error
     if reasons:

@@ -152,7 +152,10 @@ class Generate(OfConversion):
         self._ready(model, session)
         inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
         outputs = model(**inputs, return_dict=True)
-        drawn = _generator_state(session.device) if asked.do_sample else None
+        generator = _generator(session.device) if asked.do_sample else None
+        # The states of the generator before the numbers of the prompt's token, and of each step of the last few.
+        before = None if generator is None else generator.get_state()
+        states: list[Tensor] = []
         session.begin(asked, input_ids, model_kwargs, outputs.past_key_values, outputs.logits[:, -1])
         del outputs, inputs
         made = length + 1
@@ -165,16 +168,21 @@ class Generate(OfConversion):
                 self._ready(model, session)
                 step = session.step(asked)
             except NotServed:
-                if drawn is not None:
-                    _set_generator_state(session.device, drawn)
+                if generator is not None and before is not None:
+                    generator.set_state(before)
                 raise
             end = min(made + (STEPS_BETWEEN if session.pool is not None else 1), asked.max_length, session.capacity)
+            del states[:]
             for _ in range(end - made):
+                if generator is not None:
+                    states.append(generator.get_state())
                 step()
             made = end
             if asked.ends and bool(session.finished.all()):
                 break
         count = int(session.length)
+        if generator is not None and count < made:  # no more numbers are drawn than are needed
+            generator.set_state(states[count - made])
         return session.sequences[:, :count].clone()
 
     def _ready(self, model: Any, session: Session) -> None:
@@ -206,15 +214,9 @@ class Generate(OfConversion):
         return session
 
 
-def _generator_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_generator_state(device: torch.device, state: Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
+def _generator(device: torch.device) -> torch.Generator:
+    """The one that all random operators on ``device`` use."""
+    return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
 
 
 def _makes_steps(variant: Variant) -> bool:

@@ -194,6 +194,16 @@ def require_float_tensor(tensor: torch.Tensor, name: str) -> None:
         raise TypeError(f"{name} has dtype {tensor.dtype}, expected a float dtype of 16 to 64 bits")
 
 
+def is_too_narrow(rounded: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Whether the dtype of ``rounded`` lacks the range for ``exact`` (float64), whose rounding it is, so that more is
+    lost than by the dtype's precision. That happens to float16 alone: it is infinite from 65,520 on, and coarser than
+    its precision below 6e-5."""
+    if rounded.dtype != torch.float16 or (rounded.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    lost, most = (rounded.double() - exact).abs().max(), exact.abs().max()
+    return not bool(lost <= torch.finfo(rounded.dtype).eps * most)
+
+
 def gelu_name(approximate: str) -> str:
     """The package's name of ``nn.GELU(approximate)``; ValueError unless "none" or "tanh"."""
     names = {"none": "gelu", "tanh": "gelu_tanh"}

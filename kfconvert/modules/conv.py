@@ -16,7 +16,7 @@ from ..ops.fused.conv_act import conv_act
 from ..ops.fused.linear_act import linear_act
 from ..ops.fused.scale_shift_act import batch_norm_scale_and_shift, scale_shift_act
 from ..ops.registration import has_kernels
-from .base import CHANNELS_LAST, FusedModule, Plan, held, require_plain, takes_plain_path
+from .base import CHANNELS_LAST, FusedModule, Plan, held, is_too_narrow, require_plain, takes_plain_path
 from .onednn import in_place, pointwise, runs_onednn
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -97,7 +97,8 @@ class FusedConvBN(FusedModule):
 
     In eval, bn is folded into the convolution, with s = bn.weight / sqrt(running_var + eps):
         W' = W s,  b' = (b - running_mean) s + bn.bias        (in float64, then cast once to the dtype of W)
-    from the live parameters, and again whenever they change. Where bn uses batch statistics (``bn.training``
+    from the live parameters, and again whenever they change; in float16 only where W' and b' are within its range,
+    else "composition" is computed. Where bn uses batch statistics (``bn.training``
     or ``track_running_stats=False``) it runs as it is, and only the rest is fused.
 
     ``channels_last``: bring inputs and weights of 2d and 3d convolutions to channels-last; y is channels-last
@@ -222,9 +223,9 @@ class FusedConvBN(FusedModule):
 
     def _differentiable(self, x, residual):
         geometry = _Geometry.of(self.conv)
-        # A graph would fold the weights anew in each call.
-        traced = torch.compiler.is_compiling() or torch._C._get_tracing_state()
-        if self.bn is not None and traced and not torch.is_autocast_enabled(x.device.type):
+        # A graph would fold the weights anew in each call, and folded ones may be beyond float16.
+        unfolded = torch.compiler.is_compiling() or torch._C._get_tracing_state() or x.dtype == torch.float16
+        if self.bn is not None and unfolded and not torch.is_autocast_enabled(x.device.type):
             return self._unfolded(geometry, x, residual)
         weight, bias = self._folded()
         return conv_act(
@@ -252,6 +253,19 @@ class FusedConvBN(FusedModule):
         return bias_act(scale_shift_act(y, scale, shift), None, residual, self.activation, self.negative_slope, dim=1)
 
     def _folded(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._rounded(*self._exactly_folded())
+
+    def _folded_in_range(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """As :meth:`_folded`; None where that is beyond the range of the dtype."""
+        exact = self._exactly_folded()
+        folded = self._rounded(*exact)
+        return None if self.bn is not None and any(map(is_too_narrow, folded, exact)) else folded
+
+    def _rounded(self, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        dtype = self.conv.weight.dtype
+        return weight.to(dtype), None if bias is None else bias.to(dtype)
+
+    def _exactly_folded(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         conv, bn = self.conv, self.bn
         if bn is None:
             return conv.weight, conv.bias
@@ -262,8 +276,7 @@ class FusedConvBN(FusedModule):
         bias = (-mean if conv.bias is None else conv.bias.double() - mean) * scale
         if bn.bias is not None:
             bias = bias + bn.bias.double()
-        weight = conv.weight.double() * scale.reshape(-1, *[1] * (conv.weight.dim() - 1))
-        return weight.to(conv.weight.dtype), bias.to(conv.weight.dtype)
+        return conv.weight.double() * scale.reshape(-1, *[1] * (conv.weight.dim() - 1)), bias
 
     def _uses_channels_last(self, x: torch.Tensor) -> bool:
         """Whether the result is channels-last: asked for, or, as in ATen, because the input or weight is."""
@@ -282,7 +295,9 @@ class FusedConvBN(FusedModule):
             # The folded weights outlive this call: autograd must not follow them, and they must not be inference
             # tensors.
             with torch.inference_mode(False), torch.no_grad():
-                values["folded"] = self._folded()
+                values["folded"] = self._folded_in_range()
+        if values["folded"] is None:
+            return self._plan("composition", channels_last, values, x)
         weight, bias = values["folded"]
         geometry = _Geometry.of(self.conv)
         memory_format = CHANNELS_LAST[x.dim()] if channels_last else torch.contiguous_format

@@ -422,3 +422,21 @@ def test_cuda_graph(activation, channels_last, dtype):
             x.copy_(torch.randn_like(x))
             graph.replay()
             torch.testing.assert_close(y, module(x, residual))
+
+
+@pytest.mark.parametrize(
+    ("gain", "variance", "inputs"), [(1e-5, 1, 3e3), (6e4, 6e-5, 1e-3)], ids=["too small", "too large"]
+)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_folded_weights_beyond_the_range_of_float16(gain, variance, inputs, gradients, device):
+    """The weights that are folded lie within it, and so does the result."""
+    module = build(dtype=torch.float16, device=device, activation="none")
+    with torch.no_grad():
+        module.bn.weight.fill_(gain), module.bn.running_var.fill_(variance)
+        module.bn.bias.zero_(), module.bn.running_mean.zero_(), module.conv.bias.zero_()
+        x = (torch.randn(2, 12, 9, 9, device=device) * inputs).half()
+        exact = copy.deepcopy(module).double().reference(x.double())
+    with torch.set_grad_enabled(gradients):
+        for module.strategy in module.strategies(x):
+            error = (module(x).double() - exact).abs().max()
+            assert error <= 2 * torch.finfo(torch.float16).eps * exact.abs().max()

@@ -379,10 +379,10 @@ class Synchronises(Net):
 
 
 def test_what_cannot_be_recorded_runs_as_it_is_and_is_told_once():
-    original, fused = converted(Synchronises(), cuda_graphs=True)
     x = inputs(5)
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
+        original, fused = converted(Synchronises(), cuda_graphs=True)
         for index in range(6):
             torch.testing.assert_close(fused(x + index), original(x + index), atol=1e-4, rtol=1e-4)
     info = fused.kfconvert_info()["cuda_graphs"]
