@@ -77,12 +77,13 @@ def _exported(guarded: GuardedForward, call: ExampleCall, sizes: dict[str, Any])
         try:
             try:
                 program = export(dynamic_shapes=sizes)
-            except (
-                RuntimeError
-            ) as error:  # an operator of PyTorch's takes fewer sizes than the region, and it says which
-                if "Suggested fixes" not in str(error):
+            except RuntimeError as error:
+                # An operator of PyTorch may take fewer sizes than the region; PyTorch says which, then.
+                _, told, fixes = str(error).partition("Suggested fixes:")
+                if not told:
                     raise
-                program = export(dynamic_shapes=refine_dynamic_shapes_from_suggested_fixes(str(error), sizes))
+                fixes = told + fixes.strip().partition("\n\n")[0]
+                program = export(dynamic_shapes=refine_dynamic_shapes_from_suggested_fixes(fixes, sizes))
         except Exception as error:  # the model's own code runs, which may raise anything
             raise ArtifactError(f"torch.export cannot export {type(model).__name__}: {first_line(error)}") from error
     if reasons:

@@ -44,7 +44,9 @@ def static_key_values() -> type:
             """It has its tensors from the beginning."""
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-            places = torch.arange(key_states.shape[-2], device=self.position.device) + self.position
+            places, rows = self.position.reshape(1), key_states.shape[-2]
+            if rows != 1:
+                places = torch.arange(rows, device=places.device) + places
             self.keys = self.keys.index_copy(2, places, key_states)
             self.values = self.values.index_copy(2, places, value_states)
             return self.keys, self.values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor, fx, nn
 
@@ -54,7 +55,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     _lay_out_marked(graph, output, region, copies)
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
     if region.takes_static_cache:
-        _write_in_place(graph)
+        _write_in_place(graph, root)
     weights = _drop_unused_weights(graph, copies, live)
     lower(graph)
     graph.lint()
@@ -163,16 +164,21 @@ def _lay_out_marked(graph: fx.Graph, output: fx.Node, region: Region, copies: di
                 output.replace_input_with(copies[node], _laid_out(graph, copies[node], order))
 
 
-def _write_in_place(graph: fx.Graph) -> None:
+def _write_in_place(graph: fx.Graph, root: dict[str, Any]) -> None:
     """Let what is put into a copy of a static cache be put into that cache itself, which holds the same after each call
     with the same arguments."""
     for node in graph.nodes:
-        if node.target is not aten.index_copy.default:
-            continue
-        cache = node.args[0]
-        readers = [user for user in cache.users if user is not node and user.target is not aten.sym_size.int]
-        if cache.op == "placeholder" and not is_weight(cache) and not readers:
+        caches = getattr(root.get(node.target), "caches", ()) if node.op == "call_module" else ()
+        if node.target is aten.index_copy.default and _is_own(node.args[0], node):
             node.target = aten.index_copy_.default
+        elif caches:
+            root[node.target].in_place = all(_is_own(node.args[index], node) for index in caches)
+
+
+def _is_own(cache: fx.Node, writer: fx.Node) -> bool:
+    """Whether ``cache`` is an argument that nobody reads but ``writer``."""
+    readers = [user for user in cache.users if user is not writer and user.target is not aten.sym_size.int]
+    return cache.op == "placeholder" and not is_weight(cache) and not readers
 
 
 def _made(members: list[fx.Node], computed: set[fx.Node]) -> list[fx.Node]:

@@ -16,6 +16,7 @@ from .conv import (
     FusedConv3dBNReLU,
     FusedConvBN,
 )
+from .decode_attention import FusedDecodeAttention
 from .gated import FusedGatedLinear
 from .group_norm import FusedGroupNorm
 from .linear import FusedLinear, FusedLinearGELU, FusedLinearReLU, FusedLinearSigmoid, FusedLinearSiLU, FusedLinearTanh
@@ -45,6 +46,7 @@ __all__ = [
     "FusedConv2dBNSiLU",
     "FusedConv3dBNReLU",
     "FusedConvBN",
+    "FusedDecodeAttention",
     "FusedGatedLinear",
     "FusedGroupNorm",
     "FusedLayerNorm",

@@ -36,6 +36,9 @@ class FusedModule(nn.Module):
     live_strategies: tuple[str, ...] = ("kernel", "composition")
     # Whether results may have other strides than the results of the operators that the module stands for.
     lays_out_anew: bool = False
+    # Inputs, by number, that are static caches: it returns them changed, as copies, or where its ``in_place`` is set as
+    # they are.
+    caches: tuple[int, ...] = ()
     # Whether the times of its strategies hold for other processes as well.
     is_remembered: bool = True
 

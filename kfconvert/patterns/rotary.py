@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -12,27 +13,30 @@ from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedRotary
 from .checks import dtype_refusal, same_shape, traced
 
-_UPPER = Op(aten.slice.Tensor, Var("x"), AnyNumber("upper_dim"), AnyNumber("half"), AnyNumber("end"))
-_LOWER = Op(aten.slice.Tensor, Var("x"), AnyNumber("lower_dim"), Var("start"), AnyNumber("half"))
-_ROTATED = Op(aten.cat.default, [Op(aten.neg.default, _UPPER), _LOWER], AnyNumber("dim"), name="rotated")
-_TREE = Op(
-    aten.add.Tensor,
-    Op(aten.mul.Tensor, Var("x"), Var("cos")),
-    Op(aten.mul.Tensor, _ROTATED, Var("sin")),
-    name="result",
-)
+
+def rotary_tree(name: str) -> Op:
+    """The rotation of what it captures as ``name`` by ``cos`` and ``sin``; the numbers in it begin with ``name``."""
+    x, half = Var(name), AnyNumber(f"{name}_half")
+    upper = Op(aten.slice.Tensor, x, AnyNumber(f"{name}_upper_dim"), half, AnyNumber(f"{name}_end"))
+    lower = Op(aten.slice.Tensor, x, AnyNumber(f"{name}_lower_dim"), Var(f"{name}_start"), half)
+    rotated = Op(
+        aten.cat.default, [Op(aten.neg.default, upper), lower], AnyNumber(f"{name}_dim"), name=f"{name}_rotated"
+    )
+    product = Op(aten.mul.Tensor, x, Var("cos"))
+    return Op(aten.add.Tensor, product, Op(aten.mul.Tensor, rotated, Var("sin")), name=f"{name}_result")
 
 
-def _refusal(match: Match) -> str | None:
-    captures = match.captures
-    x, cos, sin, result = (captures[name] for name in ("x", "cos", "sin", "result"))
+def rotary_refusal(captures: dict[str, Any], name: str) -> str | None:
+    """Why what ``rotary_tree(name)`` has captured is no rotation of the two halves of its columns."""
+    x, cos, sin, result = (captures[key] for key in (name, "cos", "sin", f"{name}_result"))
     if not (isinstance(cos, fx.Node) and isinstance(sin, fx.Node)):
         return "a constant angle"
     rank, width = traced(x).dim(), traced(x).shape[-1]
-    if any(captures[name] % rank != rank - 1 for name in ("dim", "upper_dim", "lower_dim")):
+    if any(captures[f"{name}_{each}"] % rank != rank - 1 for each in ("dim", "upper_dim", "lower_dim")):
         return "other dimensions are rotated than the last one"
-    halves = isinstance(width, int) and 2 * captures["half"] == width
-    if not halves or captures["start"] not in (0, None) or captures["end"] < width:
+    half = captures[f"{name}_half"]
+    halves = isinstance(width, int) and 2 * half == width
+    if not halves or captures[f"{name}_start"] not in (0, None) or captures[f"{name}_end"] < width:
         return f"other parts are rotated than the two halves of {width} columns"
     if str(traced(sin).shape[-1]) != str(width) or not same_shape(x, result):
         return "the angles have other columns, or a larger shape, than what is rotated"
@@ -77,10 +81,10 @@ def _refused(function: Callable[[Tensor, Tensor, Tensor], Tensor], reason: str, 
 PATTERNS = (
     Pattern(
         name="rotary",
-        tree=_TREE,
-        anchor="rotated",
+        tree=rotary_tree("x"),
+        anchor="x_rotated",
         numerics="reassociated",
-        refusal=_refusal,
+        refusal=lambda match: rotary_refusal(match.captures, "x"),
         build=_build,
         cases=(
             _found(_turned, 2, 1, 5, 8),

@@ -621,7 +621,9 @@ def test_it_runs_on_a_gpu_in_every_floating_dtype():
     with registered(own.swish, own.swish_replacement, example, name="own_swish"):
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             x = torch.randn(16, 8, dtype=dtype, device="cuda")
-            check_fused(Net(own.swish, 2).to("cuda", dtype), "own_swish", x, count=2)
+            # The replacement rounds once more than what it stands for.
+            allowed = {"accuracy_threshold": 4 * torch.finfo(dtype).eps}
+            check_fused(Net(own.swish, 2).to("cuda", dtype), "own_swish", x, count=2, **allowed)
 
 
 def test_it_is_found_in_each_call_that_a_model_generates_with():

@@ -34,7 +34,7 @@ def test_each_candidate_is_prepared_checked_and_timed(model):
     assert list(timings) == [EAGER, "other"] and timings.baseline == EAGER and timings[EAGER].rounds >= 7
     assert eager.failure is other.failure is other.inaccurate is None and other.error == eager.error < 1e-6
     assert eager.prepare_s > 0 and eager.peak_bytes >= 2 * 2 * 4 * 4 and eager.extra_bytes is None
-    assert calls.count("a") == calls.count("b")
+    assert min(calls.count(name) for name in "ab") >= timings[EAGER].rounds
 
 
 def test_one_that_fails_or_is_wrong_does_not_stop_the_others(model):

@@ -157,6 +157,43 @@ struct Rope {
   DType dtype;
 };
 
+// One step of attention over a cache of keys and values, which gets those of the step: with k and v in their place,
+// y = softmax(q keys^T * scale + mask) values for each head. Neighbouring heads of queries share one of keys. Strides
+// are those of batch, head and, of caches and mask, place; the elements of a head lie together.
+struct DecodeAttention {
+  void* y;        // (batch, heads, size)
+  const void* q;  // (batch, heads, size)
+  const void* k;  // (batch, heads / sharing, size), as v
+  const void* v;
+  void* keys;  // (batch, heads / sharing, capacity, size), as values
+  void* values;
+  const int64_t* position;  // on the device: the place of k and v
+  const void* mask;         // (batch, heads, capacity), boolean where true is seen, or added; or null
+  const void* cos;          // (batch, size), or null where q and k are not to be rotated as in Rope; as sin
+  const void* sin;
+  int64_t q_strides[2];
+  int64_t k_strides[2];
+  int64_t v_strides[2];
+  int64_t key_strides[3];
+  int64_t value_strides[3];
+  int64_t mask_strides[3];
+  int64_t cos_stride;
+  int64_t sin_stride;
+  int64_t batch;
+  int64_t heads;
+  int64_t sharing;
+  int64_t capacity;
+  int64_t size;
+  double scale;
+  bool boolean;
+  DType dtype;
+  // The places are divided into so many parts, the results of which are put together from
+  // (batch * heads, parts, size + 2) numbers of the accumulation type: of each part the sums, their weight and the
+  // largest score. One part needs none.
+  int64_t parts;
+  void* partials;
+};
+
 // What is added up, of x and other. The numbers are those of kfconvert/ops/standalone/reduce.py, which has no identity.
 enum class Term : int {
   identity = 0,

@@ -28,4 +28,8 @@ int64_t layer_norm_backward_partials(const LayerNormBackward& a);
 // grad_weight and grad_bias: (cols) in the accumulation type, or null.
 int launch_layer_norm_backward(const LayerNormBackward& a, void* grad_weight, void* grad_bias, void* stream);
 
+// Into how many parts the places of the cache are divided, so that they fill the device.
+int64_t decode_parts(const DecodeAttention& a);
+int launch_decode_attention(const DecodeAttention& a, void* stream);
+
 }  // namespace kfc

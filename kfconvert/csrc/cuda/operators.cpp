@@ -2,6 +2,7 @@
 // convolutions.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
+#include "../common/decode_attention.h"
 #include "../common/register.h"
 #include "kernels.h"
 
@@ -48,6 +49,16 @@ class Cuda {
   static int64_t reduce_part(const Reduce& a, const Tensor& like) {
     const Cuda here(like);
     return kfc::reduce_part(a);
+  }
+
+  static int64_t decode_parts(const DecodeAttention& a, const Tensor& like) {
+    const Cuda here(like);
+    return kfc::decode_parts(a);
+  }
+
+  static void decode_attention(const DecodeAttention& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_decode_attention(a, here.stream()), "decode_attention");
   }
 
   static int64_t layer_norm_partials(const LayerNormBackward& a, const Tensor& like) {
@@ -141,4 +152,8 @@ class Cuda {
 }  // namespace
 }  // namespace kfc
 
-STABLE_TORCH_LIBRARY_IMPL(kfconvert, CUDA, m) { kfc::register_operators<kfc::Cuda>(m); }
+STABLE_TORCH_LIBRARY_IMPL(kfconvert, CUDA, m) {
+  kfc::register_operators<kfc::Cuda>(m);
+  // Steps of generation are recorded on CUDA only.
+  m.impl("decode_attention_", TORCH_BOX(&kfc::decode_attention_<kfc::Cuda>));
+}

@@ -1,0 +1,340 @@
+// One step of attention over a cache of keys and values (flash decoding, Dao et al. 2023): rotation of q and k, the
+// writes to the cache, scores, softmax and weighted sum in one launch
+//   q, y: (batch, heads, size);  keys, values: (batch, heads / sharing, capacity, size)
+//
+// Limited by memory bandwidth, for short caches by latency. A block takes HEADS heads of queries that share one of
+// keys, and reads its keys and values once for all of them, 16 bytes a lane; places that the mask hides are not read.
+// LANES neighbouring lanes take a place, each with running sums of its own, which are put together at the end.
+#include "kernels.h"
+#include "vector.cuh"
+
+namespace kfc {
+namespace {
+
+constexpr int kThreadsOfStep = 256;
+constexpr int kWarpsOfStep = kThreadsOfStep / 32;
+// A part has so many places at least.
+constexpr int64_t kLeastPlaces = 192;
+
+// Sums over places: of exp(score - top) times value, and of exp(score - top).
+template <class A, int N>
+struct Sums {
+  A values[N] = {};
+  A weight = 0;
+  A top = -INFINITY;
+};
+
+// What sums relative to `top` are multiplied by to be relative to `higher`. Without this test, two infinities would
+// make a NaN.
+template <class M, class A>
+__device__ __forceinline__ A rescaled(A top, A higher) {
+  return top == higher ? A(1) : M::exp(top - higher);
+}
+
+template <class M, class A, int N>
+__device__ __forceinline__ void add_place(Sums<A, N>& to, A score, const A (&value)[N]) {
+  const A top = score > to.top ? score : to.top;
+  const A kept = rescaled<M>(to.top, top);
+  // A NaN is never the largest; it comes through as a weight.
+  const A weight = score == -INFINITY ? A(0) : M::exp(score - top);
+  to.top = top;
+  to.weight = to.weight * kept + weight;
+#pragma unroll
+  for (int j = 0; j < N; ++j) to.values[j] = to.values[j] * kept + weight * value[j];
+}
+
+// Puts the sums of lanes that lie `offset` apart together.
+template <class M, class A, int N>
+__device__ __forceinline__ void join_lanes(Sums<A, N>& sums, int offset) {
+  const A other_top = __shfl_xor_sync(0xffffffffu, sums.top, offset);
+  const A other_weight = __shfl_xor_sync(0xffffffffu, sums.weight, offset);
+  const A top = other_top > sums.top ? other_top : sums.top;
+  const A own = rescaled<M>(sums.top, top);
+  const A others = rescaled<M>(other_top, top);
+  sums.top = top;
+  sums.weight = sums.weight * own + other_weight * others;
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    const A other = __shfl_xor_sync(0xffffffffu, sums.values[j], offset);
+    sums.values[j] = sums.values[j] * own + other * others;
+  }
+}
+
+// Column `col` of x, rotated where there are angles.
+template <class T, class A = typename Accumulate<T>::type>
+__device__ __forceinline__ A rotated(const T* x, int col, int64_t size, const T* cos, const T* sin) {
+  const A own = widen(x[col]);
+  if (cos == nullptr) return own;
+  const int half = static_cast<int>(size / 2);
+  const A pair = col < half ? -static_cast<A>(widen(x[col + half])) : static_cast<A>(widen(x[col - half]));
+  return own * static_cast<A>(widen(cos[col])) + pair * static_cast<A>(widen(sin[col]));
+}
+
+// The mask of one batch and head.
+template <class T>
+struct StepMask {
+  const void* data;
+  int64_t stride;
+  bool boolean;
+
+  __device__ StepMask(const DecodeAttention& a, int64_t batch, int64_t head)
+      : data(a.mask), stride(a.mask_strides[2]), boolean(a.boolean) {
+    if (data == nullptr) return;
+    const int64_t at = batch * a.mask_strides[0] + head * a.mask_strides[1];
+    data = boolean ? static_cast<const void*>(static_cast<const bool*>(data) + at)
+                   : static_cast<const void*>(static_cast<const T*>(data) + at);
+  }
+
+  // What is added to the score of a place.
+  template <class A>
+  __device__ __forceinline__ A at(int64_t place) const {
+    if (data == nullptr) return 0;
+    if (boolean) return static_cast<const bool*>(data)[place * stride] ? A(0) : A(-INFINITY);
+    return static_cast<A>(widen(static_cast<const T*>(data)[place * stride]));
+  }
+};
+
+template <class T, int LANES, int HEADS>
+__global__ void __launch_bounds__(kThreadsOfStep) decode_attention_kernel(const __grid_constant__ DecodeAttention a) {
+  wait_for_previous_kernel();
+  using A = typename Accumulate<T>::type;
+  using M = typename MathFor<T>::type;
+  constexpr int N = kPackBytes / sizeof(T);
+  constexpr int kWidth = LANES * N;
+  constexpr int kPlaces = kThreadsOfStep / LANES;  // at a time
+  // So many places of a lane are loaded before the first is used, as far as there are registers.
+  constexpr int kSteps = HEADS <= 2 ? 4 : HEADS <= 4 ? 2 : 1;
+  __shared__ A queries[HEADS][kWidth];
+  __shared__ alignas(kPackBytes) T new_key[kWidth];
+  __shared__ alignas(kPackBytes) T new_value[kWidth];
+  __shared__ A tops[kWarpsOfStep][HEADS];
+  __shared__ A weights[kWarpsOfStep][HEADS];
+  __shared__ A values[kWarpsOfStep][HEADS][kWidth];
+
+  const int groups = static_cast<int>((a.sharing + HEADS - 1) / HEADS);
+  const int group = blockIdx.x % groups;
+  const int64_t key_heads = a.heads / a.sharing;
+  const int64_t key_head = blockIdx.x / groups % key_heads;
+  const int64_t batch = blockIdx.x / groups / key_heads;
+  const int64_t first_head = key_head * a.sharing + group * HEADS;
+  const int heads = static_cast<int>(a.sharing - group * HEADS < HEADS ? a.sharing - group * HEADS : HEADS);
+  const int64_t position = *a.position;
+  const T* cos = a.cos == nullptr ? nullptr : static_cast<const T*>(a.cos) + batch * a.cos_stride;
+  const T* sin = a.sin == nullptr ? nullptr : static_cast<const T*>(a.sin) + batch * a.sin_stride;
+  T* keys = static_cast<T*>(a.keys) + batch * a.key_strides[0] + key_head * a.key_strides[1];
+  T* cached = static_cast<T*>(a.values) + batch * a.value_strides[0] + key_head * a.value_strides[1];
+
+  // Every block has the key and the value of the step at hand, and one of them puts them into the cache.
+  const bool writes = group == 0 && blockIdx.y == 0;
+  const T* k = static_cast<const T*>(a.k) + batch * a.k_strides[0] + key_head * a.k_strides[1];
+  const T* v = static_cast<const T*>(a.v) + batch * a.v_strides[0] + key_head * a.v_strides[1];
+  for (int col = threadIdx.x; col < kWidth; col += kThreadsOfStep) {
+    const bool inside = col < a.size;
+    new_key[col] = inside ? narrow<T>(rotated(k, col, a.size, cos, sin)) : T(0.0f);
+    new_value[col] = inside ? v[col] : T(0.0f);
+    if (inside && writes) {
+      keys[position * a.key_strides[2] + col] = new_key[col];
+      cached[position * a.value_strides[2] + col] = new_value[col];
+    }
+  }
+  for (int i = threadIdx.x; i < HEADS * kWidth; i += kThreadsOfStep) {
+    const int head = i / kWidth;
+    const int col = i % kWidth;
+    const T* q = static_cast<const T*>(a.q) + batch * a.q_strides[0] + (first_head + head) * a.q_strides[1];
+    const bool inside = head < heads && col < a.size;
+    queries[head][col] = inside ? rotated(q, col, a.size, cos, sin) * static_cast<A>(a.scale) : A(0);
+  }
+  __syncthreads();
+
+  const int col = threadIdx.x % LANES * N;
+  A query[HEADS][N];
+  Sums<A, N> sums[HEADS];
+#pragma unroll
+  for (int h = 0; h < HEADS; ++h) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) query[h][j] = queries[h][col + j];
+  }
+  // Heads beyond the last use the mask of the last.
+  const bool own_masks = a.mask_strides[1] != 0;
+  const int64_t part = (a.capacity + a.parts - 1) / a.parts;
+  const int64_t begin = blockIdx.y * part;
+  const int64_t end = begin + part < a.capacity ? begin + part : a.capacity;
+  using P = Pack<T, N>;
+  for (int64_t first = begin; first < end; first += kPlaces * kSteps) {
+    A added[kSteps][HEADS];
+    Word<P> key[kSteps] = {};
+    Word<P> value[kSteps] = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int64_t place = first + step * kPlaces + threadIdx.x / LANES;
+#pragma unroll
+      for (int h = 0; h < HEADS; ++h) {
+        if (h == 0 || own_masks) {
+          const int64_t head = first_head + (h < heads ? h : heads - 1);
+          added[step][h] = place < end ? StepMask<T>(a, batch, head).template at<A>(place) : A(-INFINITY);
+        } else {
+          added[step][h] = added[step][0];
+        }
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int64_t place = first + step * kPlaces + threadIdx.x / LANES;
+      bool seen = false;
+#pragma unroll
+      for (int h = 0; h < HEADS; ++h) seen = seen || added[step][h] != -INFINITY;
+      if (seen && col < a.size) {
+        const bool is_new = place == position;
+        key[step] = load_word<P>(is_new ? new_key + col : keys + place * a.key_strides[2] + col);
+        value[step] = load_word<P>(is_new ? new_value + col : cached + place * a.value_strides[2] + col);
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      A wide[N];
+      A scores[HEADS] = {};
+      widen_word<T>(key[step], wide);
+#pragma unroll
+      for (int h = 0; h < HEADS; ++h) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) scores[h] += query[h][j] * wide[j];
+      }
+      lane_sums<LANES>(scores);
+      widen_word<T>(value[step], wide);
+#pragma unroll
+      for (int h = 0; h < HEADS; ++h) {
+        // Of what is not seen the score is that of zeros.
+        add_place<M>(sums[h], added[step][h] == -INFINITY ? A(-INFINITY) : scores[h] + added[step][h], wide);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int h = 0; h < HEADS; ++h) {
+#pragma unroll
+    for (int offset = LANES; offset < 32; offset *= 2) join_lanes<M>(sums[h], offset);
+  }
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x % 32 < LANES) {
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+      if (threadIdx.x % 32 == 0) {
+        tops[warp][h] = sums[h].top;
+        weights[warp][h] = sums[h].weight;
+      }
+#pragma unroll
+      for (int j = 0; j < N; ++j) values[warp][h][col + j] = sums[h].values[j];
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < HEADS * kWidth; i += kThreadsOfStep) {
+    const int head = i / kWidth;
+    const int at = i % kWidth;
+    if (head >= heads || at >= a.size) continue;
+    A top = -INFINITY;
+#pragma unroll
+    for (int w = 0; w < kWarpsOfStep; ++w) top = tops[w][head] > top ? tops[w][head] : top;
+    A weight = 0;
+    A sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarpsOfStep; ++w) {
+      const A kept = rescaled<M>(tops[w][head], top);
+      weight += weights[w][head] * kept;
+      sum += values[w][head][at] * kept;
+    }
+    const int64_t row = batch * a.heads + first_head + head;
+    if (a.parts == 1) {
+      // A row that sees nothing is 0, as in PyTorch.
+      static_cast<T*>(a.y)[row * a.size + at] = narrow<T>(weight == 0 ? A(0) : sum / weight);
+    } else {
+      A* partial = static_cast<A*>(a.partials) + (row * a.parts + blockIdx.y) * (a.size + 2);
+      partial[at] = sum;
+      if (at == 0) {
+        partial[a.size] = weight;
+        partial[a.size + 1] = top;
+      }
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreadsOfStep) join_parts_kernel(const __grid_constant__ DecodeAttention a) {
+  wait_for_previous_kernel();
+  using A = typename Accumulate<T>::type;
+  using M = typename MathFor<T>::type;
+  const int64_t width = a.size + 2;
+  const A* partials = static_cast<const A*>(a.partials) + blockIdx.x * a.parts * width;
+  for (int64_t col = threadIdx.x; col < a.size; col += kThreadsOfStep) {
+    A top = -INFINITY;
+    for (int64_t part = 0; part < a.parts; ++part) {
+      const A other = partials[part * width + a.size + 1];
+      top = other > top ? other : top;
+    }
+    A weight = 0;
+    A sum = 0;
+    for (int64_t part = 0; part < a.parts; ++part) {
+      const A* from = partials + part * width;
+      const A kept = rescaled<M>(from[a.size + 1], top);
+      weight += from[a.size] * kept;
+      sum += from[col] * kept;
+    }
+    static_cast<T*>(a.y)[blockIdx.x * a.size + col] = narrow<T>(weight == 0 ? A(0) : sum / weight);
+  }
+}
+
+template <class T, int LANES, int HEADS>
+void launch_kernel(const DecodeAttention& a, cudaStream_t stream) {
+  const int64_t groups = (a.sharing + HEADS - 1) / HEADS;
+  const dim3 grid(static_cast<unsigned>(a.batch * (a.heads / a.sharing) * groups), static_cast<unsigned>(a.parts));
+  launch_overlapped(decode_attention_kernel<T, LANES, HEADS>, grid, kThreadsOfStep, stream, a);
+  if (a.parts > 1) {
+    launch_overlapped(join_parts_kernel<T>, static_cast<unsigned>(a.batch * a.heads), kThreadsOfStep, stream, a);
+  }
+}
+
+// Few blocks take as few heads as fill the device, so that each has less to do.
+int64_t heads_of_block(const DecodeAttention& a) {
+  int64_t heads = 1;
+  while (2 * heads <= a.sharing && a.batch * a.heads / (2 * heads) >= multiprocessors()) heads *= 2;
+  return heads;
+}
+
+template <class T, int LANES>
+void launch_width(const DecodeAttention& a, cudaStream_t stream) {
+  // float64 is a reference type: one kernel is enough.
+  if constexpr (sizeof(T) < 8) {
+    const int64_t heads = heads_of_block(a);
+    // Eight heads of the widest rows would need too much shared memory.
+    if constexpr (LANES * sizeof(float) * kPackBytes / sizeof(T) * kWarpsOfStep * 8 <= 32 * 1024) {
+      if (heads >= 8) return launch_kernel<T, LANES, 8>(a, stream);
+    }
+    if (heads >= 4) return launch_kernel<T, LANES, 4>(a, stream);
+    if (heads >= 2) return launch_kernel<T, LANES, 2>(a, stream);
+  }
+  launch_kernel<T, LANES, 1>(a, stream);
+}
+
+template <class T>
+void launch(const DecodeAttention& a, cudaStream_t stream) {
+  const int64_t bytes = a.size * static_cast<int64_t>(sizeof(T));
+  if (bytes <= 8 * kPackBytes) return launch_width<T, 8>(a, stream);
+  if (bytes <= 16 * kPackBytes) return launch_width<T, 16>(a, stream);
+  launch_width<T, 32>(a, stream);
+}
+
+}  // namespace
+
+int64_t decode_parts(const DecodeAttention& a) {
+  const int64_t blocks = a.batch * a.heads / (a.dtype == DType::f64 ? 1 : heads_of_block(a));
+  const int64_t fill = 2 * multiprocessors() / (blocks > 0 ? blocks : 1);
+  const int64_t most = a.capacity / kLeastPlaces;
+  const int64_t parts = fill < most ? fill : most;
+  return parts > 1 ? parts : 1;
+}
+
+int launch_decode_attention(const DecodeAttention& a, void* stream) {
+  KFC_DISPATCH_DTYPE(a.dtype, launch<T>(a, static_cast<cudaStream_t>(stream)));
+  return cudaGetLastError();
+}
+
+}  // namespace kfc

@@ -1,0 +1,95 @@
+"""Attention of one new token over a static cache of keys and values."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops.fused.decode_attention import attended, decode_attention_
+from ..ops.fused.rotary import reference as rotated
+from ..ops.registration import has_kernels
+from .base import FusedModule, Plan
+
+# The largest head, in bytes, that the kernel takes; and of which multiple a head is.
+_MOST_BYTES, _PACK = 512, 16
+
+
+class FusedDecodeAttention(FusedModule):
+    """``softmax(q K^T scale + mask) V``, where K and V are caches with the new k and v in their place.
+
+    q: (batch, heads, 1, size); k, v: (batch, key heads, 1, size), key heads a divisor of heads, neighbours of which
+    share one; keys, values: (batch, key heads, capacity, size); position: int64 of shape (1,), the place of k and v;
+    mask: what broadcasts to (batch, heads, 1, capacity), boolean where True is seen, or added to the scores; cos, sin:
+    (batch or 1, 1, 1, size). All of one dtype, float64, float32, float16 or bfloat16, but for position and a boolean
+    mask. Returns y (batch, heads, 1, size), and keys and values with k and v in them.
+
+    Args:
+        scale: factor of the scores.
+        masked: whether there is a mask, the seventh input.
+        rotated: whether q and k are to be rotated, as by ``FusedRotary``, by cos and sin, the last two inputs.
+        in_place: write to ``keys`` and ``values`` themselves, and return these; else to copies.
+    Strategies: "kernel" (CUDA, heads of up to 512 bytes: one launch, which reads what the mask shows of the cache
+    once), "sdpa" (CPU, not for half types: heads of keys are not repeated), "composition".
+    """
+
+    caches = (3, 4)
+
+    def __init__(self, scale: float, masked: bool = True, rotated: bool = False, in_place: bool = False):
+        super().__init__()
+        self.scale, self.masked, self.rotated, self.in_place = scale, masked, rotated, in_place
+
+    def strategies(self, *inputs: Tensor) -> list[str]:
+        """See :meth:`FusedModule.strategies`."""
+        q = inputs[0]
+        width = q.shape[-1] * q.element_size()
+        if q.is_cuda and has_kernels(q) and width <= _MOST_BYTES and width % _PACK == 0:
+            return ["kernel", "composition"]
+        # The CPU kernels of the half types (torch 2.11 to 2.14) return 0 where an infinite q or k makes NaN.
+        return ["sdpa", "composition"] if q.is_cpu and q.element_size() > 2 else ["composition"]
+
+    def plan(self, *inputs: Tensor) -> Plan:
+        """See :meth:`FusedModule.plan`."""
+        return {"kernel": self._kernel, "sdpa": self._sdpa}.get(self.choose(*inputs), self.reference)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v, keys, values, position, then mask, cos and sin as far as there are."""
+        result: tuple[Tensor, Tensor, Tensor] = (self.reference if torch.is_grad_enabled() else self.plan(*inputs))(
+            *inputs
+        )
+        return result
+
+    def reference(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """In plain ATen calls."""
+        q, keys, values, mask = self._written(inputs)
+        return attended(q, keys, values, mask, self.scale), keys, values
+
+    def _sdpa(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, keys, values, mask = self._written(inputs)
+        y = F.scaled_dot_product_attention(q, keys, values, mask, scale=self.scale, enable_gqa=True)
+        return y, keys, values
+
+    def _written(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q as it is compared, the caches with k and v in them, and the mask."""
+        q, k, v, keys, values, position, *rest = inputs
+        mask, cos, sin = self._others(rest)
+        if cos is not None and sin is not None:
+            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        put = torch.Tensor.index_copy_ if self.in_place else torch.Tensor.index_copy
+        return q, put(keys, 2, position, k), put(values, 2, position, v), mask
+
+    def _kernel(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, keys, values, position, *rest = inputs
+        if not (keys.is_contiguous() and values.is_contiguous()):
+            return self.reference(*inputs)
+        if not self.in_place:
+            keys, values = keys.clone(), values.clone()
+        y: Tensor = decode_attention_(q, k, v, keys, values, position, *self._others(rest), self.scale)
+        return y, keys, values
+
+    def _others(self, rest: list[Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """mask, cos and sin."""
+        mask = rest[0] if self.masked else None
+        cos, sin = rest[-2:] if self.rotated else (None, None)
+        return mask, cos, sin
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale}, masked={self.masked}, rotated={self.rotated}, in_place={self.in_place}"

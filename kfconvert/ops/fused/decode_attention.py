@@ -1,0 +1,59 @@
+"""decode_attention_: attention of one new token over a cache of keys and values, which gets those of the token.
+
+On CUDA one launch rotates queries and keys, writes to the cache and reads it once (flash decoding); what the mask hides
+is not read.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from ..registration import define, require
+from .rotary import reference as rotate
+
+
+def _check(q, k, v, keys, values, position, mask, cos, sin):
+    operator = "decode_attention_"
+    batch, heads, _, size = q.shape if q.dim() == 4 else (0, 0, 0, 0)
+    shared = keys.shape[1] if keys.dim() == 4 else 0
+    require(q.dim() == 4 and q.shape[2] == 1, operator, "q must have one row of each head")
+    require(shared > 0 and heads % shared == 0, operator, f"{shared} heads of keys for {heads} of queries")
+    for name, tensor in (("k", k), ("v", v)):
+        require(tuple(tensor.shape) == (batch, shared, 1, size), operator, f"{name} has another shape than q")
+    require(keys.shape == values.shape == (batch, shared, keys.shape[2], size), operator, "the cache has another shape")
+    require(position.numel() == 1 and position.dtype == torch.long, operator, "position must be one number, int64")
+    require((cos is None) == (sin is None), operator, "cos and sin belong together")
+    if mask is not None:
+        require(mask.dtype in (torch.bool, q.dtype), operator, "mask must be boolean or have the dtype of q")
+
+
+def attended(q, keys, values, mask, scale):
+    """Attention with as many neighbouring heads of q for each head of keys as there are, in plain ATen."""
+    repeats = q.shape[1] // keys.shape[1]
+    if repeats > 1:
+        keys, values = (each.repeat_interleave(repeats, 1) for each in (keys, values))
+    return F.scaled_dot_product_attention(q, keys, values, mask, scale=scale)
+
+
+def _compose(q, k, v, keys, values, position, mask, cos, sin, scale):
+    _check(q, k, v, keys, values, position, mask, cos, sin)
+    if cos is not None:
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    keys.index_copy_(2, position.reshape(1), k)
+    values.index_copy_(2, position.reshape(1), v)
+    return attended(q, keys, values, mask, scale).contiguous()
+
+
+def _fake(q, k, v, keys, values, position, mask, cos, sin, scale):
+    _check(q, k, v, keys, values, position, mask, cos, sin)
+    return q.new_empty(q.shape)
+
+
+# q, k, v: (batch, heads, 1, size), of k and v fewer heads where neighbours of q share them; keys, values: (batch,
+# heads, capacity, size); position: one int64; mask: (batch, heads, 1, capacity), boolean where True is seen, or added;
+# cos and sin: (batch, 1, 1, size). It returns (batch, heads, 1, size), dense, 0 where nothing is seen. No gradients.
+decode_attention_ = define(
+    "decode_attention_(Tensor q, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor position, "
+    "Tensor? mask, Tensor? cos, Tensor? sin, float scale) -> Tensor",
+    _compose,
+    _fake,
+)
