@@ -48,7 +48,19 @@ class Request:
         """What a recording of a step depends on."""
         return self.do_sample, self.ends, self.pad, tuple(map(_described, self.processors))
 
-    def scores(self, sequences: Tensor, length: Tensor, least: Tensor, scores: Tensor) -> Tensor:
+    def endings(self, words: int, device: torch.device) -> dict[int, Tensor]:
+        """Which of so many words the processors that ask for a least length forbid until then, by the number of the
+        processor: boolean, of shape [words]."""
+        every = torch.arange(words, device=device)
+        return {
+            index: torch.isin(every, processor.eos_token_id.to(device))
+            for index, processor in enumerate(self.processors)
+            if type(processor).__name__ in (_MIN_LENGTH, _MIN_NEW)
+        }
+
+    def scores(
+        self, sequences: Tensor, length: Tensor, least: Tensor, scores: Tensor, endings: dict[int, Tensor]
+    ) -> Tensor:
         """The scores as the processors leave them.
 
         Args:
@@ -56,12 +68,11 @@ class Request:
             length: int64 of shape [1], how many tokens there are in a row so far.
             least: int64 of shape [1], a row does not end before it has so many.
             scores: float32 of shape [batch, words].
+            endings: see ``endings``.
         """
-        for processor in self.processors:
-            if type(processor).__name__ in (_MIN_LENGTH, _MIN_NEW):
-                words = torch.arange(scores.shape[-1], device=scores.device)
-                ending = torch.isin(words, processor.eos_token_id.to(scores.device))
-                scores = torch.where(ending & (length < least), -torch.inf, scores)
+        for index, processor in enumerate(self.processors):
+            if index in endings:
+                scores = torch.where(endings[index] & (length < least), -torch.inf, scores)
             else:
                 scores = processor(sequences, scores)
         return scores

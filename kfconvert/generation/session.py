@@ -38,6 +38,8 @@ class Session:
             self.finished = new(batch, dtype=torch.bool)
         self.pool = Pool(self.device) if can_record(self.device) else None
         self._noise: Tensor | None = None
+        # How many words there are to choose from, from the first request on.
+        self._words = 0
         self._plans: Any = None
         self._steps: dict[Hashable, Callable[[], None]] = {}
 
@@ -71,10 +73,11 @@ class Session:
         if "position_ids" in self.arguments:
             last = torch.full((batch, 1), length - 1, device=self.device) if positions is None else positions[:, -1:]
             self.arguments["position_ids"].copy_(last.expand(batch, 1))
+        self._words = logits.shape[-1]
         if asked.do_sample:
-            self._make_noise(logits.shape[-1])
+            self._make_noise()
             self._draw()
-        self._take(asked, logits)
+        self._take(asked, asked.endings(self._words, self.device), logits)
 
     def grown(self, larger: Session) -> None:
         """Let ``larger`` go on where this one is."""
@@ -93,8 +96,9 @@ class Session:
             for source, target in ((held.keys, others.keys), (held.values, others.values)):
                 target.zero_()
                 target[:, :, : self.capacity] = source
+        larger._words = self._words
         if self._noise is not None:
-            larger._make_noise(self._noise.shape[-1])
+            larger._make_noise()
 
     def step(self, asked: Request) -> Callable[[], None]:
         """What makes one more token of each row; a recording from its second call on. It must be asked for again after
@@ -108,31 +112,33 @@ class Session:
         step = self._steps.get(key)
         if step is None:
             before = self._draw if asked.do_sample else None
-            step = _Step(partial(self._run, asked, plans), self.pool, weights, before)
+            # It is the same in each step, and so is none of a recording's work.
+            endings = asked.endings(self._words, self.device)
+            step = _Step(partial(self._run, asked, endings, plans), self.pool, weights, before)
             self._steps[key] = step
         return step
 
-    def _make_noise(self, words: int) -> None:
+    def _make_noise(self) -> None:
         if self._noise is None:
             with torch.inference_mode(False):
-                self._noise = torch.empty(self.batch, words, device=self.device)
+                self._noise = torch.empty(self.batch, self._words, device=self.device)
 
     def _draw(self) -> None:
         if self._noise is not None:
             self._noise.exponential_(1)
 
-    def _run(self, asked: Request, plans: Any) -> None:
+    def _run(self, asked: Request, endings: dict[int, Tensor], plans: Any) -> None:
         flat = self.variant.program.computed(plans, self.leaves)
         cache = type(self.cache)(self.cache.tensors())
         outputs = self.variant.region.outputs.put_together(flat, [cache])
         for held, written in zip(self.cache.tensors(), cache.tensors()):
             if written.data_ptr() != held.data_ptr():
                 held.copy_(written)
-        self._take(asked, outputs.logits[:, -1])
+        self._take(asked, endings, outputs.logits[:, -1])
 
-    def _take(self, asked: Request, logits: Tensor) -> None:
+    def _take(self, asked: Request, endings: dict[int, Tensor], logits: Tensor) -> None:
         """Choose a token of each row by the ``logits`` [batch, words] of its last one, and let it be the next input."""
-        scores = asked.scores(self.sequences, self.length, self.least, logits.to(torch.float32, copy=True))
+        scores = asked.scores(self.sequences, self.length, self.least, logits.to(torch.float32, copy=True), endings)
         tokens = asked.chosen(scores, self._noise if asked.do_sample else None)
         if asked.ends:
             tokens = tokens.masked_fill(self.finished, asked.pad)
