@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..inputs import capacity_for
-from ..runtime import OfConversion, Variant, WeakModule, guarded_forward
+from ..runtime import OfConversion, Pool, Variant, WeakModule, can_record, guarded_forward
 from .request import NotServed, Request, request
 from .session import Session
 
@@ -63,6 +63,8 @@ class Generate(OfConversion):
         self._model = model
         self._lock = threading.Lock()
         self._sessions: OrderedDict[tuple[int, int], Session] = OrderedDict()
+        # One for all sessions, which take turns: the memory of those that are gone would stay set aside for theirs.
+        self._pools: dict[torch.device, Pool] = {}
         self.served = 0
         self.others: Counter[str] = Counter()
 
@@ -204,7 +206,7 @@ class Generate(OfConversion):
         session = self._sessions.pop(key, None)
         if session is None or session.variant is not variant:
             try:
-                session = Session(variant, *key)
+                session = Session(variant, *key, self._pool_on(model.device))
             except torch.OutOfMemoryError:
                 self._sessions.clear()
                 raise NotServed("there is too little memory for a static cache") from None
@@ -212,6 +214,11 @@ class Generate(OfConversion):
         while len(self._sessions) > MOST_SESSIONS:
             self._sessions.popitem(last=False)
         return session
+
+    def _pool_on(self, device: torch.device) -> Pool | None:
+        if device not in self._pools and can_record(device):
+            self._pools[device] = Pool(device)
+        return self._pools.get(device)
 
 
 def _generator(device: torch.device) -> torch.Generator:

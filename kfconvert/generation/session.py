@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime import Pool, Repeated, Unrecordable, Variant, can_record, library_switches
+from ..runtime import Pool, Repeated, Unrecordable, Variant, library_switches
 from .request import Request
 
 # So many ways to choose tokens are recorded over the same tensors.
@@ -22,10 +22,13 @@ class Session:
     All tensors lie where they are for as long as it lives. Of each row of ``sequences`` [batch, capacity + 1], int64,
     the first ``length`` (int64, shape [1]) are tokens; the rest is filled up with its first. Random numbers are drawn
     before each step and not within it, so that a recording draws none.
+
+    Args:
+        pool: where the recordings of steps lie, one after the other; None where none are made.
     """
 
-    def __init__(self, variant: Variant, batch: int, capacity: int):
-        self.variant, self.batch, self.capacity = variant, batch, capacity
+    def __init__(self, variant: Variant, batch: int, capacity: int, pool: Pool | None):
+        self.variant, self.batch, self.capacity, self.pool = variant, batch, capacity, pool
         # Tensors made under inference_mode could not be written to without it.
         with torch.inference_mode(False):
             self.leaves = _leaves(variant, batch, capacity)
@@ -36,7 +39,6 @@ class Session:
             self.sequences = new(batch, capacity + 1, dtype=torch.long)
             self.length, self.least = new(1, dtype=torch.long), new(1, dtype=torch.long)
             self.finished = new(batch, dtype=torch.bool)
-        self.pool = Pool(self.device) if can_record(self.device) else None
         self._noise: Tensor | None = None
         # How many words there are to choose from, from the first request on.
         self._words = 0
