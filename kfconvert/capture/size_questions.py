@@ -109,9 +109,9 @@ def _class_told(kind: type, here: ThisThread) -> Callable[[Any], type]:
     is one where nothing is traced."""
 
     def tell(size: Any) -> type:
-        frame = sys._getframe(1)
-        author = frame is not None and _owner(_module(frame)) == "author" and here
-        return _NUMBER[kind] if author else kind
+        # Asked some hundred thousand times in a trace, mostly by PyTorch.
+        asking = sys._getframe(1).f_globals.get("__name__") or ""
+        return _NUMBER[kind] if _owner(asking) == "author" and here else kind
 
     return tell
 

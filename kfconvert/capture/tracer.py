@@ -39,6 +39,9 @@ from ..runtime import recorded_reads
 from ..torch_state import is_transformed
 from .compiler_questions import AskedForCompilers, no_compiler_asked_for
 from .deadline import Deadline
+from .known_operators import known_operators
+from .known_sizes import known_sizes
+from .lean_graphs import lean_graphs
 from .size_questions import noted_questions
 
 CACHE_IN_OUTPUT = (
@@ -135,12 +138,12 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
     It is called with lists in the place of caches, see ``CallForm.lists``. Where there is a cache among its arguments
     or outputs it returns flat values. Their forms are put down in the list that the block gets.
     """
-    own, forward = vars(model).get("forward"), model.forward
+    own, original = vars(model).get("forward"), model.forward
     modes: list[FakeTensorMode] = []
     forms: list[TreeForm] = []
 
-    @functools.wraps(forward)
-    def traceable(**kwargs: Any) -> Any:
+    @functools.wraps(original)
+    def forward(**kwargs: Any) -> Any:
         leaves = pytree.tree_leaves([kwargs[name] for name in form.names])
         modes.extend(leaf.fake_mode for leaf in leaves if isinstance(leaf, FakeTensor))
         for group in dimensions.values():
@@ -151,7 +154,7 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
         try:
             with shield.raised():
                 keywords = form.keywords(leaves)
-                outputs = forward(**keywords)
+                outputs = original(**keywords)
         except RuntimeError as error:
             raise _Raised(error) from None
         if _python_draws() != drawn:
@@ -166,8 +169,8 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
     # Of the arguments that go into a parameter **kwargs the exporter of torch 2.11 expects shapes under two names.
     if not form.parameters.issuperset(form.names):
         names = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in form.names]
-        traceable.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
-    vars(model)["forward"] = traceable
+        forward.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+    vars(model)["forward"] = forward
     try:
         with Shield() as shield:
             yield forms
@@ -205,6 +208,9 @@ def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -
             QuickBatchNorms(),
             _values_asked(),
             no_compiler_asked_for(),
+            known_sizes(),
+            known_operators(),
+            lean_graphs(model.forward.__code__),
         ):
             program = torch.export.export(model, (), kwargs, dynamic_shapes=dynamic, strict=False)
     except CaptureError:

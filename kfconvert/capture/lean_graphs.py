@@ -1,0 +1,91 @@
+"""Graphs as the tracer makes them, without what nobody reads: code for every graph in between, and for every node what
+its value tells already, and its whole stack as text that is looked up frame by frame."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+from torch import fx
+from torch.fx import proxy
+from torch.fx.experimental import proxy_tensor
+
+from ..process import ThisThread
+
+
+@contextmanager
+def lean_graphs(outermost: CodeType) -> Iterator[None]:
+    """Within the block, graphs that are made in this thread get code when they are called, and their nodes no metadata
+    besides their values, and the stack from ``outermost`` on."""
+    here = ThisThread()
+    recompile, metadata = fx.GraphModule.recompile, proxy_tensor._extract_tensor_metadata
+    own: list[tuple[Any, str, Any, Any]] = [
+        (fx.GraphModule, "recompile", recompile, _when_called(here, recompile)),
+        (proxy_tensor, "_extract_tensor_metadata", metadata, _without(here, metadata)),
+        (proxy, "CapturedTraceback", proxy.CapturedTraceback, _Stacks(here, proxy.CapturedTraceback, outermost)),
+    ]
+    for holder, name, _, ours in own:
+        setattr(holder, name, ours)
+    try:
+        yield
+    finally:
+        for holder, name, theirs, _ in own:
+            setattr(holder, name, theirs)
+        here.over = True
+
+
+def _without(here: ThisThread, function: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(*args: Any, **kwargs: Any) -> Any:
+        return None if here else function(*args, **kwargs)
+
+    return nothing
+
+
+def _when_called(here: ThisThread, recompile: Callable[[fx.GraphModule], Any]) -> Callable[[fx.GraphModule], Any]:
+    def called(self: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        recompile(self)
+        return self(*args, **kwargs)
+
+    def wait(self: fx.GraphModule) -> Any:
+        if not here:
+            return recompile(self)
+        setattr(type(self), "forward", called)  # noqa: B010 - each has a class of its own
+        return None
+
+    return wait
+
+
+class _Stacks:
+    """In place of the class whose ``extract().summary()`` is the stack of the caller."""
+
+    def __init__(self, here: ThisThread, own: Any, outermost: CodeType):
+        self._here, self._own, self._outermost = here, own, outermost
+        self._frames: dict[tuple[CodeType, int], traceback.FrameSummary] = {}
+
+    def extract(self, **kwargs: Any) -> Any:
+        if not self._here:
+            return self._own.extract(**kwargs)
+        found = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            place = frame.f_code, frame.f_lasti  # the line is looked up in a table, from its start
+            summary = self._frames.get(place)
+            if summary is None:
+                code = frame.f_code
+                summary = traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False)
+                self._frames[place] = summary
+            found.append(summary)
+            frame = None if frame.f_code is self._outermost else frame.f_back
+        return _Stack(found[::-1])
+
+
+class _Stack:
+    def __init__(self, frames: list[traceback.FrameSummary]):
+        self._frames = frames
+
+    def summary(self) -> traceback.StackSummary:
+        return traceback.StackSummary(self._frames)
