@@ -14,8 +14,9 @@ def order_in_memory(value: object) -> list[int] | None:
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None
     order = list(range(value.dim()))
-    if not value.is_contiguous():
-        order.sort(key=value.stride, reverse=True)
+    if value.is_contiguous():
+        return order
+    order.sort(key=value.stride, reverse=True)
     return order if value.permute(order).is_contiguous() else None
 
 

@@ -97,11 +97,7 @@ def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx
 
 
 def _last(graph: fx.Graph, nodes: tuple[fx.Node, ...]) -> fx.Node | None:
-    last = None
-    for node in graph.nodes:
-        if node.op == "placeholder" or node in nodes:
-            last = node
-    return last
+    return next((node for node in reversed(graph.nodes) if node.op == "placeholder" or node in nodes), None)
 
 
 def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Place]]:
