@@ -128,7 +128,8 @@ class _Given:
         for name in sorted(kwargs):
             key.append(name)
             self._note(kwargs[name], key)
-        if not self._tensors:
+        # The tracer computes with constants alone, and goes by their values; beside others they are tensors like these.
+        if all(tensor.constant is not None for tensor in self._tensors):
             raise _Unknown
         self.key = tuple(key)
         self._mode: FakeTensorMode = self._tensors[0].fake_mode
@@ -141,7 +142,7 @@ class _Given:
         if kind is FakeTensor:
             _check(value)
             self._tensors.append(value)
-            key += (kind, value.dtype, value.device, value.requires_grad, value.dim())
+            key += (kind, value.constant is None, value.dtype, value.device, value.requires_grad, value.dim())
             for size in _sizes(value):
                 self._note(size, key)
         elif kind is SymInt:
@@ -167,8 +168,10 @@ class _Given:
         if type(result) is not FakeTensor or result.fake_mode is not self._mode or free_unbacked_symbols(result):
             raise _Unknown
         _check(result)
+        if result.constant is not None or result.requires_grad:
+            raise _Unknown
         bases = [index for index, each in enumerate(self._tensors) if _storage(each) == _storage(result)]
-        if len(bases) > 1 or result.requires_grad:
+        if len(bases) > 1:
             raise _Unknown
         if bases and result is self._tensors[bases[0]]:
             return bases[0]
@@ -221,7 +224,7 @@ def _is_usual() -> bool:
 
 def _check(tensor: FakeTensor) -> None:
     """Raises _Unknown for a tensor of which more counts than its dtype, device and strides."""
-    if tensor.constant is not None or tensor.real_tensor is not None or tensor.layout is not torch.strided:
+    if tensor.real_tensor is not None or tensor.layout is not torch.strided:
         raise _Unknown
     if tensor.is_conj() or tensor.is_neg() or tensor.is_inference() or tensor.is_quantized:
         raise _Unknown

@@ -31,7 +31,7 @@ class Attention(nn.Module):
 
 
 class Sizes(nn.Module):
-    """Free sizes become numbers of other operators, and are compared."""
+    """Free sizes become numbers of other operators, and are compared; a constant stands beside other tensors."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class Sizes(nn.Module):
     def forward(self, x, mask):
         batch, length, width = x.shape
         positions = torch.arange(length, device=x.device).view(1, -1, 1).expand(batch, length, width)
-        half = torch.cat((x[..., width // 2 :], -x[..., : width // 2]), dim=-1)
+        half = torch.cat((torch.tensor([]), x[..., width // 2 :], -x[..., : width // 2]), dim=-1)
         if length < 100:
             half = half * (positions + length // 2)
         return nn.functional.gelu(self.linear(half)).flatten(0, 1).unflatten(0, (batch, length))
