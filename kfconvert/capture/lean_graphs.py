@@ -1,5 +1,5 @@
-"""Graphs as the tracer makes them, without what nobody reads: code for every graph in between, and for every node what
-its value tells already, and its whole stack as text that is looked up frame by frame."""
+"""Graphs as the tracer makes them, without what nobody reads: code for every graph in between, and for every node its
+whole stack, looked up frame by frame."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from typing import Any
 
 from torch import fx
 from torch.fx import proxy
-from torch.fx.experimental import proxy_tensor
 
 from ..process import ThisThread
 
 
 @contextmanager
 def lean_graphs(outermost: CodeType) -> Iterator[None]:
-    """Within the block, graphs that are made in this thread get code when they are called, and their nodes no metadata
-    besides their values, and the stack from ``outermost`` on."""
+    """Within the block, graphs that are made in this thread get code when they are called, and their nodes the stack
+    from ``outermost`` on."""
     here = ThisThread()
-    recompile, metadata = fx.GraphModule.recompile, proxy_tensor._extract_tensor_metadata
+    recompile = fx.GraphModule.recompile
     own: list[tuple[Any, str, Any, Any]] = [
         (fx.GraphModule, "recompile", recompile, _when_called(here, recompile)),
-        (proxy_tensor, "_extract_tensor_metadata", metadata, _without(here, metadata)),
         (proxy, "CapturedTraceback", proxy.CapturedTraceback, _Stacks(here, proxy.CapturedTraceback, outermost)),
     ]
     for holder, name, _, ours in own:
@@ -36,13 +34,6 @@ def lean_graphs(outermost: CodeType) -> Iterator[None]:
         for holder, name, theirs, _ in own:
             setattr(holder, name, theirs)
         here.over = True
-
-
-def _without(here: ThisThread, function: Callable[..., Any]) -> Callable[..., Any]:
-    def nothing(*args: Any, **kwargs: Any) -> Any:
-        return None if here else function(*args, **kwargs)
-
-    return nothing
 
 
 def _when_called(here: ThisThread, recompile: Callable[[fx.GraphModule], Any]) -> Callable[[fx.GraphModule], Any]:

@@ -27,7 +27,8 @@ class Attention(nn.Module):
         q, k, v = self.qkv(self.norm(x)).reshape(batch, length, 3, 4, 4).permute(2, 0, 3, 1, 4).unbind(0)
         scores = (q @ k.transpose(-1, -2) * 0.5).masked_fill(mask, -1e9)
         y = (self.dropout(scores.softmax(-1)) @ v).transpose(1, 2).contiguous().view(batch, length, 16)
-        return x + self.dropout(self.out(y)).to(x.dtype)
+        z = self.out(y)
+        return x + self.dropout(z).to(x.dtype) + z
 
 
 class Sizes(nn.Module):
@@ -43,7 +44,8 @@ class Sizes(nn.Module):
         half = torch.cat((torch.tensor([]), x[..., width // 2 :], -x[..., : width // 2]), dim=-1)
         if length < 100:
             half = half * (positions + length // 2)
-        return nn.functional.gelu(self.linear(half)).flatten(0, 1).unflatten(0, (batch, length))
+        turned = x[..., 0].reshape(length, batch).reshape(batch, length).reshape(length, batch).T[..., None]
+        return nn.functional.gelu(self.linear(half + turned)).flatten(0, 1).unflatten(0, (batch, length))
 
 
 class Writes(nn.Module):
