@@ -124,8 +124,9 @@ __global__ void __launch_bounds__(kThreadsOfStep) decode_attention_kernel(const 
   T* keys = static_cast<T*>(a.keys) + batch * a.key_strides[0] + key_head * a.key_strides[1];
   T* cached = static_cast<T*>(a.values) + batch * a.value_strides[0] + key_head * a.value_strides[1];
 
-  // Every block has the key and the value of the step at hand, and one of them puts them into the cache.
-  const bool writes = group == 0 && blockIdx.y == 0;
+  // Every block has the key and the value of the step at hand, and one of them puts them into the cache. A place that
+  // the cache does not have is not written to.
+  const bool writes = group == 0 && blockIdx.y == 0 && position >= 0 && position < a.capacity;
   const T* k = static_cast<const T*>(a.k) + batch * a.k_strides[0] + key_head * a.k_strides[1];
   const T* v = static_cast<const T*>(a.v) + batch * a.v_strides[0] + key_head * a.v_strides[1];
   for (int col = threadIdx.x; col < kWidth; col += kThreadsOfStep) {
