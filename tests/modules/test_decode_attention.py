@@ -109,6 +109,17 @@ def test_special_values():
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("place", [-1, 70, 10**9])
+def test_a_place_that_the_cache_does_not_have_is_not_written_to(place):
+    module, given = inputs(device="cuda")
+    module.in_place, given[5] = True, torch.tensor([place], device="cuda")
+    before = [each.clone() for each in given[3:5]]
+    with torch.no_grad():
+        assert module(*given)[0].isfinite().all()
+    assert all(map(torch.equal, before, given[3:5]))
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("change", range(5))
 def test_what_does_not_fit_is_one_clear_line(change):
     module, given = inputs(device="cuda", rotated=False)
