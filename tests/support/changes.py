@@ -143,7 +143,15 @@ def layers(model: nn.Module) -> list[nn.Module]:
 
 def having(*names: str) -> Targets:
     """Modules that have all of these attributes, none of which is None."""
-    return lambda model: [m for m in model.modules() if all(getattr(m, name, None) is not None for name in names)]
+    return lambda model: [m for m in model.modules() if all(_value(m, name) is not None for name in names)]
+
+
+def _value(module: nn.Module, name: str) -> Any:
+    """None also where it cannot be computed, as by parametrizations that do not fit each other."""
+    try:
+        return getattr(module, name, None)
+    except (TypeError, RuntimeError):
+        return None
 
 
 def untied(*names: str) -> Targets:
