@@ -6,6 +6,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -75,7 +76,10 @@ class _Unread:
     def __class__(self) -> type:
         """``isinstance`` asks for this. A forward that calls it would learn that this is no number, so it counts as a
         use."""
-        asking = sys._getframe(1).f_globals.get("__name__", "")
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__") == "abc":  # of abstract classes, Python itself asks
+            frame = frame.f_back
+        asking = "" if frame is None else frame.f_globals.get("__name__", "")
         return _Unread if asking.partition(".")[0] in ("torch", "kfconvert") else self._refuse()
 
     def _refuse(self, *_: Any) -> NoReturn:

@@ -240,6 +240,15 @@ def test_a_number_that_the_forward_reads_divides_the_layers():
     assert regions[0] is regions[2] and regions[0] is not regions[1]
 
 
+def test_a_number_that_the_forward_does_not_read_does_not_divide_the_layers():
+    model = Branching()
+    for number, layer in enumerate(model.layers):
+        layer.number = number
+    fused, stats = convert(model, input_shape=(2, 5, 16))
+    assert stats["linear_relu_replaced"] == 3
+    assert len({id(guarded_forward(layer).variants[0].region) for layer in fused.layers}) == 1
+
+
 def test_a_tensor_that_is_a_plain_attribute_is_read_anew():
     class Scaled(MLP):
         def __init__(self):
