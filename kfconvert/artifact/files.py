@@ -8,6 +8,7 @@ Nothing is pickled, and no code that an artifact names runs unless the caller sa
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import warnings
@@ -33,15 +34,16 @@ from ..matching import Pattern
 from ..own_patterns import PatternError, functions_in, rebuilt
 from ..patterns import only_own
 from ..process import one_at_a_time, only_new_garbage
-from ..region import Region
+from ..region import Region, Unstorable
 from ..runtime import OnMiss, guarded_forward
 from ..version import __version__
 from . import record as record_file
 from .companions import COMPANIONS, is_of_transformers, remember_origin, write_companions
+from .graphs import stored_graphs
 from .record import RecordError
 from .replay import config_of, replay
 from .report_file import report_of
-from .schema import BUFFERS_FILE, FORMAT, RECORD_FILE, REPORT_FILE, WEIGHTS_FILE
+from .schema import BUFFERS_FILE, FORMAT, GRAPHS_FILE, RECORD_FILE, REPORT_FILE, WEIGHTS_FILE, StoredGraphs
 
 
 class ArtifactError(ValueError):
@@ -68,7 +70,7 @@ def _check_target(folder: Path) -> None:
     names = folders.names(folder)
     if names and RECORD_FILE not in names:
         raise ArtifactError(f"{folder} is not empty and no kfconvert artifact: it is not replaced")
-    others = sorted(names - {WEIGHTS_FILE, BUFFERS_FILE, RECORD_FILE, REPORT_FILE} - COMPANIONS)
+    others = sorted(names - {WEIGHTS_FILE, BUFFERS_FILE, RECORD_FILE, GRAPHS_FILE, REPORT_FILE} - COMPANIONS)
     if others:
         raise ArtifactError(f"{folder} holds {others[0]} beside the artifact: it is not replaced")
 
@@ -99,11 +101,14 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     stored = {WEIGHTS_FILE: tensors, BUFFERS_FILE: _other_buffers(model, tensors)}
     files = [name for name, content in stored.items() if content or name == WEIGHTS_FILE]
     before = _files_of(target)
+    graphs = stored_graphs(model, record["device"], _calls(model), _parts(model))
     try:
         with folders.replacing(target) as folder:
             for name in files:
                 save_file(stored[name], folder / name, metadata={"format": "pt"})
             write_companions(model, folder)
+            if graphs is not None:
+                (folder / GRAPHS_FILE).write_text(json.dumps(graphs, allow_nan=False))
             (folder / REPORT_FILE).write_text(report_of(record))
             (folder / RECORD_FILE).write_text(record_file.sealed(record, folder))
             # safetensors makes files that only their owner may read; the folder's permissions are to decide.
@@ -127,7 +132,7 @@ def _remove_stale(folder: Path, before: dict[str, Any]) -> None:
     """Remove the files of the artifact that was there ``before``, such as a tokenizer, which are as they were written
     and which the one that is there now does not have."""
     with folders.writing(folder):
-        for name in (before.keys() & (COMPANIONS | {BUFFERS_FILE})) - _files_of(folder).keys():
+        for name in (before.keys() & (COMPANIONS | {BUFFERS_FILE, GRAPHS_FILE})) - _files_of(folder).keys():
             with contextlib.suppress(FileNotFoundError, RecordError):
                 if record_file.checksum(folder / name) == before[name]:
                     (folder / name).unlink()
@@ -158,12 +163,12 @@ def load(
     """
     check_callback(on_miss)
     folder = folders.expanded(path)
-    record, tensors, buffers = _read(folder, trust_source)
+    record, tensors, buffers, graphs = _read(folder, trust_source)
     place = _device(record, device)
     with one_at_a_time():  # libraries set the default dtype, and more, while they build a model
         made = _made(folder, record, tensors, buffers, model, trust_source)
         with only_own(_own_patterns(folder, record)):
-            return _convert_again(made.to(place).eval(), record, place, folder, on_miss)
+            return _convert_again(made.to(place).eval(), record, place, folder, on_miss, graphs)
 
 
 def load_original(
@@ -176,7 +181,7 @@ def load_original(
         ArtifactError: see ``load``; or the artifact does not say how it is called.
     """
     folder = folders.expanded(path)
-    record, tensors, buffers = _read(folder, trust_source)
+    record, tensors, buffers, _ = _read(folder, trust_source)
     place = _device(record, device)
     with one_at_a_time():
         made = _made(folder, record, tensors, buffers, None, trust_source)
@@ -193,15 +198,18 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
         return _read_record(folder)
 
 
-def _read(folder: Path, trust_source: bool) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    """The record, the tensors of the state dict, and the other buffers."""
+def _read(
+    folder: Path, trust_source: bool
+) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor], dict[str, Any] | None]:
+    """The record, the tensors of the state dict, the other buffers, and what was traced."""
     with _reading(folder):
         record = _read_record(folder)
         _check_trust(folder, record, trust_source)
         tensors = _read_tensors(folder, record, WEIGHTS_FILE)
         # What lies there under this name else is of another artifact.
         buffers = _read_tensors(folder, record, BUFFERS_FILE) if BUFFERS_FILE in record.get("files", {}) else {}
-    return record, tensors, buffers
+        graphs = _read_graphs(folder, record) if GRAPHS_FILE in record.get("files", {}) else None
+    return record, tensors, buffers, graphs
 
 
 def _made(
@@ -319,8 +327,11 @@ def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
         "device": str(sample.device) if sample is not None else "cpu",
         "dtype": str(sample.dtype).removeprefix("torch.") if sample is not None else None,
         "recipe": source or _recipe(model),
-        "calls": _calls(model),
-        "parts": _parts(model),
+        "calls": [_example(region, "the model") for region in _calls(model)],
+        "parts": [
+            {"modules": paths, "call": _example(region, paths[0]), "free": region.guard.free}
+            for region, paths in _parts(model)
+        ],
         "statistics": statistics,
     }
 
@@ -355,24 +366,21 @@ def _recipe(model: nn.Module) -> dict[str, Any] | None:
     return zoo.described(model)
 
 
-def _calls(model: nn.Module) -> list[Any]:
-    """The keyword arguments of each call form that was converted; none where nothing was fused. Those in which
-    ``generate`` calls the model are not among them: they are found again when it is loaded."""
+def _calls(model: nn.Module) -> list[Region]:
+    """Those of each call form that was converted; none where nothing was fused. Those in which ``generate`` calls the
+    model are not among them: they are found again when it is loaded."""
     guarded = guarded_forward(model)
     regions = [variant.region for variant in guarded.variants] if guarded else []
-    found = regions[:1] + [region for region in regions[1:] if not region.call.form.caches]
-    return [_example(region, "the model") for region in found]
+    return regions[:1] + [region for region in regions[1:] if not region.call.form.caches]
 
 
-def _parts(model: nn.Module) -> list[dict[str, Any]]:
-    """The submodules that were captured on their own: by one graph each, with its free sizes."""
-    parts: dict[int, dict[str, Any]] = {}
+def _parts(model: nn.Module) -> list[tuple[Region, list[str]]]:
+    """Those of the submodules that were captured on their own, each with the paths of these."""
+    parts: dict[int, tuple[Region, list[str]]] = {}
     for path, module in model.named_modules():
         guarded = guarded_forward(module) if path else None
         for variant in guarded.variants if guarded else ():
-            region = variant.region
-            new = {"modules": [], "call": _example(region, path), "free": region.guard.free}
-            parts.setdefault(id(region), new)["modules"].append(path)
+            parts.setdefault(id(variant.region), (variant.region, []))[1].append(path)
     return list(parts.values())
 
 
@@ -392,6 +400,19 @@ def _read_tensors(folder: Path, record: dict[str, Any], name: str) -> dict[str, 
     except RecordError as error:
         raise ArtifactError(f"{file} {error}") from error
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:  # the latter of a damaged header
+        raise ArtifactError(f"{file} cannot be read: {why(error)}") from error
+
+
+def _read_graphs(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
+    file = folders.newest(folder, GRAPHS_FILE)
+    try:
+        record_file.check_file(file, record["files"][GRAPHS_FILE])
+        return record_file.read_as(StoredGraphs, file)
+    except FileNotFoundError:
+        raise ArtifactError(f"{file} is missing") from None
+    except RecordError as error:
+        raise ArtifactError(f"{file} {error}") from error
+    except OSError as error:
         raise ArtifactError(f"{file} cannot be read: {why(error)}") from error
 
 
@@ -476,7 +497,12 @@ def _fill_others(model: nn.Module, buffers: dict[str, Tensor]) -> None:
 
 
 def _convert_again(
-    model: nn.Module, record: dict[str, Any], device: torch.device, folder: Path, on_miss: OnMiss | None
+    model: nn.Module,
+    record: dict[str, Any],
+    device: torch.device,
+    folder: Path,
+    on_miss: OnMiss | None,
+    graphs: dict[str, Any] | None,
 ) -> nn.Module:
     """Converts ``model`` in place: by the recorded decisions on the kind of device that they were made for,
     by measurement on another."""
@@ -488,7 +514,7 @@ def _convert_again(
             )
         elif device.type == torch.device(record["device"]).type:
             with only_new_garbage():
-                replay(model, device, calls, parts, statistics, on_miss)
+                replay(model, device, calls, parts, statistics, on_miss, graphs)
         else:
             inputs = build(_example_of(record), device)
             ModelConverter(config_of(statistics), on_miss=on_miss).convert_model(
@@ -497,6 +523,8 @@ def _convert_again(
         return model
     except (ConversionError, InputSpecError) as error:
         raise ArtifactError(f"{folder}: {error}") from error
+    except Unstorable as error:
+        raise ArtifactError(f"{folder / GRAPHS_FILE} is damaged: {error}") from error
     except Exception as error:  # of the model's own code, or of a record that is not of this model
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise ArtifactError(f"{folder}: its decisions cannot be repeated on this model: {reason}") from error

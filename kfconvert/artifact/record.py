@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ..json_values import first_fault
 from ..version import __version__
@@ -58,6 +58,14 @@ def read(file: Path) -> dict[str, Any]:
         if "checksum" in record and record["checksum"] != _own_checksum(record):
             raise RecordError("is damaged: it does not fit its own checksum")
     return record
+
+
+def read_as(schema: type[BaseModel], file: Path) -> Any:
+    """What ``file`` says in JSON, which fits ``schema``. Raises as ``read_json``."""
+    found = read_json(file)
+    with _damage_told():
+        schema.model_validate(found)
+    return found
 
 
 def read_json(file: Path) -> Any:

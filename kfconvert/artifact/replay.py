@@ -29,6 +29,7 @@ from ..conversion import (
 from ..inputs import ExampleCall, build
 from ..process import one_at_a_time, same_generators
 from ..runtime import MOST_RECORDINGS, OnMiss, can_record, uninstall
+from .graphs import Graphs
 
 # What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
 _MEASURED = (
@@ -54,6 +55,7 @@ def replay(
     parts: list[dict[str, Any]],
     statistics: dict[str, Any],
     on_miss: OnMiss | None = None,
+    graphs: dict[str, Any] | None = None,
 ) -> nn.Module:
     """``model``, converted in place with the decisions of ``statistics``, an earlier ``conversion_stats``.
 
@@ -61,6 +63,7 @@ def replay(
         calls: the arguments of each captured call form, the main one first, as ``inputs.described`` gives them.
         parts: the submodules captured on their own: {"modules": paths, "call": arguments, "free": dimensions of sizes}.
         on_miss: as of ``ModelConverter``.
+        graphs: the content of ``graphs.json``, so that what it has need not be traced; None where there is none.
     """
     stages, asked = Stages(), frozenset(statistics.get("asked", ()))
     recorded = statistics.get("cuda_graphs") or {}
@@ -71,7 +74,8 @@ def replay(
         model = model.to(device).eval()
         own_state = OwnState(model)
         replayed = can_record(device) and config.cuda_graphs is not False
-        found = _captures(model, device, calls, parts, statistics, own_state, stages, replayed)
+        known = Graphs(model, device, graphs, parts)
+        found = _captures(model, device, calls, parts, statistics, own_state, stages, replayed, known)
         captures = controlled(found, config, model)
         match(captures, stages)
         _decide(captures, statistics)
@@ -103,31 +107,40 @@ def _captures(
     own_state: OwnState,
     stages: Stages,
     replayed: bool,
+    known: Graphs,
 ) -> Captures:
-    """The call forms and parts that were captured then."""
+    """The call forms and parts that were captured then; of those that are ``known`` the graphs are."""
     asked = frozenset(statistics.get("asked", ()))
     with stages.stage("trace", len(calls) + len(parts)) as advance:
         forms = [ExampleCall(kwargs=build(spec, device)) for spec in calls]
-        found = capture_forms(model, forms, advance)
+        found: list[Any] = []
+        for number, (form, spec) in enumerate(zip(forms, calls)):
+            captured = known.call(number, form.kwargs, spec)
+            if captured is None:
+                found += capture_forms(model, [form], advance)
+            else:
+                found.append(captured)
+                advance()
         if statistics.get("generates"):
             for call, captured in capture_generation(model, forms[0], found[0], own_state.restore, replayed):
                 forms.append(call)
                 found.append(captured)
         again = []
-        for recorded in parts:
-            again += _part(model, recorded, device)
+        for number, recorded in enumerate(parts):
+            again += _part(model, recorded, device, known, number)
             advance()
     return gathered(model, forms, found, again, asked)
 
 
-def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device) -> list[Part]:
+def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, known: Graphs, number: int) -> list[Part]:
     """The modules in parts of one structure; these are several only where the record was not made of this model."""
     modules = {model.get_submodule(path): path for path in recorded["modules"]}
     free = {name: [tuple(place) for place in dimensions] for name, dimensions in recorded["free"].items()}
     parts = []
     for first, *others in groups(modules, lambda module: None):
         call = ExampleCall(kwargs=build(recorded["call"], device))
-        captured = capture(first, modules[first], call, [free])
+        stored = known.part(number, modules[first], call.kwargs, recorded["call"])
+        captured = capture(first, modules[first], call, [free]) if stored is None else stored
         parts.append(Part([captured, *(captured.alike(modules[module], module) for module in others)]))
     return parts
 

@@ -14,6 +14,7 @@ READABLE_FORMATS = get_args(_Readable)
 WEIGHTS_FILE = "model.safetensors"
 BUFFERS_FILE = "buffers.safetensors"  # those that are not in the state dict; only where there are any
 RECORD_FILE = "kfconvert.json"
+GRAPHS_FILE = "graphs.json"  # what was traced; only where it can be stored
 REPORT_FILE = "report.html"
 
 
@@ -254,3 +255,93 @@ class Results(_Part):
     """What ``kfconvert --json`` prints."""
 
     models: list[_Result] = Field(max_length=100_000)
+
+
+class _Size(_Part):
+    hint: int = Field(ge=1, lt=2**31)
+    lower: int = Field(ge=0, lt=2**62)
+    upper: int | None = Field(ge=0, lt=2**62)
+
+
+class _Constant(_Part):
+    dtype: str
+    shape: list[int] = Field(max_length=100)
+    elements: list[Any] = Field(max_length=1000)
+
+
+class _Value(_Part):
+    """What is known of a value: of a tensor by its shape and strides, of which each is a number or an expression."""
+
+    dtype: str = ""
+    device: str = ""
+    shape: list[Any] | None = Field(None, max_length=100)
+    strides: list[Any] | None = Field(None, max_length=100)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> _Value:
+        if (self.shape is None) != (self.strides is None):
+            raise ValueError("a tensor has a shape and strides")
+        return self
+
+
+class _Node(_Part):
+    """A value that the graph takes, a call, or what it returns."""
+
+    name: str = Field(max_length=1000)
+    value: int = Field(ge=0)
+    calls: str | None = Field(None, max_length=1000)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    storage: int | None = None
+    module: str | None = None
+    location: str | None = None
+    order: list[int] | None = Field(None, max_length=100)
+
+
+class _TensorGuard(_Part):
+    index: int = Field(ge=0)
+    dtype: str
+    device: str
+    sizes: list[Any] = Field(max_length=100)
+
+
+_Pair = Annotated[list[Any], Field(min_length=2, max_length=2)]
+_Index = Annotated[int, Field(ge=0)]
+
+
+class _Guard(_Part):
+    tensors: list[_TensorGuard]
+    constants: list[_Pair]
+    constraints: list[Any]
+    ranges: dict[str, Annotated[list[int | None], Field(min_length=2, max_length=2)]]
+    free: dict[str, list[Annotated[list[_Index], Field(min_length=2, max_length=2)]]]
+    one_is_safe: list[str] = Field(max_length=10)
+    answers: list[Annotated[list[Any], Field(min_length=3, max_length=3)]]
+    tried: list[list[_Index]]
+    may_be_one: list[list[_Index]]
+
+
+class StoredRegion(_Part):
+    """See ``region.made_region``."""
+
+    sizes: dict[str, _Size] = Field(max_length=1000)
+    values: list[_Value]
+    nodes: list[_Node]
+    inputs: list[str]
+    slots: dict[str, Annotated[list[str], Field(min_length=2, max_length=2)]]
+    constants: dict[str, _Constant]
+    outputs: Any
+    reads: list[str | Annotated[list[str], Field(min_length=3, max_length=3)]]
+    guard: _Guard
+    default_device: str | None
+
+
+class StoredGraphs(_Part):
+    """``graphs.json``: what was traced of the calls and of the parts of a record, in their order; None for a graph that
+    cannot be stored. ``evidence``: see ``runtime.evidence``."""
+
+    format: Literal[1]
+    device: str = Field(max_length=100)
+    evidence: str = Field(pattern="^[0-9a-f]{64}$")
+    calls: list[StoredRegion | None] = Field(max_length=1000)
+    parts: list[StoredRegion | None] = Field(max_length=100_000)

@@ -18,7 +18,7 @@ from ..inputs import ExampleCall
 from ..matching import Findings, Site, rewrite
 from ..modules import CHANNELS_LAST
 from ..patterns import search
-from ..region import CaptureError, Dimensions, LiveTensors, Region
+from ..region import CaptureError, Dimensions, LiveTensors, Region, Unstorable
 from ..runtime import Variant, default_device, global_hook, has_hooks, inner_hook
 from .tracer import is_final, trace
 from .trial_runs import (
@@ -132,6 +132,36 @@ def capture(
     raise reason
 
 
+def recaptured(module: nn.Module, path: str, region: Region, leaves: list[Any] | None) -> Capture:
+    """The capture of ``module`` by ``region``, made of a stored one, which was captured before of a module like it.
+
+    Raises:
+        Unstorable: the region is not of this module, or not for these flat inputs.
+    """
+    if leaves is None or len(leaves) != len(region.inputs) or region.guard.refusal(leaves) is not None:
+        raise Unstorable("its example call is none that it was stored for")
+    live = LiveTensors(module, region)
+    _mark(module, region)
+    for node in region.graph.nodes:
+        if node.name not in region.slots:
+            continue
+        expected: Any = node.meta.get("val")
+        try:
+            found: Any = live.tensor(node)
+        except (AttributeError, KeyError):
+            found = None
+        if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
+            raise Unstorable(f"it has no tensor for {node.name}")
+        if (found.shape, found.dtype, found.device.type) != (expected.shape, expected.dtype, expected.device.type):
+            raise Unstorable(f"its tensor for {node.name} is of another kind")
+    return Capture(path, module, region, live, leaves, search(region.graph))
+
+
+def _mark(module: nn.Module, region: Region) -> None:
+    parameters = {n for n, (at, key) in region.slots.items() if key in module.get_submodule(at)._parameters}
+    mark_weights(region.graph, region.slots.keys() | region.constants.keys(), parameters)
+
+
 def unforeseen(error: Exception) -> CaptureError:
     """The error for an exception that nobody foresaw, such as one that a model's values raise where pytree takes them
     apart and puts them together again."""
@@ -190,8 +220,7 @@ def _capture(
     seconds: float,
 ) -> Capture:
     region = trace(module, call, dimensions, seconds)
-    parameters = {n for n, (at, key) in region.slots.items() if key in module.get_submodule(at)._parameters}
-    mark_weights(region.graph, region.slots.keys() | region.constants.keys(), parameters)
+    _mark(module, region)
     region.note_default_device(default_device())
     canonicalise(region.graph)
     given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))

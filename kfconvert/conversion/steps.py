@@ -16,6 +16,7 @@ from ..capture import prompt_of
 from ..generation import install_generate
 from ..inputs import ExampleCall
 from ..profiling import Comparison, compare_timings
+from ..region import keep
 from ..runtime import (
     CALLS_BEFORE,
     MOST_RECORDINGS,
@@ -249,6 +250,7 @@ def hand_over(result: Result, on_miss: OnMiss | None = None) -> dict[str, Any]:
     stats = ledger.stats = conversion_stats(result)
     ledger.begin(stats["check_weights"])
     for captured in result.captures.every():
+        keep(captured.region)
         captured.region.release_graph()
     if result.reverted or not ledger.guarded:
         uninstall(model)

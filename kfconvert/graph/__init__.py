@@ -1,11 +1,11 @@
 """Graphs of ATen calls: how they are described, what in them shares memory, where they come from."""
 
-from .aliases import Aliases, aliased_arguments, is_written, written_arguments
+from .aliases import Aliases, aliased_arguments, is_written, mark_storage, storage_of, written_arguments
 from .bindings import lower
 from .constants import constant_value, same_kind, spell_numbers
 from .layouts import mark_orders, marked_order, order_in_memory
 from .nodes import draws, has_effect, is_of_module, is_parameter, is_weight, mark_weights, module_path
-from .sources import at, blame, definition, location
+from .sources import at, blame, definition, location, mark_location
 from .trees import AnyNumber, Either, Number, Op, Together, Tree, Var, arguments, aten, roots, unify
 
 __all__ = [
@@ -32,7 +32,9 @@ __all__ = [
     "is_written",
     "location",
     "lower",
+    "mark_location",
     "mark_orders",
+    "mark_storage",
     "mark_weights",
     "marked_order",
     "module_path",
@@ -40,6 +42,7 @@ __all__ = [
     "roots",
     "same_kind",
     "spell_numbers",
+    "storage_of",
     "unify",
     "written_arguments",
 ]

@@ -57,8 +57,16 @@ def is_written(node: fx.Node) -> bool:
     return False
 
 
-def _storage(node: fx.Node) -> int | None:
+def mark_storage(node: fx.Node, number: int) -> None:
+    """Note which values of a graph, those of one number, have shared their storage in the trace, where the stand-ins
+    for them do not tell."""
+    node.meta["kfconvert_storage"] = number
+
+
+def storage_of(node: fx.Node) -> int | None:
     """The storage of the value that was traced: some operators return their argument and their schema is silent."""
+    if "kfconvert_storage" in node.meta:
+        return node.meta["kfconvert_storage"]
     value = node.meta.get("val")
     has_storage = isinstance(value, torch.Tensor) and value.layout is torch.strided
     return value.untyped_storage()._cdata if has_storage else None
@@ -74,7 +82,7 @@ class Aliases:
         for node in graph.nodes:
             for argument in aliased_arguments(node):
                 self._join(node, argument)
-            storage = _storage(node)
+            storage = storage_of(node)
             if storage is not None:
                 self._join(node, firsts.setdefault(storage, node))
         written = []

@@ -28,7 +28,12 @@ def location(node: fx.Node) -> str | None:
     in ``torch/nn/modules/conv.py``. A file of an installed package is told from the package on
     (``transformers/models/llama/modeling_llama.py:123``). None where the graph does not know.
     """
-    return _innermost(_frames_in(node.meta.get("stack_trace") or ""))
+    return node.meta.get("kfconvert_location") or _innermost(_frames_in(node.meta.get("stack_trace") or ""))
+
+
+def mark_location(node: fx.Node, place: str) -> None:
+    """Note the ``location`` of a node that has no frames of its own."""
+    node.meta["kfconvert_location"] = place
 
 
 def blame(error: BaseException) -> str | None:

@@ -62,6 +62,8 @@ class Region:
     differentiable: dict[bytes, tuple[bool, ...] | str] = field(default_factory=dict)
     # That at the time of the trace, if new tensors may lie there because it was the default; else None.
     default_device: torch.device | None = None
+    # What ``stored_region`` has told of it before its graph was released, see ``keep``; None where it cannot be stored.
+    stored: bytes | None = None
 
     @property
     def has_caches(self) -> bool:

@@ -15,6 +15,7 @@ from .contents import (
 )
 from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record, library_switches
 from .derived import Derived, memory_of
+from .evidence import Untold, evidence
 from .freezing import freeze
 from .frozen import FrozenError
 from .guarded import GuardedForward, Variant, default_device, guarded_forward, install, uninstall
@@ -55,6 +56,7 @@ __all__ = [
     "Repeated",
     "UnfitTensors",
     "Unrecordable",
+    "Untold",
     "Variant",
     "WeakModule",
     "as_bytes",
@@ -66,6 +68,7 @@ __all__ = [
     "configurations",
     "default_device",
     "derived_class",
+    "evidence",
     "freeze",
     "generator_state",
     "generators",

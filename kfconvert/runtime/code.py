@@ -115,7 +115,8 @@ def class_dict(owner: type) -> dict[str, Any]:
 
 
 class CodeWalk:
-    """Functions that are reached one from another, by the names in their code.
+    """Functions that are reached one from another, by the names in their code, in the same order in every process:
+    what is reached in several ways goes by the name of the first.
 
     ``contents`` collects what global lists and dicts hold, ``asked_for`` the names of attributes and globals in code
     that is not torch's, and those of the functions of torch that it holds under other names.
@@ -283,7 +284,7 @@ class CodeWalk:
             return
         held = class_dict(owner)
         self._of_author, self._of_project = is_of_author(owner.__module__), is_of_project(owner.__module__)
-        for name in (names | self._names) & held.keys():
+        for name in sorted((names | self._names) & held.keys()):
             if self._is_wanted(owner, name):
                 if isinstance(held[name], classmethod) and isinstance(held[name].__func__, types.FunctionType):
                     self._of_classes |= names_in(held[name].__func__.__code__).attributes
@@ -374,7 +375,7 @@ class CodeWalk:
             self._hold(name, value, depth)
 
     def _attributes(self, name: str, value: Any, keys: set[str]) -> None:
-        for key in keys:
+        for key in sorted(keys):
             self._note(vars(value), key, f"{name}.{key}")
             held = id(value), key
             if held not in self._followed:
@@ -405,7 +406,7 @@ class CodeWalk:
             if id(inner) not in self._known:
                 self._known.add(id(inner))
                 self.add_class(type(inner), set(_ALWAYS))
-                for key in vars(inner).keys() - OF_EVERY_MODULE - OF_CONVERSION:
+                for key in sorted(vars(inner).keys() - OF_EVERY_MODULE - OF_CONVERSION):
                     self.follow(vars(inner)[key], f"{name}.{key}", depth + 1)
 
     def _hold(self, name: str, container: Any, depth: int) -> None:
@@ -447,7 +448,7 @@ class CodeWalk:
             self.follow(default, f"{function.__qualname__}.{argument}", depth + 1)
         if is_of_project(function.__module__):
             self._note_size(function.__qualname__, function)
-        for key in vars(function).keys() - {"__wrapped__"}:
+        for key in sorted(vars(function).keys() - {"__wrapped__"}):
             self._note(vars(function), key, f"{function.__qualname__}.{key}")
             self.follow(vars(function)[key], f"{function.__qualname__}.{key}", depth + 1)
         looked_up, attributes, constants, by_name, of_globals = names_in(function.__code__)
@@ -468,7 +469,7 @@ class CodeWalk:
         for name in looked_up - function.__globals__.keys():  # of Python's, until the module has its own
             self._note(function.__globals__, name, f"{function.__module__}.{name}")
             self._note(vars(builtins), name, f"builtins.{name}")
-        for name in looked_up & function.__globals__.keys():
+        for name in sorted(looked_up & function.__globals__.keys()):
             value = function.__globals__[name]
             self._global(function.__globals__, name, attributes, function.__module__)
             for attribute in by_name | {attribute for owner, attribute in of_globals if owner == name}:
@@ -506,7 +507,7 @@ class CodeWalk:
         held = vars(module)
         if is_of_author(module.__name__):
             self._python_modules[id(module)] = module
-        for name in names & held.keys():
+        for name in sorted(names & held.keys()):
             value = held[name]
             self._note(held, name, f"{module.__name__}.{name}")
             if isinstance(value, types.ModuleType):

@@ -158,7 +158,7 @@ class GuardedForward:
             args = args[1:]  # it was bound to the model once more, as a function of its class would have to be
         if traced_here():
             return traced(self, args, kwargs)
-        spelling, reason = (len(args), *kwargs), _onlooker()
+        spelling, reason = (len(args), *kwargs), onlooker()
         ahead = None
         if (
             self._last is not None
@@ -227,9 +227,9 @@ class GuardedForward:
             return "it is to run its original forward"
         if self.frozen is not None:
             self._require_unchanged(self.frozen)
-            reason = _onlooker() or self.state.circumstance()
+            reason = onlooker() or self.state.circumstance()
         else:
-            reason = _onlooker() or self.state_refusal()
+            reason = onlooker() or self.state_refusal()
         if reason is None and self.stale and self.frozen is None:
             self.refresh()
         try:
@@ -531,7 +531,7 @@ def default_device() -> torch.device:
     return torch.get_default_device() if torch._C._len_torch_function_stack() else _CPU
 
 
-def _onlooker() -> str | None:
+def onlooker() -> str | None:
     """Why a program must not run under a mode of this thread, which would not see the original's operators; None
     without one."""
     for index in range(torch._C._len_torch_function_stack()):

@@ -178,7 +178,7 @@ def test_files_of_the_artifact_before_are_gone_and_those_of_others_stay(fused, t
     other = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
     kfconvert.save(small_models.convert(other, example_inputs=torch.randn(2, 4)), tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {
-        "kfconvert.json", "model.safetensors", "report.html", "vocab.txt", "merges.txt"
+        "graphs.json", "kfconvert.json", "model.safetensors", "report.html", "vocab.txt", "merges.txt"
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from kfconvert.artifact import files as artifact
 from kfconvert.artifact.files import ArtifactError
 from kfconvert.converter import ModelConverter
 
-FILES = ["kfconvert.json", "model.safetensors", "report.html"]
+FILES = ["graphs.json", "kfconvert.json", "model.safetensors", "report.html"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,137 @@
+"""``graphs.json``: the graphs that were traced for a conversion, so that ``load`` need not trace them again.
+
+They are used where the model, and all that a trace of it depends on, are what they were, which ``runtime.evidence``
+tells; else the model is traced. What the program watches afterwards is the same in both cases, as it is made of what
+was read in the trace, and of the model as it is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..capture import Capture, recaptured
+from ..inputs import CallForm
+from ..region import ClassName, Read, Region, Unstorable, class_name, kept, made_reads, made_region
+from ..runtime import Untold, configurations, evidence, guarded_forward
+
+_LOG = logging.getLogger(__name__)
+
+
+def stored_graphs(
+    model: nn.Module, device: str, calls: list[Region], parts: list[tuple[Region, list[str]]]
+) -> dict[str, Any] | None:
+    """The content of ``graphs.json`` for a converted ``model``; None where nothing of it can be stored.
+
+    Args:
+        device: where it is, as in its record.
+        calls: the regions of the calls in its record.
+        parts: those of the parts in its record, each with the paths of its modules.
+    """
+    every = [*((region, [""]) for region in calls), *parts]
+    stored = {id(region): kept(region) for region, _ in every}
+    usable = [(region, paths) for region, paths in every if stored[id(region)] is not None]
+    if not usable or any(region.asked for region, _ in every) or not _is_as_converted(model):
+        return None
+    classes = _classes(model)
+    reads = frozenset().union(*(region.reads for region, _ in usable))
+    if not all(isinstance(read, str) or classes.get(class_name(read[0])) is read[0] for read in reads):
+        return None
+    try:
+        told = evidence(model, reads, _slots((stored[id(region)], paths) for region, paths in usable))
+    except Untold as reason:
+        _LOG.debug("the graphs of %s are not stored: %s", type(model).__name__, reason)
+        return None
+    return {
+        "format": 1,
+        "device": device,
+        "evidence": told,
+        "calls": [stored[id(region)] for region in calls],
+        "parts": [stored[id(region)] for region, _ in parts],
+    }
+
+
+def _is_as_converted(model: nn.Module) -> bool:
+    """Whether nothing that the graphs depend on was changed since they were traced."""
+    guarded = [each for each in map(guarded_forward, model.modules()) if each is not None]
+    return all(each.state.change() is None for each in guarded)
+
+
+def _classes(model: nn.Module) -> dict[ClassName, type]:
+    """The classes of which attributes may have been read, by their names; none of two of one name."""
+    kinds = dict.fromkeys(type(each) for each in (*model.modules(), *configurations(model)))
+    names = [class_name(kind) for kind in kinds]
+    return {name: kind for name, kind in zip(names, kinds) if names.count(name) == 1}
+
+
+def _slots(stored: Iterable[tuple[Any, list[str]]]) -> set[tuple[str, str]]:
+    """The places of all tensors that these regions, as stored, read in the modules at these paths."""
+    return {
+        (".".join(filter(None, (path, inner))), name)
+        for each, paths in stored
+        for path in paths
+        for inner, name in each["slots"].values()
+    }
+
+
+class Graphs:
+    """The stored graphs of a record that fit ``model``, which is to be converted by it.
+
+    Args:
+        stored: the content of ``graphs.json``, of the form ``schema.StoredGraphs``; None where there is none.
+        parts: as of the record.
+    """
+
+    def __init__(
+        self, model: nn.Module, device: torch.device, stored: dict[str, Any] | None, parts: list[dict[str, Any]]
+    ):
+        self._model = model
+        self._classes = _classes(model)
+        self._calls: list[Any] = []
+        self._parts: list[Any] = []
+        if stored is None:
+            return
+        reason = self._misfit(device, stored, parts)
+        if reason is None:
+            self._calls, self._parts = stored["calls"], stored["parts"]
+        else:
+            _LOG.warning("%s is traced again, as its stored graphs are not used: %s", type(model).__name__, reason)
+
+    def _misfit(self, device: torch.device, stored: dict[str, Any], parts: list[dict[str, Any]]) -> str | None:
+        """Why the graphs are not used, None where they are."""
+        if str(device) != stored["device"]:
+            return f"they are for {stored['device']}, and it is on {device}"
+        found = [(each, [""]) for each in stored["calls"]]
+        found += [(each, part["modules"]) for each, part in zip(stored["parts"], parts)]
+        found = [(each, paths) for each, paths in found if each is not None]
+        try:
+            reads = frozenset[Read]().union(*(made_reads(each, self._classes) for each, _ in found))
+            told = evidence(self._model, reads, _slots(found))
+        except (Untold, Unstorable) as reason:
+            return str(reason)
+        except (AttributeError, KeyError):  # of modules that are not there
+            return "the model has other modules"
+        if told != stored["evidence"]:
+            return "the model, its code or the libraries are others than those that it was saved with"
+        return None
+
+    def call(self, number: int, arguments: dict[str, Any], example: Any) -> Capture | None:
+        """The capture of the call of this number in the record; None where it must be traced. Raises Unstorable."""
+        return self._made(self._calls, number, "", self._model, arguments, example)
+
+    def part(self, number: int, path: str, arguments: dict[str, Any], example: Any) -> Capture | None:
+        """The capture of the module at ``path``, the first in the part of this number; else as of ``call``."""
+        return self._made(self._parts, number, path, self._model.get_submodule(path), arguments, example)
+
+    def _made(
+        self, stored: list[Any], number: int, path: str, module: nn.Module, arguments: dict[str, Any], example: Any
+    ) -> Capture | None:
+        if number >= len(stored) or stored[number] is None:
+            return None
+        form = CallForm(module.forward, (), arguments)
+        region = made_region(stored[number], form, example, self._classes)
+        return recaptured(module, path, region, form.leaves((), arguments))

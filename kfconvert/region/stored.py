@@ -1,0 +1,494 @@
+"""A region as JSON values, and a region made again of them: what was traced once need not be traced again.
+
+The values may come from an unknown hand. Operators are those of a list, names are names and nothing else (the code
+of a program is made of them), sizes are expressions of a few kinds, and classes are only looked up among those that the
+model has. Whether the graph is that of the model is for others to know, see ``runtime.evidence``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import keyword
+import logging
+import math
+import re
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import int_oo
+
+from ..graph import location, mark_location, mark_storage, module_path, storage_of
+from ..inputs import CallForm, TreeForm
+from .expressions import Unstorable, made_expression, stored_expression, symbol
+from .guard import Answer, Guard, TensorGuard
+from .operators import operator_name, operator_named
+from .region import Read, Region
+
+_LOG = logging.getLogger(__name__)
+# A class by the Python module that has it and its name there.
+ClassName = tuple[str, str]
+
+_DEVICE = re.compile(r"(cpu|cuda)(:[0-9]{1,3})?")
+_OF_TORCH = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
+_FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+_FEW = 64  # elements of a number or a short list that a forward makes a tensor of
+_CONTAINERS: dict[str, type] = {"tuple": tuple, "list": list}
+
+
+def class_name(kind: type) -> ClassName:
+    return kind.__module__, kind.__qualname__
+
+
+def stored_region(region: Region) -> dict[str, Any]:
+    """``region``, whose graph is still there, as JSON values but for its example. Raises Unstorable."""
+    if region.has_caches:
+        raise Unstorable("it takes or returns a key-value cache")
+    writer = _Writer(region)
+    return {
+        "sizes": writer.sizes,
+        "values": writer.values,
+        "nodes": writer.nodes,
+        "inputs": region.inputs,
+        "slots": {name: list(slot) for name, slot in region.slots.items()},
+        "constants": {name: _stored_constant(writer.placeholder(name), t) for name, t in region.constants.items()},
+        "outputs": _stored_spec(region.outputs.spec),
+        "reads": [read if isinstance(read, str) else [*class_name(read[0]), read[1]] for read in _sorted_reads(region)],
+        "guard": _stored_guard(region.guard),
+        "default_device": None if region.default_device is None else _stored_device(region.default_device),
+    }
+
+
+def keep(region: Region) -> None:
+    """Note in ``region`` what ``stored_region`` tells of it, as long as its graph is there, if it can be stored."""
+    if region.stored is None and len(region.graph.nodes) > 1:  # an empty graph has a root
+        try:
+            region.stored = _packed(stored_region(region))
+        except Unstorable as reason:
+            _LOG.debug("a graph is not stored: %s", reason)
+
+
+def kept(region: Region) -> dict[str, Any] | None:
+    """What ``keep`` has noted."""
+    return None if region.stored is None else json.loads(zlib.decompress(region.stored))
+
+
+def _packed(stored: dict[str, Any]) -> bytes:
+    """Most of it is repetition, and a model has it as long as it lives."""
+    return zlib.compress(json.dumps(stored, allow_nan=False).encode(), 1)
+
+
+def _sorted_reads(region: Region) -> list[Read]:
+    return sorted(region.reads, key=lambda read: (read,) if isinstance(read, str) else (*class_name(read[0]), read[1]))
+
+
+class _Writer:
+    """The nodes of the graph of a region as JSON values; ``values`` has what is known of their results, each once."""
+
+    def __init__(self, region: Region):
+        self.values: list[Any] = []
+        self.nodes: list[dict[str, Any]] = []
+        self.sizes = _stored_sizes(region)
+        self._known: dict[str, int] = {}
+        self._storages: dict[int, int] = {}
+        self._numbers: dict[fx.Node, int] = {}
+        self._graph = region.graph
+        for node in region.graph.nodes:
+            self.nodes.append(self._node(node))
+            self._numbers[node] = len(self._numbers)
+
+    def placeholder(self, name: str) -> fx.Node:
+        return next(node for node in self._graph.nodes if node.op == "placeholder" and node.name == name)
+
+    def _node(self, node: fx.Node) -> dict[str, Any]:
+        stored: dict[str, Any] = {"name": node.name, "value": self._number_of(self._value(node.meta.get("val")))}
+        if node.op == "call_function":
+            stored["calls"] = operator_name(node.target)
+        elif node.op == "output":
+            stored["returns"] = self._argument(node.args[0])
+            return stored
+        elif node.op != "placeholder" or node.args or node.kwargs:
+            raise Unstorable(f"it has a node of the kind {node.op}")
+        if node.args:
+            stored["args"] = [self._argument(each) for each in node.args]
+        if node.kwargs:
+            stored["kwargs"] = {name: self._argument(each) for name, each in node.kwargs.items()}
+        storage = storage_of(node)
+        if storage is not None:
+            stored["storage"] = self._storages.setdefault(storage, len(self._storages))
+        if node.meta.get("nn_module_stack"):
+            stored["module"] = module_path(node)
+        if (place := location(node)) is not None:
+            stored["location"] = place
+        if "kfconvert_order" in node.meta:
+            stored["order"] = list(node.meta["kfconvert_order"])
+        return stored
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return {"node": self._numbers[value]}
+        if isinstance(value, (tuple, list)):  # fx has lists of its own, which are neither of these very classes
+            kind = "tuple" if isinstance(value, tuple) else "list"
+            return {kind: [self._argument(each) for each in value]}
+        return stored_constant(value)
+
+    def _number_of(self, value: Any) -> int:
+        number = self._known.setdefault(repr(value), len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if value.layout is not torch.strided:
+                raise Unstorable(f"it computes with the layout {value.layout}")
+            return {
+                "dtype": str(value.dtype).removeprefix("torch."),
+                "device": _stored_device(value.device),
+                "shape": [_stored_size(size) for size in value.shape],
+                "strides": [_stored_size(size) for size in value.stride()],
+            }
+        if isinstance(value, torch.SymInt):
+            return {"size": _stored_size(value)}
+        if isinstance(value, (tuple, list)):
+            return {"tuple" if isinstance(value, tuple) else "list": [self._value(each) for each in value]}
+        return {"constant": stored_constant(value)}
+
+
+def _stored_size(size: Any) -> Any:
+    return stored_expression(size.node.expr if isinstance(size, torch.SymInt) else size)
+
+
+def _stored_sizes(region: Region) -> dict[str, Any]:
+    """The free sizes: what each was in the trace, and between what it lies."""
+    found: dict[str, Any] = {}
+    for node in region.graph.nodes:
+        value = node.meta.get("val")
+        for size in value.shape if node.op == "placeholder" and isinstance(value, Tensor) else ():
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                lower, upper = region.guard.ranges[size.node.expr]
+                found[str(size.node.expr)] = {"hint": int(size.node.hint), "lower": lower, "upper": upper}
+    return found
+
+
+def stored_constant(value: Any) -> Any:
+    """A value that stands in a graph as JSON values. Raises Unstorable."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, torch.device):
+        return {"device": _stored_device(value)}
+    if type(value) in _OF_TORCH:
+        return {_OF_TORCH[type(value)]: str(value).removeprefix("torch.")}
+    raise Unstorable(f"it computes with a {type(value).__name__}")
+
+
+def made_constant(stored: Any) -> Any:
+    """What ``stored_constant`` has made ``stored`` of. Raises Unstorable."""
+    if stored is None or type(stored) in (bool, int, float, str):
+        return stored
+    (kind, text), *others = stored.items() if isinstance(stored, dict) and stored else ((None, None),)
+    if isinstance(text, str) and not others:
+        if kind == "float" and text in _FLOATS:
+            return _FLOATS[text]
+        if kind == "device":
+            return _device(text)
+        found = getattr(torch, text, None) if text.isidentifier() else None
+        if found is not None and _OF_TORCH.get(type(found)) == kind:
+            return found
+    raise Unstorable(f"{str(stored)[:50]} is no value")
+
+
+def _stored_device(device: torch.device) -> str:
+    if _DEVICE.fullmatch(str(device)) is None:
+        raise Unstorable(f"it computes on {device}")
+    return str(device)
+
+
+def _device(text: Any) -> torch.device:
+    if not isinstance(text, str) or _DEVICE.fullmatch(text) is None:
+        raise Unstorable(f"{str(text)[:50]} is no device")
+    return torch.device(text)
+
+
+def _stored_constant(node: fx.Node, tensor: Tensor) -> dict[str, Any]:
+    """A number or list that the forward makes a tensor of in each call. Other tensors, which somebody may write to, are
+    not stored."""
+    literal = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
+    if not literal or tensor.numel() > _FEW or tensor.device.type != "cpu" or tensor.is_complex():
+        raise Unstorable("it reads a tensor that none of its modules has")
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "elements": [stored_constant(each) for each in tensor.flatten().tolist()],
+    }
+
+
+def _made_tensor(stored: dict[str, Any]) -> Tensor:
+    dtype, shape = made_constant({"dtype": stored["dtype"]}), stored["shape"]
+    if math.prod(shape) != len(stored["elements"]) or len(shape) > _FEW or len(stored["elements"]) > _FEW:
+        raise Unstorable("a constant has another number of elements than its shape")
+    elements = [made_constant(each) for each in stored["elements"]]
+    if not all(type(each) in (bool, int, float) for each in elements):
+        raise Unstorable("a constant is no tensor of numbers")
+    try:
+        return torch.tensor(elements, dtype=dtype).reshape(shape)
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise Unstorable("a constant is no tensor of numbers") from error
+
+
+def _is_record(kind: Any) -> bool:
+    """Whether it is a class of outputs by name, as transformers has them."""
+    return isinstance(kind, type) and issubclass(kind, OrderedDict) and dataclasses.is_dataclass(kind)
+
+
+def _stored_spec(spec: pytree.TreeSpec) -> Any:
+    if spec.is_leaf():
+        return None
+    inner = [_stored_spec(each) for each in spec.children()]
+    kind: Any = spec.type
+    if kind in (tuple, list):
+        return {kind.__name__: inner}
+    keys = spec.context
+    if not (kind is dict or _is_record(kind)) or type(keys) is not list or not all(type(key) is str for key in keys):
+        raise Unstorable(f"it returns a {kind.__name__}")
+    return {"class": list(class_name(kind)), "keys": keys, "items": inner}
+
+
+def _made_spec(stored: Any) -> pytree.TreeSpec:
+    if stored is None:
+        return pytree.tree_structure(0)
+    if not isinstance(stored, dict):
+        raise Unstorable("what it returns is of no known structure")
+    if len(stored) == 1:
+        ((name, inner),) = stored.items()
+        if name in _CONTAINERS and isinstance(inner, list):
+            return pytree.TreeSpec(_CONTAINERS[name], None, [_made_spec(each) for each in inner])
+    keys, inner = stored.get("keys"), stored.get("items")
+    known = {class_name(kind): kind for kind in pytree.SUPPORTED_NODES if kind is dict or _is_record(kind)}
+    named = stored.get("class")
+    kind = known.get(tuple(named)) if isinstance(named, list) and all(isinstance(each, str) for each in named) else None
+    if kind is None or not isinstance(keys, list) or not isinstance(inner, list) or len(keys) != len(inner):
+        raise Unstorable("what it returns is of no known structure")
+    if len(set(map(str, keys))) < len(keys) or not all(isinstance(key, str) for key in keys):
+        raise Unstorable("what it returns is of no known structure")
+    return pytree.TreeSpec(kind, keys, [_made_spec(each) for each in inner])
+
+
+def _stored_answer(answer: Answer) -> list[Any]:
+    value = answer.value
+    told = stored_constant(value) if type(value) is float else stored_expression(value)  # which sympy has numbers for
+    return [stored_expression(answer.expression), told, answer.within]
+
+
+def _stored_guard(guard: Guard) -> dict[str, Any]:
+    answers = list(guard.answers)
+    return {
+        "tensors": [
+            {
+                "index": each.index,
+                "dtype": str(each.dtype).removeprefix("torch."),
+                "device": _stored_device(each.device),
+                "sizes": [stored_expression(size) for size in each.sizes],
+            }
+            for each in guard.tensors
+        ],
+        "constants": [[index, stored_constant(value)] for index, value in guard.constants],
+        "constraints": [stored_expression(each) for each in guard.constraints],
+        "ranges": {str(size): list(bounds) for size, bounds in guard.ranges.items()},
+        "free": {name: [list(place) for place in places] for name, places in guard.free.items()},
+        "one_is_safe": sorted(str(size) for size in guard.one_is_safe),
+        "answers": [_stored_answer(answer) for answer in answers],
+        "tried": sorted(sorted(answers.index(answer) for answer in tried) for tried in guard.tried),
+        "may_be_one": sorted(map(list, guard.may_be_one)),
+    }
+
+
+def _made_guard(stored: dict[str, Any]) -> Guard:
+    answers = [
+        Answer(made_expression(expression), made_constant(value), within)
+        for expression, value, within in stored["answers"]
+    ]
+    if any(isinstance(answer.expression, int) for answer in answers):
+        raise Unstorable("an answer is about no size")
+    tensors = [
+        TensorGuard(
+            each["index"],
+            made_constant({"dtype": each["dtype"]}),
+            _device(each["device"]),
+            tuple(made_expression(size) for size in each["sizes"]),
+        )
+        for each in stored["tensors"]
+    ]
+    try:
+        tried = {frozenset(answers[index] for index in indices) for indices in stored["tried"]}
+    except IndexError:
+        raise Unstorable("a guard names an answer that it does not have") from None
+    return Guard(
+        tensors,
+        [(index, made_constant(value)) for index, value in stored["constants"]],
+        [made_expression(each) for each in stored["constraints"]],
+        {symbol(name): (lower, upper) for name, (lower, upper) in stored["ranges"].items()},
+        {name: [(index, dimension) for index, dimension in places] for name, places in stored["free"].items()},
+        set(map(symbol, stored["one_is_safe"])),
+        answers,
+        tried,
+        set(map(tuple, stored["may_be_one"])),
+    )
+
+
+def made_reads(stored: dict[str, Any], classes: Mapping[ClassName, type]) -> frozenset[Read]:
+    """What a stored region has read, as of ``Region.reads``; parameters and errors as of ``made_region``."""
+    reads = set[Read]()
+    for read in stored["reads"]:
+        if isinstance(read, str):
+            reads.add(read)
+        elif (read[0], read[1]) in classes:
+            reads.add((classes[read[0], read[1]], read[2]))
+        else:
+            raise Unstorable(f"the model has no {str(read[1])[:100]}")
+    return frozenset(reads)
+
+
+def made_region(stored: dict[str, Any], call: CallForm, example: Any, classes: Mapping[ClassName, type]) -> Region:
+    """The region that ``stored_region`` has told of, as called in ``call`` with what ``example`` describes.
+
+    Args:
+        stored: of the form that ``artifact.schema.StoredRegion`` has.
+        classes: those of the model's modules and configurations, by their names.
+
+    Raises:
+        Unstorable: it is none, or of another model.
+    """
+    constants = {name: _made_tensor(each) for name, each in stored["constants"].items()}
+    reader = _Reader(stored)
+    placeholders = {node.name: node for node in reader.graph.nodes if node.op == "placeholder"}
+    slots = {name: (path, attribute) for name, (path, attribute) in stored["slots"].items()}
+    if sorted([*slots, *constants, *stored["inputs"]]) != sorted(placeholders):
+        raise Unstorable("its graph takes other values than it tells of")
+    for name, constant in constants.items():
+        if constant.numel() == 1:
+            placeholders[name].meta["kfconvert_value"] = constant.item()  # see constant_value
+    device = None if stored["default_device"] is None else _device(stored["default_device"])
+    outputs, returned = _made_spec(stored["outputs"]), reader.graph.output_node().args[0]
+    if not isinstance(returned, tuple) or outputs.num_leaves != len(returned):
+        raise Unstorable("its graph returns another number of values than it tells of")
+    guard = _made_guard(stored["guard"])
+    inputs = range(len(stored["inputs"]))
+    if sorted([each.index for each in guard.tensors] + [index for index, _ in guard.constants]) != list(inputs):
+        raise Unstorable("its guard is about other arguments than it takes")
+    form = TreeForm(outputs, {})
+    region = Region(reader.graph, nn.Module(), call, guard, stored["inputs"], slots, constants, form, example)
+    region.reads, region.default_device, region.stored = made_reads(stored, classes), device, _packed(stored)
+    return region
+
+
+class _Reader:
+    """The graph that the nodes of a ``_Writer`` tell of."""
+
+    def __init__(self, stored: dict[str, Any]):
+        self.graph = fx.Graph()
+        self._hints: dict[Any, int] = {}
+        self._environment = ShapeEnv()
+        for name, size in stored["sizes"].items():
+            free, upper = symbol(name), int_oo if size["upper"] is None else size["upper"]
+            self._hints[free] = size["hint"]
+            self._environment.add_backed_var_to_val(free, size["hint"])
+            self._environment.constrain_symbol_range(free, compiler_min=size["lower"], compiler_max=upper)
+        self._mode = FakeTensorMode(shape_env=self._environment, allow_non_fake_inputs=True)
+        with self._mode:
+            self._values = [self._value(each) for each in stored["values"]]
+        self._nodes: list[fx.Node] = []
+        for each in stored["nodes"]:
+            self._nodes.append(self._node(each))
+        if [number for number, node in enumerate(self._nodes, 1) if node.op == "output"] != [len(self._nodes)]:
+            raise Unstorable("its graph does not end with what it returns")
+        self.graph.lint()
+
+    def _node(self, stored: dict[str, Any]) -> fx.Node:
+        name = stored["name"]
+        if not name.isidentifier() or keyword.iskeyword(name) or not name.isascii():
+            raise Unstorable(f"{name[:50]!r} is no name of a value")
+        if "returns" in stored:
+            node = self.graph.output(self._argument(stored["returns"]))
+        elif "calls" in stored:
+            target = operator_named(stored["calls"])
+            args = tuple(self._argument(each) for each in stored.get("args", ()))
+            kwargs = {key: self._argument(each) for key, each in stored.get("kwargs", {}).items()}
+            _check_arguments(target, args, kwargs)
+            node = self.graph.call_function(target, args, kwargs)
+        else:
+            node = self.graph.placeholder(name)
+        node.name = name  # fx would give another name to one that is called like a function of Python
+        try:
+            value = self._values[stored["value"]]
+        except IndexError:
+            raise Unstorable("a node has a value that is not there") from None
+        if node.op != "output":
+            node.meta["val"] = value
+        if "module" in stored:
+            node.meta["nn_module_stack"] = {stored["module"]: (stored["module"], "")}
+        if "location" in stored:
+            mark_location(node, stored["location"])
+        if "storage" in stored:
+            mark_storage(node, stored["storage"])
+        if "order" in stored:
+            node.meta["kfconvert_order"] = stored["order"]
+        return node
+
+    def _argument(self, stored: Any) -> Any:
+        if isinstance(stored, dict) and len(stored) == 1:
+            ((kind, value),) = stored.items()
+            if kind in _CONTAINERS and isinstance(value, list):
+                return _CONTAINERS[kind](self._argument(each) for each in value)
+            if kind == "node":
+                if type(value) is not int or not 0 <= value < len(self._nodes):
+                    raise Unstorable("a node reads a value that is not there yet")
+                return self._nodes[value]
+        return made_constant(stored)
+
+    def _value(self, stored: dict[str, Any]) -> Any:
+        if "shape" in stored:
+            shape, strides = ([self._size(each) for each in stored[key]] for key in ("shape", "strides"))
+            dtype, device = made_constant({"dtype": stored["dtype"]}), _device(stored["device"])
+            if len(shape) != len(strides):
+                raise Unstorable("a value has another number of strides than of dimensions")
+            try:
+                return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            except RuntimeError as error:  # of sizes below zero, and of devices that are not there
+                raise Unstorable(f"a value is no tensor: {str(error).partition(chr(10))[0][:100]}") from error
+        if "size" in stored:
+            return self._size(stored["size"])
+        for name, kind in _CONTAINERS.items():
+            if isinstance(stored.get(name), list):
+                return kind(self._value(each) for each in stored[name])
+        return made_constant(stored.get("constant"))
+
+    def _size(self, stored: Any) -> Any:
+        expression = made_expression(stored)
+        if isinstance(expression, int):
+            return expression
+        try:
+            hint = int(expression.subs(self._hints))
+        except TypeError:
+            raise Unstorable("a size is computed of sizes that are not there") from None
+        return self._environment.create_symintnode(expression, hint=hint)
+
+
+def _check_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises Unstorable where no call of ``target`` looks like this. The names of arguments become code."""
+    if isinstance(target, torch._ops.OpOverload):
+        known = [argument.name for argument in target._schema.arguments]
+        if len(args) <= len(known) and set(kwargs) <= set(known[len(args) :]):
+            return
+    elif not kwargs and all(isinstance(each, (fx.Node, int, float)) for each in args) and len(args) in (1, 2):
+        return
+    raise Unstorable(f"{str(target)[:100]} takes other arguments than these")

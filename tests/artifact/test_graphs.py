@@ -1,0 +1,331 @@
+"""Graphs that an artifact keeps: loading makes no trace where the model is what it was, and is as right and as watchful
+as after one; and nothing that they say runs."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+import transformers
+from support import stored_net
+from support.stored_net import Block, Net
+
+from kfconvert.artifact import files as artifact
+from kfconvert.artifact import record as record_file
+from kfconvert.artifact.files import ArtifactError
+from kfconvert.capture import tracer
+from kfconvert.converter import ModelConverter
+from kfconvert.region import kept
+from kfconvert.runtime.guarded import guarded_forward
+
+IDS = torch.arange(10).reshape(2, 5)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    torch.manual_seed(0)
+    fused = ModelConverter(select="all").convert_model(Net().eval(), example_inputs=IDS)
+    return artifact.save(fused, tmp_path_factory.mktemp("saved") / "net")
+
+
+@pytest.fixture
+def path(saved, tmp_path):
+    copied = tmp_path / "net"
+    copied.mkdir()
+    for file in saved.iterdir():
+        (copied / file.name).write_bytes(file.read_bytes())
+    return copied
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """The modules that were traced since."""
+    found, own = [], tracer._export
+    monkeypatch.setattr(tracer, "_export", lambda model, *rest: (found.append(model), own(model, *rest))[1])
+    return found
+
+
+def write(path, graphs) -> None:
+    """``graphs`` with checksums that fit, as somebody writes them who means harm."""
+    record = artifact.read_record(path)
+    (path / "kfconvert.json").unlink()
+    (path / "graphs.json").write_text(json.dumps(graphs))
+    (path / "kfconvert.json").write_text(record_file.sealed(record, path))
+
+
+def outputs(model, ids=IDS):
+    with torch.no_grad():
+        return model(ids)
+
+
+def regions(model):
+    every = map(guarded_forward, model.modules())
+    return list({id(v.region): v.region for guarded in every if guarded for v in guarded.variants}.values())
+
+
+def test_nothing_is_traced_and_all_is_as_after_a_trace(path, traces, monkeypatch):
+    loaded = artifact.load(path, model=Net())
+    assert not traces
+    (path / "graphs.json").unlink()
+    record = artifact.read_record(path)
+    (path / "kfconvert.json").unlink()
+    (path / "kfconvert.json").write_text(record_file.sealed(record, path))
+    traced = artifact.load(path, model=Net())
+    assert traces
+    for key in ("sites", "part_sites", "near_misses", "unmatched_activations", "regions", "dynamic"):
+        assert loaded.kfconvert_info()[key] == traced.kfconvert_info()[key]
+    for ids in (IDS, IDS[:1], IDS[:, :1], IDS[:1, :1], torch.arange(12)[None], torch.randint(20, (5, 7))):
+        ours, theirs = outputs(loaded, ids), outputs(traced, ids)
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert loaded.kfconvert_info()["guard"] == traced.kfconvert_info()["guard"]
+    for one, other in zip(regions(loaded), regions(traced), strict=True):
+        first, second = kept(one), kept(other)
+        for key in ("inputs", "slots", "outputs", "reads", "default_device", "constants"):
+            assert first[key] == second[key]
+
+
+def test_in_another_process_nothing_is_traced_either(saved):
+    """Where texts have other hashes, and sets another order."""
+    code = (
+        "from support.stored_net import Net\n"
+        "from kfconvert.artifact import files as artifact\n"
+        "from kfconvert.capture import tracer\n"
+        "tracer._export = None\n"
+        f"print(artifact.load({str(saved)!r}, model=Net()).kfconvert_info()['total_replaced'])"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "5", "PYTHONPATH": os.pathsep.join(["", *sys.path])}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == str(artifact.read_record(saved)["statistics"]["total_replaced"])
+
+
+def test_a_hugging_face_model_is_not_traced(tmp_path, traces):
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    ids = torch.randint(50, (2, 6))
+    model = ModelConverter(select="all").convert_model(
+        transformers.BertModel(config).eval(), example_inputs={"input_ids": ids}
+    )
+    artifact.save(model, tmp_path / "bert")
+    traces.clear()
+    loaded = artifact.load(tmp_path / "bert")
+    assert not traces
+    with torch.no_grad():
+        ours, theirs = loaded(ids), model(ids)
+    assert type(ours) is type(theirs) and torch.equal(ours.last_hidden_state, theirs.last_hidden_state)
+    again = artifact.load(artifact.save(loaded, tmp_path / "again"))
+    assert not traces
+    with torch.no_grad():
+        assert torch.equal(again(ids).pooler_output, theirs.pooler_output)
+
+
+class Doubled(Block):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def other_attribute(monkeypatch):
+    model = Net()
+    model.blocks[1].scale = 3.0
+    return model
+
+
+def other_list(monkeypatch):
+    model = Net()
+    model.names = ["other", "mean"]
+    return model
+
+
+def other_class(monkeypatch):
+    model = Net()
+    model.blocks[0] = Doubled(0)
+    return model
+
+
+def other_code(monkeypatch):
+    monkeypatch.setattr(Block, "forward", lambda self, x: self.norm(x - torch.relu(self.up(x)) * self.scale))
+    return Net()
+
+
+def other_function(monkeypatch):
+    monkeypatch.setattr(stored_net, "shifted", lambda x: x + 2.0)
+    return Net()
+
+
+def other_global(monkeypatch):
+    monkeypatch.setattr(stored_net, "FACTOR", 5.0)
+    return Net()
+
+
+def other_function_of_torch(monkeypatch):
+    monkeypatch.setattr(torch, "relu", torch.sigmoid)
+    return Net()
+
+
+def other_forward(monkeypatch):
+    model = Net()
+    model.blocks[0].forward = lambda x: x
+    return model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_attribute, other_list, other_class, other_code, other_function, other_global, other_function_of_torch,
+        other_forward,
+    ],
+)  # fmt: skip
+def test_a_model_that_is_another_now_is_traced(path, traces, monkeypatch, caplog, change):
+    model = change(monkeypatch)
+    model.load_state_dict(artifact.load_file(path / "model.safetensors"))
+    expected = outputs(model.eval())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = outputs(artifact.load(path, model=model))
+    assert "is traced again" in caplog.text
+    assert found.keys() == expected.keys()
+    for key in found:
+        torch.testing.assert_close(found[key], expected[key])
+
+
+@pytest.mark.parametrize("change", [other_code, other_function, other_global, other_function_of_torch])
+def test_later_changes_are_noticed_as_after_a_trace(path, monkeypatch, traces, change):
+    loaded = artifact.load(path, model=Net())
+    outputs(loaded)
+    assert not traces and loaded.kfconvert_info()["guard"]["hits"] == 1
+    change(monkeypatch)
+    model = Net()
+    model.load_state_dict(loaded.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(outputs(loaded), outputs(model.eval()))
+    assert loaded.kfconvert_info()["guard"]["hits"] == 1
+
+
+def test_later_changes_of_attributes_are_noticed(path, traces):
+    loaded = artifact.load(path, model=Net())
+    loaded.blocks[1].scale = 4.0
+    model = Net()
+    model.load_state_dict(loaded.state_dict())
+    model.blocks[1].scale = 4.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(outputs(loaded), outputs(model.eval()))
+    assert not traces and loaded.kfconvert_info()["guard"]["hits"] == 0
+
+
+def test_a_model_that_was_changed_before_it_was_saved_keeps_no_graphs(saved, tmp_path):
+    loaded = artifact.load(saved, model=Net())
+    loaded.blocks[1].scale = 4.0
+    assert not (artifact.save(loaded, tmp_path / "net") / "graphs.json").exists()
+
+
+def test_another_version_of_a_library_is_told(path, traces, monkeypatch, caplog):
+    monkeypatch.setattr(torch, "__version__", "99.0.0")
+    artifact.load(path, model=Net())
+    assert traces and "libraries" in caplog.text
+
+
+def calls(graphs):
+    return [node for node in graphs["calls"][0]["nodes"] if "calls" in node]
+
+
+CODE = "__import__('os').environ.__setitem__('KFCONVERT_TEST_RAN', '1')"
+
+
+def harm(graphs, kind):
+    """Changes ``graphs`` so that it is no graph that may be stored."""
+    call = graphs["calls"][0]
+    node = calls(graphs)[-1]
+    if kind == "operator":
+        node["calls"] = "aten.from_file.default"
+    elif kind == "writing":
+        node["calls"] = "aten.add_.Tensor"
+    elif kind == "function":
+        node["calls"] = "os.system.default"
+    elif kind == "name":
+        call["nodes"][0]["name"] = f"x={CODE}"
+    elif kind == "keyword":
+        node["kwargs"] = {f"dtype=None, y={CODE}": 1}
+    elif kind == "size":
+        call["sizes"] = {CODE: each for each in call["sizes"].values()}
+    elif kind == "bounds":
+        call["guard"]["ranges"] = {CODE: [2, None]}
+    elif kind == "condition":
+        call["guard"]["constraints"] = [["LessThan", CODE, 5]]
+    elif kind == "power":
+        call["guard"]["constraints"] = [["Pow", ["Pow", 10, 10], ["Pow", 10, 10]]]
+    elif kind == "class":
+        call["outputs"] = {"class": ["subprocess", "Popen"], "keys": ["args"], "items": [None]}
+    elif kind == "value":
+        node["args"] = [{"dtype": "load"}]
+    elif kind == "device":
+        node["args"] = [{"device": "meta"}]
+    elif kind == "later":
+        node["args"] = [{"node": 10_000}]
+    elif kind == "slot":
+        call["slots"] = {name: ["blocks.7", "weight"] for name in call["slots"]}
+    elif kind == "shape":
+        call["values"][0]["shape"] = [3, 3, 3]
+        call["values"][0]["strides"] = [9, 3, 1]
+    elif kind == "outputs":
+        call["outputs"] = None
+    elif kind == "inputs":
+        call["inputs"] = []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "operator", "writing", "function", "name", "keyword", "size", "bounds", "condition", "power", "class", "value",
+        "device", "later", "slot", "shape", "outputs", "inputs",
+    ],
+)  # fmt: skip
+def test_a_graph_that_means_harm_is_refused_in_one_line(path, kind):
+    graphs = json.loads((path / "graphs.json").read_text())
+    harm(graphs, kind)
+    write(path, graphs)
+    with pytest.raises(ArtifactError) as caught:
+        artifact.load(path, model=Net())
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+    assert "KFCONVERT_TEST_RAN" not in os.environ
+
+
+def test_a_graph_that_is_nested_without_end_is_refused(path):
+    graphs = json.loads((path / "graphs.json").read_text())
+    graphs["calls"][0]["outputs"] = "deep"
+    write(path, graphs)
+    text = (path / "graphs.json").read_text().replace('"deep"', '{"tuple":[' * 50_000 + "null" + "]}" * 50_000)
+    record = artifact.read_record(path)
+    (path / "kfconvert.json").unlink()
+    (path / "graphs.json").write_text(text)
+    (path / "kfconvert.json").write_text(record_file.sealed(record, path))
+    with pytest.raises(ArtifactError, match="nested too deeply"):
+        artifact.load(path, model=Net())
+
+
+def places(value, found):
+    """Every place in JSON values: what holds it, and its key."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        found.append((value, key))
+        if isinstance(item, (dict, list)):
+            places(item, found)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whatever_a_graph_says_one_line_says_what_is_wrong(path, seed):
+    graphs = json.loads((path / "graphs.json").read_text())
+    draw = random.Random(seed)
+    for holder, key in draw.sample(places(graphs, []), 2):
+        holder[key] = draw.choice([None, -1, 10**30, 1.5, True, "", "s0", [], {}, [1, 2], {"node": 0}, {"tuple": []}])
+    write(path, graphs)
+    try:
+        artifact.load(path, model=Net())
+    except ArtifactError as error:
+        assert "\n" not in str(error) and len(str(error)) < 1000
