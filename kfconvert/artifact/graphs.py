@@ -17,7 +17,7 @@ from torch import nn
 from ..capture import Capture, recaptured
 from ..inputs import CallForm
 from ..region import ClassName, Read, Region, Unstorable, class_name, kept, made_reads, made_region
-from ..runtime import Untold, configurations, evidence, guarded_forward
+from ..runtime import Untold, configurations, evidence_of, guarded_forward
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def stored_graphs(
     if not all(isinstance(read, str) or classes.get(class_name(read[0])) is read[0] for read in reads):
         return None
     try:
-        told = evidence(model, reads, _slots((stored[id(region)], paths) for region, paths in usable))
+        told = evidence_of(model, reads, _slots((stored[id(region)], paths) for region, paths in usable))
     except Untold as reason:
         _LOG.debug("the graphs of %s are not stored: %s", type(model).__name__, reason)
         return None
@@ -110,7 +110,7 @@ class Graphs:
         found = [(each, paths) for each, paths in found if each is not None]
         try:
             reads = frozenset[Read]().union(*(made_reads(each, self._classes) for each, _ in found))
-            told = evidence(self._model, reads, _slots(found))
+            told = evidence_of(self._model, reads, _slots(found))
         except (Untold, Unstorable) as reason:
             return str(reason)
         except (AttributeError, KeyError):  # of modules that are not there

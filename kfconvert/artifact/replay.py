@@ -115,11 +115,11 @@ def _captures(
         forms = [ExampleCall(kwargs=build(spec, device)) for spec in calls]
         found: list[Any] = []
         for number, (form, spec) in enumerate(zip(forms, calls)):
-            captured = known.call(number, form.kwargs, spec)
-            if captured is None:
+            stored = known.call(number, form.kwargs, spec)
+            if stored is None:
                 found += capture_forms(model, [form], advance)
             else:
-                found.append(captured)
+                found.append(stored)
                 advance()
         if statistics.get("generates"):
             for call, captured in capture_generation(model, forms[0], found[0], own_state.restore, replayed):

@@ -15,7 +15,7 @@ from .contents import (
 )
 from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record, library_switches
 from .derived import Derived, memory_of
-from .evidence import Untold, evidence
+from .evidence import Untold, evidence_of
 from .freezing import freeze
 from .frozen import FrozenError
 from .guarded import GuardedForward, Variant, default_device, guarded_forward, install, uninstall
@@ -68,7 +68,7 @@ __all__ = [
     "configurations",
     "default_device",
     "derived_class",
-    "evidence",
+    "evidence_of",
     "freeze",
     "generator_state",
     "generators",

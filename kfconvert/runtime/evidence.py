@@ -67,7 +67,7 @@ class Untold(ValueError):
     """What cannot be told in words that mean the same in every process; the message says what, in one line."""
 
 
-def evidence(
+def evidence_of(
     model: nn.Module,
     reads: Collection[Read],
     slots: Collection[tuple[str, str]],
