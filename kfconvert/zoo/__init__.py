@@ -91,7 +91,8 @@ def rebuild(
 
     Args:
         trust_source: run the code that it names, and let its configuration choose files and networks.
-        shapes: of the tensors that will be loaded; one that is for another model is refused before it takes memory.
+        shapes: of the tensors that will be loaded; one that is for another model is refused before it takes memory, and
+            parameters need not be filled.
 
     Raises:
         ZooError: the recipe reaches for what only ``trust_source`` allows, is damaged, or the library no longer has it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from .architectures import ALIASES, ARCHITECTURES
 from .common import Request, WeightsUnavailable, WeightsWarning, ZooError, ZooModel, first_line, with_weights
 from .huggingface_inputs import example_inputs
 from .made_alike import is_made_alike
-from .untrusted import check_sizes, config_of, generation_config_of
+from .untrusted import Undrawn, check_sizes, config_of, generation_config_of
 
 _WEIGHT_FILES = (
     "model.safetensors",
@@ -74,7 +75,8 @@ def build_folder(path: Path, request: Request) -> ZooModel:
 
 
 def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[int, ...]] | None) -> nn.Module:
-    """The architecture of a recipe made by ``build`` or ``build_folder``, with random weights; see ``zoo.rebuild``."""
+    """The architecture of a recipe made by ``build`` or ``build_folder``, see ``zoo.rebuild``. Where there are
+    ``shapes``, its weights are whatever the memory holds."""
     values, class_name = dict(recipe["config"]), recipe["class"]
     model_type = values.pop("model_type", None)
     model_class = _model_class(class_name)
@@ -88,7 +90,8 @@ def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[in
     try:
         if shapes is not None:
             check_sizes(build, shapes)
-        model = build()
+        with nullcontext() if shapes is None else Undrawn():
+            model = build()
         if recipe.get("generation") and model.can_generate():
             model.generation_config = generation_config_of(recipe["generation"])
         return model

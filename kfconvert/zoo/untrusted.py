@@ -90,6 +90,25 @@ def check_sizes(build: Callable[[], nn.Module], shapes: Mapping[str, tuple[int, 
             raise ZooError(f"the weights do not fit the recipe: {key} {found}, it needs {list(tensor.shape)}")
 
 
+class Undrawn(TorchFunctionMode):
+    """Within the block, parameters are not filled with random numbers: for a model whose parameters are all loaded
+    afterwards, as that takes most of the time that it takes to make one. What is drawn by a generator of its own is."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _DRAWING and kwargs.get("generator") is None:
+            tensor = args[0] if args else kwargs.get("tensor")
+            if isinstance(tensor, nn.Parameter):
+                return tensor
+        return func(*args, **kwargs)
+
+
+# By their names: transformers has others in the place of those of torch.nn.init.
+_DRAWING = frozenset((
+    "normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_", "xavier_normal_", "xavier_uniform_", "trunc_normal_",
+))  # fmt: skip
+
+
 class _Bounded(TorchFunctionMode):
     """Ends what makes too many tensors, or one too large."""
 

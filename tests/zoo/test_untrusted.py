@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from torch import nn
 
 from kfconvert import zoo
 from kfconvert.artifact import files as artifact
@@ -219,3 +220,22 @@ def test_kernels_of_a_hub_are_not_fetched(monkeypatch):
     zoo.rebuild(bert())
     monkeypatch.undo()
     zoo.rebuild(yoso)
+
+
+class Drawing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.embedding = nn.Linear(3, 4), nn.Embedding(5, 6)
+        self.features = torch.empty(8).normal_()
+        self.seeded = nn.Parameter(torch.empty(8))
+        nn.init.normal_(self.seeded, generator=torch.Generator().manual_seed(3))
+
+
+def test_only_parameters_are_left_as_the_memory_is():
+    torch.manual_seed(0)
+    features = torch.empty(8).normal_()
+    torch.manual_seed(0)
+    with untrusted.Undrawn():
+        made = Drawing()
+    assert torch.equal(made.features, features)
+    assert torch.equal(made.seeded, Drawing().seeded)
