@@ -126,6 +126,7 @@ class CodeWalk:
         self._model, self._looks = model, looks
         self._known = set() if model is None else set(map(id, model.modules()))  # modules that are watched elsewhere
         self.contents = Contents(model)
+        self.meets_modules = False  # whether there is a module among what was reached
         self.asked_for: set[str] = set()
         self.of_cached: set[str] = set()  # attributes that functions with a cache read, when they run at all
         self.of_compilers: set[str] = set()  # asked for by code that may do something else while it is compiled
@@ -398,6 +399,7 @@ class CodeWalk:
 
     def _outside(self, name: str, module: nn.Module, depth: int) -> None:
         """A module that is not registered in the model, nor the model in it, but which its code reaches."""
+        self.meets_modules = True
         if self._model is None or id(module) in self._known:
             return
         for path, entry in self.contents.of(name, module):

@@ -345,6 +345,7 @@ class Contents:
     def __init__(self, model: nn.Module | None = None):
         self._model = model
         self._seen: dict[int, Any] = {}
+        self.meets_modules = False  # whether there is a module among it
         self.containers: dict[str, Any] = {}
         self.compared: list[tuple[str, Any, Any]] = []
 
@@ -376,6 +377,7 @@ class Contents:
             if isinstance(value, Tensor):  # as a recurrent layer refers to its weights, which may change
                 return
         if isinstance(value, nn.Module):
+            self.meets_modules = True
             yield from self._of_module(name, value, depth)
             return
         value = opened(value)

@@ -26,7 +26,7 @@ from .contents import OfConversion
 from .cuda_graphs import MOST_RECORDINGS, Ahead, CudaGraphs
 from .frozen import LOOK_EVERY, Frozen, Noted
 from .ledger import Ledger, MissNotices
-from .model_state import ModelState
+from .model_state import Codes, ModelState
 from .original_forwards import originals, originals_wanted
 from .program import Program, UnfitTensors
 from .recompute import has_reentrant_checkpoint, is_connected, needs_gradient, run_recorded
@@ -114,7 +114,15 @@ class GuardedForward:
 
     __name__ = "forward"  # as a method has it
 
-    def __init__(self, model: nn.Module, variants: list[Variant], path: str, notices: MissNotices, graphs: CudaGraphs):
+    def __init__(
+        self,
+        model: nn.Module,
+        variants: list[Variant],
+        path: str,
+        notices: MissNotices,
+        graphs: CudaGraphs,
+        codes: Codes | None = None,
+    ):
         self._model = WeakModule(model)
         self.path, self.notices, self.graphs = path, notices, graphs
         # A forward that somebody has put on the instance before, if any, stays the original one.
@@ -131,7 +139,7 @@ class GuardedForward:
         # None without variants; only the methods that also run without variants check for that.
         looks = any(ELEMENTS in variant.region.asked for variant in variants)
         self.state: ModelState = (
-            ModelState(model, reads, slots, unread, looks) if variants else None  # type: ignore[assignment]
+            ModelState(model, reads, slots, unread, looks, codes) if variants else None  # type: ignore[assignment]
         )
         self.stale = False
         # What the model was frozen by; the calls since everything was looked at; what the tensors of the programs were
@@ -554,11 +562,11 @@ def install(
     """Give the submodules of ``model`` named in ``variants`` their guarded forwards ("" is the model itself), and the
     model ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays."""
     notices, graphs = MissNotices(model), CudaGraphs(type(model).__name__, recordings, static_outputs)
-    ledger = Ledger(stats, notices, graphs)
+    ledger, codes = Ledger(stats, notices, graphs), Codes()
     # From the inside out: the ModelState of a module expects the guarded forwards of the modules within it.
     for path in sorted(variants, key=lambda path: path.count(".") + bool(path), reverse=True):
         module = model.get_submodule(path)
-        guarded = ledger.guarded[path] = GuardedForward(module, variants[path], path, notices, graphs)
+        guarded = ledger.guarded[path] = GuardedForward(module, variants[path], path, notices, graphs, codes)
         module.__dict__["forward"] = guarded
         module.__dict__["__getstate__"] = StateForCopies(module, guarded.own_forward)
     model.__dict__["kfconvert_info"] = ledger.info

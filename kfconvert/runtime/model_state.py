@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.modules import module as torch_module
 
 from ..process import is_of_trace, switched_off
 from ..region import Read
-from .code import code_walk, held_functions
+from .code import CodeWalk, code_walk, held_functions
 from .configuration import WHOLE, configurations, names_by_class
 from .contents import (
     OF_CONVERSION,
@@ -22,6 +22,7 @@ from .contents import (
     Found,
     attributes_of,
     first_different,
+    modules_around,
     outside_modules,
     slotted,
     types_held,
@@ -109,10 +110,12 @@ class ModelState:
         slots: Collection[tuple[str, str]] = (),
         unread: Collection[tuple[str, str]] = (),
         looks: bool = False,
+        codes: Codes | None = None,
     ):
         """``slots``: path and name of each tensor that the programs read anew in every call; ``unread``: those of them
         with which at least one program does not compute; ``looks``: whether the forward looks at elements of tensors,
-        so that those of attributes may stand in a program besides."""
+        so that those of attributes may stand in a program besides; ``codes``: those of other modules, which may be the
+        code of this one too."""
         self._root = WeakModule(model)
         self._class = type(model)
         reads = frozenset(reads)
@@ -128,7 +131,7 @@ class ModelState:
         stores = [module._parameters for module in model.modules()]
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
         self.parameters = [store[key] for store, key in self.parameter_places]
-        self.code = Code(model, reads, looks)
+        self.code = (Codes() if codes is None else codes).of(model, reads, looks)
         cached = self.code.of_cached
         reads |= {(type(module), name) for module in model.modules() for name in cached & vars(module).keys()} | cached
         self._reads, self._slots, self._unread, self._looks = reads, slots, unread, looks
@@ -188,7 +191,7 @@ class ModelState:
         if reason is not None:
             return reason
         if self.code.is_outdated and self.code.switched() is None:  # else the switches of now would be expected
-            self.code = Code(model, self._reads, self._looks)
+            self.code = Codes().of(model, self._reads, self._looks)
         for tensor, dtype, device in self.samples:
             if tensor.dtype is not dtype or tensor.device != device:
                 return f"the model was moved to {tensor.dtype} on {tensor.device}; convert it again"
@@ -309,14 +312,35 @@ class ModelState:
         return None
 
 
+class Codes:
+    """The code behind modules that are looked at one after the other, with nothing changed in between. Layers of one
+    structure have one code, which takes most of the time that it takes to watch a module."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Code] = {}
+
+    def of(self, model: nn.Module, reads: frozenset[Read], looks: bool) -> Code:
+        others = outside_modules(model)
+        classes = [type(each) for each in (*model.modules(), *others, *configurations(model))]
+        classes += types_held([value for module in model.modules() for value in attributes_of(module).values()])
+        functions, words = held_functions(model), frozenset(_words(model, reads))
+        # What a walk meets depends on these, and on the model itself where it meets modules, which may be its own.
+        key = tuple(dict.fromkeys(classes)), tuple(map(id, functions)), words, reads, looks
+        known = None if others else self._known.get(key)
+        if known is not None:
+            return known
+        walk = code_walk(classes, functions, reads, model, looks)
+        walk.words.update(words)
+        code = Code(walk)
+        if not (others or walk.meets_modules or walk.contents.meets_modules or modules_around(model)):
+            self._known[key] = code
+        return code
+
+
 class Code:
     """The Python code behind a model, which all copies of the model share."""
 
-    def __init__(self, model: nn.Module, reads: frozenset[Read], looks: bool):
-        classes = [type(each) for each in (*model.modules(), *outside_modules(model), *configurations(model))]
-        classes += types_held([value for module in model.modules() for value in attributes_of(module).values()])
-        walk = code_walk(classes, held_functions(model), reads, model, looks)
-        walk.words.update(_words(model, reads))
+    def __init__(self, walk: CodeWalk):
         found = list(walk.entries())
         self.asked_for = frozenset(walk.asked_for)
         # What a function with a cache reads was not seen in the trace if its answer was there already.
