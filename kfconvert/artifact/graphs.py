@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from ..capture import Capture, recaptured
-from ..inputs import CallForm
+from ..inputs import CallForm, build
 from ..region import ClassName, Read, Region, Unstorable, class_name, kept, made_reads, made_region
 from ..runtime import Untold, configurations, evidence_of, guarded_forward
+from .schema import StoredRegion
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,14 +34,12 @@ def stored_graphs(
         parts: those of the parts in its record, each with the paths of its modules.
     """
     every = [*((region, [""]) for region in calls), *parts]
-    stored = {id(region): kept(region) for region, _ in every}
+    classes = _classes(model)
+    stored = {id(region): _usable(region, classes, device) for region, _ in every}
     usable = [(region, paths) for region, paths in every if stored[id(region)] is not None]
     if not usable or any(region.asked for region, _ in every) or not _is_as_converted(model):
         return None
-    classes = _classes(model)
-    reads = frozenset().union(*(region.reads for region, _ in usable))
-    if not all(isinstance(read, str) or classes.get(class_name(read[0])) is read[0] for read in reads):
-        return None
+    reads = frozenset[Read]().union(*(region.reads for region, _ in usable))
     try:
         told = evidence_of(model, reads, _slots((stored[id(region)], paths) for region, paths in usable))
     except Untold as reason:
@@ -53,6 +52,22 @@ def stored_graphs(
         "calls": [stored[id(region)] for region in calls],
         "parts": [stored[id(region)] for region, _ in parts],
     }
+
+
+def _usable(region: Region, classes: dict[ClassName, type], device: str) -> dict[str, Any] | None:
+    """What is kept of ``region``, None where that is nothing that ``load`` could make the same region of."""
+    stored = kept(region)
+    if stored is None:
+        return None
+    try:
+        StoredRegion.model_validate(stored)
+        made = made_region(stored, region.call, region.example, classes)
+        leaves = region.call.leaves((), build(region.example, device))
+        same = made.reads == region.reads and leaves is not None and made.guard.refusal(leaves) is None
+    except Exception as reason:  # whatever it is, a trace does without
+        _LOG.debug("a graph is not stored: %s: %s", type(reason).__name__, reason)
+        return None
+    return stored if same else None
 
 
 def _is_as_converted(model: nn.Module) -> bool:

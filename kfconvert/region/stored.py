@@ -71,8 +71,8 @@ def keep(region: Region) -> None:
     if region.stored is None and len(region.graph.nodes) > 1:  # an empty graph has a root
         try:
             region.stored = _packed(stored_region(region))
-        except Unstorable as reason:
-            _LOG.debug("a graph is not stored: %s", reason)
+        except Exception as reason:  # no conversion ends for what makes loading faster only
+            _LOG.debug("a graph is not stored: %s: %s", type(reason).__name__, reason)
 
 
 def kept(region: Region) -> dict[str, Any] | None:

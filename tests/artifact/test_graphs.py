@@ -13,6 +13,7 @@ import torch
 import transformers
 from support import stored_net
 from support.stored_net import Block, Net
+from torch import nn
 
 from kfconvert.artifact import files as artifact
 from kfconvert.artifact import record as record_file
@@ -223,6 +224,51 @@ def test_a_model_that_was_changed_before_it_was_saved_keeps_no_graphs(saved, tmp
     loaded = artifact.load(saved, model=Net())
     loaded.blocks[1].scale = 4.0
     assert not (artifact.save(loaded, tmp_path / "net") / "graphs.json").exists()
+
+
+class Looking(nn.Module):
+    """Asks how its argument lies in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * (1.0 if x.is_contiguous() else 2.0)
+
+
+class OfOneName(nn.Module):
+    """Two classes of one name, of which an attribute is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(kind() for kind in (self._made(2.0), self._made(3.0))))
+
+    @staticmethod
+    def _made(factor):
+        class Layer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear, self.scale = nn.Linear(8, 8), factor
+
+            def forward(self, x):
+                return torch.relu(self.linear(x)) * self.scale
+
+        return Layer
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("kind", [Looking, OfOneName])
+def test_graphs_that_cannot_be_known_again_are_not_kept(tmp_path, traces, kind):
+    x = torch.randn(3, 8)
+    model = ModelConverter(select="all").convert_model(kind().eval(), example_inputs=x)
+    path = artifact.save(model, tmp_path / "net")
+    assert not (path / "graphs.json").exists()
+    traces.clear()
+    torch.testing.assert_close(outputs(artifact.load(path, model=kind()), x), outputs(model, x))
+    assert traces
 
 
 def test_another_version_of_a_library_is_told(path, traces, monkeypatch, caplog):
