@@ -1,6 +1,7 @@
 """How far outputs are from those of the original in float64."""
 
 from .comparison import ERROR_RATIO, ValidationResult, check_threshold, compare, compare_all, split_inputs
+from .copying import copied_model
 from .float64_run import Reference, evaluation, in_float64, model_outputs, one_line, reference_outputs, seeded
 from .outputs import is_same_tensor
 
@@ -11,6 +12,7 @@ __all__ = [
     "check_threshold",
     "compare",
     "compare_all",
+    "copied_model",
     "evaluation",
     "in_float64",
     "is_same_tensor",

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ..inputs import copy_of, map_tensors, to_each
+from .copying import copied_model, tensors_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def reference_outputs(original: nn.Module, args: tuple[Any, ...], kwargs: dict[s
         ("float64 run of the original", torch.float64, nullcontext),
         ("float64 run of the original and of its casts", torch.float64, _CastsToFloat64),
     ]
-    if any(t.is_floating_point() and t.dtype != torch.float32 for t in _tensors_of(original)):
+    if any(t.is_floating_point() and t.dtype != torch.float32 for t in tensors_of(original)):
         runs.append(("float32 run of the original", torch.float32, nullcontext))
     why = ""
     for description, dtype, context in runs:
@@ -108,19 +109,14 @@ def _outputs_in(dtype: torch.dtype, original: nn.Module, args: tuple[Any, ...], 
 
 def _replica(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A deep copy of `model` in `dtype`, made without a copy in the model's own dtype first."""
-    tensors = {id(tensor): tensor for tensor in _tensors_of(model) if tensor.is_floating_point()}
+    tensors = {id(tensor): tensor for tensor in tensors_of(model) if tensor.is_floating_point()}
     memo: dict[int, Any] = {}
     for key, tensor in tensors.items():
         if type(tensor) is nn.Parameter:
             memo[key] = nn.Parameter(tensor.detach().to(dtype, copy=True), tensor.requires_grad)
         elif type(tensor) is Tensor:
             memo[key] = tensor.detach().to(dtype, copy=True)
-    return copy.deepcopy(model, memo).to(dtype)
-
-
-def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
+    return copied_model(model, memo).to(dtype)
 
 
 @contextmanager
@@ -140,7 +136,7 @@ def evaluation(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients, and random numbers that are the same each time; training flags and random state
     are put back."""
     flags = [(module, module.training) for module in model.modules()]
-    with seeded(0, _tensors_of(model)), torch.no_grad():
+    with seeded(0, tensors_of(model)), torch.no_grad():
         if any(training for _, training in flags):
             model.eval()
         try:

@@ -24,11 +24,13 @@ from .tracer import is_final, trace
 from .trial_runs import (
     admit_same_tensors,
     admit_sizes_of_one,
+    check_outputs,
     draws_as_told,
     draws_untold,
     ignore_use_cache,
     note_orders,
     take_constants,
+    trial,
     writes_arguments,
 )
 
@@ -230,7 +232,8 @@ def _capture(
     if iterator is not None:
         raise CaptureError(f"its forward reads the iterator {iterator}, which is at another place after each call")
     take_constants(module, region, given)
-    note_orders(module, region, given)
+    seen = trial(module, region, given)
+    note_orders(region, seen)
     findings = search(region.graph)
     captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
     run = captured.variant(()).run
@@ -239,6 +242,7 @@ def _capture(
     region.is_random = region.is_random or draws_untold(region, run, given)
     if region.is_random and not draws_as_told(module, region, run, given):
         raise CaptureError("its random numbers are not only those that the state of the generator gives")
+    check_outputs(region, run, seen)
     admit_same_tensors(module, region, run, leaves)
     admit_sizes_of_one(module, region, run, given)
     ignore_use_cache(module, region, run, given)

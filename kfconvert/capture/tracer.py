@@ -35,8 +35,9 @@ from ..inputs import (
 )
 from ..process import Shield, ThisThread, one_at_a_time, quiet_thread
 from ..region import Answer, CaptureError, Dimensions, Read, Region, guard_from_placeholders
-from ..runtime import recorded_reads
+from ..runtime import attribute_facts, recorded_reads
 from ..torch_state import is_transformed
+from .attribute_questions import noted_attributes, refuse_attributes
 from .compiler_questions import AskedForCompilers, no_compiler_asked_for
 from .deadline import Deadline
 from .known_operators import known_operators
@@ -92,11 +93,20 @@ def trace(
         arguments = form.lists(widened)
         # A Deadline costs time at every call of an operator, so there is none where the seconds are unlimited.
         limit = nullcontext() if seconds == math.inf else Deadline(seconds)
-        with limit, _same_containers(model), _traceable(model, form, dimensions) as forms, noted_questions() as answers:
+        with (
+            limit,
+            _same_containers(model),
+            _traceable(model, form, dimensions) as forms,
+            noted_questions() as answers,
+            noted_attributes() as attributes,
+        ):
             program = _export(model, arguments, shapes)
+    refuse_attributes(attributes, (*call.tensors(), *model.parameters(), *model.buffers()))
     outputs = forms[-1] if forms[-1].holds_caches else TreeForm(program.call_spec.out_spec, {})
     example = described(form.keywords(leaves))
-    return _region(model, program, form, dimensions, answers, example, frozenset(reads), outputs)
+    region = _region(model, program, form, dimensions, answers, example, frozenset(reads), outputs)
+    region.asked = attribute_facts(attributes)
+    return region
 
 
 def free_dimensions(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ..accuracy import seeded
 from ..graph import mark_orders
-from ..inputs import bounded_lookups
+from ..inputs import TreeForm, bounded_lookups, copy_of
 from ..modules import CHANNELS_LAST
 from ..region import CaptureError, Dimensions, Region, given_as
 from ..runtime import without_cache
@@ -34,9 +35,6 @@ def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any
 
     The tracer assumes free sizes of at least 2. ``leaves``: flat user inputs of the region, from which inputs with
     sizes of 1 are cut.
-
-    Raises:
-        CaptureError: they do not even agree for sizes as they were traced: code may ask whether a size is an int.
     """
     guard, free = region.guard, region.guard.free
     # With only a few entries in the other free sizes the check is fast; some models take no fewer than they were given.
@@ -61,8 +59,6 @@ def admit_sizes_of_one(model: nn.Module, region: Region, run: Callable[[list[Any
         return True
 
     safe = [name for name in free if agrees([name])]
-    if free and not safe and not region.is_random and not any(_agrees(model, region, run, each) for each in samples):
-        raise CaptureError("its graph computes something else than its forward, which may ask for the type of a size")
     if len(safe) < 2 or agrees(safe):
         for name in safe:
             guard.admit_one(name)
@@ -189,14 +185,55 @@ def writes_arguments(model: nn.Module, region: Region, leaves: list[Any]) -> boo
     return before[1] != after[1] or not all(map(operator.is_, before[0], after[0]))
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What a module has returned for the flat inputs ``leaves``, as flat values and their form."""
+
+    leaves: list[Any]
+    outputs: list[Any]
+    form: TreeForm
+
+
 @torch.no_grad()
-def note_orders(model: nn.Module, region: Region, leaves: list[Any]) -> None:
-    """Note how what ``model`` returns lies in memory where the graph of ``region`` tells it otherwise. Few entries in
-    the free sizes are enough, but 2 of each."""
-    given = _resized(region, with_few(region, leaves))
-    with suppress(Exception):  # the model need not take these sizes
-        with bounded_lookups(leaf for leaf in given if isinstance(leaf, Tensor)):
-            mark_orders(region.graph, region.flat_outputs(model, given)[0])
+def trial(model: nn.Module, region: Region, leaves: list[Any]) -> Trial | None:
+    """A call of ``model`` with few entries in the free sizes of ``region``, but 2 of each, or as many as ``leaves``
+    have where it does not take these; None where it takes neither."""
+    for few in (with_few(region, leaves), leaves) if region.guard.free else (leaves,):
+        given = _resized(region, few)
+        with suppress(Exception):  # whatever the model raises, it does not take these sizes
+            with bounded_lookups(leaf for leaf in given if isinstance(leaf, Tensor)):
+                return Trial(given, *region.flat_outputs(model, given))
+    return None
+
+
+def note_orders(region: Region, seen: Trial | None) -> None:
+    """Note how what the model was ``seen`` to return lies in memory where the graph of ``region`` tells it
+    otherwise."""
+    if seen is not None:
+        mark_orders(region.graph, seen.outputs)
+
+
+@torch.no_grad()
+def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial | None) -> None:
+    """Compare ``run``, the graph of ``region`` over the tensors of its model, with what the model was ``seen`` to
+    return. Code may do something else where it is given the stand-ins of a trace, whose identity, attributes and sizes
+    are not those of the tensors that they stand for.
+
+    Raises:
+        CaptureError: they differ by more than roundings.
+    """
+    if seen is None or region.is_random:  # see draws_as_told
+        return
+    # A step on a static cache writes into it.
+    leaves = [copy_of(each) if isinstance(each, Tensor) else each for each in seen.leaves]
+    reason = "its graph computes something else than its forward, which may ask what differs for a trace"
+    try:
+        with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
+            outputs, form = region.flat_outputs(_called_by_names(region, run), leaves)
+    except Exception as error:
+        raise CaptureError(reason) from error
+    if form != seen.form or not all(map(is_close, seen.outputs, outputs)):
+        raise CaptureError(reason)
 
 
 @torch.no_grad()
@@ -273,7 +310,9 @@ def is_close(expected: Any, actual: Any, share: float = 1.0) -> bool:
         return type(expected) is type(actual) and expected == actual
     if expected.shape != actual.shape or expected.dtype is not actual.dtype:
         return False
-    if not expected.is_floating_point():
+    if expected.is_complex():
+        return is_close(*map(torch.view_as_real, (expected.resolve_conj(), actual.resolve_conj())), share=share)
+    if expected.dtype not in _TOLERANCE:
         return torch.equal(expected, actual)
     scale = expected.double().nan_to_num().abs().max().item() if expected.numel() else 1.0
     tolerance = share * _TOLERANCE[expected.dtype] * (scale or 1.0)

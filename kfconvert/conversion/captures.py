@@ -107,7 +107,7 @@ def gathered(
     regions += [_region(model, each.path, each.path, each.error) for each in (() if forms else refused)]
     captures = Captures(forms, tuple(parts), tuple(regions), left_out)
     for captured in captures.every():
-        captured.region.asked = asked
+        captured.region.asked |= asked
     return captures
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..accuracy import model_outputs
+from ..accuracy import copied_model, model_outputs
 from ..capture import WrittenState, around, run_keeping, written_state
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
 from ..runtime import Asked, named_by_code, uninstall
@@ -95,7 +94,7 @@ def prepare(
     given = model
     if not inplace:
         try:
-            model = copy.deepcopy(model)
+            model = copied_model(model)
         except Exception as error:
             raise ConversionError(f"the model cannot be copied ({first_line(error)}); pass inplace=True") from error
     uninstall(model)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, _tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
+from torch.utils import weak
 
+from ..process import ThisThread
 from .code import code_walk, held_functions
 from .contents import is_of_author
 
@@ -60,8 +63,8 @@ _OF_KIND = frozenset((
     "is_distributed", "is_same_size", "names", "has_names", "result_type", "can_cast", "__class__", "sparse_dim",
     "dense_dim",
 ))  # fmt: skip
-# The files of PyTorch with methods of tensors in Python, which ask on behalf of their caller.
-_OF_METHODS = (_tensor.__file__, overrides.__file__)
+# The files with methods of tensors in Python, and with dicts that have weak keys: they ask on behalf of their caller.
+_OF_METHODS = (_tensor.__file__, overrides.__file__, weak.__file__, Mapping.get.__code__.co_filename)
 # By these Python code gets at the elements of a tensor.
 _OF_ELEMENTS = frozenset(
     (
@@ -80,6 +83,8 @@ _OF_ELEMENTS = frozenset(
 )
 #: Among the names of ``Asked`` where the code looks at elements: those of attributes may stand in a graph as numbers.
 ELEMENTS = "elements"
+# What a name begins with that is none of tensors: that of an attribute which somebody may give to one.
+_ATTRIBUTE = "the attribute "
 
 
 class Asked(TorchFunctionMode):
@@ -88,6 +93,23 @@ class Asked(TorchFunctionMode):
     def __init__(self):
         super().__init__()
         self.names: set[str] = set()
+
+    def __enter__(self):
+        # No function of torch is called for the id of a tensor, neither where dicts with weak keys ask for it.
+        self._here, self._id = ThisThread(), builtins.id
+        builtins.id = self._identified
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._here.over = True
+        if builtins.id == self._identified:
+            builtins.id = self._id
+
+    def _identified(self, value: Any, /) -> int:
+        if self._here and isinstance(value, Tensor) and is_of_author(_asker(sys._getframe(1))):
+            self.names.add("id")
+        return self._id(value)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         name, asker = getattr(function, "__name__", ""), _asker(sys._getframe(1))
@@ -124,12 +146,23 @@ def named_by_code(model: nn.Module) -> set[str]:
     return {"Parameter", "Buffer"} & walk.asked_for | walk.of_compilers
 
 
+def attribute_facts(names: Iterable[str]) -> frozenset[str]:
+    """Names for ``facts``: whether somebody has given a tensor the attributes ``names``."""
+    return frozenset(_ATTRIBUTE + name for name in names)
+
+
 def unsteady(names: Iterable[str]) -> str | None:
     """The first of ``names`` of which nothing that is looked at decides the answer, None where there is none."""
-    return next(iter(sorted(set(names) - _DECIDING.keys() - {ELEMENTS})), None)
+    unknown = set(names) - _DECIDING.keys() - {ELEMENTS}
+    return next((name for name in sorted(unknown) if not name.startswith(_ATTRIBUTE)), None)
 
 
 def facts(names: Iterable[str], values: Iterable[Any]) -> list[Any]:
     """What decides the answers to ``names`` for each tensor among ``values``."""
     asked = [_DECIDING[name] for name in sorted(names) if name in _DECIDING]
-    return [[ask(value) for ask in asked] for value in values if isinstance(value, Tensor)]
+    attributes = [name.removeprefix(_ATTRIBUTE) for name in sorted(names) if name.startswith(_ATTRIBUTE)]
+    return [
+        [*(ask(value) for ask in asked), *(name in vars(value) for name in attributes)]
+        for value in values
+        if isinstance(value, Tensor)
+    ]

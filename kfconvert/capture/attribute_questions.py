@@ -1,0 +1,44 @@
+"""Which attributes a forward asks tensors for that they do not have by themselves, such as a scale that somebody has
+given to a weight: a trace asks its stand-ins for them, and these have none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch._subclasses import FakeTensor
+
+from ..process import ThisThread
+from ..region import CaptureError
+from ..runtime import is_of_author
+
+
+@contextmanager
+def noted_attributes() -> Iterator[set[str]]:
+    """Within the block, the set collects the names of the attributes that a model's author asks stand-ins for in this
+    thread, and that they do not have."""
+    here, names = ThisThread(), set[str]()
+
+    def missing(self: FakeTensor, name: str) -> Any:
+        is_protocol = name.startswith("__") and name.endswith("__")
+        if here and not is_protocol and is_of_author(sys._getframe(1).f_globals.get("__name__")):
+            names.add(name)
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    FakeTensor.__getattr__ = missing  # type: ignore[attr-defined]  # called for what is not found otherwise
+    try:
+        yield names
+    finally:
+        del FakeTensor.__getattr__  # type: ignore[attr-defined]
+        here.over = True
+
+
+def refuse_attributes(names: Iterable[str], tensors: Iterable[Tensor]) -> None:
+    """Raises CaptureError where one of ``tensors`` has one of the attributes ``names``."""
+    tensors = list(tensors)
+    for name in sorted(names):
+        if any(name in vars(tensor) for tensor in tensors):
+            raise CaptureError(f"its forward reads the attribute {name} of a tensor, which no graph shows")
