@@ -72,6 +72,7 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
         first = next((form for form in found if isinstance(form, Capture)), None)
         if first is not None and not effort.other_calls:
             advance()
+            prepared.settled.restore()
             return gathered(model, calls, found, (), prepared.asked)
         whole = None if first is None else time.thread_time() - start
         cheap = None if first is None else _cheap_call(first)
@@ -80,6 +81,7 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
             calls.append(each)
             found.append(captured)
         parts = Parts(model, prepared.call, prepared.counting, prepared.settled.restore, cheap, whole)
+        prepared.settled.restore()  # of what the last traces have left
         advance()
     kept = () if unsteady(prepared.asked) else parts.found
     return gathered(model, calls, found, kept, prepared.asked, parts.refused, parts.left_out)

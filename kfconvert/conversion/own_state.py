@@ -22,6 +22,7 @@ from ..runtime import (
     slotted,
 )
 from .kept import CONTAINERS, outside, own_attributes
+from .left_by_traces import OutsideCaches, remove_stand_ins
 
 
 class _Snapshot:
@@ -101,6 +102,7 @@ class OwnState:
         self._stores = _stores(model)
         self.written: set[str] = set()
         self._attributes = {id(vars(module)): vars(module) for module in model.modules()}
+        self._caches = OutsideCaches(model)
         held = list(outside(model).values())
         self._outside = [(each, list(each)) for each in held if isinstance(each, (list, collections.deque))]
         attributes = [value for module in model.modules() for value in own_attributes(vars(module)).values()]
@@ -148,9 +150,10 @@ class OwnState:
     def restore(self) -> None:
         """Give what has changed since the first call the value that it had before that call. What only came with that
         call has no such value: an attribute is removed, and an item of a list or dict gets its value after that call.
-        Entries that were added to dicts later are left, as in caches. Parameters and submodules are those that there
-        were after that call."""
+        Entries that were added to dicts later are left, as in caches, but for those with stand-ins of a trace.
+        Parameters and submodules are those that there were after that call."""
         self._restore_outside()
+        self._caches.remove_stand_ins()
         for store, entries in self._stores:
             if not _same_entries(store, entries):
                 self.written |= {str(name) for name in store.keys() ^ entries.keys()}
@@ -176,6 +179,7 @@ class OwnState:
         for key, (holder, after) in self._after.holders.items():
             _, before = self._before.holders.get(key, (holder, after))
             if isinstance(holder, dict):
+                remove_stand_ins(holder, after)
                 for name, value in (after | before).items():
                     if is_equal(holder.get(name), after.get(name)):
                         continue

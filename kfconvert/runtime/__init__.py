@@ -25,7 +25,7 @@ from .miss_callback import MissCallback, OnMiss
 from .model_state import global_hook, has_hooks, inner_hook
 from .names_in_code import reads_of_attributes
 from .original_forwards import originals
-from .program import Program, UnfitTensors
+from .program import OF_EXPORT, Program, UnfitTensors
 from .random_generators import GENERATORS, as_bytes, generator_state, put_back
 from .recording import Pool, Recording, Repeated, Unrecordable
 from .tensor_facts import Asked, attribute_facts, named_by_code, unsteady
@@ -44,6 +44,7 @@ __all__ = [
     "GuardedForward",
     "Ledger",
     "MISSING",
+    "OF_EXPORT",
     "MOST_RECORDINGS",
     "MissCallback",
     "OF_CONVERSION",

@@ -128,6 +128,7 @@ class CodeWalk:
         self.contents = Contents(model)
         self.meets_modules = False  # whether there is a module among what was reached
         self.asked_for: set[str] = set()
+        self.cached: dict[int, functools._lru_cache_wrapper[Any]] = {}  # functions with a cache
         self.of_cached: set[str] = set()  # attributes that functions with a cache read, when they run at all
         self.of_compilers: set[str] = set()  # asked for by code that may do something else while it is compiled
         self._names: set[str] = set(_ALWAYS)  # of attributes, in all code that was reached
@@ -386,6 +387,7 @@ class CodeWalk:
     def _cached(self, function: functools._lru_cache_wrapper, name: str, depth: int) -> None:
         """What a function with a cache has answered so far; where it takes no arguments, the cache must go on having
         that very answer."""
+        self.cached[id(function)] = function
         for held in gc.get_referents(function):
             if held is vars(function) or held is function.__wrapped__ or isinstance(held, type):
                 continue

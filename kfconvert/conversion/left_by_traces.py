@@ -1,0 +1,48 @@
+"""Stand-ins for tensors that traces have left in dicts and in functions with a cache: no later call can use them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from ..runtime import MISSING, OF_EXPORT, code_walk, configurations, held_functions, reached
+
+
+class OutsideCaches:
+    """The dicts and the functions with a cache that the code of a model finds in the globals and in closures."""
+
+    def __init__(self, model: nn.Module):
+        classes = [type(each) for each in (*model.modules(), *configurations(model))]
+        walk = code_walk(classes, held_functions(model), None)
+        walk.reach()
+        held = reached(list(walk.contents.containers.values()))
+        self._dicts = [(each, dict(each)) for each in held if isinstance(each, dict)]
+        self._cached = list(walk.cached.values())
+
+    def remove_stand_ins(self) -> None:
+        """Give entries with stand-ins the values of before, and remove those that were not there; caches of functions
+        are cleared where they hold some."""
+        for held, before in self._dicts:
+            remove_stand_ins(held, before)
+        for function in self._cached:
+            answers = [each for each in gc.get_referents(function) if each is not function.__wrapped__]
+            if _are_of_trace(answers):
+                function.cache_clear()
+
+
+def remove_stand_ins(held: dict[Any, Any], before: dict[Any, Any]) -> None:
+    """The same in one dict."""
+    added = [(key, value) for key, value in dict.items(held) if value is not dict.get(before, key, MISSING)]
+    for key, value in added:
+        if _are_of_trace([key, value]):
+            if key in before:
+                held[key] = before[key]
+            else:
+                del held[key]
+
+
+def _are_of_trace(values: Iterable[Any]) -> bool:
+    return any(isinstance(each, OF_EXPORT) for each in reached(list(values)))
