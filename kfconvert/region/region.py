@@ -58,8 +58,8 @@ class Region:
     reads: frozenset[Read] = frozenset()
     # What the code behind it asks of tensors, see ``tensor_facts``.
     asked: frozenset[str] = frozenset()
-    # Which of the flat outputs have a gradient, by which parameters and arguments want one (see GuardedForward).
-    differentiable: dict[bytes, tuple[bool, ...] | str] = field(default_factory=dict)
+    # What autograd does with a call, by which parameters and arguments want a gradient (see GuardedForward).
+    differentiable: dict[bytes, Any] = field(default_factory=dict)
     # That at the time of the trace, if new tensors may lie there because it was the default; else None.
     default_device: torch.device | None = None
     # What ``stored_region`` has told of it before its graph was released, see ``keep``; None where it cannot be stored.

@@ -29,7 +29,14 @@ from .ledger import Ledger, MissNotices
 from .model_state import Codes, ModelState
 from .original_forwards import originals, originals_wanted
 from .program import Program, UnfitTensors
-from .recompute import has_reentrant_checkpoint, is_connected, needs_gradient, run_recorded
+from .recompute import (
+    Differentiable,
+    SavedMemory,
+    has_reentrant_checkpoint,
+    is_connected,
+    needs_gradient,
+    run_recorded,
+)
 from .refusals import allow_changes
 from .shallow_copy import StateForCopies
 from .tensor_facts import ELEMENTS, facts
@@ -384,9 +391,9 @@ class GuardedForward:
 
     def _differentiable(
         self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]
-    ) -> tuple[bool, ...] | str:
-        """Which of the flat outputs of the original have a gradient, given which of its parameters and arguments want
-        one; or why they cannot be computed later. It is looked up in one run of the original."""
+    ) -> Differentiable | str:
+        """What autograd does with a call of the original, given which of its parameters and arguments want a gradient;
+        or why gradients cannot be computed later. It is looked up in one run of the original."""
         tensors = (*parameters, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
         wanted = bytes(tensor.requires_grad for tensor in tensors)
         known = variant.region.differentiable
@@ -396,16 +403,16 @@ class GuardedForward:
             known[wanted] = self._look_up_differentiable(variant, leaves)
         return known[wanted]
 
-    def _look_up_differentiable(self, variant: Variant, leaves: list[Any]) -> tuple[bool, ...] | str:
+    def _look_up_differentiable(self, variant: Variant, leaves: list[Any]) -> Differentiable | str:
         # Hooks that keep what a forward saves for backward (checkpoints, offloading) must keep nothing of this run.
-        unkept = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach)
-        with originals(), torch.enable_grad(), unkept:
+        with originals(), torch.enable_grad(), SavedMemory() as saved:
             outputs, _ = variant.region.flat_outputs(self.original, leaves)
         if is_connected(outputs):
             return "one of its outputs is computed from another"
         if has_reentrant_checkpoint(outputs):
             return "it has a reentrant checkpoint"
-        return tuple(isinstance(output, torch.Tensor) and output.requires_grad for output in outputs)
+        wanted = tuple(isinstance(output, torch.Tensor) and output.requires_grad for output in outputs)
+        return Differentiable(wanted, saved.lacks(leaves))
 
     @contextmanager
     def _as_in_forward(self, model: nn.Module, parameters: list[torch.Tensor]) -> Iterator[None]:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .derived import memory_of
+
 
 def needs_gradient(parameters: list[Tensor], leaves: list[Any]) -> bool:
     """Whether autograd would record this call."""
@@ -53,35 +55,75 @@ def _nodes_from(nodes: Iterable[Any]) -> Iterator[Any]:
         pending += [before for before, _ in node.next_functions]
 
 
+@dataclass(frozen=True)
+class Differentiable:
+    """What autograd does with a call: which of the flat ``outputs`` have a gradient, and which of the flat inputs
+    (``unsaved``) it does not keep for backward, so that they may be written in between."""
+
+    outputs: tuple[bool, ...]
+    unsaved: frozenset[int]
+
+
+class SavedMemory(torch.autograd.graph.saved_tensors_hooks):
+    """Within the block, what forwards save for backward is kept by no other hooks, and it is noted where it lies."""
+
+    def __init__(self) -> None:
+        self._found: set[Any] = set()
+        super().__init__(self._pack, Tensor.detach)
+
+    def __enter__(self) -> SavedMemory:
+        super().__enter__()
+        return self
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        self._found.add(memory_of(tensor))
+        return tensor.detach()
+
+    def lacks(self, leaves: list[Any]) -> frozenset[int]:
+        """Which of ``leaves`` are tensors of which nothing was saved."""
+        return frozenset(
+            index
+            for index, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and leaf.numel() and memory_of(leaf) not in self._found
+        )
+
+
 def run_recorded(
     fused: Callable[[list[Any]], tuple[Any, ...]],
     original: Callable[[list[Any]], Any],
     parameters: list[Tensor],
     leaves: list[Any],
-    differentiable: tuple[bool, ...],
+    differentiable: Differentiable,
     held: list[Tensor],
 ) -> tuple[Any, ...]:
     """The flat outputs of ``fused(leaves)``, with the gradients of ``original(leaves)`` for those ``differentiable``.
 
     Gradients reach the ``parameters`` and leaves that require them. As ever in autograd, changing one of them in
-    place between forward and backward is an error. ``held`` are the tensors of the model that ``fused`` reads: a view
-    of one of them is returned as it is.
+    place between forward and backward is an error; of leaves that autograd does not save copies are kept. ``held`` are
+    the tensors of the model that ``fused`` reads: a view of one of them is returned as it is.
     """
     # Each parameter once: a tied weight has one gradient, which autograd would add up for each time that the weight is
     # given.
     wanted = list(dict.fromkeys(p for p in parameters if p.requires_grad))
     indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    return _Recomputed.apply(
-        fused, original, leaves, differentiable, held, indices, len(wanted), *wanted, *(leaves[i] for i in indices)
-    )
+    kept = [_kept(leaves[i]) if i in differentiable.unsaved else leaves[i] for i in indices]
+    tensors = (*wanted, *(leaves[i] for i in indices))
+    return _Recomputed.apply(fused, original, leaves, differentiable.outputs, held, indices, wanted, kept, *tensors)
+
+
+def _kept(leaf: Tensor) -> Tensor:
+    """A copy of ``leaf``, of which autograd knows whence it comes; or itself, where a copy has other strides."""
+    with torch.enable_grad():
+        copied = leaf.clone()
+    return copied if copied.stride() == leaf.stride() else leaf
 
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, fused, original, leaves, differentiable, held, indices, count, *tensors):
-        ctx.original, ctx.indices, ctx.count = original, indices, count
+    def forward(ctx, fused, original, leaves, differentiable, held, indices, parameters, kept, *tensors):
+        ctx.original, ctx.indices, ctx.count = original, indices, len(parameters)
         ctx.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*parameters, *kept)
         outputs = _without_bases(fused(leaves), (*tensors, *held))
         # An output that nobody uses has no gradient; what only leads to it must not get a gradient of zeros either.
         ctx.set_materialize_grads(False)
@@ -116,23 +158,23 @@ class _Recomputed(torch.autograd.Function):
         wanted = [*parameters, *(leaves[place] for place in ctx.indices)]
         sources = [tensor for tensor in wanted if tensor.requires_grad]
         if not sources:  # all were frozen since
-            return (None,) * (7 + len(wanted))
+            return (None,) * (8 + len(wanted))
         found = iter(
             torch.autograd.grad(
                 [o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True, create_graph=again
             )
         )
         barrier.closed = False
-        return (None,) * 7 + tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
+        return (None,) * 8 + tuple(next(found) if tensor.requires_grad else None for tensor in wanted)
 
 
 def _without_bases(outputs: tuple[Any, ...], known: tuple[Tensor, ...]) -> tuple[Any, ...]:
     """``outputs`` with each view replaced by a tensor of its own over the same memory, so that callers may write into
     it: autograd forbids that for views that were made in here. A view stays if another output or a ``known`` tensor
     shares its memory: who writes to it is to move the version of that one."""
-    memory = Counter(_memory(value) for value in (*outputs, *known) if isinstance(value, Tensor))
+    memory = Counter(memory_of(value) for value in (*outputs, *known) if isinstance(value, Tensor))
     return tuple(
-        _own(value) if isinstance(value, Tensor) and value._is_view() and memory[_memory(value)] == 1 else value
+        _own(value) if isinstance(value, Tensor) and value._is_view() and memory[memory_of(value)] == 1 else value
         for value in outputs
     )
 
@@ -142,10 +184,6 @@ def _own(view: Tensor) -> Tensor:
     if view.is_conj() or view.is_neg():
         return view.resolve_conj().resolve_neg()
     return view.new_empty(0).set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 @dataclass

@@ -387,3 +387,70 @@ def test_disabled_hooks_of_saved_tensors():
     with torch.no_grad(), torch.autograd.graph.disable_saved_tensors_hooks("none here"):
         fused(x)
     assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+class Residuals(nn.Module):
+    """Adds to its stream in place, which the first operator of each block does not save for its gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Sequential(nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8))) for _ in range(3)
+        )
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = x * 1
+        for block in self.blocks:
+            if x.mean().item() < -100:  # so that the blocks are captured on their own
+                break
+            x += block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
+def test_arguments_of_parts_that_are_written_after_their_call(again):
+    model = Residuals().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=(torch.randn(3, 8),))
+    found = []
+    for each in (model, fused):
+        x = torch.linspace(-1, 1, 24).view(3, 8).requires_grad_()
+        (gradient,) = torch.autograd.grad(each(x).sin().sum(), x, create_graph=again)
+        if again:
+            gradient.square().sum().backward()
+        found.append([gradient.detach(), *(p.grad for p in each.parameters() if p.grad is not None)])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    assert any(part["hits"] for part in fused.kfconvert_info()["parts"].values())
+
+
+def test_an_argument_that_autograd_does_not_save_is_written():
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8))
+
+        def forward(self, x, shift):
+            return self.layers(x + shift)
+
+    model = Shifted().eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=(torch.randn(3, 8), torch.randn(8)))
+    found = []
+    for each in (model, fused):
+        x, shift = torch.linspace(-1, 1, 24).view(3, 8), torch.linspace(0, 1, 8)
+        y = each(x, shift)
+        x.zero_(), shift.zero_()
+        y.sin().sum().backward()
+        found.append([p.grad for p in each.parameters()])
+    torch.testing.assert_close(*found)
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+def test_an_argument_without_memory():
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(1)).eval()
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=(torch.randn(2, 4, 6, 6),))
+    found = []
+    for each in (model, fused):
+        y = each(torch._efficientzerotensor((2, 4, 6, 6)))
+        y.sum().backward()
+        found.append([y, each[0].bias.grad])
+    torch.testing.assert_close(*found)
