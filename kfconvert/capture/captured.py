@@ -142,8 +142,7 @@ def recaptured(module: nn.Module, path: str, region: Region, leaves: list[Any] |
     """
     if leaves is None or len(leaves) != len(region.inputs) or region.guard.refusal(leaves) is not None:
         raise Unstorable("its example call is none that it was stored for")
-    live = LiveTensors(module, region)
-    _mark(module, region)
+    live = _mark(module, region)
     for node in region.graph.nodes:
         if node.name not in region.slots:
             continue
@@ -159,9 +158,15 @@ def recaptured(module: nn.Module, path: str, region: Region, leaves: list[Any] |
     return Capture(path, module, region, live, leaves, search(region.graph))
 
 
-def _mark(module: nn.Module, region: Region) -> None:
+def _mark(module: nn.Module, region: Region) -> LiveTensors:
+    """Note at the placeholders of tensors of the model what these are, which are returned."""
     parameters = {n for n, (at, key) in region.slots.items() if key in module.get_submodule(at)._parameters}
-    mark_weights(region.graph, region.slots.keys() | region.constants.keys(), parameters)
+    live = LiveTensors(module, region)
+    names = region.slots.keys() | region.constants.keys()
+    held = {node.name: type(live.tensor(node)) for node in region.graph.nodes if node.name in names}
+    classes = {name: kind for name, kind in held.items() if kind not in (Tensor, nn.Parameter)}
+    mark_weights(region.graph, names, parameters, classes)
+    return live
 
 
 def unforeseen(error: Exception) -> CaptureError:
@@ -222,7 +227,7 @@ def _capture(
     seconds: float,
 ) -> Capture:
     region = trace(module, call, dimensions, seconds)
-    _mark(module, region)
+    live = _mark(module, region)
     region.note_default_device(default_device())
     canonicalise(region.graph)
     given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))
@@ -235,7 +240,7 @@ def _capture(
     seen = trial(module, region, given)
     note_orders(region, seen)
     findings = search(region.graph)
-    captured = Capture(path, module, region, LiveTensors(module, region), leaves, findings)
+    captured = Capture(path, module, region, live, leaves, findings)
     run = captured.variant(()).run
     if writes_arguments(module, region, given):
         raise CaptureError("its forward writes to a list or dict among its arguments")

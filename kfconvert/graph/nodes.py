@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -46,11 +46,14 @@ def is_parameter(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.meta.get("kfconvert_parameter", False)
 
 
-def mark_weights(graph: fx.Graph, names: Iterable[str], parameters: Collection[str] = ()) -> None:
+def mark_weights(
+    graph: fx.Graph, names: Iterable[str], parameters: Collection[str] = (), classes: Mapping[str, type] | None = None
+) -> None:
     """Mark the placeholders ``names`` as parameters, buffers or constants of the model, and those in ``parameters`` as
-    its parameters."""
+    its parameters; ``classes`` has those of tensors that are of a subclass."""
     wanted = set(names)
     for node in graph.nodes:
         if node.op == "placeholder" and node.name in wanted:
             node.meta["kfconvert_weight"] = True
             node.meta["kfconvert_parameter"] = node.name in parameters
+            node.meta["kfconvert_class"] = (classes or {}).get(node.name)

@@ -137,6 +137,11 @@ def _never_allowed(match: Match, aliases: Aliases) -> tuple[str, fx.Node] | None
     for name, value in match.captures.items():
         if name not in calls and isinstance(value, fx.Node) and value in match.nodes:
             return f"the value of {value.target} is used twice in the match", value
+    for node in match.nodes:
+        for value in node.all_input_nodes:
+            # The methods of its class may compute something else than the kernels do.
+            if (kind := value.meta.get("kfconvert_class")) is not None:
+                return f"{value.name} is a {kind.__name__}, not a plain tensor", node
     for node in (*match.nodes, *tensors):
         if aliases.is_written(node):
             return f"the storage of {node.name} is written in place in this graph", node

@@ -97,3 +97,26 @@ def test_a_forward_of_no_python_module():
     fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), input_shape=(4, 8))
     x = torch.randn(4, 8)
     assert torch.equal(fused(x), model(x)) and fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+class Tagged(nn.Parameter):
+    """A parameter of a class of its own, as libraries for quantization and sharding have them."""
+
+    def __deepcopy__(self, memo):
+        return memo.setdefault(id(self), Tagged(self.data.clone(), self.requires_grad))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@torch.no_grad()
+def test_a_weight_of_a_subclass_is_not_fused(inplace):
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU()).eval()
+    model[0].weight = Tagged(model[0].weight.data)
+    x = torch.randn(3, 8)
+    expected = model(x)
+    converter = ModelConverter(select="all")
+    converted = converter.convert_model(model, example_inputs=(x,), inplace=inplace)
+    torch.testing.assert_close(converted(x), expected)
+    (miss,) = [each for each in converter.conversion_stats["near_misses"] if each["module"] == "0"]
+    assert "is a Tagged, not a plain tensor" in miss["reason"]
+    assert {site["module"] for site in converter.conversion_stats["sites"]} == {"2", "3"}
+    assert type(converted[0].weight) is Tagged
