@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
 
 from .caches import caches_in, is_cache, map_tensors, taken_apart
+
+# Arguments that a call gets as they are.
+_UNCHANGED = (Tensor, PackedSequence, bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
 
 class InputError(ValueError):
@@ -26,8 +31,15 @@ class ExampleCall:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, model: Callable[..., Any]) -> Any:
-        """The outputs; a cache among the arguments, which a call writes to, stays as it is."""
-        call = self.copied() if caches_in((*self.args, *self.kwargs.values())) else self
+        """The outputs; caches, containers and objects among the arguments, which a call may write to, stay as they
+        are."""
+        values = (*self.args, *self.kwargs.values())
+        if caches_in(values):
+            call = self.copied()
+        elif all(isinstance(value, _UNCHANGED) for value in values):
+            call = self
+        else:
+            call = ExampleCall(*pytree.tree_map(_own, (self.args, self.kwargs), is_leaf=is_whole))
         return model(*call.args, **call.kwargs)
 
     def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> ExampleCall:
@@ -52,6 +64,10 @@ def shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return type(value).__name__ if isinstance(value, (Mapping, Sequence)) or is_cache(value) else repr(value)[:80]
+
+
+def _own(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, _UNCHANGED) else deepcopy(leaf)
 
 
 def is_whole(value: Any) -> bool:
