@@ -311,7 +311,8 @@ def is_close(expected: Any, actual: Any, share: float = 1.0) -> bool:
     if expected.shape != actual.shape or expected.dtype is not actual.dtype:
         return False
     if expected.is_complex():
-        return is_close(*map(torch.view_as_real, (expected.resolve_conj(), actual.resolve_conj())), share=share)
+        expected, actual = (torch.view_as_real(each.resolve_conj()) for each in (expected, actual))
+        return is_close(expected, actual, share)
     if expected.dtype not in _TOLERANCE:
         return torch.equal(expected, actual)
     scale = expected.double().nan_to_num().abs().max().item() if expected.numel() else 1.0

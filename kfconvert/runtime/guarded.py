@@ -31,11 +31,12 @@ from .original_forwards import originals, originals_wanted
 from .program import Program, UnfitTensors
 from .recompute import (
     Differentiable,
-    SavedMemory,
     has_reentrant_checkpoint,
     is_connected,
     needs_gradient,
     run_recorded,
+    saved_memory,
+    unsaved,
 )
 from .refusals import allow_changes
 from .shallow_copy import StateForCopies
@@ -405,14 +406,14 @@ class GuardedForward:
 
     def _look_up_differentiable(self, variant: Variant, leaves: list[Any]) -> Differentiable | str:
         # Hooks that keep what a forward saves for backward (checkpoints, offloading) must keep nothing of this run.
-        with originals(), torch.enable_grad(), SavedMemory() as saved:
+        with originals(), torch.enable_grad(), saved_memory() as saved:
             outputs, _ = variant.region.flat_outputs(self.original, leaves)
         if is_connected(outputs):
             return "one of its outputs is computed from another"
         if has_reentrant_checkpoint(outputs):
             return "it has a reentrant checkpoint"
         wanted = tuple(isinstance(output, torch.Tensor) and output.requires_grad for output in outputs)
-        return Differentiable(wanted, saved.lacks(leaves))
+        return Differentiable(wanted, unsaved(leaves, saved))
 
     @contextmanager
     def _as_in_forward(self, model: nn.Module, parameters: list[torch.Tensor]) -> Iterator[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,28 +65,23 @@ class Differentiable:
     unsaved: frozenset[int]
 
 
-class SavedMemory(torch.autograd.graph.saved_tensors_hooks):
-    """Within the block, what forwards save for backward is kept by no other hooks, and it is noted where it lies."""
+@contextmanager
+def saved_memory() -> Iterator[set[Any]]:
+    """Within the block, what forwards save for backward is kept by no other hooks; the set collects where it lies."""
+    found: set[Any] = set()
 
-    def __init__(self) -> None:
-        self._found: set[Any] = set()
-        super().__init__(self._pack, Tensor.detach)
-
-    def __enter__(self) -> SavedMemory:
-        super().__enter__()
-        return self
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        self._found.add(memory_of(tensor))
+    def noted(tensor: Tensor) -> Tensor:
+        found.add(memory_of(tensor))
         return tensor.detach()
 
-    def lacks(self, leaves: list[Any]) -> frozenset[int]:
-        """Which of ``leaves`` are tensors of which nothing was saved."""
-        return frozenset(
-            index
-            for index, leaf in enumerate(leaves)
-            if isinstance(leaf, Tensor) and leaf.numel() and memory_of(leaf) not in self._found
-        )
+    with torch.autograd.graph.saved_tensors_hooks(noted, Tensor.detach):
+        yield found
+
+
+def unsaved(leaves: list[Any], saved: set[Any]) -> frozenset[int]:
+    """Which of ``leaves`` are tensors that lie in no memory that was ``saved``."""
+    tensors = ((index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.numel())
+    return frozenset(index for index, leaf in tensors if memory_of(leaf) not in saved)
 
 
 def run_recorded(
