@@ -19,7 +19,8 @@ from ..matching import Findings, Site, rewrite
 from ..modules import CHANNELS_LAST
 from ..patterns import search
 from ..region import CaptureError, Dimensions, LiveTensors, Region, Unstorable
-from ..runtime import Variant, default_device, global_hook, has_hooks, inner_hook
+from ..runtime import Variant, asked_attributes, default_device, global_hook, has_hooks, inner_hook
+from .attribute_questions import refuse_attributes
 from .tracer import is_final, trace
 from .trial_runs import (
     admit_same_tensors,
@@ -78,7 +79,12 @@ class Capture:
         return variant
 
     def alike(self, path: str, module: nn.Module) -> Capture:
-        """The capture of another module of the same structure: the same graph over that module's tensors."""
+        """The capture of another module of the same structure: the same graph over that module's tensors.
+
+        Raises:
+            CaptureError: one of these has an attribute that the forward asks for.
+        """
+        refuse_attributes(asked_attributes(self.region.asked), (*module.parameters(), *module.buffers()))
         live = LiveTensors(module, self.region)
         return replace(self, path=path, module=module, live=live, sites=[], left_out=[])
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..runtime import MISSING, OF_EXPORT, code_walk, configurations, held_functions, reached
+from .kept import own_attributes
 
 
 class OutsideCaches:
@@ -19,7 +20,7 @@ class OutsideCaches:
         walk = code_walk(classes, held_functions(model), None)
         walk.reach()
         held = reached(list(walk.contents.containers.values()))
-        self._dicts = [(each, dict(each)) for each in held if isinstance(each, dict)]
+        self._dicts = [(each, dict(dict.items(each))) for each in held if isinstance(each, dict)]
         self._cached = list(walk.cached.values())
 
     def remove_stand_ins(self) -> None:
@@ -34,8 +35,9 @@ class OutsideCaches:
 
 
 def remove_stand_ins(held: dict[Any, Any], before: dict[Any, Any]) -> None:
-    """The same in one dict."""
-    added = [(key, value) for key, value in dict.items(held) if value is not dict.get(before, key, MISSING)]
+    """The same in one dict, which may have the attributes of a module."""
+    entries = own_attributes(dict(dict.items(held))).items()
+    added = [(key, value) for key, value in entries if value is not dict.get(before, key, MISSING)]
     for key, value in added:
         if _are_of_trace([key, value]):
             if key in before:

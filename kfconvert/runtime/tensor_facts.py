@@ -151,6 +151,11 @@ def attribute_facts(names: Iterable[str]) -> frozenset[str]:
     return frozenset(_ATTRIBUTE + name for name in names)
 
 
+def asked_attributes(names: Iterable[str]) -> list[str]:
+    """The attributes that ``attribute_facts`` has put among ``names``."""
+    return [name.removeprefix(_ATTRIBUTE) for name in sorted(names) if name.startswith(_ATTRIBUTE)]
+
+
 def unsteady(names: Iterable[str]) -> str | None:
     """The first of ``names`` of which nothing that is looked at decides the answer, None where there is none."""
     unknown = set(names) - _DECIDING.keys() - {ELEMENTS}
@@ -160,7 +165,7 @@ def unsteady(names: Iterable[str]) -> str | None:
 def facts(names: Iterable[str], values: Iterable[Any]) -> list[Any]:
     """What decides the answers to ``names`` for each tensor among ``values``."""
     asked = [_DECIDING[name] for name in sorted(names) if name in _DECIDING]
-    attributes = [name.removeprefix(_ATTRIBUTE) for name in sorted(names) if name.startswith(_ATTRIBUTE)]
+    attributes = asked_attributes(names)
     return [
         [*(ask(value) for ask in asked), *(name in vars(value) for name in attributes)]
         for value in values
