@@ -13,6 +13,7 @@ from kfconvert.modules import (
     FusedAttention,
     FusedBatchNormAct,
     FusedConvBN,
+    FusedDecodeAttention,
     FusedGatedLinear,
     FusedGroupNorm,
     FusedLayerNorm,
@@ -34,7 +35,15 @@ CLASSES = [
     if inspect.isclass(value := getattr(modules, name)) and issubclass(value, FusedModule) and value is not FusedModule
 ]
 # These have none of the settings that change a result.
-WITHOUT = (FusedAttention, FusedLinearScale, FusedMergedLinear, FusedRotary, FusedSelfAttention, FusedSqueezeExcite)
+WITHOUT = (
+    FusedAttention,
+    FusedDecodeAttention,
+    FusedLinearScale,
+    FusedMergedLinear,
+    FusedRotary,
+    FusedSelfAttention,
+    FusedSqueezeExcite,
+)
 x = torch.randn(3, 8, 9, 9)
 
 

@@ -52,6 +52,21 @@ def bias_in_place():
     return x
 
 
+def decode_attention():
+    """Likewise, for steps of generation."""
+    q, k, v = (torch.linspace(-1, 2, 2 * heads * 4).double().sin().view(2, heads, 1, 4) for heads in (4, 2, 2))
+    keys, values, angles = (
+        torch.ones(2, 2, 5, 4).double(),
+        torch.zeros(2, 2, 5, 4).double(),
+        torch.ones(1, 1, 1, 4).double(),
+    )
+    seen = torch.tensor([True, False, True, True, False]).view(1, 1, 1, 5)
+    y = torch.ops.kfconvert.decode_attention_(
+        q, k, v, keys, values, torch.tensor([3]), seen, angles.cos(), angles.sin(), 0.5
+    )
+    return y, keys, values
+
+
 def tried(name):
     """(the public function, its arguments) of each call to try; of none where torch's operators do it all."""
     function, arguments = base(name)
@@ -119,6 +134,7 @@ def test_every_operator_is_tried():
                 with torch.set_grad_enabled(grad):
                     results(function, given)
         bias_in_place()
+        decode_attention()
     twins = {f"{name}_inference" for name in ran} | {name.removesuffix("_inference") for name in ran}
     assert not set(OPERATORS) - ran - twins  # which share their composition
 
