@@ -14,17 +14,20 @@ from torch._subclasses import FakeTensor
 from ..process import ThisThread
 from ..region import CaptureError
 from ..runtime import is_of_author
+from .compiler_questions import OF_HELPERS
 
 
 @contextmanager
 def noted_attributes() -> Iterator[set[str]]:
     """Within the block, the set collects the names of the attributes that a model's author asks stand-ins for in this
-    thread, and that they do not have."""
+    thread, and that they do not have. By some it is asked what library a tensor is of (``__array__``, or those of
+    helpers); nobody sets these."""
     here, names = ThisThread(), set[str]()
 
     def missing(self: FakeTensor, name: str) -> Any:
-        is_protocol = name.startswith("__") and name.endswith("__")
-        if here and not is_protocol and is_of_author(sys._getframe(1).f_globals.get("__name__")):
+        asking = sys._getframe(1).f_globals.get("__name__") or ""
+        is_protocol = (name.startswith("__") and name.endswith("__")) or asking.startswith(OF_HELPERS)
+        if here and not is_protocol and is_of_author(asking):
             names.add(name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 

@@ -26,7 +26,7 @@ _FUNCTIONS: dict[str, FunctionType] = {
 _OWN_CODE = {name: function.__code__ for name, function in _FUNCTIONS.items()}
 _OWN = {name: FunctionType(code, _FUNCTIONS[name].__globals__) for name, code in _OWN_CODE.items()}
 # Modules with functions that ask for whoever calls them.
-_OF_HELPERS = ("transformers.utils.",)
+OF_HELPERS = ("transformers.utils.",)
 
 
 class AskedForCompilers(CaptureError):
@@ -81,7 +81,7 @@ def _asking(frame: FrameType | None) -> str | None:
     """The name of the Python module whose code asks."""
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
-        if frame.f_code.co_name not in _FUNCTIONS and not module.startswith(_OF_HELPERS):
+        if frame.f_code.co_name not in _FUNCTIONS and not module.startswith(OF_HELPERS):
             return module
         frame = frame.f_back
     return None
