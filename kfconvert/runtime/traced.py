@@ -25,7 +25,7 @@ from .dynamo import OriginalPass
 from .frozen import FrozenError
 from .original_forwards import originals, originals_wanted
 from .program import UnfitTensors
-from .tensor_facts import ELEMENTS, asked_attributes, attribute_facts
+from .tensor_facts import ELEMENTS
 
 if TYPE_CHECKING:
     from .guarded import GuardedForward, Variant
@@ -230,10 +230,8 @@ def _unfit(variant: Variant) -> str | None:
         return "it takes or returns a key-value cache"
     if region.has_effects:
         return "it writes to its arguments, or asserts what depends on their values"
-    # Tensors rarely have the attributes that libraries look for, such as those of JAX.
-    asked = region.asked - {ELEMENTS} - attribute_facts(asked_attributes(region.asked))
-    if asked:
-        return f"its code asks for {', '.join(sorted(asked))} of tensors"
+    if region.asked - {ELEMENTS}:
+        return f"its code asks for {', '.join(sorted(region.asked))} of tensors"
     if region.default_device not in (None, torch.get_default_device()):
         return "another device is the default"
     try:
