@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -391,28 +391,24 @@ def _example(region: Region, owner: str) -> Any:
 
 
 def _read_tensors(folder: Path, record: dict[str, Any], name: str) -> dict[str, Tensor]:
+    return _checked(folder, record, name, load_file)
+
+
+def _read_graphs(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
+    return _checked(folder, record, GRAPHS_FILE, partial(record_file.read_as, StoredGraphs))
+
+
+def _checked(folder: Path, record: dict[str, Any], name: str, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """What ``read`` makes of the file of this name, if that is the one of the ``record``."""
     file = folders.newest(folder, name)
     try:
         record_file.check_file(file, record.get("files", {}).get(name))
-        return load_file(file)
+        return read(file)
     except FileNotFoundError:
         raise ArtifactError(f"{file} is missing") from None
     except RecordError as error:
         raise ArtifactError(f"{file} {error}") from error
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:  # the latter of a damaged header
-        raise ArtifactError(f"{file} cannot be read: {why(error)}") from error
-
-
-def _read_graphs(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
-    file = folders.newest(folder, GRAPHS_FILE)
-    try:
-        record_file.check_file(file, record["files"][GRAPHS_FILE])
-        return record_file.read_as(StoredGraphs, file)
-    except FileNotFoundError:
-        raise ArtifactError(f"{file} is missing") from None
-    except RecordError as error:
-        raise ArtifactError(f"{file} {error}") from error
-    except OSError as error:
         raise ArtifactError(f"{file} cannot be read: {why(error)}") from error
 
 

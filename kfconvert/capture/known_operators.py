@@ -22,7 +22,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ..process import ThisThread
+from ..process import ThisThread, replaced
 
 # Operators with one of these tags have results that do not follow from shapes, or change their arguments' shapes.
 _UNKNOWN = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
@@ -79,13 +79,10 @@ def known_operators() -> Iterator[None]:
         known.awaited = None
         return known.result(call, self, args, kwargs)
 
-    setattr(proxy_tensor, "proxy_call", traced)  # noqa: B010 - functions and methods are not assigned to, says mypy
-    setattr(OpOverload, "__call__", called)  # noqa: B010
     try:
-        yield
+        with replaced([(proxy_tensor, "proxy_call", traced), (OpOverload, "__call__", called)]):
+            yield
     finally:
-        setattr(proxy_tensor, "proxy_call", trace)  # noqa: B010
-        setattr(OpOverload, "__call__", call)  # noqa: B010
         here.over = True
 
 

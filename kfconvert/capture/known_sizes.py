@@ -13,6 +13,8 @@ from typing import Any
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 
+from ..process import replaced
+
 # The operations that computing sizes, strides and contiguity takes.
 _OPERATIONS = (
     "_add", "_sub", "_mul", "_int_floordiv", "_mod", "_sym_max", "_sym_min", "_eq", "_ne", "_lt", "_le", "_gt", "_ge",
@@ -25,14 +27,8 @@ Operation = Callable[[SymNode, Any], Any]
 @contextmanager
 def known_sizes() -> Iterator[None]:
     """Within the block, the same operation on the same expressions of one environment is done once."""
-    own: dict[str, Operation] = {name: getattr(SymNode, name) for name in _OPERATIONS}
-    for name, operation in own.items():
-        setattr(SymNode, name, _remembering(operation))
-    try:
+    with replaced([(SymNode, name, _remembering(getattr(SymNode, name))) for name in _OPERATIONS]):
         yield
-    finally:
-        for name, operation in own.items():
-            setattr(SymNode, name, operation)
 
 
 def _remembering(operation: Operation) -> Operation:

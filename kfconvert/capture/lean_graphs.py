@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 from torch.fx import proxy
 
-from ..process import ThisThread
+from ..process import ThisThread, replaced
 
 
 @contextmanager
@@ -22,17 +22,14 @@ def lean_graphs(outermost: CodeType) -> Iterator[None]:
     from ``outermost`` on."""
     here = ThisThread()
     recompile = fx.GraphModule.recompile
-    own: list[tuple[Any, str, Any, Any]] = [
-        (fx.GraphModule, "recompile", recompile, _when_called(here, recompile)),
-        (proxy, "CapturedTraceback", proxy.CapturedTraceback, _Stacks(here, proxy.CapturedTraceback, outermost)),
-    ]
-    for holder, name, _, ours in own:
-        setattr(holder, name, ours)
+    places = (
+        (fx.GraphModule, "recompile", _when_called(here, recompile)),
+        (proxy, "CapturedTraceback", _Stacks(here, proxy.CapturedTraceback, outermost)),
+    )
     try:
-        yield
+        with replaced(places):
+            yield
     finally:
-        for holder, name, theirs, _ in own:
-            setattr(holder, name, theirs)
         here.over = True
 
 

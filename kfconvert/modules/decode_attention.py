@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops.fused.decode_attention import attended, decode_attention_
-from ..ops.fused.rotary import reference as rotated
+from ..ops.fused.decode_attention import attended, decode_attention_, written
 from ..ops.registration import has_kernels
 from .base import FusedModule, Plan
 
@@ -71,10 +70,8 @@ class FusedDecodeAttention(FusedModule):
         """q as it is compared, the caches with k and v in them, and the mask."""
         q, k, v, keys, values, position, *rest = inputs
         mask, cos, sin = self._others(rest)
-        if cos is not None and sin is not None:
-            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
-        put = torch.Tensor.index_copy_ if self.in_place else torch.Tensor.index_copy
-        return q, put(keys, 2, position, k), put(values, 2, position, v), mask
+        q, keys, values = written(q, k, v, keys, values, position, cos, sin, self.in_place)
+        return q, keys, values, mask
 
     def _kernel(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, keys, values, position, *rest = inputs

@@ -13,7 +13,7 @@ from ..graph import Either, Op, Tree, Var, aten
 from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedDecodeAttention
 from .checks import dtype_refusal, sizes, traced
-from .rotary import rotary_refusal, rotary_tree
+from .rotary import rotary_refusal, rotary_tree, turned
 
 
 def _attended(q: Tree, k: Tree) -> Op:
@@ -103,13 +103,8 @@ def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
     return Replacement(module, tuple(inputs), (), outputs)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
-
-
 class _Step(nn.Module):
-    """A token of ``heads`` heads of 8 and ``shared`` heads of keys, over a cache of 12 places."""
+    """A token of 4 heads of 8 and ``shared`` heads of keys, over a cache of 12 places."""
 
     def __init__(self, shared: int = 2, masked: bool = True, rotated: bool = True, scale: float | None = None):
         super().__init__()
@@ -119,7 +114,7 @@ class _Step(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, mask: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         if self.rotated:
-            q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+            q, k = turned(q, cos, sin), turned(k, cos, sin)
         place = torch.tensor([5], device=q.device)
         keys, values = keys.index_copy(2, place, k), values.index_copy(2, place, v)
         batch, shared, places, size = keys.shape
@@ -139,15 +134,7 @@ def _inputs(shared: int = 2, rows: int = 1, angles: int = 1) -> Callable[[], tup
         mask = torch.rand(3, 1, 1, 12) < 0.7
         mask[..., 5] = True
         cos, sin = torch.randn(3, angles, 1, 8), torch.randn(3, angles, 1, 8)
-        return (
-            torch.randn(3, 4, rows, 8),
-            torch.randn(3, shared, 1, 8),
-            torch.randn(3, shared, 1, 8),
-            *cache,
-            mask,
-            cos,
-            sin,
-        )
+        return torch.randn(3, 4, rows, 8), *new, *cache, mask, cos, sin
 
     return made
 

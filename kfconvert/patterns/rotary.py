@@ -63,7 +63,8 @@ def _rotated(x: Tensor, half: int = 4, dim: int = -1) -> Tensor:
     return torch.cat((-x[..., half:], x[..., :half]), dim)
 
 
-def _turned(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+def turned(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """``x`` rotated, as the models of transformers write it."""
     return x * c + _rotated(x, x.shape[-1] // 2) * s
 
 
@@ -87,13 +88,13 @@ PATTERNS = (
         refusal=lambda match: rotary_refusal(match.captures, "x"),
         build=_build,
         cases=(
-            _found(_turned, 2, 1, 5, 8),
+            _found(turned, 2, 1, 5, 8),
             _found(lambda x, c, s: s * _rotated(x) + c * x, 5, 8),
-            _found(lambda x, c, s: _turned(x.transpose(1, 2), c, s), 3, 8),
-            _found(lambda x, c, s: _turned(x[..., :6], c, s), 5, 6),
+            _found(lambda x, c, s: turned(x.transpose(1, 2), c, s), 3, 8),
+            _found(lambda x, c, s: turned(x[..., :6], c, s), 5, 6),
             _refused(lambda x, c, s: x * c + _rotated(x, 3) * s, "the two halves of 8 columns"),
-            _refused(_turned, "other columns", columns=1),
-            _refused(lambda x, c, s: _turned(x[:1], c, s), "or a larger shape"),
+            _refused(turned, "other columns", columns=1),
+            _refused(lambda x, c, s: turned(x[:1], c, s), "or a larger shape"),
             _refused(lambda x, c, s: x * c + _rotated(x) * s.double(), "mixed dtypes"),
             _refused(lambda x, c, s: x * 0.5 + _rotated(x) * s, "a constant angle"),
             _refused(lambda x, c, s: x * c + _rotated(x).sin() * s, "its value goes to aten.sin"),

@@ -2,6 +2,7 @@
 
 from .garbage import only_new_garbage
 from .generators import same_generators
+from .patches import replaced
 from .quiet import quiet_thread
 from .shield import Shield, is_of_trace, libraries, switched_off
 from .turns import ThisThread, one_at_a_time
@@ -14,6 +15,7 @@ __all__ = [
     "one_at_a_time",
     "only_new_garbage",
     "quiet_thread",
+    "replaced",
     "same_generators",
     "switched_off",
 ]

@@ -51,15 +51,6 @@ def saved(net, tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def path(saved, tmp_path):
-    copied = tmp_path / "net"
-    copied.mkdir()
-    for file in saved.iterdir():
-        (copied / file.name).write_bytes(file.read_bytes())
-    return copied
-
-
 def seal(path, record) -> None:
     """Writes ``record`` with checksums that fit, as somebody does who means harm."""
     (path / "kfconvert.json").unlink()

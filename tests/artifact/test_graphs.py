@@ -34,15 +34,6 @@ def saved(tmp_path_factory):
 
 
 @pytest.fixture
-def path(saved, tmp_path):
-    copied = tmp_path / "net"
-    copied.mkdir()
-    for file in saved.iterdir():
-        (copied / file.name).write_bytes(file.read_bytes())
-    return copied
-
-
-@pytest.fixture
 def traces(monkeypatch):
     """The modules that were traced since."""
     found, own = [], tracer._export

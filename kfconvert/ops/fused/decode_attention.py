@@ -34,12 +34,18 @@ def attended(q, keys, values, mask, scale):
     return F.scaled_dot_product_attention(q, keys, values, mask, scale=scale)
 
 
-def _compose(q, k, v, keys, values, position, mask, cos, sin, scale):
-    _check(q, k, v, keys, values, position, mask, cos, sin)
+def written(q, k, v, keys, values, position, cos, sin, in_place):
+    """q, rotated where there are angles, and the caches, or copies of them, with k and v in their place."""
     if cos is not None:
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    keys.index_copy_(2, position.reshape(1), k)
-    values.index_copy_(2, position.reshape(1), v)
+    put = torch.Tensor.index_copy_ if in_place else torch.Tensor.index_copy
+    place = position.reshape(1)
+    return q, put(keys, 2, place, k), put(values, 2, place, v)
+
+
+def _compose(q, k, v, keys, values, position, mask, cos, sin, scale):
+    _check(q, k, v, keys, values, position, mask, cos, sin)
+    q, keys, values = written(q, k, v, keys, values, position, cos, sin, in_place=True)
     return attended(q, keys, values, mask, scale).contiguous()
 
 

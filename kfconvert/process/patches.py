@@ -1,0 +1,21 @@
+"""Attributes of classes and modules that are others for as long as something is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def replaced(places: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Within the block, each attribute (holder, name, value) has that value."""
+    own = []
+    try:
+        for holder, name, value in places:
+            own.append((holder, name, getattr(holder, name)))
+            setattr(holder, name, value)
+        yield
+    finally:
+        for holder, name, value in own:
+            setattr(holder, name, value)
