@@ -14,11 +14,16 @@ from .stages import Stages
 
 
 def match(captures: Captures, stages: Stages) -> None:
-    """Give every capture its sites; those that share weights and function share their fused module."""
-    modules: dict[Any, Replacement] = {}
+    """Give every capture its sites; those that share weights and function share their fused module.
+
+    Those of a step on a static cache share none with others: what is fast for a prompt need not be for one token, and a
+    fused module has one strategy.
+    """
+    shared: dict[bool, dict[Any, Replacement]] = {False: {}, True: {}}
     every = list(captures.every())
     with stages.stage("match", len(every)) as advance:
         for captured in every:
+            modules = shared[captured.region.takes_static_cache]
             captured.sites = [_site(match, captured, modules) for match in captured.findings.matches]
             captured.left_out = [_site(each.match, captured, {}) for each in captured.findings.left_out]
             for site, each in zip(captured.left_out, captured.findings.left_out):

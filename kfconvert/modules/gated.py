@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
-from ..ops.activations import apply_activation
+from ..ops.activations import ACTIVATIONS, apply_activation
 from ..ops.fused.act_mul import act_mul
+from ..ops.fused.skinny_linear import skinny_linear
 from ..ops.registration import has_kernels
 from .base import FusedModule, Plan, held, takes_plain_path
 from .linear import FusedLinear
@@ -22,7 +23,8 @@ class FusedGatedLinear(FusedModule):
     activation.
     Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "merged" (two layers: one product with
     the weights below each other, see :class:`FusedMergedLinear`), "kernel" (the live weights), each of them followed by
-    ``kfconvert.ops.act_mul``, and "composition". Where a gradient is needed, under autocast and under
+    ``kfconvert.ops.act_mul``, "skinny" (CUDA, half types, up to 16 rows: product and gate in one launch), and
+    "composition". Where a gradient is needed, under autocast and under
     ``torch.compile`` the differentiable operators run.
     """
 
@@ -87,10 +89,25 @@ class FusedGatedLinear(FusedModule):
         strategy = self.choose(x)
         if strategy == "composition":
             return self.reference
+        if strategy == "skinny":
+            return self._skinny()
         live = strategy == "kernel" and not self.packed
         self.projection.strategy = "composition" if live else strategy
         project = self.projection.plan(x)
         return lambda x: self._gated(project(x))
+
+    def _skinny(self) -> Plan:
+        code, slope = ACTIVATIONS[self.activation].code, self.negative_slope
+        if isinstance(self.projection, FusedMergedLinear):
+            product = self.projection.product()
+            return lambda x: skinny_linear(x, product.weight, product.bias, code, slope, True, True)
+        linear, gate_first = self.projection, self.gate_first
+
+        def gated(x: torch.Tensor) -> torch.Tensor:
+            weight, bias = linear.oriented(held(linear, "weight")), held(linear, "bias")
+            return skinny_linear(x, weight, bias, code, slope, True, gate_first)
+
+        return gated
 
     def _halves(self, projected) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = projected.chunk(2, -1) if self.packed else projected

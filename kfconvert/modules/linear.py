@@ -10,6 +10,7 @@ from torch import nn
 from ..extension import EXTENSION_LOADED
 from ..ops.activations import ACTIVATIONS, apply_activation
 from ..ops.fused.linear_act import linear_act
+from ..ops.fused.skinny_linear import skinny_linear, takes_skinny
 from .base import FusedModule, Plan, gelu_name, held, require_float_tensor, require_plain, takes_plain_path
 from .onednn import HAS_MKL, pointwise, runs_onednn
 
@@ -25,7 +26,13 @@ _ROW_BYTES = 16
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 # Activations that cuBLASLt has an epilogue for, and whether it is GELU.
 _EPILOGUES = {"relu": False, "gelu_tanh": True}
-_LIVE_PLANS = {"kernel": "_kernel", "epilogue": "_epilogue", "padded": "_padded", "composition": "reference"}
+_LIVE_PLANS = {
+    "kernel": "_kernel",
+    "skinny": "_skinny",
+    "epilogue": "_epilogue",
+    "padded": "_padded",
+    "composition": "reference",
+}
 _Linear = TypeVar("_Linear", bound="FusedLinear")
 
 
@@ -39,15 +46,16 @@ class FusedLinear(FusedModule):
 
     ``activation``: one of ``kfconvert.ops.ACTIVATIONS``, None for the class's own. ValueError for any other
     name.
-    Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "kernel" (``kfconvert.ops.linear_act``), "epilogue"
-    (CUDA, bias and ReLU or tanh GELU within cuBLASLt's product) and "padded" (CUDA, products into rows that are padded
-    to whole 16 bytes, then a copy), both for float16 and bfloat16, "composition". Packed weights are a cache that
-    follows the parameters (see :class:`~.derived.Derived`); where a gradient is needed, under autocast and under
-    ``torch.compile`` the call goes through ``kfconvert.ops.linear_act``.
+    Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "kernel" (``kfconvert.ops.linear_act``), those for
+    float16 and bfloat16 on CUDA, and "composition". The former are "skinny" (up to 16 rows, by a kernel of the
+    package's own), "epilogue" (bias and ReLU or tanh GELU within cuBLASLt's product) and "padded" (products into rows
+    that are padded to whole 16 bytes, then a copy). Packed weights are a cache that follows the parameters (see
+    :class:`~.derived.Derived`); where a gradient is needed, under autocast and under ``torch.compile`` the call goes
+    through ``kfconvert.ops.linear_act``.
     """
 
     default_activation = "none"
-    live_strategies = (*FusedModule.live_strategies, "epilogue", "padded")
+    live_strategies = (*FusedModule.live_strategies, "skinny", "epilogue", "padded")
 
     def __init__(
         self,
@@ -152,6 +160,8 @@ class FusedLinear(FusedModule):
                 names.insert(-1, "epilogue")
             if self.out_features * x.element_size() % _ROW_BYTES:
                 names.insert(-1, "padded")
+            if takes_skinny(x, self.in_features):
+                names.insert(0, "skinny")
         if runs_onednn(x) and x.numel() >= _PACKED_MIN_ROWS * x.shape[-1]:
             # oneDNN's error is 1.03 x ATen's at 768 inputs, but 1.6 x at 3072: it never comes first.
             names.insert(-1, "onednn")
@@ -186,6 +196,12 @@ class FusedLinear(FusedModule):
         return linear_act(
             x, self.oriented(held(self, "weight")), held(self, "bias"), self.activation, self.negative_slope
         )
+
+    def _skinny(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.oriented(held(self, "weight")), held(self, "bias")
+        code = ACTIVATIONS[self.activation].code
+        y: torch.Tensor = skinny_linear(x, weight, bias, code, self.negative_slope, False, True)
+        return y
 
     def _epilogue(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self.oriented(held(self, "weight")), held(self, "bias")

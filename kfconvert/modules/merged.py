@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..ops.activations import ACTIVATIONS
 from ..ops.fused.linear_act import linear_act
+from ..ops.fused.skinny_linear import skinny_linear, takes_skinny
 from ..runtime import whole
 from .base import FusedModule, Plan, held, takes_plain_path
 from .linear import FusedLinear
@@ -24,7 +26,8 @@ class FusedMergedLinear(FusedModule):
     input sizes, dtypes or devices that differ.
     Strategies: "mkl" (CPU, float32: each weight packed on its own), "merged" (one product with the weights below
     each other: where they lie so, see ``runtime.merge``, as they are, else concatenated, a copy that follows the
-    parameters), "composition" (one product each). Where a gradient is needed, under autocast and under
+    parameters), "skinny" (CUDA, half types, up to 16 rows: such a product by a kernel of the package's own),
+    "composition" (one product each). Where a gradient is needed, under autocast and under
     ``torch.compile`` there is one product each.
     """
 
@@ -48,7 +51,8 @@ class FusedMergedLinear(FusedModule):
     def strategies(self, x: torch.Tensor) -> list[str]:
         """Those that apply to ``x`` (..., in_features), best guess first."""
         packed = all("mkl" in linear.strategies(x) for linear in self.linears)
-        return [*(["mkl"] if packed else []), "merged", "composition"]
+        skinny = self.linears[0].weight.dtype == x.dtype and takes_skinny(x, self.linears[0].in_features)
+        return [*(["mkl"] if packed else []), *(["skinny"] if skinny else []), "merged", "composition"]
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """x: (..., in_features); returns a tuple of (..., out_features)."""
@@ -75,7 +79,9 @@ class FusedMergedLinear(FusedModule):
         """See :meth:`FusedModule.plan`."""
         strategy = self.choose(x)
         if strategy == "merged":
-            return self._merged()
+            return self.product()
+        if strategy == "skinny":
+            return self.product().skinny
         if strategy == "composition":
             return self.reference
         for linear in self.linears:
@@ -88,13 +94,13 @@ class FusedMergedLinear(FusedModule):
         looked_up = "bias" if self.strategy == "mkl" else None
         return [(store, key) for store, key in super().places() if key != looked_up]
 
-    def _merged(self) -> "_MergedProduct":
+    def product(self) -> "MergedProduct":
         """One product for all plans: a concatenated weight lives as long as one of the plans that read it."""
         values = self._prepared(self.sources())
         known = values.get("merged")
         product = known and known()
         if product is None:
-            product = _MergedProduct(self.linears)
+            product = MergedProduct(self.linears)
             values["merged"] = weakref.ref(product)
         return product
 
@@ -106,7 +112,7 @@ class FusedMergedLinear(FusedModule):
         return "" if self.strategy is None else f"strategy={self.strategy!r}"
 
 
-class _MergedProduct:
+class MergedProduct:
     """All weights below each other; a linear without a bias gets zeros where others have one."""
 
     @torch.no_grad()
@@ -122,7 +128,14 @@ class _MergedProduct:
             )
 
     def __call__(self, x):
-        return torch.split_with_sizes(F.linear(x, self.weight, self.bias), self.sizes, -1)
+        return self._parts(F.linear(x, self.weight, self.bias))
+
+    def skinny(self, x):
+        """The same, for a few rows of x."""
+        return self._parts(skinny_linear(x, self.weight, self.bias, ACTIVATIONS["none"].code, 0.0, False, True))
+
+    def _parts(self, y):
+        return torch.split_with_sizes(y, self.sizes, -1)
 
 
 def plain_linear(linear: nn.Module) -> FusedLinear:

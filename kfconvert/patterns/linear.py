@@ -140,7 +140,7 @@ PATTERNS = tuple(
         name="linear" if activation == "none" else f"linear_{activation}",
         tree=with_activation(activation, LINEAR),
         anchor="linear",
-        numerics="exact" if activation == "none" else "reassociated",
+        numerics="reassociated",
         refusal=_refusal,
         build=_builder(activation),
         cases=cases,

@@ -37,6 +37,16 @@ def test_input_shapes(form, shape, bias, device):
     check_strategies(gated(form, device, bias=bias), torch.randn(shape, device=device))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_few_rows(form, dtype, device):
+    module = gated(form, device, dtype)
+    x = torch.randn(3, 64, device=device, dtype=dtype)
+    assert ("skinny" in check_strategies(module, x)) == (device.type == "cuda")
+    with torch.no_grad():  # whatever the device offers
+        assert_as_accurate(module._skinny()(x), module.reference(x), exact(module, x), ulps=(2.0, 0.25))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_strided_inputs(form, device):
     check_strategies(gated(form, device), torch.randn(5, 64, 7, device=device).transpose(1, 2))

@@ -46,9 +46,25 @@ def test_rows_that_tensor_cores_cannot_write(activation, bias, shape, dtype, dev
 def test_what_cuda_offers_for_half_types():
     x = torch.empty(4, 64, device="cuda", dtype=torch.float16)
     odd = FusedLinear(64, 33, activation="gelu_tanh", device="cuda", dtype=torch.float16)
-    assert odd.strategies(x) == ["kernel", "epilogue", "padded", "composition"]
-    assert FusedLinear(64, 32, device="cuda", dtype=torch.float16).strategies(x) == ["kernel", "composition"]
+    assert odd.strategies(x) == ["skinny", "kernel", "epilogue", "padded", "composition"]
+    assert odd.strategies(x.repeat(5, 1)) == ["kernel", "epilogue", "padded", "composition"]
+    assert FusedLinear(64, 32, device="cuda", dtype=torch.float16).strategies(x) == ["skinny", "kernel", "composition"]
     assert odd.float().strategies(x.float()) == ["kernel", "composition"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("transposed", [True, False])
+def test_few_rows(transposed, dtype, device):
+    linear = FusedLinear(96, 160, activation="gelu", device=device, dtype=dtype)
+    weight = linear.weight.detach()
+    module = FusedLinear.from_tensors(
+        weight.t().contiguous() if transposed else weight, linear.bias.detach(), "gelu", transposed=transposed
+    )
+    names = check_strategies(module, torch.randn(1, 5, 96, device=device, dtype=dtype))
+    assert ("skinny" in names) == (device.type == "cuda")
+    with torch.no_grad():  # whatever the device offers
+        x = torch.randn(2, 96, device=device, dtype=dtype)
+        assert_as_accurate(module._skinny(x), module.reference(x), exact(module, x))
 
 
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (0, 64), (2, 0, 64), (2, 3, 5, 64)], ids=str)

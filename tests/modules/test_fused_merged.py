@@ -34,6 +34,16 @@ def test_every_strategy_is_as_accurate_as_the_composition(biases, dtype, device)
     check(merged(device, dtype, biases), torch.randn(3, 11, 64, device=device, dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_few_rows(dtype, device):
+    module, x = merged(device, dtype, (True, False, True)), torch.randn(3, 64, device=device, dtype=dtype)
+    assert ("skinny" in module.strategies(x)) == (device.type == "cuda")
+    check(module, x)
+    with torch.no_grad():  # whatever the device offers
+        for got, aten, wide in zip(module.product().skinny(x), module.reference(x), exact(module, x), strict=True):
+            assert_as_accurate(got, aten, wide)
+
+
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (0, 64), (2, 0, 64), (2, 3, 5, 64)], ids=str)
 def test_input_shapes(shape, device):
     check(merged(device), torch.randn(shape, device=device))

@@ -67,6 +67,11 @@ def decode_attention():
     return y, keys, values
 
 
+def skinny_linear():
+    x, weight = (torch.linspace(-1, 2, size).double().sin() for size in (12, 24))
+    return torch.ops.kfconvert.skinny_linear(x.view(3, 4), weight.view(6, 4), x[:6], 2, 0.01, True, False)
+
+
 def tried(name):
     """(the public function, its arguments) of each call to try; of none where torch's operators do it all."""
     function, arguments = base(name)
@@ -135,6 +140,7 @@ def test_every_operator_is_tried():
                     results(function, given)
         bias_in_place()
         decode_attention()
+        skinny_linear()
     twins = {f"{name}_inference" for name in ran} | {name.removesuffix("_inference") for name in ran}
     assert not set(OPERATORS) - ran - twins  # which share their composition
 

@@ -157,6 +157,26 @@ struct Rope {
   DType dtype;
 };
 
+// y = act(x W^T + bias) for a few rows of x, or, where it is gated, act(g) * u with the halves g, u of x W^T + bias.
+struct SkinnyProduct {
+  void* y;             // (rows, out), dense
+  const void* x;       // (rows, in), the elements of a row together
+  const void* weight;  // (out, in), of twice as many rows where it is gated
+  const void* bias;    // one for each row of the weight, or null
+  int64_t rows;
+  int64_t in;
+  int64_t out;
+  int64_t x_stride;       // of rows
+  int64_t weight_stride;  // of rows, whose elements lie together; of columns where it is transposed
+  double slope;
+  int activation;
+  bool transposed;  // the weight's columns lie together
+  bool gated;
+  bool gate_first;
+  bool early;  // whether the weight may be read before the kernels ahead have ended
+  DType dtype;  // f16 or bf16
+};
+
 // One step of attention over a cache of keys and values, which gets those of the step: with k and v in their place,
 // y = softmax(q keys^T * scale + mask) values for each head. Neighbouring heads of queries share one of keys. Strides
 // are those of batch, head and, of caches and mask, place; the elements of a head lie together.

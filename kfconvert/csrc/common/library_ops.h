@@ -7,22 +7,27 @@
 
 namespace kfc {
 
+inline void check_linear(const char* op, const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  const Options options = options_of(x);
+  dtype_of(op, options);
+  check_same_options(op, "weight", options, weight);
+  KFC_CHECK(weight.dim() == 2 && x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1), op, "x of shape ",
+            shape_text(x), " does not fit weight of shape ", shape_text(weight), " (out, in)");
+  if (bias) {
+    check_same_options(op, "bias", options, *bias);
+    KFC_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0), op, "bias has shape ", shape_text(*bias),
+              ", expected (", weight.size(0), ",)");
+  }
+}
+
 template <class Backend>
 Tensor linear_act(const Tensor& x_in, const Tensor& weight, const OptionalTensor& bias, int64_t activation,
                   double slope) {
   const char* op = "linear_act";
   const Options options = options_of(x_in);
-  dtype_of(op, options);
-  check_same_options(op, "weight", options, weight);
-  KFC_CHECK(weight.dim() == 2 && x_in.dim() >= 1 && x_in.size(x_in.dim() - 1) == weight.size(1), op, "x of shape ",
-            shape_text(x_in), " does not fit weight of shape ", shape_text(weight), " (out, in)");
+  check_linear(op, x_in, weight, bias);
   const int64_t in = weight.size(1);
   const int64_t out = weight.size(0);
-  if (bias) {
-    check_same_options(op, "bias", options, *bias);
-    KFC_CHECK(bias->dim() == 1 && bias->size(0) == out, op, "bias has shape ", shape_text(*bias), ", expected (", out,
-              ",)");
-  }
   const Backend guard(x_in);
   const Tensor x = x_in.dim() == 2 ? x_in : as_contiguous(x_in);
   const auto x_sizes = x.sizes();

@@ -4,6 +4,7 @@
 
 #include "../common/decode_attention.h"
 #include "../common/register.h"
+#include "../common/skinny_linear.h"
 #include "kernels.h"
 
 namespace kfc {
@@ -59,6 +60,16 @@ class Cuda {
   static void decode_attention(const DecodeAttention& a, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_decode_attention(a, here.stream()), "decode_attention");
+  }
+
+  static bool has_skinny_product(const Tensor& like) {
+    const Cuda here(like);
+    return kfc::has_skinny_product();
+  }
+
+  static void skinny_product(const SkinnyProduct& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_skinny_product(a, here.stream()), "skinny_product");
   }
 
   static int64_t layer_norm_partials(const LayerNormBackward& a, const Tensor& like) {
@@ -156,4 +167,6 @@ STABLE_TORCH_LIBRARY_IMPL(kfconvert, CUDA, m) {
   kfc::register_operators<kfc::Cuda>(m);
   // Steps of generation are recorded on CUDA only.
   m.impl("decode_attention_", TORCH_BOX(&kfc::decode_attention_<kfc::Cuda>));
+  // The libraries of the CPU do well with few rows.
+  m.impl("skinny_linear", TORCH_BOX(&kfc::skinny_linear<kfc::Cuda>));
 }

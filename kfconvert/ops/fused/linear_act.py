@@ -54,36 +54,37 @@ def linear_act(
     """
     code = CODES[activation]
     if not has_kernels(x):
-        _check(x, weight, bias)
+        check("linear_act", x, weight, bias)
         return reference(x, weight, bias, activation, negative_slope)
     if wants_gradient(x, weight, bias):
         return _DIFFERENTIABLE(x, weight, bias, code, negative_slope)
     return _INFERENCE(x, weight, bias, code, negative_slope)
 
 
-def _check(x, weight, bias):
-    require_same_options("linear_act", "weight", x, weight)
+def check(operator, x, weight, bias):
+    """RuntimeError unless the kernels take x, weight and bias."""
+    require_same_options(operator, "weight", x, weight)
     require(
         weight.dim() == 2 and x.dim() >= 1 and x.shape[-1] == weight.shape[1],
-        "linear_act",
+        operator,
         f"x of shape {tuple(x.shape)} does not fit weight of shape {tuple(weight.shape)} (out, in)",
     )
     if bias is not None:
-        require_same_options("linear_act", "bias", x, bias)
+        require_same_options(operator, "bias", x, bias)
         require(
             bias.dim() == 1 and bias.shape[0] == weight.shape[0],
-            "linear_act",
+            operator,
             f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)",
         )
 
 
 def _compose(x, weight, bias, code, negative_slope):
-    _check(x, weight, bias)
+    check("linear_act", x, weight, bias)
     return BY_CODE[code].reference(F.linear(x, weight, bias), negative_slope).contiguous()
 
 
 def _fake(x, weight, bias, code, negative_slope):
-    _check(x, weight, bias)
+    check("linear_act", x, weight, bias)
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
