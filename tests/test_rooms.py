@@ -10,7 +10,7 @@ cli
 artifact
 converter validator zoo levels
 conversion
-own_patterns generation
+own_patterns generation hub
 capture
 patterns
 matching modules
@@ -69,6 +69,7 @@ OTHERS = {
     ("__main__", "cli"),
     ("auto_convert", "second_names"),
     ("explain", "report"),
+    ("hub", "artifact"),
     ("levels", "kernels"),
     ("kernels", "extension"),
     ("kernels", "ops"),

@@ -1,7 +1,9 @@
 """Converted models on disk: saved, and loaded again by the decisions that were recorded; or exported as programs."""
 
+from .beside import write_beside
+from .errors import ArtifactError
 from .exporting import export
-from .files import ArtifactError, check_target, load, load_original, save
+from .files import check_target, load, load_original, save
 from .results import artifacts_in, results_in, write_report
 from .schema import RECORD_FILE
 
@@ -15,5 +17,6 @@ __all__ = [
     "load_original",
     "results_in",
     "save",
+    "write_beside",
     "write_report",
 ]

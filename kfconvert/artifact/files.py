@@ -21,11 +21,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
 from .. import folders
-from ..accuracy import is_same_tensor
 from ..conversion import ConversionStats, check_callback, first_line, resolve_device
 from ..converter import ConversionError, ModelConverter
 from ..inputs import InputSpecError, build
@@ -39,15 +37,22 @@ from ..runtime import OnMiss, guarded_forward
 from ..version import __version__
 from . import record as record_file
 from .companions import COMPANIONS, is_of_transformers, remember_origin, write_companions
+from .errors import ArtifactError, no_artifact, printable, why
 from .graphs import stored_graphs
 from .record import RecordError
 from .replay import config_of, replay
 from .report_file import report_of
-from .schema import BUFFERS_FILE, FORMAT, GRAPHS_FILE, RECORD_FILE, REPORT_FILE, WEIGHTS_FILE, StoredGraphs
-
-
-class ArtifactError(ValueError):
-    """An artifact that cannot be written, read or rebuilt. One clear line."""
+from .schema import (
+    BUFFERS_FILE,
+    FORMAT,
+    GRAPHS_FILE,
+    RECORD_FILE,
+    REPORT_FILE,
+    WEIGHTS_FILE,
+    StoredGraphs,
+    weights_files,
+)
+from .weights import fill, fill_buffers, other_buffers, state_of
 
 
 def check_target(path: str | os.PathLike) -> None:
@@ -97,11 +102,11 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     """
     target = folders.expanded(path)
     check_target(target)
-    tensors, record = _tensors(model), _record(model, source)
-    stored = {WEIGHTS_FILE: tensors, BUFFERS_FILE: _other_buffers(model, tensors)}
+    tensors, record = state_of(model), record_of(model, source)
+    stored = {WEIGHTS_FILE: tensors, BUFFERS_FILE: other_buffers(model, tensors)}
     files = [name for name, content in stored.items() if content or name == WEIGHTS_FILE]
     before = _files_of(target)
-    graphs = stored_graphs(model, record["device"], _calls(model), _parts(model))
+    graphs = stored_graphs(model, record["device"], calls_of(model), parts_of(model))
     try:
         with folders.replacing(target) as folder:
             for name in files:
@@ -205,7 +210,9 @@ def _read(
     with _reading(folder):
         record = _read_record(folder)
         _check_trust(folder, record, trust_source)
-        tensors = _read_tensors(folder, record, WEIGHTS_FILE)
+        tensors: dict[str, Tensor] = {}
+        for name in weights_files(record.get("files", {})) or [WEIGHTS_FILE]:
+            tensors |= _read_tensors(folder, record, name)
         # What lies there under this name else is of another artifact.
         buffers = _read_tensors(folder, record, BUFFERS_FILE) if BUFFERS_FILE in record.get("files", {}) else {}
         graphs = _read_graphs(folder, record) if GRAPHS_FILE in record.get("files", {}) else None
@@ -222,8 +229,8 @@ def _made(
 ) -> nn.Module:
     """The original model with its weights, on the CPU or where ``model`` is."""
     made = _architecture(folder, record, tensors, model, trust_source)
-    _fill(made, tensors, folder)
-    _fill_others(made, buffers)
+    fill(made, tensors, folder)
+    fill_buffers(made, buffers)
     return made
 
 
@@ -253,59 +260,8 @@ def _read_record(folder: Path) -> dict[str, Any]:
         raise ArtifactError(f"{file} cannot be read: {why(error)}") from error
 
 
-def no_artifact(folder: Path) -> ArtifactError:
-    return ArtifactError(f"{folder} is no kfconvert artifact: there is no {RECORD_FILE} in it")
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict, see ``_storable``: strict loading wants every key."""
-    try:
-        state = model.state_dict(keep_vars=True)
-    except Exception as error:  # of hooks, and of tensor subclasses
-        raise ArtifactError(f"the state of {type(model).__name__} cannot be read: {first_line(error)}") from error
-    for key, value in state.items():
-        reason = _unstorable(value)
-        if reason is not None:
-            raise ArtifactError(f"the state {key!r} {reason}")
-    return _storable(state)
-
-
-def _other_buffers(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The buffers that are not among ``tensors``. One that cannot be stored is left as ``load`` finds it."""
-    buffers = model.named_buffers(remove_duplicate=False)
-    return _storable({key: b for key, b in buffers if key not in tensors and _unstorable(b) is None})
-
-
-def _storable(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous CPU tensors that share no memory: safetensors stores no ties."""
-    tensors = {k: t.detach().cpu().resolve_conj().resolve_neg().contiguous() for k, t in state.items()}
-    seen: set[int] = set()
-    for key, value in tensors.items():
-        storage = value.untyped_storage().data_ptr()
-        tensors[key] = value.clone() if storage in seen else value
-        seen.add(storage)
-    return tensors
-
-
-def _unstorable(value: Any) -> str | None:
-    """Why the state ``value`` cannot be in a weights file that any program can read, None where it can.
-
-    A subclass of Tensor may hold its data elsewhere, in several tensors, or distributed: quantized weights do.
-    """
-    if not isinstance(value, Tensor):
-        return f"is a {type(value).__name__}; only tensors can be stored safely"
-    if type(value) not in (Tensor, nn.Parameter):
-        return f"is a {type(value).__name__}, not a plain tensor: it cannot be stored"
-    if value.layout is not torch.strided or value.is_meta or value.is_quantized or value.is_nested:
-        return "is sparse, quantized, nested or without data: it cannot be stored"
-    try:
-        as_bytes({"": torch.empty(0, dtype=value.dtype)})
-    except KeyError:
-        return f"has the dtype {value.dtype}, which cannot be stored"
-    return None
-
-
-def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
+def record_of(model: nn.Module, source: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What ``kfconvert.json`` says of the converted ``model``, but for the files; raises as ``save`` does."""
     if not hasattr(model, "kfconvert_info"):
         raise ArtifactError(f"this {type(model).__name__} is not a converted model")
     info: Any = model.kfconvert_info
@@ -327,10 +283,10 @@ def _record(model: nn.Module, source: dict[str, Any] | None) -> dict[str, Any]:
         "device": str(sample.device) if sample is not None else "cpu",
         "dtype": str(sample.dtype).removeprefix("torch.") if sample is not None else None,
         "recipe": source or _recipe(model),
-        "calls": [_example(region, "the model") for region in _calls(model)],
+        "calls": [_example(region, "the model") for region in calls_of(model)],
         "parts": [
             {"modules": paths, "call": _example(region, paths[0]), "free": region.guard.free}
-            for region, paths in _parts(model)
+            for region, paths in parts_of(model)
         ],
         "statistics": statistics,
     }
@@ -366,7 +322,7 @@ def _recipe(model: nn.Module) -> dict[str, Any] | None:
     return zoo.described(model)
 
 
-def _calls(model: nn.Module) -> list[Region]:
+def calls_of(model: nn.Module) -> list[Region]:
     """Those of each call form that was converted; none where nothing was fused. Those in which ``generate`` calls the
     model are not among them: they are found again when it is loaded."""
     guarded = guarded_forward(model)
@@ -374,7 +330,7 @@ def _calls(model: nn.Module) -> list[Region]:
     return regions[:1] + [region for region in regions[1:] if not region.call.form.caches]
 
 
-def _parts(model: nn.Module) -> list[tuple[Region, list[str]]]:
+def parts_of(model: nn.Module) -> list[tuple[Region, list[str]]]:
     """Those of the submodules that were captured on their own, each with the paths of these."""
     parts: dict[int, tuple[Region, list[str]]] = {}
     for path, module in model.named_modules():
@@ -456,42 +412,6 @@ def _architecture(
     return made
 
 
-def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Loads ``tensors`` strictly; parameters and buffers take over the stored dtypes."""
-    for slots in (
-        model.named_parameters(remove_duplicate=False),
-        model.named_buffers(remove_duplicate=False),
-    ):
-        for key, own in slots:
-            if key not in tensors or own.dtype == tensors[key].dtype:
-                continue
-            try:
-                own.data = own.data.to(tensors[key].dtype)
-            except RuntimeError as error:  # integers where there must be a gradient
-                raise ArtifactError(f"{folder}: the weights do not fit: {key}: {first_line(error)}") from error
-    first: dict[int, str] = {}
-    for key, own in model.state_dict(keep_vars=True).items():
-        known = first.setdefault(id(own), key)
-        if known == key:
-            continue
-        if key in tensors and known in tensors and not is_same_tensor(tensors[key], tensors[known]):
-            raise ArtifactError(f"{folder}: the weights do not fit: {known} and {key} are one, and two in the artifact")
-    try:
-        model.load_state_dict(tensors, strict=True)
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
-        detail = lines[1] if len(lines) > 1 else lines[0]
-        raise ArtifactError(f"{folder}: the weights do not fit {type(model).__name__}: {detail[:300]}{more}") from error
-
-
-def _fill_others(model: nn.Module, buffers: dict[str, Tensor]) -> None:
-    """Lets the buffers of these names hold what they held where the model was saved; others of them it has not."""
-    for key, own in model.named_buffers(remove_duplicate=False):
-        if key in buffers and own is not None and not own.is_meta:
-            own.data = buffers[key].to(own.device)
-
-
 def _convert_again(
     model: nn.Module,
     record: dict[str, Any],
@@ -530,15 +450,3 @@ def _example_of(record: dict[str, Any]) -> Any:
     """Inputs of the model, as ``inputs.described`` tells them; None where they are not told."""
     calls = record["calls"]
     return calls[0] if calls else record["statistics"].get("example")
-
-
-def printable(path: Path) -> str:
-    """``path`` in one line of a message, whatever its name is made of."""
-    return ascii(str(path))[1:-1][:200]
-
-
-def why(error: Exception) -> str:
-    """The reason without Python's decoration: what an OSError says, or the first line of another error."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from .. import folders
 from ..json_values import first_fault
 from . import record as record_file
-from .files import ArtifactError, no_artifact, printable, read_record, why
+from .errors import ArtifactError, no_artifact, printable, why
+from .files import read_record
 from .record import RecordError
 from .report_file import report_of
 from .schema import RECORD_FILE, REPORT_FILE, Results

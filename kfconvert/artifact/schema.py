@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -12,10 +14,18 @@ FORMAT = 3
 _Readable = Literal[1, 2, 3]  # 1 knows no parts, 2 no checksums
 READABLE_FORMATS = get_args(_Readable)
 WEIGHTS_FILE = "model.safetensors"
+# How ``save_pretrained`` names the files of a model that is too large for one.
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 BUFFERS_FILE = "buffers.safetensors"  # those that are not in the state dict; only where there are any
 RECORD_FILE = "kfconvert.json"
 GRAPHS_FILE = "graphs.json"  # what was traced; only where it can be stored
 REPORT_FILE = "report.html"
+
+
+def weights_files(names: Iterable[str]) -> list[str]:
+    """Those of a folder's files that hold the state dict: the one that there is, or its parts."""
+    found = set(names)
+    return [WEIGHTS_FILE] if WEIGHTS_FILE in found else sorted(filter(_SHARD.fullmatch, found))
 
 
 class _Part(BaseModel):
@@ -240,7 +250,7 @@ class Record(_Part):
 
     @model_validator(mode="after")
     def _has_checksums(self) -> Record:
-        if self.format >= 3 and not (WEIGHTS_FILE in self.files and self.checksum):
+        if self.format >= 3 and not (weights_files(self.files) and self.checksum):
             raise ValueError("it has no checksums")
         return self
 

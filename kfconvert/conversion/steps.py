@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..accuracy import ValidationResult
 from ..capture import prompt_of
 from ..generation import install_generate
+from ..hub import install_save_pretrained
 from ..inputs import ExampleCall
 from ..profiling import Comparison, compare_timings
 from ..region import keep
@@ -94,6 +95,7 @@ def replace(
     """Put the programs in the place of forwards, with so many CUDA graphs of each at most."""
     ledger = install(model, variants, {}, max_recordings, static_outputs)
     ledger.generate = install_generate(model)
+    install_save_pretrained(model)
     ledger.notices.silent = True  # until it is handed over: misses within a conversion concern nobody
     return ledger
 

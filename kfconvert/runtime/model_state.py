@@ -20,6 +20,7 @@ from .contents import (
     OF_EVERY_MODULE,
     Contents,
     Found,
+    OfConversion,
     attributes_of,
     first_different,
     modules_around,
@@ -182,7 +183,7 @@ class ModelState:
         if different is not None:
             return f"what {different} holds {_CHANGED}"
         for module, names in self.namespaces:
-            if (root if module is ROOT else vars(module)).keys() - _OWN_KEYS != names:
+            if _own_names(root if module is ROOT else vars(module)) != names:
                 return f"the names of the attributes of a module, all of which the forward reads, {_CHANGED}"
         changed = self.attributes.first_change(root)
         if changed is not None and (reason := self._changed_attribute(changed, root)):
@@ -290,7 +291,7 @@ class ModelState:
         self.compared = contents.compared
         by_class = names_by_class(self._reads)
         readers = [each for each in model.modules() if "__dict__" in by_class.get(type(each), ())]
-        self.namespaces = [(_held(each, model), vars(each).keys() - _OWN_KEYS) for each in readers]
+        self.namespaces = [(_held(each, model), _own_names(vars(each))) for each in readers]
 
     def _changed_attribute(self, changed: int | None, root: dict[str, Any]) -> str | None:
         """Why the program must not run where an attribute has another value; None where it may. It may with an equal
@@ -401,6 +402,11 @@ def _beside_trace(entry: Entry) -> Entry:
 
 def _watched(*found: tuple[Entry, str]) -> tuple[Watch, list[str]]:
     return Watch(entry for entry, _ in found), [reason for _, reason in found]
+
+
+def _own_names(held: dict[str, Any]) -> set[str]:
+    """The names of attributes that are of the model's author."""
+    return {name for name in held.keys() - _OWN_KEYS if not isinstance(held[name], OfConversion)}
 
 
 def _held(module: nn.Module, root: nn.Module) -> Any:

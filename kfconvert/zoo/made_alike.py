@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..runtime import OF_CONVERSION
+from ..runtime import OF_CONVERSION, OfConversion
 
 # Where a model stands rather than what it is, what a conversion leaves in modules, and what transformers notes when it
 # reads weights.
@@ -57,8 +57,9 @@ def _outline(tensor: torch.Tensor | None) -> Any:
 
 
 def _attributes(held: Any) -> dict[str, Any]:
-    """Without private ones that say no, or hold nothing: they are as good as none."""
-    found = {name: value for name, value in vars(held).items() if name not in _OF_THE_PLACE}
+    """Without what a conversion puts there, and private ones that say no, or hold nothing: they are as good as none."""
+    kept = {name: value for name, value in vars(held).items() if not isinstance(value, OfConversion)}
+    found = {name: value for name, value in kept.items() if name not in _OF_THE_PLACE}
     return {name: v for name, v in found.items() if not (name.startswith("_") and type(v) in _MAY_BE_NONE and not v)}
 
 
@@ -71,6 +72,8 @@ def _is_same(value: Any, other: Any, depth: int = 0) -> bool:
         return value is other or type(value) is type(other)
     if isinstance(value, (list, tuple)) and isinstance(other, (list, tuple)):  # one for the other, as JSON has it
         return len(value) == len(other) and all(_is_same(*pair, depth + 1) for pair in zip(value, other))
+    if isinstance(value, torch.dtype) or isinstance(other, torch.dtype):  # by its name where save_pretrained was called
+        return str(value).removeprefix("torch.") == str(other).removeprefix("torch.")
     if type(value) is not type(other) or depth > _DEPTH or isinstance(value, _CALLED):
         return False
     if isinstance(value, torch.Tensor):

@@ -80,12 +80,14 @@ def generation_config_of(values: Mapping[str, Any]) -> GenerationConfig:
 
 
 def check_sizes(build: Callable[[], nn.Module], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ZooError unless ``build`` makes a model of the tensors ``shapes``: it is tried without taking memory."""
+    """Raises ZooError unless ``build`` makes a model of the tensors ``shapes``: it is tried without taking memory. Of
+    keys that are one tensor one is enough."""
     stored = sum(math.prod(shape) for shape in shapes.values())
     with torch.device("meta"), _Bounded(1000 + 100 * len(shapes), max(8 * stored, _ROOM)):
-        outline = build().state_dict()
+        outline = build().state_dict(keep_vars=True)
+    held = {id(tensor): shapes[key] for key, tensor in outline.items() if key in shapes}
     for key, tensor in outline.items():
-        if shapes.get(key) != tuple(tensor.shape):
+        if shapes.get(key, held.get(id(tensor))) != tuple(tensor.shape):
             found = f"has the size {list(shapes[key])}" if key in shapes else "is not there"
             raise ZooError(f"the weights do not fit the recipe: {key} {found}, it needs {list(tensor.shape)}")
 

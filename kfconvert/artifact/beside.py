@@ -1,0 +1,74 @@
+"""What ``load`` reads beside the weights that ``save_pretrained`` of a converted Hugging Face model has written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from .. import folders
+from . import record as record_file
+from .companions import CONFIG_FILES
+from .errors import ArtifactError, why
+from .files import calls_of, parts_of, record_of
+from .graphs import stored_graphs
+from .record import RecordError
+from .report_file import report_of
+from .schema import BUFFERS_FILE, GRAPHS_FILE, RECORD_FILE, REPORT_FILE, WEIGHTS_FILE
+from .weights import missing_from, other_buffers, state_of
+
+_INDEX_FILE = "model.safetensors.index.json"
+
+
+def write_beside(model: nn.Module, folder: Path) -> None:
+    """Make an artifact of ``folder``, to which ``save_pretrained`` has written the converted ``model``.
+
+    Raises:
+        ArtifactError: ``save`` would refuse the model, its weights are not there, or under other names than the state
+            dict has, or the folder cannot be written. A record that was there is gone then.
+    """
+    try:
+        (folder / RECORD_FILE).unlink(missing_ok=True)  # of the weights that were there before
+        weights = _weights(folder)
+        shapes = dict(_shapes(folder / name for name in weights))
+        state, record = state_of(model), record_of(model)
+        key = missing_from(model, shapes)
+        if key is not None:
+            raise ArtifactError(f"{folder} does not hold the weights of the model as they are: {key!r}")
+        buffers = other_buffers(model, state)
+        graphs = stored_graphs(model, record["device"], calls_of(model), parts_of(model))
+        others = {name: record_file.checksum(folder / name) for name in [*weights, *_configurations(folder)]}
+        with folders.replacing(folder) as partial:
+            if buffers:
+                save_file(buffers, partial / BUFFERS_FILE, metadata={"format": "pt"})
+            if graphs is not None:
+                (partial / GRAPHS_FILE).write_text(json.dumps(graphs, allow_nan=False))
+            (partial / REPORT_FILE).write_text(report_of(record))
+            (partial / RECORD_FILE).write_text(record_file.sealed(record, partial, others))
+    except (OSError, SafetensorError, RecordError) as error:
+        raise ArtifactError(f"cannot write {folder}: {why(error)}") from error
+
+
+def _weights(folder: Path) -> list[str]:
+    """The files of the weights: one, or those that an index names."""
+    if (folder / WEIGHTS_FILE).exists() or not (folder / _INDEX_FILE).exists():
+        return [WEIGHTS_FILE]
+    index = record_file.read_json(folder / _INDEX_FILE)
+    return sorted(set(index["weight_map"].values()))
+
+
+def _configurations(folder: Path) -> list[str]:
+    return [name for name in sorted(CONFIG_FILES) if (folder / name).exists()]
+
+
+def _shapes(files: Iterable[Path]) -> Iterator[tuple[str, Any]]:
+    """(key, shape) of each tensor in ``files``."""
+    for file in files:
+        with safe_open(file, framework="pt") as stored:
+            for key in stored.keys():
+                yield key, stored.get_slice(key).get_shape()

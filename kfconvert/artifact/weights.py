@@ -1,0 +1,123 @@
+"""The weights and buffers of a model, as its files hold them: what can be stored, and how a model is filled again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as as_bytes
+from torch import Tensor, nn
+
+from ..accuracy import is_same_tensor
+from ..conversion import first_line
+from .errors import ArtifactError
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict, see ``_storable``: strict loading wants every key.
+
+    Raises:
+        ArtifactError: it cannot be stored.
+    """
+    try:
+        state = model.state_dict(keep_vars=True)
+    except Exception as error:  # of hooks, and of tensor subclasses
+        raise ArtifactError(f"the state of {type(model).__name__} cannot be read: {first_line(error)}") from error
+    for key, value in state.items():
+        reason = _unstorable(value)
+        if reason is not None:
+            raise ArtifactError(f"the state {key!r} {reason}")
+    return _storable(state)
+
+
+def other_buffers(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The buffers that are not among ``tensors``. One that cannot be stored is left as ``load`` finds it."""
+    buffers = model.named_buffers(remove_duplicate=False)
+    return _storable({key: b for key, b in buffers if key not in tensors and _unstorable(b) is None})
+
+
+def _storable(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous CPU tensors that share no memory: safetensors stores no ties."""
+    tensors = {k: t.detach().cpu().resolve_conj().resolve_neg().contiguous() for k, t in state.items()}
+    seen: set[int] = set()
+    for key, value in tensors.items():
+        storage = value.untyped_storage().data_ptr()
+        tensors[key] = value.clone() if storage in seen else value
+        seen.add(storage)
+    return tensors
+
+
+def _unstorable(value: Any) -> str | None:
+    """Why the state ``value`` cannot be in a weights file that any program can read, None where it can.
+
+    A subclass of Tensor may hold its data elsewhere, in several tensors, or distributed: quantized weights do.
+    """
+    if not isinstance(value, Tensor):
+        return f"is a {type(value).__name__}; only tensors can be stored safely"
+    if type(value) not in (Tensor, nn.Parameter):
+        return f"is a {type(value).__name__}, not a plain tensor: it cannot be stored"
+    if value.layout is not torch.strided or value.is_meta or value.is_quantized or value.is_nested:
+        return "is sparse, quantized, nested or without data: it cannot be stored"
+    try:
+        as_bytes({"": torch.empty(0, dtype=value.dtype)})
+    except KeyError:
+        return f"has the dtype {value.dtype}, which cannot be stored"
+    return None
+
+
+def fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Loads ``tensors`` of the artifact in ``folder`` strictly; parameters and buffers take over the stored dtypes. Of
+    keys that are one tensor in ``model`` one is enough, as of files that ``save_pretrained`` wrote.
+
+    Raises:
+        ArtifactError: they do not fit.
+    """
+    for slots in (
+        model.named_parameters(remove_duplicate=False),
+        model.named_buffers(remove_duplicate=False),
+    ):
+        for key, own in slots:
+            if key not in tensors or own.dtype == tensors[key].dtype:
+                continue
+            try:
+                own.data = own.data.to(tensors[key].dtype)
+            except RuntimeError as error:  # integers where there must be a gradient
+                raise ArtifactError(f"{folder}: the weights do not fit: {key}: {first_line(error)}") from error
+    tied: dict[int, list[str]] = {}
+    for key, own in model.state_dict(keep_vars=True).items():
+        tied.setdefault(id(own), []).append(key)
+    for keys in tied.values():
+        stored = [key for key in keys if key in tensors]
+        for key in stored[1:]:
+            if not is_same_tensor(tensors[key], tensors[stored[0]]):
+                found = f"{stored[0]} and {key} are one, and two in the artifact"
+                raise ArtifactError(f"{folder}: the weights do not fit: {found}")
+        if stored:
+            tensors = dict.fromkeys(keys, tensors[stored[0]]) | tensors
+    try:
+        model.load_state_dict(tensors, strict=True)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
+        detail = lines[1] if len(lines) > 1 else lines[0]
+        raise ArtifactError(f"{folder}: the weights do not fit {type(model).__name__}: {detail[:300]}{more}") from error
+
+
+def fill_buffers(model: nn.Module, buffers: dict[str, Tensor]) -> None:
+    """Lets the buffers of these names hold what they held where the model was saved; others of them it has not."""
+    for key, own in model.named_buffers(remove_duplicate=False):
+        if key in buffers and own is not None and not own.is_meta:
+            own.data = buffers[key].to(own.device)
+
+
+def missing_from(model: nn.Module, stored: Mapping[str, Sequence[int]]) -> str | None:
+    """A key of the state dict of ``model`` that ``fill`` would not find in files with tensors of these keys and shapes,
+    or a key of these that the model does not have; None where they fit."""
+    state = model.state_dict(keep_vars=True)
+    held = {id(own) for key, own in state.items() if key in stored}
+    for key, own in state.items():
+        if tuple(stored[key]) != tuple(own.shape) if key in stored else id(own) not in held:
+            return key
+    return next((key for key in stored if key not in state), None)
