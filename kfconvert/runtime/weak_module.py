@@ -26,7 +26,7 @@ class WeakModule:
         """Raises ReferenceError where the module is gone."""
         module = self._reference()
         if module is None:
-            raise ReferenceError("the converted model is gone: keep the model, not only its forward")
+            raise ReferenceError("the converted model is gone: keep the model, not only a method of it")
         return module
 
     def refers_to(self, module: nn.Module | None) -> bool:

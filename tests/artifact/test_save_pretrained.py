@@ -101,7 +101,8 @@ def test_damage_is_found_in_each_part(fused, tmp_path):
 
 
 def test_pickles_are_saved_likewise(fused, tmp_path):
-    pickle.loads(pickle.dumps(fused)).save_pretrained(tmp_path)
+    again = pickle.loads(pickle.dumps(fused))
+    again.save_pretrained(tmp_path)
     for model in (transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval(), kfconvert.load(tmp_path)):
         torch.testing.assert_close(logits(model), logits(fused))
 
