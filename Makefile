@@ -32,6 +32,9 @@ CPP_FILES := $(shell find kfconvert scripts \( -name '*.h' -o -name '*.cpp' -o -
 # What builds the pages and runs the notebook in them.
 DOCS_PACKAGES := mkdocs-material mkdocstrings[python] mkdocs-jupyter nbmake ipykernel
 
+# What tests marked `heavy` need beside that.
+HEAVY_PACKAGES := torch-geometric ray[data]
+
 # Rooms whose tests convert few models or none.
 QUICK := tests/test_rooms.py tests/test_settings.py tests/test_second_names.py tests/accuracy tests/canonical tests/graph \
 	tests/matching/test_matcher.py tests/region tests/report tests/runtime/test_watch.py
@@ -56,7 +59,7 @@ check: $(VENV)/.packages
 	$(BIN)/mypy
 
 check-all: docs
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch-geometric
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(HEAVY_PACKAGES)
 	KFCONVERT_HEAVY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m heavy tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --nbmake docs/first_ten_minutes.ipynb
 

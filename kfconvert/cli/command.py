@@ -120,6 +120,7 @@ def _convert(
     save_path: Path | None,
     skip_existing: bool,
     at_once: int,
+    engine: str,
     device: str,
     dtype: str,
     input_shape: tuple[int, ...] | None,
@@ -145,6 +146,8 @@ def _convert(
         raise click.UsageError("--json and --json-lines are two ways to print the same")
     if generate and (seq_len is not None or input_shape is not None):
         raise click.UsageError("--generate says how long the prompt is: it takes no --seq-len and no --input-shape")
+    if engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise click.UsageError("--engine ray needs Ray: pip install 'kfconvert[ray]'")
     from .jobs import Jobs
 
     sizes: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len}
@@ -153,7 +156,9 @@ def _convert(
         options["new_tokens"] = generate[1]
     options |= wanted(include, exclude, modules)
     options["cuda_graphs"] = _as_option(cuda_graphs)
-    jobs = Jobs(save_path, device, dtype, weights, sizes, options, tune_for, input_shape, skip_existing, at_once)
+    jobs = Jobs(
+        save_path, device, dtype, weights, sizes, options, tune_for, input_shape, skip_existing, at_once, engine
+    )
     tell = _say_nothing if as_json else _json_line if json_lines else _report
     results = jobs.run(list(models), tell, _say_error)
     if as_json:

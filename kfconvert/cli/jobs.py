@@ -23,7 +23,8 @@ from ..folders import check_writable, expanded, none_left_empty
 from ..json_values import json_ready
 from . import terminal
 from .messages import unexpected
-from .workers import Lost, in_processes
+from .ray_tasks import ray_tasks
+from .workers import Engine, Lost, Processes, run_tasks
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,7 @@ class Jobs:
         input_shape: as of ``ModelConverter.convert_model``; the inputs that come with a model if None.
         skip_existing: leave out models that are saved there already.
         at_once: so many models are converted at a time, each in a process of its own; on CUDA one a GPU at most.
+        engine: where they are converted: ``"process"`` is this machine, ``"ray"`` a task of Ray for each.
         shows_progress: whether there is a bar on stderr.
     """
 
@@ -61,6 +63,7 @@ class Jobs:
     input_shape: tuple[int, ...] | None = None
     skip_existing: bool = False
     at_once: int = 1
+    engine: str = "process"
     shows_progress: bool = True
 
     # What they mean here: known within ``ready``.
@@ -111,10 +114,11 @@ class Jobs:
             known = mistaken | self._skipped(targets)
             left = [name for name in names if name not in known]
             at_once = min(self._possible_at_once(), len(left))
+            here = at_once <= 1 and self.engine == "process"
             for name in names:
-                if name in known or at_once <= 1:
+                if name in known or here:
                     done(name, known.get(name) or self._one(name, targets[name]))
-            if at_once > 1:
+            if left and not here:
                 self._side_by_side(left, targets, at_once, done)
         return [finished[name] for name in names]
 
@@ -199,8 +203,9 @@ class Jobs:
         return result
 
     def _possible_at_once(self) -> int:
-        """How many models may be converted at a time: on CUDA no two on one GPU, where each would slow the other."""
-        if self.device.type != "cuda" or self.at_once == 1:
+        """How many models may be converted at a time: on CUDA no two on one GPU, where each would slow the other. Ray
+        sees to that by itself, on all of its machines."""
+        if self.device.type != "cuda" or self.at_once == 1 or self.engine == "ray":
             return self.at_once
         gpus = len(_visible_gpus()) if self.device.index is None else 1
         if gpus < self.at_once:
@@ -216,17 +221,30 @@ class Jobs:
         done: Callable[[str, dict[str, Any]], None],
     ) -> None:
         """Converts so many models at a time, each in a process of its own with its share of the CPU's threads."""
-        import torch
-
-        alone = replace(self, at_once=1, shows_progress=False)
-        threads = max(1, torch.get_num_threads() // at_once)
-        gpus = _visible_gpus() if self.device.type == "cuda" else []
+        alone = replace(self, at_once=1, engine="process", shows_progress=False)
 
         def ended(task: _Task, result: Any) -> None:
             lost = isinstance(result, Lost)
-            done(task.name, _result(task.name, f"{task.name}: {result.reason()}") if lost else result)
+            done(task.name, _result(task.name, f"{task.name}: {result.reason}") if lost else result)
 
-        in_processes(_work, [_Task(alone, name, targets[name], threads, gpus) for name in names], at_once, ended)
+        with self._begun(at_once) as (engine, threads, gpus):
+            tasks = [_Task(alone, name, targets[name], threads, gpus) for name in names]
+            run_tasks(engine, _work, tasks, at_once, ended)
+
+    @contextlib.contextmanager
+    def _begun(self, at_once: int) -> Iterator[tuple[Engine, int, list[str]]]:
+        """The engine, the threads of each task, and the names of the GPUs of which each takes that of its slot: none
+        where the engine gives it one."""
+        import torch
+
+        on_gpus = self.device.type == "cuda"
+        if self.engine == "process":
+            yield Processes(), max(1, torch.get_num_threads() // at_once), _visible_gpus() if on_gpus else []
+        elif self.device.index is not None:
+            raise click.ClickException(f"Ray chooses the GPU of each model: --device cuda, not {self.device}")
+        else:
+            with ray_tasks(at_once, torch.get_num_threads(), on_gpus) as engine:
+                yield engine, engine.threads, []
 
     @contextlib.contextmanager
     def failing_in_one_line(self, name: str) -> Iterator[None]:
@@ -277,7 +295,8 @@ class Jobs:
 
 
 class _Task(NamedTuple):
-    """One model for a process of its own; ``gpus`` are the names of the GPUs, of which it takes that of its slot."""
+    """One model for a process of its own; ``gpus`` are the names of the GPUs, of which it takes that of its slot. Where
+    there are none, it takes what it sees."""
 
     jobs: Jobs
     name: str

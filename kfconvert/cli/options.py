@@ -246,6 +246,12 @@ CONVERT = (
         help="Convert N models at a time, each in a process with its share of the CPU's threads, on CUDA one on each "
         "GPU. Times are less certain while others run.",
     ),
+    _choice(
+        "--engine",
+        ("process", "ray"),
+        "process",
+        "Convert them on this machine, or each in a task of Ray, which may have several.",
+    ),
     _DEVICE,
     _DTYPE,
     _INPUT_SHAPE,

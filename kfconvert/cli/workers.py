@@ -1,4 +1,5 @@
-"""Some work for each of several things at a time, each in a process of its own that ends with this one."""
+"""Some work for each of several things at a time: the loop, and the engine that gives each a process of its own, which
+ends with this one."""
 
 from __future__ import annotations
 
@@ -12,67 +13,87 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import connection, resource_tracker
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 # What a process gets to put away what it has begun, once it is asked to end.
 SECONDS_TO_END = 10.0
 
 
 class Lost(NamedTuple):
-    """A process that ended without a result: its exit code, or the signal that ended it as a negative number."""
+    """What came of a task that ended without a result; ``reason`` says how, in words."""
 
-    exit_code: int | None
-
-    def reason(self) -> str:
-        if self.exit_code == -signal.SIGKILL:
-            return "its process was killed, as systems do where memory runs out"
-        if self.exit_code is not None and self.exit_code < 0:
-            return f"its process was ended by {signal.Signals(-self.exit_code).name}"
-        return f"its process ended with the exit code {self.exit_code}"
+    reason: str
 
 
-class _Running(NamedTuple):
-    task: Any
-    slot: int
-    process: Any
-    results: connection.Connection
+class Engine(Protocol):
+    """Where tasks are worked on, each apart from the others."""
+
+    def start(self, work: Callable[[Any, int], Any], task: Any, slot: int) -> Any:
+        """Begins ``work(task, slot)``, and gives what stands for it here: something that can be a key of a dict."""
+
+    def ended(self, running: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        """Waits until at least one of ``running``, of which there is one, has ended; each that has, and its result or
+        ``Lost``."""
+
+    def end(self, running: Sequence[Any]) -> None:
+        """Ends all of ``running``, and gives them SECONDS_TO_END to put away what they have begun."""
 
 
-def in_processes(
-    work: Callable[[Any, int], Any], tasks: Sequence[Any], at_once: int, done: Callable[[Any, Any], None]
+def run_tasks(
+    engine: Engine,
+    work: Callable[[Any, int], Any],
+    tasks: Sequence[Any],
+    at_once: int,
+    done: Callable[[Any, Any], None],
 ) -> None:
-    """Calls ``done(task, result)`` as each of ``tasks`` ends, with what ``work(task, slot)`` has returned in a process
-    of its own, or ``Lost``. ``work``, tasks and results are pickled.
+    """Calls ``done(task, result)`` as each of ``tasks`` ends, with what ``work(task, slot)`` has returned, or ``Lost``.
+    ``work``, tasks and results are pickled.
 
     Args:
         at_once: so many run at a time; ``slot`` is below it, and no two that run at a time have the same.
 
-    Whatever is raised in here, Ctrl-C among it, ends all processes: each is interrupted, and killed where it takes
-    longer than SECONDS_TO_END. Where this process is killed itself, they interrupt themselves.
+    Whatever is raised in here, Ctrl-C among it, ends all that run.
     """
     waiting, free = list(reversed(tasks)), list(reversed(range(at_once)))
-    running: list[_Running] = []
+    running: dict[Any, tuple[Any, int]] = {}
     try:
         while waiting or running:
             while waiting and free:
-                running.append(_started(work, waiting.pop(), free.pop()))
-            connection.wait([place for each in running for place in (each.results, each.process.sentinel)])
-            for each in [each for each in running if each.results.poll() or not each.process.is_alive()]:
-                result = _result(each)
-                running.remove(each)
-                free.append(each.slot)
-                done(each.task, result)
+                task, slot = waiting.pop(), free.pop()
+                running[engine.start(work, task, slot)] = task, slot
+            for each, result in engine.ended(list(running)):
+                task, slot = running.pop(each)
+                free.append(slot)
+                done(task, result)
     finally:
+        engine.end(list(running))
+
+
+class _Running(NamedTuple):
+    process: Any
+    results: connection.Connection
+
+
+class Processes:
+    """An engine: each task has a process of its own. Where this process is killed, they interrupt themselves."""
+
+    def start(self, work: Callable[[Any, int], Any], task: Any, slot: int) -> _Running:
+        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_serve, args=(theirs, work, task, slot))
+        with theirs, _uninterrupted():
+            process.start()
+        return _Running(process, ours)
+
+    def ended(self, running: Sequence[_Running]) -> Iterator[tuple[_Running, Any]]:
+        connection.wait([place for each in running for place in (each.results, each.process.sentinel)])
+        for each in running:
+            if each.results.poll() or not each.process.is_alive():
+                yield each, _result(each)
+
+    def end(self, running: Sequence[_Running]) -> None:
+        """Each process is interrupted, and killed where it takes longer."""
         _end([each.process for each in running])
-
-
-def _started(work: Callable[[Any, int], Any], task: Any, slot: int) -> _Running:
-    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(theirs, work, task, slot))
-    with theirs, _uninterrupted():
-        process.start()
-    return _Running(task, slot, process, ours)
 
 
 def _result(each: _Running) -> Any:
@@ -85,7 +106,16 @@ def _result(each: _Running) -> Any:
     if each.process.is_alive():
         each.process.kill()
         each.process.join()
-    return found[0] if found else Lost(each.process.exitcode)
+    return found[0] if found else Lost(_how_it_ended(each.process.exitcode))
+
+
+def _how_it_ended(exit_code: int | None) -> str:
+    """``exit_code``: that of a process, or the signal that ended it as a negative number."""
+    if exit_code == -signal.SIGKILL:
+        return "its process was killed, as systems do where memory runs out"
+    if exit_code is not None and exit_code < 0:
+        return f"its process was ended by {signal.Signals(-exit_code).name}"
+    return f"its process ended with the exit code {exit_code}"
 
 
 def _end(processes: Iterable[Any]) -> None:

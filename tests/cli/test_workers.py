@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from kfconvert.cli.workers import Lost, in_processes
+from kfconvert.cli.workers import Lost, Processes, run_tasks
 
 
 def told(task, slot):
@@ -33,7 +33,7 @@ def endless(task, slot):
 
 def run(work, tasks, at_once):
     results = {}
-    in_processes(work, tasks, at_once, results.__setitem__)
+    run_tasks(Processes(), work, tasks, at_once, results.__setitem__)
     return results
 
 
@@ -48,7 +48,7 @@ def test_each_has_a_process_and_a_slot_of_its_own():
 def test_one_that_dies_is_lost_and_no_other():
     results = run(dies, ["killed", "lives", "ended", "exits"], 2)
     assert results.pop("lives") == "lives" and all(isinstance(result, Lost) for result in results.values())
-    reasons = {task: result.reason() for task, result in results.items()}
+    reasons = {task: result.reason for task, result in results.items()}
     assert reasons == {
         "killed": "its process was killed, as systems do where memory runs out",
         "ended": "its process was ended by SIGTERM",
@@ -62,5 +62,5 @@ def test_what_is_raised_while_others_run_ends_them():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        in_processes(endless, ["first", "second", "third"], 2, done)
+        run_tasks(Processes(), endless, ["first", "second", "third"], 2, done)
     assert multiprocessing.active_children() == []
