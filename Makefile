@@ -33,7 +33,7 @@ CPP_FILES := $(shell find kfconvert scripts \( -name '*.h' -o -name '*.cpp' -o -
 DOCS_PACKAGES := mkdocs-material mkdocstrings[python] mkdocs-jupyter nbmake ipykernel
 
 # What tests marked `heavy` need beside that.
-HEAVY_PACKAGES := torch-geometric ray[data]
+HEAVY_PACKAGES := torch-geometric ray[data] litserve
 
 # Rooms whose tests convert few models or none.
 QUICK := tests/test_rooms.py tests/test_settings.py tests/test_second_names.py tests/accuracy tests/canonical tests/graph \

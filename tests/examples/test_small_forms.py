@@ -175,5 +175,6 @@ def test_every_example_says_what_one_learns_and_how_to_run_it():
     for path in sorted({*EXAMPLES.glob("*.py"), *BENCHMARKS.glob("*.py")}):
         if path.name not in SHARED and not path.name.startswith("own_pattern"):
             text = ast.get_docstring(ast.parse(path.read_text()))
-            assert f"python {path.parent.name}/{path.name}" in text and "--small" in text, path.name
+            command = rf"(python|torchrun .*) {path.parent.name}/{path.name} "
+            assert re.search(command, text) and "--small" in text, path.name
             assert path.parent == BENCHMARKS or "You learn" in text, path.name

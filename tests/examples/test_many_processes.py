@@ -1,0 +1,128 @@
+"""The examples for many machines and many requests, in processes of their own: those of torchrun, Ray and LitServe."""
+
+import http.server
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES, SCRIPTS = ROOT / "examples", ROOT / "scripts"
+
+
+def finished(*arguments):
+    """What these arguments of Python printed, once they have come to their end."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "KFCONVERT_CACHE": "off"}
+    environment.pop("RANK", None)
+    process = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=400)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+def on_two_ranks(example):
+    """What the small form of an example printed on each of two ranks."""
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    out = finished(*start, EXAMPLES / example, "--small", "--device", "cpu")
+    lines = out.splitlines()
+    return [[line.partition(": ")[2] for line in lines if line.startswith(f"rank {rank}: ")] for rank in range(2)]
+
+
+@pytest.mark.parametrize("example", ["train_ddp"])
+def test_without_torchrun_one_line_says_what_starts_it(example, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit, match=rf"^torchrun starts the processes: torchrun .* examples/{example}\.py$"):
+        importlib.import_module(example).main(["--small"])
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
+def test_gradients_of_a_converted_model_are_those_of_the_original_on_every_rank():
+    for lines in on_two_ranks("train_ddp.py"):
+        assert any("gradients equal: True, on all ranks: True" in line for line in lines), lines
+        assert any(line.startswith("the trained program is off by") for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("example", "package", "line"),
+    [
+        ("ray_data_inference", "ray", "the workers are those of Ray Data: pip install 'ray[data]'"),
+        ("serve_litserve", "litserve", "the service is LitServe's: pip install litserve"),
+    ],
+)
+def test_without_a_package_an_example_says_how_to_get_it(example, package, line, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, example, raising=False)
+    with pytest.raises(SystemExit) as raised:
+        importlib.import_module(example).main(["--small"])
+    assert str(raised.value) == line
+
+
+@pytest.mark.heavy
+def test_ray_data_names_each_row_as_the_original_does():
+    pytest.importorskip("ray.data")
+    out = finished(EXAMPLES / "ray_data_inference.py", "--small", "--device", "cpu")
+    assert "450 images, 0 lost, run by the program: True" in out
+
+
+@pytest.mark.heavy
+def test_a_service_loses_no_answer_and_mixes_none_up():
+    pytest.importorskip("litserve")
+    small = ["--small", "--device", "cpu", "--requests", "10"]
+    out = finished(SCRIPTS / "bench_serving.py", *small)
+    rows = [line.split() for line in out.splitlines() if line.startswith(("original", "converted"))]
+    assert [row[0] for row in rows] == ["original", "converted"] and out.startswith("64 clients, 640 requests")
+    assert all(row[4:] == ["0", "0", "0"] for row in rows)
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """The load test as a module."""
+    pytest.importorskip("litserve")
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return importlib.import_module("bench_serving")
+
+
+@pytest.fixture
+def port():
+    """Of a service that answers as the request says."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if asked is None:
+                self.close_connection = True  # no answer at all
+                return
+            text = json.dumps({"scores": asked}).encode()
+            self.send_response(200 if asked else 500)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.heavy
+def test_the_load_test_tells_what_is_lost_wrong_and_mixed_up(bench, port):
+    expected = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.0, 0.5], [0.5, 0.0], [0.2, 0.0]])
+    answers = [[1.0, 1e-4], [1.0, 0.0], [3.0, 3.0], [1.0], [], None]
+    load = bench.Load(port, [json.dumps(answer).encode() for answer in answers], expected)
+    load.run(6, 6)
+    assert load.outcomes == {"right": 6, "mixed up": 6, "wrong": 12, "lost": 12}
+    assert len(load.seconds) == 24
