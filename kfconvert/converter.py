@@ -43,7 +43,7 @@ from .conversion import (
     validate,
     with_chosen,
 )
-from .process import one_at_a_time, only_new_garbage, same_generators
+from .process import alone, one_at_a_time, only_new_garbage, same_generators
 from .report import Explanation, module_classes
 from .runtime import OnMiss, can_record
 
@@ -127,7 +127,7 @@ class ModelConverter:
             ConversionError: the model cannot run with these inputs, dtype or device.
         """
         # A copy made under inference_mode could not be trained.
-        with torch.inference_mode(False), one_at_a_time(), same_generators(), only_new_garbage():
+        with torch.inference_mode(False), one_at_a_time(), alone(model), same_generators(), only_new_garbage():
             # The job and its graphs are garbage once this returns.
             stages = Stages(progress)
             return self._convert(stages, model, input_shape, example_inputs, device, dtype, inplace, tune_for, profile)
@@ -154,6 +154,7 @@ class ModelConverter:
             replayed = can_record(prepared.device) and config.cuda_graphs is not False
             captures = controlled(trace(prepared, stages, effort, replayed), config, prepared.model)
             match(captures, stages)
+            replayed = replayed and not any(form.region.communicates for form in captures.forms)
             selector = Selector(prepared.device, config.accuracy_threshold, timed, replayed, effort)
             layouts = Layouts(captures, selector, Loads(prepared, captures))
             layouts.select(stages)

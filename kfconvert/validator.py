@@ -20,7 +20,7 @@ from .accuracy import (
     split_inputs,
 )
 from .inputs import ExampleCall
-from .process import one_at_a_time
+from .process import alone, one_at_a_time
 from .profiling import compare_timings
 
 # For the speed-up of `validate_optimization`, both models together.
@@ -72,7 +72,7 @@ def validate_optimization(
     """
     check_threshold(accuracy_threshold)
     args, kwargs = split_inputs(inputs)
-    with one_at_a_time():
+    with one_at_a_time(), alone(original):
         original_out = model_outputs(original, args, kwargs)
         reference = reference_outputs(original, args, kwargs)
         try:
@@ -93,7 +93,7 @@ def _speedup(original: nn.Module, optimized: nn.Module, call: ExampleCall) -> fl
     device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
     models = {"original": original, "optimized": optimized}
     calls = {name: functools.partial(call.copied(), model) for name, model in models.items()}
-    with evaluation(original), evaluation(optimized):
+    with alone(original), evaluation(original), evaluation(optimized):
         try:
             calls["optimized"]()
         except Exception:  # the report has it as the reason

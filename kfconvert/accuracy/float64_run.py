@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ..inputs import copy_of, map_tensors, to_each
+from ..process import shard_of
 from .copying import copied_model, tensors_of
 
 
@@ -112,7 +113,7 @@ def _replica(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     tensors = {id(tensor): tensor for tensor in tensors_of(model) if tensor.is_floating_point()}
     memo: dict[int, Any] = {}
     for key, tensor in tensors.items():
-        if type(tensor) is nn.Parameter:
+        if type(tensor) is nn.Parameter or shard_of(tensor) is not None:
             memo[key] = nn.Parameter(tensor.detach().to(dtype, copy=True), tensor.requires_grad)
         elif type(tensor) is Tensor:
             memo[key] = tensor.detach().to(dtype, copy=True)

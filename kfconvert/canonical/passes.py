@@ -15,6 +15,7 @@ from ..graph import (
     Var,
     arguments,
     aten,
+    communicates,
     has_effect,
     is_weight,
     spell_numbers,
@@ -158,6 +159,21 @@ def _is_dense(value: Tensor) -> bool:
     return torch.empty_like(value).stride() == value.stride()
 
 
+def drop_copies_of_collectives(graph: fx.Graph) -> None:
+    """A collective that writes to its argument is one that makes a tensor, and a copy of that over the argument: where
+    nobody else has the tensor, the copy is it."""
+    for node in list(graph.nodes):
+        if node.target is not aten.copy.default:
+            continue
+        target, made = node.args[:2]
+        if not (isinstance(made, fx.Node) and communicates(made) and list(made.users) == [node]):
+            continue
+        kinds = [(value.shape, value.dtype, value.stride()) for value in (target.meta["val"], made.meta["val"])]
+        if kinds[0] == kinds[1]:
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+
+
 def views_to_reshapes(graph: fx.Graph) -> None:
     """A view fails on channels-last tensors where a reshape copies; on others the two are the same."""
     for node in graph.nodes:
@@ -211,6 +227,7 @@ PASSES: tuple[Callable[[fx.Graph], None], ...] = (
     one_cast,
     drop_identities,
     make_functional,
+    drop_copies_of_collectives,
     views_to_reshapes,
     addmm_to_linear,
     spell_numbers,

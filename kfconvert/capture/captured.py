@@ -25,6 +25,7 @@ from .tracer import is_final, trace
 from .trial_runs import (
     admit_same_tensors,
     admit_sizes_of_one,
+    check_collectives,
     check_outputs,
     draws_as_told,
     draws_untold,
@@ -254,6 +255,7 @@ def _capture(
     if region.is_random and not draws_as_told(module, region, run, given):
         raise CaptureError("its random numbers are not only those that the state of the generator gives")
     check_outputs(region, run, seen)
+    check_collectives(module, region, run, given)
     admit_same_tensors(module, region, run, leaves)
     admit_sizes_of_one(module, region, run, given)
     ignore_use_cache(module, region, run, given)

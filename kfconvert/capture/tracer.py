@@ -43,6 +43,7 @@ from .deadline import Deadline
 from .known_operators import known_operators
 from .known_sizes import known_sizes
 from .lean_graphs import lean_graphs
+from .local_shards import local_shards
 from .size_questions import noted_questions
 
 CACHE_IN_OUTPUT = (
@@ -99,6 +100,7 @@ def trace(
             _traceable(model, form, dimensions) as forms,
             noted_questions() as answers,
             noted_attributes() as attributes,
+            local_shards(model) as shards,
         ):
             program = _export(model, arguments, shapes)
     refuse_attributes(attributes, (*call.tensors(), *model.parameters(), *model.buffers()))
@@ -106,6 +108,7 @@ def trace(
     example = described(form.keywords(leaves))
     region = _region(model, program, form, dimensions, answers, example, frozenset(reads), outputs)
     region.asked = attribute_facts(attributes)
+    region.shards = frozenset(name for name, slot in region.slots.items() if slot in shards)
     return region
 
 

@@ -18,6 +18,7 @@ from ..accuracy import seeded
 from ..graph import mark_orders
 from ..inputs import TreeForm, bounded_lookups, copy_of
 from ..modules import CHANNELS_LAST
+from ..process import is_one_of_several, noted_collectives
 from ..region import CaptureError, Dimensions, Region, given_as
 from ..runtime import without_cache
 from ..torch_state import is_transformed
@@ -234,6 +235,21 @@ def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial |
         raise CaptureError(reason) from error
     if form != seen.form or not all(map(is_close, seen.outputs, outputs)):
         raise CaptureError(reason)
+
+
+@torch.no_grad()
+def check_collectives(model: nn.Module, region: Region, run: Callable[[list[Any]], Any], leaves: list[Any]) -> None:
+    """Raises CaptureError where ``run``, the graph of ``region``, does not begin the collectives that ``model`` begins,
+    in their order: of several ranks some may run the one and some the other, and would wait for one another."""
+    if not is_one_of_several():
+        return
+    noted = []
+    for function in (model, _called_by_names(region, run)):
+        with noted_collectives() as begun:
+            region.flat_outputs(function, leaves)
+        noted.append(begun)
+    if noted[0] != noted[1]:
+        raise CaptureError("its graph has other collectives than its forward, or has them in another order")
 
 
 @torch.no_grad()

@@ -77,6 +77,7 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
         whole = None if first is None else time.thread_time() - start
         cheap = None if first is None else _cheap_call(first)
         prepared.settled.restore()
+        replayed = replayed and not (first is not None and first.region.communicates)
         for each, captured in capture_generation(model, prepared.call, found[0], prepared.settled.restore, replayed):
             calls.append(each)
             found.append(captured)

@@ -4,7 +4,7 @@ from .aliases import Aliases, aliased_arguments, is_written, mark_storage, stora
 from .bindings import lower
 from .constants import constant_value, same_kind, spell_numbers
 from .layouts import mark_orders, marked_order, order_in_memory
-from .nodes import draws, has_effect, is_of_module, is_parameter, is_weight, mark_weights, module_path
+from .nodes import communicates, draws, has_effect, is_of_module, is_parameter, is_weight, mark_weights, module_path
 from .sources import at, blame, definition, location, mark_location
 from .trees import AnyNumber, Either, Number, Op, Together, Tree, Var, arguments, aten, roots, unify
 
@@ -24,6 +24,7 @@ __all__ = [
     "blame",
     "constant_value",
     "definition",
+    "communicates",
     "draws",
     "has_effect",
     "is_of_module",

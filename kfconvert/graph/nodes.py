@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
+# Namespaces of the operators of collectives.
+_OF_RANKS = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
+
 
 def module_path(node: fx.Node) -> str:
     """Dotted path of the module whose forward made ``node``; "" is the root."""
@@ -25,7 +28,12 @@ def has_effect(node: fx.Node) -> bool:
     """Whether a call does something besides what it returns, such as to move the state of a random generator; one that
     returns nothing does, such as an assertion."""
     nothing = isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
-    return nothing or node.is_impure(impure_random=False) or draws(node)
+    return nothing or node.is_impure(impure_random=False) or draws(node) or communicates(node)
+
+
+def communicates(node: fx.Node) -> bool:
+    """Whether a call is one of a collective, which the other ranks wait for, or waits for its end."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _OF_RANKS
 
 
 def draws(node: fx.Node) -> bool:

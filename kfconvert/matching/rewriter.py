@@ -60,7 +60,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     lower(graph)
     graph.lint()
     images = tuple(tensor.index for tensor in region.guard.tensors if len(tensor.sizes) >= 4)
-    return Program(live.model, fx.GraphModule(root, graph).eval(), fused, weights, synced, images)
+    return Program(live.model, fx.GraphModule(root, graph).eval(), fused, weights, synced, images, live.shards())
 
 
 # What generated code means by these names; an argument of the model may have one of them.

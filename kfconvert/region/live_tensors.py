@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from ..process import shard_of
 from .region import Region
 
 # (dict that holds a tensor of the model, or module for its __dict__; key in it)
@@ -13,19 +14,37 @@ Place = tuple[dict[str, Any] | nn.Module, str]
 
 
 class LiveTensors:
-    """The parameters, buffers and constants of a model behind the placeholders of its region's graph."""
+    """The parameters, buffers and constants of a model behind the placeholders of its region's graph; of a distributed
+    parameter, the shard of this rank."""
 
     def __init__(self, model: nn.Module, region: Region):
         self.model, self._region = model, region
+        self._shards: dict[str, Any] = {}
+        for name in region.shards:
+            holder, key = self._place(name)
+            self._shards[name] = shard_of(_held(holder, key))
 
     def store(self, node: fx.Node) -> Place:
-        """The holder (dict of parameters or buffers, or the module of a plain attribute) and key of the tensor."""
+        """The holder (dict of parameters or buffers, or the module of a plain attribute) and key of the tensor; a dict
+        of shards, which whoever reads it keeps up to date by ``shards``."""
         if node.name in self._region.constants:
             return self._region.constants, node.name
-        path, name = self._region.slots[node.name]
+        if node.name in self._shards:
+            return self._shards, node.name
+        return self._place(node.name)
+
+    def shards(self) -> list[tuple[Place, Place]]:
+        """Of each shard, where the distributed parameter lives in the model, and where ``store`` finds the shard."""
+        return [(self._place(name), (self._shards, name)) for name in self._shards]
+
+    def _place(self, placeholder: str) -> Place:
+        path, name = self._region.slots[placeholder]
         owner = self.model.get_submodule(path)
         return next((store for store in (owner._parameters, owner._buffers) if name in store), owner), name
 
     def tensor(self, node: fx.Node) -> Tensor:
-        holder, name = self.store(node)
-        return vars(holder)[name] if isinstance(holder, nn.Module) else holder[name]
+        return _held(*self.store(node))
+
+
+def _held(holder: Any, name: str) -> Any:
+    return vars(holder)[name] if isinstance(holder, nn.Module) else holder[name]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import Aliases, arguments, draws, written_arguments
+from ..graph import Aliases, arguments, communicates, draws, written_arguments
 from ..inputs import CallForm, TreeForm, is_static_kind, taken_apart
 from .guard import Guard
 
@@ -21,6 +21,7 @@ Read = str | tuple[type, str]
 
 # Properties of a region that are wanted after its graph is gone.
 _READ_FROM_GRAPH = (
+    "communicates",
     "computes_with_sizes",
     "counts_statistics",
     "has_effects",
@@ -64,6 +65,8 @@ class Region:
     default_device: torch.device | None = None
     # What ``stored_region`` has told of it before its graph was released, see ``keep``; None where it cannot be stored.
     stored: bytes | None = None
+    # The placeholders whose tensor is the shard of a distributed parameter that this rank holds.
+    shards: frozenset[str] = frozenset()
 
     @property
     def has_caches(self) -> bool:
@@ -92,6 +95,11 @@ class Region:
         """Whether an output of the graph is one of its inputs, or a weight, itself."""
         returned = self.graph.output_node().args[0]
         return any(isinstance(value, fx.Node) and value.op == "placeholder" for value in returned)
+
+    @cached_property
+    def communicates(self) -> bool:
+        """Whether a call of the graph waits for other ranks."""
+        return any(map(communicates, self.graph.nodes))
 
     @cached_property
     def is_random(self) -> bool:
@@ -125,14 +133,7 @@ class Region:
     def release_graph(self) -> None:
         """Forget the graph, once no program is made of it any more: its traced values refer to all weights, and its
         nodes to each other, so that both would live until Python's cyclic collector comes by."""
-        for name in (
-            "computes_with_sizes",
-            "counts_statistics",
-            "has_effects",
-            "is_random",
-            "returns_inputs",
-            "unread",
-        ):
+        for name in _READ_FROM_GRAPH:
             getattr(self, name)  # it is read from the graph, and kept
         self.graph, self.root = fx.Graph(), nn.Module()
 

@@ -51,6 +51,8 @@ def stored_region(region: Region) -> dict[str, Any]:
     """``region``, whose graph is still there, as JSON values but for its example. Raises Unstorable."""
     if region.has_caches:
         raise Unstorable("it takes or returns a key-value cache")
+    if region.shards:
+        raise Unstorable("it reads shards of distributed parameters")
     writer = _Writer(region)
     return {
         "sizes": writer.sizes,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ..process import shard_of
 from .fingerprint import fingerprints
 from .watch import Watch
 
@@ -167,9 +168,9 @@ def forget_written(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def memory_of(tensor: torch.Tensor) -> Any:
-    """The same for tensors that share their memory."""
+    """The same for tensors that share their memory; that of a distributed tensor is the memory of its shard."""
     try:
-        return tensor.untyped_storage().data_ptr()
+        return (tensor if (shard := shard_of(tensor)) is None else shard).untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse and wrapped tensors have no storage of their own
         return id(tensor)
 

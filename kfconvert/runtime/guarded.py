@@ -89,8 +89,10 @@ class Variant:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether CUDA graphs may be recorded of it. A cache that it takes has another length in each call."""
-        return not self.region.call.form.caches
+        """Whether CUDA graphs may be recorded of it. A cache that it takes has another length in each call; a recording
+        runs the program more than once, in which other ranks, that may record at other times, would have to take part.
+        """
+        return not (self.region.call.form.caches or self.region.communicates)
 
     def structured(self, outputs: tuple[Any, ...]) -> Any:
         """The outputs of a region without caches; compilers follow this."""
@@ -371,6 +373,8 @@ class GuardedForward:
             return "hooks of saved tensors are disabled around it, and gradients are wanted"
         if region.is_random:
             return "it draws random numbers, and gradients are wanted"
+        if region.communicates or region.shards:
+            return "it is one of several ranks, and gradients are wanted"
         if region.counts_statistics:
             return "a norm in it counts the statistics of each call, and gradients are wanted"
         if self.state.asks_for_gradients:

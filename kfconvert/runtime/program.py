@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from ..process import libraries, switched_off
+from ..process import libraries, shard_of, switched_off
 from ..region import Place
 from .derived import Derived, Unchanged, finish, is_captured, memory_of
 from .fingerprint import may_fetch
@@ -50,6 +50,7 @@ class Program:
         fused: names of the fused modules in ``module``.
         weights: places of the tensors that the code itself reads, its first arguments in this order.
         synced: (place in the model, place in a fused module): tensors to copy over before a run.
+        shards: (place of a distributed parameter in the model, place of its shard): shards to put there before a run.
         images: which of the flat inputs have 4 or more dimensions; there are plans for each of their layouts,
             with and without the libraries that may be turned off.
     """
@@ -62,6 +63,7 @@ class Program:
         weights: list[Place],
         synced: list[tuple[Place, Place]],
         images: tuple[int, ...],
+        shards: Sequence[tuple[Place, Place]] = (),
     ):
         self.fused, self._images = fused, images
         self.modules: dict[str, Any] = dict(module._modules)
@@ -77,6 +79,7 @@ class Program:
         self._sources, self._weights = len(sources), weights
         self._read = _distinct([*sources, *held, *weights])
         self._synced: list[tuple[Any, Any]] = [(_unrooted(source, model), place) for source, place in synced]
+        self._shards: list[tuple[Any, Any]] = [(_unrooted(source, model), place) for source, place in shards]
         # The same places as gather() takes them; made when they are first needed, see __getstate__.
         self._flat: tuple[tuple[Any, ...], ...] | None = None
         self._way: Watch | None = None
@@ -197,8 +200,9 @@ class Program:
             self.modules[name].clear_derived()
 
     def tensors(self) -> list[Tensor]:
-        """The tensors of the model that the program reads. Raises UnfitTensors where one was removed."""
-        return [tensor for tensor in self._tensors() if tensor is not None]
+        """The tensors of the model that the program reads, and the distributed parameters whose shards are among them.
+        Raises UnfitTensors where one was removed."""
+        return [*(tensor for tensor in self._tensors() if tensor is not None), *self._distributed()]
 
     def merged_weights(self) -> list[list[Tensor]]:
         """The weights of the model that a fused module reads as one tensor, for each that does; see ``merge``."""
@@ -207,11 +211,10 @@ class Program:
 
     def unchanged(self) -> Unchanged:
         """Tells later whether the tensors are still as they are now. Raises UnfitTensors where one has no address."""
-        tensors = self._tensors()
         try:
-            return Unchanged([tensor for tensor in tensors if tensor is not None])
+            return Unchanged(self.tensors())
         except RuntimeError:
-            self._require_kinds(tensors)
+            self._require_kinds(self._tensors())
             raise
 
     def _current(self) -> dict[Any, Plans]:
@@ -224,7 +227,9 @@ class Program:
         derived = self._values(tensors)
         if not derived:
             self._require_kinds(tensors)
-            self._sharing = self._in_memory_of(tensors[: self._sources])
+            # A write to a distributed parameter moves its own counter, not that of its shard.
+            distributed = [(tensor, tensor._version) for tensor in self._distributed() if not tensor.is_inference()]
+            self._sharing = [*self._in_memory_of(tensors[: self._sources]), *distributed]
         elif self._check_weights and self._written_unseen():
             self.clear()
             derived = self._values(tensors)
@@ -248,6 +253,10 @@ class Program:
         shared = {memory for memory in read if users[memory] > 1}
         return [(t, t._version) for t in found.values() if not t.is_inference() and memory_of(t) in shared]
 
+    def _distributed(self) -> list[Tensor]:
+        """The distributed parameters whose shards the program reads."""
+        return gather(self._places()[3], vars(self._root()))
+
     def _written_unseen(self) -> bool:
         self._unchecked += 1
         if self._unchecked < self._check_weights or not may_fetch():
@@ -258,8 +267,12 @@ class Program:
     def _tensors(self) -> list[Tensor | None]:
         """All tensors that the program reads; those that plans hold on to come first."""
         root = vars(self._root())
-        read, _, synced = self._places()
+        read, _, synced, distributed = self._places()
         try:
+            for tensor, (_, (store, attribute)) in zip(gather(distributed, root), self._shards):
+                store[attribute] = shard_of(tensor)
+                if store[attribute] is None:
+                    raise UnfitTensors("a distributed parameter was replaced after the conversion; convert it again")
             for tensor, (_, (store, attribute)) in zip(gather(synced, root), self._synced):
                 store[attribute] = tensor
             return gather(read, root)
@@ -270,9 +283,11 @@ class Program:
             ) from None
 
     def _places(self) -> tuple[tuple[Any, ...], ...]:
-        """Of all tensors that are read, of those that the code reads, and of those that are copied over."""
+        """Of all tensors that are read, of those that the code reads, of those that are copied over, and of distributed
+        parameters."""
         if self._flat is None:
-            found = (self._read, self._weights, [source for source, _ in self._synced])
+            sources = ([source for source, _ in pairs] for pairs in (self._synced, self._shards))
+            found = (self._read, self._weights, *sources)
             self._flat = tuple(map(flat_places, found))
         return self._flat
 

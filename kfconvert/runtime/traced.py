@@ -232,6 +232,8 @@ def _unfit(variant: Variant) -> str | None:
         return "it writes to its arguments, or asserts what depends on their values"
     if region.asked - {ELEMENTS}:
         return f"its code asks for {', '.join(sorted(region.asked))} of tensors"
+    if region.communicates or region.shards:
+        return "it reads shards of distributed parameters, or waits for other ranks"
     if region.default_device not in (None, torch.get_default_device()):
         return "another device is the default"
     try:

@@ -1,0 +1,256 @@
+"""Models whose layers are divided among ranks: tensor-parallel ones of transformers, and others that call collectives.
+
+Here this process is one rank of two that there are not: a collective of its group takes no other rank's share. What two
+ranks compute together is shown by the test of examples/tensor_parallel.py.
+"""
+
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+import transformers
+from support.small_models import guard
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
+
+import kfconvert
+from kfconvert import ModelConverter
+from kfconvert.accuracy import copied_model
+from kfconvert.process import CannotBeAlone, alone, noted_collectives
+from kfconvert.runtime import guarded_forward
+
+X = torch.randn(4, 8)
+
+
+@pytest.fixture(scope="module")
+def group():
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+class Net(nn.Module):
+    """(rows, 8) -> (rows, 4)"""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.norm(x + self.down(nn.functional.gelu(self.up(x)))))
+
+
+@pytest.fixture
+def made(group):
+    """Makes networks of the same weights, each with the shards of this rank, as transformers divides them."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def one():
+        torch.manual_seed(0)
+        model = Net().eval()
+        for name, style in {"up": "colwise", "down": "rowwise", "head": "colwise_gather_output"}.items():
+            module = model.get_submodule(name)
+            for parameter in list(module._parameters):
+                ALL_PARALLEL_STYLES[style].shard_param(module, parameter, mesh)
+            ALL_PARALLEL_STYLES[style].install_forward(module, mesh)
+        return model
+
+    return one
+
+
+def outputs(model):
+    with torch.no_grad():
+        return model(X)
+
+
+def converted(model):
+    return ModelConverter(select="all", effort="fast").convert_model(model, example_inputs=X)
+
+
+def assert_same(fused, original):
+    torch.testing.assert_close(outputs(fused), outputs(original), rtol=1e-4, atol=1e-5)
+    assert guard(fused)["hits"] and not guard(fused)["misses"]
+
+
+def test_a_language_model_is_one_program_of_shards_and_collectives(tmp_path, request):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64, "use_cache": False}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
+    ids = {"input_ids": torch.randint(0, 64, (2, 6))}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).save_pretrained(tmp_path)
+    request.getfixturevalue("group")  # of ranks the first one alone would have saved it
+    divided = transformers.distributed.DistributedConfig(tp_size=2, tp_plan="auto")
+    original = transformers.LlamaForCausalLM.from_pretrained(tmp_path, distributed_config=divided).eval()
+    converter = ModelConverter(select="all", effort="fast")
+    fused = converter.convert_model(original, example_inputs=ids)
+
+    statistics = converter.conversion_stats
+    assert statistics["regions"][0]["captured"] and statistics["accuracy"]["passed"]
+    assert statistics["accuracy"]["reference"].startswith("float64 run of the original")
+    applied = {site["pattern"] for site in statistics["sites"] if site["status"] == "applied"}
+    assert {"add_rms_norm", "gated_linear_silu", "merged_linear", "rotary"} <= applied
+    assert isinstance(fused.model.layers[0].mlp.up_proj.weight, DTensor)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(**ids).logits, original(**ids).logits, rtol=1e-4, atol=1e-5)
+    assert guard(fused) == {"hits": 1, "misses": {}}
+    (variant,) = guarded_forward(fused).variants
+    assert variant.region.communicates and not variant.is_recorded
+
+
+def write(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+
+
+def load(model):
+    model.load_state_dict({name: 1.5 * tensor for name, tensor in model.state_dict().items()})
+
+
+def step(model):
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, 0.01 * number)
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    model.zero_grad()
+
+
+def exchange(model):
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 1.5
+
+
+@pytest.mark.parametrize("change", [write, load, step, exchange])
+def test_later_weights_are_those_of_its_program(made, change):
+    original = made()
+    fused = converted(original)
+    before = outputs(fused)
+    for model in (original, fused):
+        change(model)
+    assert_same(fused, original)
+    assert not torch.allclose(outputs(fused), before)
+
+
+def test_a_frozen_one_notices_a_write(made):
+    fused = converted(made())
+    kfconvert.freeze(fused)
+    outputs(fused)
+    write(fused)
+    with pytest.raises(kfconvert.FrozenError):
+        for _ in range(200):
+            outputs(fused)
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+def test_a_parameter_that_is_whole_is_a_miss(made):
+    original = made()
+    fused = converted(original)
+    for model in (original, fused):
+        model.up.weight = nn.Parameter(model.up.weight.to_local().detach().clone(), False)
+    torch.testing.assert_close(outputs(fused), outputs(original))
+    (reason,) = guard(fused)["misses"]
+    assert "distributed" in reason and not guard(fused)["hits"]
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+def test_with_gradients_the_original_runs(made):
+    original = made()
+    fused = converted(original)
+    for model in (original, fused):
+        model(X).sum().backward()
+    assert not guard(fused)["hits"] and "gradients are wanted" in next(iter(guard(fused)["misses"]))
+    for ours, theirs in zip(fused.parameters(), original.parameters()):
+        torch.testing.assert_close(
+            ours.grad.to_local() if isinstance(ours, DTensor) else ours.grad,
+            theirs.grad.to_local() if isinstance(theirs, DTensor) else theirs.grad,
+        )
+
+
+def test_a_copy_computes_with_its_own_weights(made):
+    original = made()
+    duplicate = copied_model(original)
+    expected = outputs(original)
+    write(duplicate)
+    assert torch.equal(outputs(original), expected) and not torch.allclose(outputs(duplicate), expected)
+
+
+class Divided(nn.Module):
+    """The first half of a layer's columns, whose product is that of all ranks. (rows, 8) -> (rows, 8)"""
+
+    def __init__(self, ask=lambda x: x):
+        super().__init__()
+        self.up, self.down, self.ask = nn.Linear(8, 16), nn.Linear(16, 8, bias=False), ask
+
+    def forward(self, x):
+        x = self.down(nn.functional.gelu(self.up(x)))
+        dist.all_reduce(x)
+        return torch.relu(self.ask(x))
+
+
+@pytest.fixture
+def refusing(group):
+    """A group of which nobody answers."""
+    from torch._C._distributed_c10d import FakeProcessGroup
+
+    options = FakeProcessGroup.Options()
+    options.error_on_collective = True
+    found = dist.ProcessGroup(FakeStore(), 1, 2)
+    backend = FakeProcessGroup._create_internal(1, 2, options)
+    found._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, backend)
+    found._set_group_name("refusing")
+    return found
+
+
+def test_a_conversion_waits_for_no_rank(refusing):
+    x = torch.ones(2)
+    with alone(nn.Linear(2, 2)), noted_collectives() as noted:
+        refusing.allreduce([x]).wait()
+        begun = threading.Thread(target=lambda: errors.append(_error(refusing)))
+        errors = []
+        begun.start()
+        begun.join()
+    assert torch.equal(x, torch.full((2,), 2.0)) and len(noted) == 1
+    assert isinstance(errors[0], RuntimeError)  # another thread has asked the other ranks
+    assert isinstance(_error(refusing), RuntimeError)  # and so does this one later on
+
+
+def _error(group):
+    try:
+        group.allreduce([torch.ones(2)]).wait()
+    except Exception as error:
+        return error
+
+
+def test_what_is_for_one_other_rank_cannot_be_done_alone(group):
+    with alone(nn.Linear(2, 2)), pytest.raises(CannotBeAlone, match="c10d::send is for some of the ranks"):
+        dist.send(torch.ones(2), 0)
+
+
+def test_collectives_of_plain_parameters_are_in_the_program(group):
+    original = Divided().eval()
+    fused = ModelConverter(select="all").convert_model(original, example_inputs=X)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X), original(X))
+        torch.testing.assert_close(fused(X[:1]), original(X[:1]))
+    assert guard(fused) == {"hits": 2, "misses": {}}
+
+
+def asks_once_more(x):
+    dist.all_reduce(x.sum())
+    return x
+
+
+def test_a_collective_whose_result_nobody_wants_is_begun_all_the_same(group):
+    """Others wait for it."""
+    original = Divided(asks_once_more).eval()
+    fused = ModelConverter(select="all").convert_model(original, example_inputs=X)
+    noted = []
+    for model in (original, fused):
+        with torch.no_grad(), alone(model), noted_collectives() as begun:
+            model(X)
+        noted.append(begun)
+    assert noted[0] == noted[1] and len(noted[0]) == 2
