@@ -20,12 +20,12 @@ def options_of(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def converted(name: str, model: nn.Module, example_inputs: Any, small: bool = False) -> nn.Module:
-    """``model``, converted for calls like ``example_inputs``; what became of it is printed.
+def converted(name: str, model: nn.Module, example_inputs: Any, small: bool = False, **more: Any) -> nn.Module:
+    """``model``, converted for calls like ``example_inputs``, with ``more`` options; what became of it is printed.
 
     The small form takes all that is accurate and does not time which of it is faster.
     """
-    options: dict[str, Any] = {"effort": "fast", "select": "all"} if small else {}
+    options: dict[str, Any] = ({"effort": "fast", "select": "all"} if small else {}) | more
     converter = kfconvert.ModelConverter(**options)
     fused = converter.convert_model(model, example_inputs=example_inputs)
     stats = converter.conversion_stats

@@ -40,7 +40,7 @@ class CannotBeAlone(RuntimeError):
 @contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
     """Within the block, a collective that this thread begins waits for no other rank: its result is that of ranks which
-    all hold what this one does. Those of other threads communicate.
+    all hold what this one does, where reductions are taken for sums. Those of other threads communicate.
 
     All ways to a collective end in an operator of c10d, whose kernels are others meanwhile. What a rank makes up is
     good for a comparison of two ways to compute with it, and for nothing that is kept: where ``model`` gathers its
@@ -85,7 +85,7 @@ def _stand_in(name: str, kernel: Any, here: ThisThread, groups: _Groups) -> Call
         for noted in _logs:
             noted.append((name, dist.ProcessGroup.unbox(group).group_name, *map(_kind, _tensors(args))))
         results = kernel.call_boxed(keys, *[groups.apart(arg) if _is_group(arg) else arg for arg in args])
-        if "reduce" in name:
+        if "reduce" in name:  # of which kind, the operator's argument does not tell in Python
             for tensor in _tensors(args[:1]):
                 if tensor.dtype is not torch.bool:
                     tensor.mul_(dist.ProcessGroup.unbox(group).size())

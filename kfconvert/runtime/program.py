@@ -267,12 +267,10 @@ class Program:
     def _tensors(self) -> list[Tensor | None]:
         """All tensors that the program reads; those that plans hold on to come first."""
         root = vars(self._root())
-        read, _, synced, distributed = self._places()
+        read, _, synced, _ = self._places()
         try:
-            for tensor, (_, (store, attribute)) in zip(gather(distributed, root), self._shards):
-                store[attribute] = shard_of(tensor)
-                if store[attribute] is None:
-                    raise UnfitTensors("a distributed parameter was replaced after the conversion; convert it again")
+            if self._shards:
+                self._take_shards()
             for tensor, (_, (store, attribute)) in zip(gather(synced, root), self._synced):
                 store[attribute] = tensor
             return gather(read, root)
@@ -281,6 +279,12 @@ class Program:
                 f"a parameter was removed after the conversion ({error}, as by weight_norm or pruning); "
                 "convert it again"
             ) from None
+
+    def _take_shards(self) -> None:
+        for tensor, (_, (store, attribute)) in zip(self._distributed(), self._shards):
+            store[attribute] = shard_of(tensor)
+            if store[attribute] is None:
+                raise UnfitTensors("a distributed parameter was replaced after the conversion; convert it again")
 
     def _places(self) -> tuple[tuple[Any, ...], ...]:
         """Of all tensors that are read, of those that the code reads, of those that are copied over, and of distributed

@@ -4,6 +4,7 @@ import http.server
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -34,7 +35,7 @@ def on_two_ranks(example):
     return [[line.partition(": ")[2] for line in lines if line.startswith(f"rank {rank}: ")] for rank in range(2)]
 
 
-@pytest.mark.parametrize("example", ["train_ddp"])
+@pytest.mark.parametrize("example", ["train_ddp", "tensor_parallel"])
 def test_without_torchrun_one_line_says_what_starts_it(example, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.delenv("RANK", raising=False)
@@ -48,6 +49,15 @@ def test_gradients_of_a_converted_model_are_those_of_the_original_on_every_rank(
     for lines in on_two_ranks("train_ddp.py"):
         assert any("gradients equal: True, on all ranks: True" in line for line in lines), lines
         assert any(line.startswith("the trained program is off by") for line in lines), lines
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
+def test_two_ranks_compute_what_the_whole_model_does():
+    for lines in on_two_ranks("tensor_parallel.py"):
+        assert re.match("18 of 18 sites fused: add_rms_norm, gated_linear_silu, .*merged_linear", lines[0]), lines
+        assert lines[-2].startswith("off by") and lines[-2].endswith("the same text: True"), lines
+        assert re.fullmatch(r"9 calls of the program, 0 misses", lines[-1]), lines
 
 
 @pytest.mark.parametrize(
