@@ -28,7 +28,7 @@ def has_effect(node: fx.Node) -> bool:
     """Whether a call does something besides what it returns, such as to move the state of a random generator; one that
     returns nothing does, such as an assertion."""
     nothing = isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
-    return nothing or node.is_impure(impure_random=False) or draws(node) or communicates(node)
+    return nothing or node.is_impure(impure_random=False) or draws(node)
 
 
 def communicates(node: fx.Node) -> bool:

@@ -227,9 +227,7 @@ class Program:
         derived = self._values(tensors)
         if not derived:
             self._require_kinds(tensors)
-            # A write to a distributed parameter moves its own counter, not that of its shard.
-            distributed = [(tensor, tensor._version) for tensor in self._distributed() if not tensor.is_inference()]
-            self._sharing = [*self._in_memory_of(tensors[: self._sources]), *distributed]
+            self._sharing = self._in_memory_of(tensors[: self._sources])
         elif self._check_weights and self._written_unseen():
             self.clear()
             derived = self._values(tensors)
@@ -245,7 +243,7 @@ class Program:
     def _in_memory_of(self, tensors: list[Tensor | None]) -> list[tuple[Tensor, int]]:
         """Those of ``tensors`` that share memory with others of the model, and these others, with their versions. What
         is written through one may leave no trace in another: after ``b.weight.data = a.weight.data`` each has a version
-        counter of its own."""
+        counter of its own, and so have a distributed parameter and its shard."""
         model = self._root()
         found = {id(t): t for t in (*tensors, *model.parameters(), *model.buffers()) if t is not None}
         users = Counter(map(memory_of, found.values()))
