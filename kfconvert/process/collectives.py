@@ -108,9 +108,9 @@ class _Groups:
 
 
 def _fake(rank: int, size: int) -> Any:
-    from torch._C._distributed_c10d import FakeProcessGroup, FakeStore
+    from torch._C._distributed_c10d import FakeProcessGroup
 
-    group = dist.ProcessGroup(FakeStore(), rank, size)
+    group = dist.ProcessGroup(dist.HashStore(), rank, size)
     backend = FakeProcessGroup._create_internal(rank, size)
     for device in _DEVICES:
         group._register_backend(torch.device(device.lower()), dist.ProcessGroup.BackendType.CUSTOM, backend)

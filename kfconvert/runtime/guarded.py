@@ -387,6 +387,8 @@ class GuardedForward:
             return "its parameters are not those it was converted with, and gradients are wanted"
         if any(map(_has_hooks, parameters)):
             return "a parameter has hooks, which backward would call twice, or for nothing"
+        if self.state.hooked_backward is not None:
+            return f"{self.state.hooked_backward}, and gradients are wanted"
         if any(isinstance(leaf, torch.Tensor) and leaf.is_inference() for leaf in leaves):
             return "an argument was made under inference_mode, and gradients are wanted"
         ours = {id(parameter) for parameter in parameters}
@@ -436,7 +438,7 @@ class GuardedForward:
                 for module in training:
                     module.training = False
                 current = [store.get(key) for store, key in self.state.parameter_places]
-                reason = self.state.refusal()
+                reason = self.state.refusal() or self.state.hooked_backward
                 if reason is None and not all(map(operator.is_, current, self.state.parameters)):
                     reason = "a parameter was replaced"
                 if reason is None and any(map(_has_hooks, parameters)):

@@ -254,6 +254,8 @@ class ModelState:
         self.hooks = Watch((hooks, SIZE, len(hooks)) for hooks in kinds)
         self.hooks.first_change()
         self.hooked = inner_hook(model) or self._replaced_parameter()
+        # Where no gradient is wanted these do nothing.
+        self.hooked_backward = inner_hook(model, of_gradients=True)
         self.recorded = recorded_outputs(module for module in model.modules() if module is not model)
 
     def _recording(self) -> str | None:
@@ -553,10 +555,11 @@ def _tied_places(model: nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
     return [places for places in groups.values() if len(places) > 1]
 
 
-def inner_hook(model: nn.Module) -> str | None:
-    """Why a program of ``model`` would leave out hooks of its submodules; None where there are none."""
+def inner_hook(model: nn.Module, of_gradients: bool = False) -> str | None:
+    """Why a program of ``model`` would leave out hooks of its submodules, those around their forwards or those ``of
+    gradients``; None where there are none."""
     for name, module in model.named_modules():
-        if module is not model and has_hooks(module):
+        if module is not model and (_has_backward_hooks if of_gradients else has_hooks)(module):
             return f"{name} has hooks, which a fused program would not call"
     return None
 
@@ -568,6 +571,10 @@ def global_hook() -> str | None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether ``module`` itself has hooks that its ``__call__`` runs around its forward."""
-    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    kinds = (module._forward_hooks, module._forward_pre_hooks)
     # Those that transformers leaves in place are asked for by themselves, see recorded_outputs.
     return any(not is_recording_hook(hook) for kind in kinds for hook in kind.values())
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)

@@ -211,6 +211,8 @@ def _refusal(guarded: GuardedForward) -> str | None:
     if reason is not None or watched is None:
         return reason
     state.attributes = watched  # without tensors of torch.export among them
+    if state.hooked_backward is not None:
+        return state.hooked_backward
     if state.asks_for_gradients:
         return f"its code asks for {state.asks_for_gradients}"
     if any(isinstance(value, (torch.Tensor, numpy.ndarray)) for _, value, _ in (*state.compared, *state.code.compared)):

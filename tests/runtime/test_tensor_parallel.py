@@ -48,7 +48,13 @@ class Net(nn.Module):
         return self.head(self.norm(x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))))
 
 
-STYLES = {"gate": "colwise", "up": "colwise", "down": "rowwise", "head": "colwise_gather_output"}
+STYLES = {
+    "gate": "colwise",
+    "up": "colwise",
+    "down": "rowwise",
+    "norm": "replicated_with_grad_allreduce",  # by a backward hook
+    "head": "colwise_gather_output",
+}
 
 
 @pytest.fixture
