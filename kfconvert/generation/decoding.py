@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import threading
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +30,6 @@ _BEFORE_CUSTOM = 10
 _FOR_TRANSFORMERS = (
     "custom_generate",
     "assistant_model",
-    "streamer",
     "synced_gpus",
     "tokenizer",
     "assistant_tokenizer",
@@ -61,7 +63,8 @@ class Generate(OfConversion):
 
     def _begin(self, model: WeakModule) -> None:
         self._model = model
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_busy = False
         self._sessions: OrderedDict[tuple[int, int], Session] = OrderedDict()
         # One for all sessions, which take turns: the memory of those that are gone would stay set aside for theirs.
         self._pools: dict[torch.device, Pool] = {}
@@ -75,7 +78,9 @@ class Generate(OfConversion):
         if reason is not None:
             self.others[reason] += 1
             return plain(model, *args, **kwargs)
-        return plain(model, *args, custom_generate=self._decode, **kwargs)
+        # It does not hand its streamer to a loop that it does not know.
+        decode = partial(self._decode, streamer=kwargs.get("streamer"))
+        return plain(model, *args, custom_generate=decode, **kwargs)
 
     def info(self) -> dict[str, Any]:
         """``served``: how many calls of ``generate`` were decoded step by step in a recording; ``others``: how many
@@ -122,12 +127,14 @@ class Generate(OfConversion):
         **model_kwargs: Any,
     ) -> Any:
         """A loop as ``generate`` calls it (its ``custom_generate``): the prompt and the new tokens, [batch, length]."""
+        told = None
         try:
             asked = request(
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, model_kwargs
             )
-            with self._lock:
-                tokens = self._tokens(model, asked, input_ids, model_kwargs)
+            told = _Told(asked, streamer)
+            with self._taking_turns():
+                tokens = self._tokens(model, asked, told, input_ids, model_kwargs)
             self.served += 1
             return tokens
         except NotServed as reason:
@@ -139,12 +146,28 @@ class Generate(OfConversion):
             stopping_criteria=stopping_criteria,
             generation_config=generation_config,
             synced_gpus=synced_gpus,
-            streamer=streamer,
+            streamer=streamer and _After(streamer, told.count if told else 0),
             **model_kwargs,
         )
 
-    def _tokens(self, model: Any, asked: Request, input_ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
-        """Raises NotServed where the model is not, or no more, as its program has it; nothing has happened then."""
+    @contextmanager
+    def _taking_turns(self) -> Iterator[None]:
+        """Within the block no other thread's call uses the sessions. Raises NotServed where a call of this thread does,
+        whose streamer or criterion has made this one."""
+        with self._lock:
+            if self._is_busy:
+                raise NotServed("it is called by a streamer or criterion of another call")
+            self._is_busy = True
+            try:
+                yield
+            finally:
+                self._is_busy = False
+
+    def _tokens(
+        self, model: Any, asked: Request, told: _Told, input_ids: Tensor, model_kwargs: dict[str, Any]
+    ) -> Tensor:
+        """Raises NotServed where the model is not, or no more, as its program has it; nothing has happened then, but
+        that others have been ``told`` of tokens."""
         batch, length = input_ids.shape
         # What the model writes to its cache must not be there for another loop.
         model_kwargs = {**model_kwargs, "past_key_values": copy.deepcopy(model_kwargs["past_key_values"])}
@@ -161,7 +184,8 @@ class Generate(OfConversion):
         session.begin(asked, input_ids, model_kwargs, outputs.past_key_values, outputs.logits[:, -1])
         del outputs, inputs
         made = length + 1
-        while made < asked.max_length:
+        is_over = told.is_wanted and told.of(session, made)
+        while made < asked.max_length and not is_over:
             if made >= session.capacity:
                 larger = self._session(model, batch, min(asked.max_length, 2 * session.capacity))
                 session.grown(larger)
@@ -173,15 +197,16 @@ class Generate(OfConversion):
                 if generator is not None and before is not None:
                     generator.set_state(before)
                 raise
-            end = min(made + (STEPS_BETWEEN if session.pool is not None else 1), asked.max_length, session.capacity)
+            several = STEPS_BETWEEN if session.pool is not None and not told.is_wanted else 1
+            end = min(made + several, asked.max_length, session.capacity)
             del states[:]
             for _ in range(end - made):
                 if generator is not None:
                     states.append(generator.get_state())
                 step()
             made = end
-            if asked.ends and bool(session.finished.all()):
-                break
+            is_over = told.of(session, made)
+        told.end()
         count = int(session.length)
         if generator is not None and count < made:  # no more numbers are drawn than are needed
             generator.set_state(states[count - made])
@@ -219,6 +244,51 @@ class Generate(OfConversion):
         if device not in self._pools and can_record(device):
             self._pools[device] = Pool(device)
         return self._pools.get(device)
+
+
+class _Told:
+    """Tells a streamer, and asks stopping criteria that are not known here, after each token.
+
+    ``count``: of how many tokens they have been told.
+    """
+
+    def __init__(self, asked: Request, streamer: Any):
+        self._asked, self._streamer = asked, streamer
+        self.count = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        return self._streamer is not None or self._asked.criteria is not None
+
+    def of(self, session: Session, made: int) -> bool:
+        """Whether all rows are finished, now that there are so many tokens of each."""
+        criteria = self._asked.criteria
+        if criteria is not None:
+            session.finished.logical_or_(criteria(session.sequences[:, :made].clone(), None))
+        if self.is_wanted:
+            self.count += 1
+        if self._streamer is not None:
+            self._streamer.put(session.sequences[:, made - 1].cpu())
+        return bool((self._asked.ends or criteria is not None) and session.finished.all())
+
+    def end(self) -> None:
+        if self._streamer is not None:
+            self._streamer.end()
+
+
+class _After:
+    """A streamer that has had the first tokens already, so many as ``count``."""
+
+    def __init__(self, streamer: Any, count: int):
+        self._streamer, self._count = streamer, count
+
+    def put(self, tokens: Tensor) -> None:
+        if self._count == 0:
+            self._streamer.put(tokens)
+        self._count = max(self._count - 1, 0)
+
+    def end(self) -> None:
+        self._streamer.end()
 
 
 def _generator(device: torch.device) -> torch.Generator:

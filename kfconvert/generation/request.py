@@ -33,7 +33,8 @@ class Request:
     """A call of ``generate`` that decides by one row of scores for each row of the batch.
 
     ``processors`` change the scores in this order. ``ends`` are the tokens after which a row is finished, and gets
-    ``pad`` from then on; empty where it ends by its length alone. ``max_length`` counts the prompt.
+    ``pad`` from then on; empty where it ends by its length alone. ``max_length`` counts the prompt. ``criteria`` are
+    all stopping criteria where there is one that must be asked after each token, else None.
     """
 
     processors: tuple[Any, ...]
@@ -42,6 +43,7 @@ class Request:
     pad: int
     max_length: int
     least: int
+    criteria: Any = None
 
     @property
     def key(self) -> Hashable:
@@ -113,13 +115,10 @@ def request(
         raise NotServed("its cache is not a new DynamicCache")
     if getattr(cache, "_is_user_defined", False):
         raise NotServed("it is to fill a cache of the caller's")
-    kinds = {type(each).__name__ for each in criteria}
-    if not _CRITERIA >= kinds or len(kinds) < len(criteria):
-        raise NotServed("it has stopping criteria of its own")
+    named = {type(each).__name__: each for each in criteria if type(each).__name__ in _CRITERIA}
     unknown = [type(each).__name__ for each in processors if not _is_known(each)]
     if unknown:
         raise NotServed(f"its scores go through {unknown[0]}")
-    named = {type(each).__name__: each for each in criteria}
     ends = named["EosTokenCriteria"].eos_token_id.tolist() if "EosTokenCriteria" in named else []
     pad = config._pad_token_tensor
     if ends and pad is None:
@@ -131,6 +130,7 @@ def request(
         int(pad) if ends else 0,
         named["MaxLengthCriteria"].max_length if "MaxLengthCriteria" in named else config.max_length,
         max((_least(each) for each in processors), default=0),
+        criteria if len(named) < len(criteria) else None,
     )
 
 

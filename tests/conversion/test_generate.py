@@ -38,13 +38,13 @@ SERVED = {
     "top-k": {"do_sample": True, "temperature": 0.7, "top_k": 10},
     "top-p": {"do_sample": True, "top_p": 0.8, "max_new_tokens": 40},
     "several": {"do_sample": True, "num_return_sequences": 2},
+    "least time": {"max_time": 100.0},
 }
 # Arguments that transformers' own loop serves, and what is told of them.
 OTHERS = {
     "beams": ({"num_beams": 2}, "num_beams"),
     "scores": ({"return_dict_in_generate": True, "output_scores": True}, "more than tokens"),
     "a processor": ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor"),
-    "a criterion": ({"max_time": 100.0}, "stopping criteria"),
     "a static cache of transformers": ({"cache_implementation": "static"}, "cache_implementation"),
     "no cache": ({"use_cache": False}, "no cache"),
     "a single token": ({"max_new_tokens": 1}, "single token"),
@@ -110,6 +110,76 @@ def test_other_arguments_are_served_by_transformers(arguments):
     assert_same(model, fused, batch=1, **given)
     assert served(fused) == before
     assert any(reason in told for told in fused.kfconvert_info()["generate"]["others"])
+
+
+class Heard:
+    """A streamer that keeps what it gets."""
+
+    def __init__(self):
+        self.tokens = []
+
+    def put(self, tokens):
+        self.tokens.append(tokens.tolist())
+
+    def end(self):
+        self.tokens.append("end")
+
+
+class Sees(hf.StoppingCriteria):
+    """Ends a row at a multiple of a number, and keeps what it is asked about."""
+
+    def __init__(self, number):
+        self.number, self.seen = number, []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.seen.append((input_ids.tolist(), scores))
+        return input_ids[:, -1] % self.number == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"eos_token_id": [*range(20, 40)]}, {"do_sample": True}, {"padded": True}], ids=str
+)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_streamers_and_criteria_get_each_token(device, arguments):
+    model, fused = pair("llama", device)
+    before = served(fused)
+    told = []
+    for each in (fused, model):
+        streamer, criterion = Heard(), Sees(5)
+        more = SERVED[arguments] | {"streamer": streamer, "stopping_criteria": [criterion], "max_new_tokens": 12}
+        told.append((generated(each, **more)[0].tolist(), streamer.tokens, criterion.seen))
+        assert len(streamer.tokens) > 3
+    assert told[0] == told[1]
+    assert served(fused) == before + 1
+
+
+def test_a_streamer_hears_nothing_twice_where_the_model_changes_meanwhile():
+    """The rest is then of transformers' loop, which begins anew."""
+    model, fused = (copy.deepcopy(each) for each in pair("llama"))
+
+    class Changes(Heard):
+        def put(self, tokens):
+            super().put(tokens)
+            if len(self.tokens) == 4:
+                fused.model.norm.register_forward_hook(lambda module, given, output: None)
+
+    heard, expected = Changes(), Heard()
+    assert torch.equal(generated(fused, streamer=heard)[0], generated(model, streamer=expected)[0])
+    assert heard.tokens == expected.tokens
+
+
+def test_a_streamer_may_generate_itself():
+    model, fused = pair("llama")
+
+    class Asks(Heard):
+        def put(self, tokens):
+            super().put(tokens)
+            self.tokens.append(generated(fused, batch=1, max_new_tokens=3)[0].tolist())
+
+    heard, expected = Asks(), Heard()
+    assert torch.equal(generated(fused, streamer=heard)[0], generated(model, streamer=expected)[0])
+    assert [tokens for tokens in heard.tokens[::2] if tokens != "end"] == expected.tokens[:-1]
+    assert any("another call" in reason for reason in fused.kfconvert_info()["generate"]["others"])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mistral"])
