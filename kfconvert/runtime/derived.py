@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -82,7 +82,12 @@ class Derived:
             _filled.discard(self)
 
     def values(
-        self, sources: Sequence[torch.Tensor | None], *, versioned: int | None = None, fingerprinted: bool = False
+        self,
+        sources: Sequence[torch.Tensor | None],
+        *,
+        versioned: int | None = None,
+        fingerprinted: bool = False,
+        admit: Callable[[Sequence[Any]], None] | None = None,
     ) -> dict:
         """The dict of what was derived from ``sources``, a list or tuple, as they are now.
 
@@ -90,6 +95,8 @@ class Derived:
             versioned: in-place writes count for so many of the sources, the first ones, by default for all; the others
                 only have to be the same tensors at the same place.
             fingerprinted: take note of what the sources hold, for :meth:`overwritten`.
+            admit: called with the sources where they are others than before, and before anything is asked of them; it
+                raises where they are none that anything may be derived from.
         """
         values, state, _, _ = self._entry
         if values is not None and _holds(sources, state):
@@ -97,6 +104,8 @@ class Derived:
                 return dict(values)
             if not (self._unversioned and self.overwritten()):
                 return values
+        if admit is not None:
+            admit(sources)
         known, values = tuple(sources), _Values(next((t.device for t in sources if t is not None and t.is_cuda), None))
         if is_captured(values.device):
             return {}

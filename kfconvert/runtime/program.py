@@ -201,8 +201,11 @@ class Program:
 
     def tensors(self) -> list[Tensor]:
         """The tensors of the model that the program reads, and the distributed parameters whose shards are among them.
-        Raises UnfitTensors where one was removed."""
-        return [*(tensor for tensor in self._tensors() if tensor is not None), *self._distributed()]
+        Raises UnfitTensors where one was removed, or something else was put in its place."""
+        found = [tensor for tensor in self._tensors() if tensor is not None]
+        if not all(isinstance(tensor, Tensor) for tensor in found):
+            self._require_kinds(self._tensors())
+        return [*found, *self._distributed()]
 
     def merged_weights(self) -> list[list[Tensor]]:
         """The weights of the model that a fused module reads as one tensor, for each that does; see ``merge``."""
@@ -211,8 +214,9 @@ class Program:
 
     def unchanged(self) -> Unchanged:
         """Tells later whether the tensors are still as they are now. Raises UnfitTensors where one has no address."""
+        tensors = self.tensors()
         try:
-            return Unchanged(self.tensors())
+            return Unchanged(tensors)
         except RuntimeError:
             self._require_kinds(self._tensors())
             raise
@@ -226,7 +230,6 @@ class Program:
             self.clear()
         derived = self._values(tensors)
         if not derived:
-            self._require_kinds(tensors)
             self._sharing = self._in_memory_of(tensors[: self._sources])
         elif self._check_weights and self._written_unseen():
             self.clear()
@@ -234,11 +237,13 @@ class Program:
         return derived
 
     def _values(self, tensors: list[Tensor | None]) -> dict[Any, Plans]:
-        try:
-            return self._derived.values(tensors, versioned=self._sources, fingerprinted=self._check_weights > 0)
-        except RuntimeError:  # a tensor without an address, such as a sparse one
-            self._require_kinds(tensors)
-            raise
+        # A number that was assigned to an attribute has no device to ask for, and a sparse tensor no address.
+        return self._derived.values(
+            tensors,
+            versioned=self._sources,
+            fingerprinted=self._check_weights > 0,
+            admit=self._require_kinds,
+        )
 
     def _in_memory_of(self, tensors: list[Tensor | None]) -> list[tuple[Tensor, int]]:
         """Those of ``tensors`` that share memory with others of the model, and these others, with their versions. What
@@ -307,9 +312,9 @@ class Program:
             if kind is None or known is None:
                 change = "removed" if kind is None else "added"
                 raise UnfitTensors(f"the tensor {name} was {change} after the conversion")
-            if kind[:2] != known[:2]:
+            if isinstance(tensor, Tensor) and kind[:2] != known[:2]:
                 raise UnfitTensors(f"the model was moved to {kind[0]} on {kind[1]}; convert it again")
-            if kind[2] != known[2]:
+            if isinstance(tensor, Tensor) and kind[2] != known[2]:
                 sizes = f"{list(kind[2])} and not {list(known[2])}"
                 raise UnfitTensors(f"the tensor {name} has other sizes than at the conversion: {sizes}")
             raise UnfitTensors(f"the tensor {name} was replaced by a {type(tensor).__name__}")

@@ -117,6 +117,8 @@ _IN_PLACE: dict[str, Callable[[Any], Undo]] = {
     "a broadcast parameter": lambda m: assigned(m, "gain", nn.Parameter(torch.full((1,), 3.0))),
     "a broadcast buffer": lambda m: assigned(m, "mask", torch.full((1,), 3.0)),
     "a broadcast tensor": lambda m: assigned(m, "tensor", torch.full((5, 16), 3.0)),
+    "a number in place of a tensor": lambda m: assigned(m, "tensor", 3.0),
+    "a list in place of a tensor": lambda m: assigned(m, "tensor", [3.0]),
 }
 for _name, _change in _IN_PLACE.items():
     change(having("factors"), _name, special=True)(lambda subject, module, make=_change: make(module))
