@@ -403,6 +403,8 @@ class Contents:
             for key, item in list(dict.items(value)):
                 yield name, (value, key, item)
         attributes = None if isinstance(value, threading.local) else instance_dict(value)  # of a subclass
+        if sized and attributes is not None:  # what is added may come before what the class makes of a missing name
+            yield name, (attributes, SIZE, len(attributes))
         for key, item in list((attributes or {}).items()):
             yield name, (attributes, key, item)
             yield from self.of(f"{name}.{key}", item, sized, depth + 1)
@@ -422,6 +424,8 @@ class Contents:
                 yield name, (store, SIZE, len(store))
                 for key, held in store.items():
                     yield name, (store, key, held)
+                    if key not in vars(inner):
+                        yield name, (inner, key, MISSING)
             yield name, (inner, TYPE, type(inner))
             for key, held in list(vars(inner).items()):
                 if key in left_out:

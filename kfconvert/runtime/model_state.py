@@ -479,9 +479,13 @@ def _attributes(
         names, own = by_class.get(type(module), set()), vars(module)
         names = (names | own.keys() if "__dict__" in names else names) - _UNWATCHED
         children = module._modules.keys() | module._parameters.keys() | module._buffers.keys()
-        for key in sorted(key for key in names - (children - own.keys()) if not key.startswith("__")):
+        for key in sorted(key for key in names if not key.startswith("__")):
             value = own.get(key, MISSING)
             name = f"{path}.{key}" if path else key
+            if value is MISSING and key in children:
+                # Python would find it before the parameter, buffer or submodule of that name.
+                yield (_held(module, model), key, MISSING), f"the attribute {name} {_CHANGED}"
+                continue
             if not (isinstance(value, Tensor) and holders[id(value)] == 1 and (path, key) in slots):
                 yield (_held(module, model), key, value), f"the attribute {name} {_CHANGED}"
             # The code asked by hasattr() or getattr(). The dicts of the classes are searched here, as getattr would

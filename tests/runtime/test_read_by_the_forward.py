@@ -70,6 +70,16 @@ class Deep:
         return self.inner.innermost() if isinstance(self.inner, Deep) else self
 
 
+class Munch(dict):
+    """Its items are attributes, where it has none of that name."""
+
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
 def ini():
     parser = configparser.ConfigParser()
     parser.read_dict({"a": {"b": "2.0"}})
@@ -92,6 +102,7 @@ HOLDERS = {
     "UserString": (collections.UserString("2"), lambda h: float(h.data), None, lambda m: setattr(m.held, "data", "3")),
     "bytes": (bytearray([2]), lambda h: h[0], None, lambda m: m.held.__setitem__(0, 3)),
     "deep": (Deep(9), lambda h: h.innermost().inner, None, lambda m: setattr(m.held.innermost(), "inner", 3.0)),
+    "attribute over an item": (Munch(a=2.0), lambda h: h.a, None, lambda m: vars(m.held).update(a=3.0)),
     "slots": (Slots(), lambda h: h.scale, None, lambda m: setattr(m.held, "scale", 3.0)),
     "equal object": (Partial(), lambda h: h.scale, lambda m: setattr(m, "held", Partial(3.0)), lambda m: None),
     "order of a dict": (
