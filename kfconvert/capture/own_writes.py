@@ -16,16 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..accuracy import model_outputs
 from ..inputs import ExampleCall, bounded_lookups, is_equal, variations
-from ..process import ThisThread
+from ..process import ThisThread, method_over
 from ..runtime import (
     OF_EVERY_MODULE,
     code_walk,
     configurations,
-    derived_class,
+    grouped_by_class,
     held_functions,
     memory_of,
     reads_of_attributes,
-    set_class,
 )
 from .submodule_calls import around
 
@@ -171,9 +170,8 @@ def _accesses(model: nn.Module, call: ExampleCall, writes: _MemoryWrites) -> _Ac
     writes.running = accesses.running
     stored = _stored(model)
     with ExitStack() as stack:
-        classes: dict[type, Any] = {}
-        for module in dict.fromkeys(model.modules()):
-            stack.enter_context(_watched(module, accesses, classes))
+        for own, modules in grouped_by_class(dict.fromkeys(model.modules())).items():
+            stack.enter_context(_watched(own, modules, accesses))
         stack.enter_context(writes.noted())
         model_outputs(model, call.args, call.kwargs)
     for key, tensor in _stored(model).items():
@@ -196,47 +194,44 @@ def _enclosing(model: nn.Module, module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def _watched(module: nn.Module, accesses: _Accesses, classes: dict[type, Any]) -> Iterator[None]:
-    """Within the block, ``accesses`` is told of those to the attributes of ``module``, and of its runs."""
-    own: Any = type(module)
-    running = accesses.running
-    if own not in classes:
+def _watched(own: type, modules: list[nn.Module], accesses: _Accesses) -> Iterator[None]:
+    """Within the block, ``accesses`` is told of those to the attributes of ``modules``, which are of the class ``own``,
+    and of their runs."""
+    running, here, ids = accesses.running, ThisThread(), set(map(id, modules))
+
+    def reading(before: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        def read(self: Any, name: str) -> Any:
+            if running and id(self) in ids and name not in OF_EVERY_MODULE and not name.startswith("__") and here:
+                frame = sys._getframe(1)
+                accesses.read(self, name, frame.f_code, frame.f_lasti)
+            return before(self, name)
+
+        return read
+
+    def writing(before: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
+        def write(self: Any, name: str, value: Any) -> None:
+            if running and id(self) in ids and name not in OF_EVERY_MODULE and here:
+                accesses.wrote(self, name, value)
+            before(self, name, value)
+
+        return write
+
+    handles = []
+    for module in modules:
+        handles += [
+            module.register_forward_pre_hook(lambda each, _: running.append(each), prepend=True),
+            module.register_forward_hook(lambda *_: running.pop() and None, always_call=True),
+        ]
+    with ExitStack() as stack:
+        with suppress(TypeError):  # a class that takes no method
+            stack.enter_context(method_over(own, "__getattribute__", reading))
+            stack.enter_context(method_over(own, "__setattr__", writing))
         try:
-            classes[own] = _watching(own, accesses)
-        except Exception:  # a class that cannot be derived from
-            classes[own] = None
-    handles = [
-        module.register_forward_pre_hook(lambda each, _: running.append(each), prepend=True),
-        module.register_forward_hook(lambda *_: running.pop() and None, always_call=True),
-    ]
-    try:
-        if classes[own] is not None:
-            set_class(module, classes[own])
-    except TypeError:  # one that cannot be swapped
-        pass
-    try:
-        yield
-    finally:
-        set_class(module, own)
-        for handle in handles:
-            handle.remove()
-
-
-def _watching(own: Any, accesses: _Accesses) -> type:
-    here = ThisThread()
-
-    def read(self: Any, name: str) -> Any:
-        if accesses.running and name not in OF_EVERY_MODULE and not name.startswith("__") and here:
-            frame = sys._getframe(1)
-            accesses.read(self, name, frame.f_code, frame.f_lasti)
-        return own.__getattribute__(self, name)
-
-    def write(self: Any, name: str, value: Any) -> None:
-        if accesses.running and name not in OF_EVERY_MODULE and here:
-            accesses.wrote(self, name, value)
-        own.__setattr__(self, name, value)
-
-    return derived_class(own, {"__getattribute__": read, "__setattr__": write})
+            yield
+        finally:
+            here.over = True
+            for handle in handles:
+                handle.remove()
 
 
 def _is_plain(value: Any) -> bool:

@@ -4,6 +4,7 @@ and that no other process is waited for."""
 from .collectives import CannotBeAlone, Collective, alone, noted_collectives
 from .garbage import only_new_garbage
 from .generators import same_generators
+from .methods import method_over, methods_stand_over, stood_over
 from .patches import replaced
 from .quiet import quiet_thread
 from .shards import is_one_of_several, shard_of
@@ -20,11 +21,14 @@ __all__ = [
     "is_one_of_several",
     "libraries",
     "noted_collectives",
+    "method_over",
+    "methods_stand_over",
     "one_at_a_time",
     "only_new_garbage",
     "quiet_thread",
     "replaced",
     "same_generators",
     "shard_of",
+    "stood_over",
     "switched_off",
 ]

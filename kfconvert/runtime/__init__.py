@@ -1,7 +1,7 @@
 """What a converted model runs: a guard over all that its program relies on, then the program."""
 
 from .code import OF_COMPILERS, class_dict, code_walk, held_functions, is_same_compiled
-from .configuration import configurations, derived_class, recorded_reads, set_class, without_cache
+from .configuration import configurations, grouped_by_class, recorded_reads, without_cache
 from .contents import (
     OF_CONVERSION,
     OF_EVERY_MODULE,
@@ -70,12 +70,12 @@ __all__ = [
     "code_walk",
     "configurations",
     "default_device",
-    "derived_class",
     "evidence_of",
     "freeze",
     "generator_state",
     "generators",
     "global_hook",
+    "grouped_by_class",
     "guarded_forward",
     "has_hooks",
     "held_functions",
@@ -93,7 +93,6 @@ __all__ = [
     "reached",
     "reads_of_attributes",
     "recorded_reads",
-    "set_class",
     "separate",
     "slotted",
     "uninstall",

@@ -4,7 +4,7 @@ configurations; later changes of all else do not matter."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from ..process import ThisThread
+from ..process import ThisThread, method_over
 from ..region import Read
 from .contents import (
     OF_CONVERSION,
@@ -60,13 +60,22 @@ def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
     """Within the block, what is read of the modules of ``model`` and of the objects that they hold is collected."""
     reads: set[Read] = set()
     with ExitStack() as stack:
-        recorders: dict[type, type] = {}
-        for module in dict.fromkeys(model.modules()):
-            stack.enter_context(_recorded(module, reads, recorders))
-        for config in configurations(model):
-            stack.enter_context(_recorded(config, reads, recorders))
+        for own, holders in grouped_by_class([*dict.fromkeys(model.modules()), *configurations(model)]).items():
+            try:
+                stack.enter_context(_recorded(own, holders, reads))
+            except Exception:  # a class that takes no method: everything in them may have been read
+                reads.add((own, "__dict__"))
+                reads.update(() if issubclass(own, nn.Module) else [name for each in holders for name in vars(each)])
         yield reads
     reads |= implied(reads, model)
+
+
+def grouped_by_class(holders: Iterable[Any]) -> dict[type, list[Any]]:
+    """``holders`` by their very classes."""
+    found: dict[type, list[Any]] = {}
+    for holder in holders:
+        found.setdefault(type(holder), []).append(holder)
+    return found
 
 
 def implied(reads: Collection[Read], model: nn.Module) -> set[Read]:
@@ -96,72 +105,46 @@ def without_cache(model: nn.Module) -> Iterator[bool]:
 
 @contextmanager
 def _without_cache(config: Any) -> Iterator[bool]:
-    own: Any = type(config)
     here = ThisThread()
 
-    def read(self: Any, name: str) -> Any:
-        return False if name == "use_cache" and here else own.__getattribute__(self, name)
+    def reading(own: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        return lambda self, name: False if name == "use_cache" and self is config and here else own(self, name)
 
-    try:
-        set_class(config, derived_class(own, {"__getattribute__": read}))
-    except Exception:  # a class that cannot be derived from or swapped
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        set_class(config, own)
-
-
-def set_class(holder: Any, kind: type) -> None:
-    """``holder.__class__ = kind``, whatever its own ``__setattr__`` would do. Raises TypeError for some classes."""
-    object.__setattr__(holder, "__class__", kind)
-
-
-class _Blank:
-    """The base that a derived class is made with, before it is given its real one: a class is told when a subclass of
-    it is made, and some keep a list of these, but not when it becomes the base of a class that exists."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(method_over(type(config), "__getattribute__", reading))
+        except Exception:  # a class that takes no method
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            here.over = True
 
 
 @contextmanager
-def _recorded(holder: Any, reads: set[Read], recorders: dict[type, type]) -> Iterator[None]:
-    own = type(holder)
-    try:
-        if own not in recorders:
-            recorders[own] = _recorder(own, reads)
-        set_class(holder, recorders[own])
-    except Exception:  # a class that cannot be derived from or swapped: everything in it may have been read
-        reads.update(() if isinstance(holder, nn.Module) else vars(holder), [(own, "__dict__")])
-        yield
-        return
-    try:
-        yield
-    finally:
-        set_class(holder, own)
-
-
-def _recorder(own: type, reads: set[Read]) -> type:
-    """A subclass of ``own`` that adds to ``reads`` what this thread reads of its instances."""
-    of_module, here = issubclass(own, nn.Module), ThisThread()
+def _recorded(own: type, holders: list[Any], reads: set[Read]) -> Iterator[None]:
+    """Within the block, ``reads`` is told what this thread reads of ``holders``, which are of the class ``own``."""
+    of_module, here, ids = issubclass(own, nn.Module), ThisThread(), set(map(id, holders))
     # In eval mode, torch's own dropouts do nothing with what they read of themselves.
     idle = _DropoutNd.__module__ if issubclass(own, _DropoutNd) else None
     if issubclass(own, torch.jit.ScriptModule):
         raise TypeError("its attributes are read by compiled code")
 
-    def read(self: Any, name: str) -> Any:
-        if here and (_is_read_of_module(name, idle) if of_module else True):
-            reads.add((own, name) if of_module else name)
-        return own.__getattribute__(self, name)
+    def reading(before: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        def read(self: Any, name: str) -> Any:
+            # A class that is derived from this one has a function of its own in its place.
+            if id(self) in ids and here and (not of_module or _is_read_of_module(name, idle)):
+                reads.add((own, name) if of_module else name)
+            return before(self, name)
 
-    return derived_class(own, {"__getattribute__": read})
+        return read
 
-
-def derived_class(own: type, methods: Mapping[str, Callable[..., Any]]) -> type:
-    """A subclass of ``own`` that differs from it by ``methods`` only, and of which ``own`` is not told."""
-    namespace = {**methods, "__module__": own.__module__, "__qualname__": own.__qualname__}
-    derived = type(own)(own.__name__, (_Blank,), namespace)
-    derived.__bases__ = (own,)
-    return derived
+    with method_over(own, "__getattribute__", reading):
+        try:
+            yield
+        finally:
+            here.over = True
 
 
 def _is_read_of_module(name: str, idle: str | None) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from ..process import is_of_trace, switched_off
+from ..process import is_of_trace, methods_stand_over, stood_over, switched_off
 from ..region import Read
 from .code import CodeWalk, code_walk, held_functions
 from .configuration import WHOLE, configurations, names_by_class
@@ -369,7 +369,7 @@ class Code:
             return f"what {different} holds {_CHANGED}"
         watch = self.watch
         changed = watch.first_change()
-        if changed is not None and (switched_off() or torch.compiler.is_exporting()):
+        if changed is not None and (switched_off() or torch.compiler.is_exporting() or methods_stand_over()):
             for _ in range(2):  # twice, as the trace may begin to replace things in between
                 changed = Watch(map(_beside_trace, watch.entries)).first_change()
                 if changed is None:
@@ -398,8 +398,12 @@ def _words(model: nn.Module, reads: frozenset[Read]) -> Iterator[str]:
 def _beside_trace(entry: Entry) -> Entry:
     """``entry``; or, if a trace in another thread makes it fail for now, an entry that always holds."""
     holder, key, expected = entry
-    held = holder.get(key) if isinstance(holder, dict) and isinstance(key, str) else None
-    return ({}, SIZE, 0) if held is not expected and is_of_trace(held, expected) else entry
+    if not (isinstance(holder, dict) and isinstance(key, str)):
+        return entry
+    found = holder.get(key)
+    if found is not expected and (stood_over(found, MISSING) is expected or is_of_trace(found, expected)):
+        return {}, SIZE, 0
+    return entry
 
 
 def _watched(*found: tuple[Entry, str]) -> tuple[Watch, list[str]]:

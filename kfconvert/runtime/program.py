@@ -303,7 +303,7 @@ class Program:
         thawed: dict[str, Any] = {"_kept": None, "_kept_weights": [], "_before_planning": None}
         return {**self.__dict__, "_flat": None, "_way": None, "_latest": None, **thawed}
 
-    def _require_kinds(self, tensors: list[Tensor | None]) -> None:
+    def _require_kinds(self, tensors: Sequence[Any]) -> None:
         for (_, name), tensor, known in zip(self._read, tensors, self._kinds):
             kind = _kind(tensor)
             if kind == known:
