@@ -37,7 +37,11 @@ def stored_graphs(
     classes = _classes(model)
     stored = {id(region): _usable(region, classes, device) for region, _ in every}
     usable = [(region, paths) for region, paths in every if stored[id(region)] is not None]
-    if not usable or any(region.asked for region, _ in every) or not _is_as_converted(model):
+    if (
+        not usable
+        or any(region.asked or region.is_read_by_layout for region, _ in every)
+        or not _is_as_converted(model)
+    ):
         return None
     reads = frozenset[Read]().union(*(region.reads for region, _ in usable))
     try:

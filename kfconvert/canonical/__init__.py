@@ -3,6 +3,7 @@
 from .batch_norms import QuickBatchNorms, is_traced_batch_norm, restore_batch_norms
 from .contiguous import KeptContiguous
 from .passes import canonicalise
+from .views import settled_layouts, unsettled
 
 __all__ = [
     "KeptContiguous",
@@ -10,4 +11,6 @@ __all__ = [
     "canonicalise",
     "is_traced_batch_norm",
     "restore_batch_norms",
+    "settled_layouts",
+    "unsettled",
 ]

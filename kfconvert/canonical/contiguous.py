@@ -37,7 +37,7 @@ class KeptContiguous(TorchFunctionMode):
 
 def drop_kept_contiguous(graph: fx.Graph) -> None:
     """Take out the calls that ``KeptContiguous`` added where no output, write or reader of strides depends on them."""
-    aliases, always = Aliases(graph), _always_contiguous(graph)
+    aliases, always = Aliases(graph), always_contiguous(graph)
     for node in list(graph.nodes):
         if node.target is not aten.contiguous.default or node.args[0].target is not aten.alias.default:
             continue
@@ -51,7 +51,7 @@ def drop_kept_contiguous(graph: fx.Graph) -> None:
             graph.erase_node(alias)
 
 
-def _always_contiguous(graph: fx.Graph) -> set[fx.Node]:
+def always_contiguous(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that are contiguous for all inputs of the graph: weights, and what is computed from such nodes."""
     found: set[fx.Node] = set()
     for node in graph.nodes:

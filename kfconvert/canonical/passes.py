@@ -28,6 +28,7 @@ from .contiguous import drop_kept_contiguous, lies_in_output
 from .masks import drop_true_masks, drop_zero_masks
 from .products import spell_products
 from .repeated_heads import share_heads
+from .views import mark_lost, mark_views
 
 
 def canonicalise(graph: fx.Graph) -> None:
@@ -36,9 +37,11 @@ def canonicalise(graph: fx.Graph) -> None:
     Raises:
         CaptureError: the graph writes to an argument, a parameter or a buffer of the model.
     """
+    views = mark_views(graph)
     for rewrite in PASSES:
         rewrite(graph)
     graph.eliminate_dead_code(has_effect)
+    mark_lost(graph, views)
     graph.lint()
 
 
@@ -175,7 +178,7 @@ def drop_copies_of_collectives(graph: fx.Graph) -> None:
 
 
 def views_to_reshapes(graph: fx.Graph) -> None:
-    """A view fails on channels-last tensors where a reshape copies; on others the two are the same."""
+    """A view fails on channels-last tensors where a reshape copies; on others the two are the same. See ``views``."""
     for node in graph.nodes:
         if node.target is aten.view.default:
             node.target = aten.reshape.default

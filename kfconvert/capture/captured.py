@@ -69,12 +69,13 @@ class Capture:
         """The program with the modules of ``sites``. Where it would be the same as the last one, that is returned, with
         its plans."""
         applied = tuple((id(site), site.replacement.module.strategy) for site in sites)
-        key = self.channels_last, self.region.asked, applied
+        key = self.channels_last, self.region.asked, self.region.is_read_by_layout, applied
         known, variant = self._last
         if variant is None or known != key:
             program = rewrite(self.region, sites, self.live, self.channels_last)
             channels_last = any(map(_is_channels_last, self.leaves))
             variant = Variant(self.region, program, program.layout(self.leaves) if channels_last else ())
+            variant.strides = program.strides(self.leaves)
             variant.facts = variant.facts_of(self.leaves)
             self._last = key, variant
         return variant

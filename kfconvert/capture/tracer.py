@@ -19,6 +19,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..canonical import KeptContiguous, QuickBatchNorms, restore_batch_norms
@@ -220,6 +221,7 @@ def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -
             KeptContiguous(),
             QuickBatchNorms(),
             _values_asked(),
+            _errors_noted(),
             no_compiler_asked_for(),
             known_sizes(),
             known_operators(),
@@ -259,6 +261,27 @@ def _values_asked():
         GuardOnDataDependentSymNode.__init__ = own
     if asked:
         raise CaptureError("values of tensors decide what its forward does, which catches the tracer's errors")
+
+
+@contextmanager
+def _errors_noted():
+    """Refuses a forward that catches an error of an operator: in another call it may not come."""
+    noted = _Errors()
+    with noted:
+        yield
+    if noted.first is not None:
+        raise CaptureError(f"its forward catches an error of an operator: {_export_reason(noted.first)}")
+
+
+class _Errors(TorchFunctionMode):
+    first: Exception | None = None
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        try:
+            return function(*args, **(kwargs or {}))
+        except Exception as error:
+            self.first = self.first or error
+            raise
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from ..capture import (
 from ..graph import blame, definition
 from ..inputs import ExampleCall, is_token_model, token_calls
 from ..region import CaptureError
-from ..runtime import unsteady
+from ..runtime import LAYOUT, unsteady
 from .effort import Effort
 from .preparation import Prepared
 from .stages import Stages
@@ -110,7 +110,10 @@ def gathered(
     regions += [_region(model, each.path, each.path, each.error) for each in (() if forms else refused)]
     captures = Captures(forms, tuple(parts), tuple(regions), left_out)
     for captured in captures.every():
-        captured.region.asked |= asked
+        captured.region.asked |= asked - {LAYOUT}
+    for part in parts:
+        for captured in part.captures:
+            captured.region.is_read_by_layout = LAYOUT in asked
     return captures
 
 

@@ -3,7 +3,16 @@
 from .aliases import Aliases, aliased_arguments, is_written, mark_storage, storage_of, written_arguments
 from .bindings import lower
 from .constants import constant_value, same_kind, spell_numbers
-from .layouts import mark_orders, marked_order, order_in_memory
+from .layouts import (
+    is_laid_out,
+    is_marked_view,
+    mark_laid_out,
+    mark_orders,
+    mark_view,
+    marked_order,
+    only_splits,
+    order_in_memory,
+)
 from .nodes import communicates, draws, has_effect, is_of_module, is_parameter, is_weight, mark_weights, module_path
 from .sources import at, blame, definition, location, mark_location
 from .trees import AnyNumber, Either, Number, Op, Together, Tree, Var, arguments, aten, roots, unify
@@ -27,18 +36,23 @@ __all__ = [
     "communicates",
     "draws",
     "has_effect",
+    "is_laid_out",
+    "is_marked_view",
     "is_of_module",
     "is_parameter",
     "is_weight",
     "is_written",
     "location",
     "lower",
+    "mark_laid_out",
     "mark_location",
     "mark_orders",
     "mark_storage",
+    "mark_view",
     "mark_weights",
     "marked_order",
     "module_path",
+    "only_splits",
     "order_in_memory",
     "roots",
     "same_kind",

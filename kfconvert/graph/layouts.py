@@ -40,3 +40,43 @@ def mark_orders(graph: fx.Graph, outputs: list[object]) -> None:
 def marked_order(node: fx.Node) -> list[int] | None:
     """The order that ``mark_orders`` has noted."""
     return node.meta.get("kfconvert_order")
+
+
+def mark_view(node: fx.Node) -> None:
+    """Note that a reshape stands for a view of the model's code, which fails for some layouts of its argument."""
+    node.meta["kfconvert_view"] = True
+
+
+def is_marked_view(node: fx.Node) -> bool:
+    return node.meta.get("kfconvert_view", False)
+
+
+def mark_laid_out(node: fx.Node) -> None:
+    """Note that an input has to lie in memory as it did in the trace."""
+    node.meta["kfconvert_laid_out"] = True
+
+
+def is_laid_out(node: fx.Node) -> bool:
+    return node.meta.get("kfconvert_laid_out", False)
+
+
+def only_splits(before: torch.Size, after: torch.Size) -> bool:
+    """Whether a view of the one shape as the other joins no two dimensions: it fails for no strides then."""
+    sizes = [size for size in after if not _is_one(size)]
+    for size in before:
+        if _is_one(size):
+            continue
+        product = 1
+        while sizes and not _is_same(product, size):
+            product = product * sizes.pop(0)
+        if not _is_same(product, size):
+            return False
+    return not sizes
+
+
+def _is_one(size: object) -> bool:
+    return type(size) is int and size == 1
+
+
+def _is_same(size: object, other: object) -> bool:
+    return str(size) == str(other)  # of free sizes, the expressions: no question is asked of them

@@ -8,12 +8,16 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from ..canonical import settled_layouts, unsettled
 from ..graph import (
     Aliases,
+    aliased_arguments,
     arguments,
     aten,
     draws,
     has_effect,
+    is_laid_out,
+    is_marked_view,
     is_weight,
     lower,
     marked_order,
@@ -41,6 +45,7 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     root = {node.target: getattr(region.root, node.target) for node in region.graph.nodes if node.op == "get_attr"}
     synced, fused = [], []
     computed: set[fx.Node] = set()  # by fused modules, in ``region``
+    sites = list(sites)
     for index, site in enumerate(sites):
         name = f"fused_{index}"
         fused.append(name)
@@ -50,8 +55,8 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
         synced += _share(site.replacement, live)
     if channels_last or any(site.replacement.module.lays_out_anew for site in sites):
         _restore_layout(graph, output, region, copies, computed)
-    if channels_last:
-        _keep_layout_of_arguments(graph)
+    _keep_layout_of_arguments(graph, bool(sites), channels_last)
+    laid_out = _fail_alike(region, sites, copies)
     _lay_out_marked(graph, output, region, copies)
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
     if region.takes_static_cache:
@@ -60,7 +65,8 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     lower(graph)
     graph.lint()
     images = tuple(tensor.index for tensor in region.guard.tensors if len(tensor.sizes) >= 4)
-    return Program(live.model, fx.GraphModule(root, graph).eval(), fused, weights, synced, images, live.shards())
+    made = fx.GraphModule(root, graph).eval()
+    return Program(live.model, made, fused, weights, synced, images, laid_out, live.shards())
 
 
 # What generated code means by these names; an argument of the model may have one of them.
@@ -196,19 +202,65 @@ _OF_MEMORY = (
 )
 
 
-def _keep_layout_of_arguments(graph: fx.Graph) -> None:
+def _keep_layout_of_arguments(graph: fx.Graph, fused: bool, channels_last: bool) -> None:
     """Give arguments the layout that they were traced with where it matters: to operators that draw, or look at memory,
-    and to batch norms without running statistics: ATen sums channels-last images in float32, which triples the error
-    where a channel varies little around a large mean."""
+    behind ``fused`` modules, and to batch norms without running statistics behind ``channels_last`` images: ATen sums
+    these in float32, which triples the error where a channel varies little around a large mean."""
     for node in list(graph.nodes):
-        summed = node.target is aten.batch_norm.default and arguments(node)[5]
-        if not (summed or node.target in _OF_MEMORY or draws(node)):
+        summed = channels_last and node.target is aten.batch_norm.default and arguments(node)[5]
+        if not (summed or (fused and _reads_layout(node))):
             continue
         for argument in node.all_input_nodes:
+            base = _base(argument)
+            if base is not argument and order_in_memory(argument.meta.get("val")) is None:
+                _lay_out_value(graph, base)  # the view has gaps
             order = None if argument.op == "placeholder" else order_in_memory(argument.meta.get("val"))
             if order is not None:
                 with graph.inserting_before(node):
                     node.replace_input_with(argument, _laid_out(graph, argument, order))
+
+
+def _reads_layout(node: fx.Node) -> bool:
+    return node.target in _OF_MEMORY or (node.op == "call_function" and draws(node))
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """The value that ``node`` is a view of, itself for other values."""
+    while True:
+        viewed = [each for each in aliased_arguments(node) if isinstance(each.meta.get("val"), Tensor)]
+        if not viewed:
+            return node
+        node = viewed[0]
+
+
+def _lay_out_value(graph: fx.Graph, value: fx.Node) -> None:
+    order = None if value.op == "placeholder" else order_in_memory(value.meta.get("val"))
+    if order is not None:
+        readers = set(value.users)
+        with graph.inserting_before(value.next):
+            restored = _laid_out(graph, value, order)
+        restored.meta = dict(value.meta)
+        value.replace_all_uses_with(restored, readers.__contains__)
+
+
+def _fail_alike(region: Region, sites: list[Site], copies: dict[fx.Node, fx.Node]) -> tuple[int, ...]:
+    """Let views fail in the program where they do in the original, for other layouts of the inputs than that of the
+    example. Returned is which of the flat inputs have to lie as in the example, as fused modules stand between these
+    and a view, or an operator that looks at memory."""
+    readers = [node for node in region.graph.nodes if is_marked_view(node) or _reads_layout(node)]
+    found = {node for node in region.graph.nodes if is_laid_out(node)}
+    if sites and region.is_read_by_layout:
+        found.update(node for node in region.graph.nodes if isinstance(node.meta.get("val"), Tensor))
+    settled = settled_layouts(region.graph) if readers else set()
+    covered = {node for site in sites for node in site.match.nodes}
+    for node in readers:
+        behind = unsettled(node, settled)
+        if not covered.isdisjoint(behind):
+            found.update(each for each in behind if each.op == "placeholder")
+        elif is_marked_view(node):
+            copies[node].target = aten.view.default
+    names = {node.name for node in found}
+    return tuple(index for index, name in enumerate(region.inputs) if name in names)
 
 
 def _laid_out(graph: fx.Graph, value: fx.Node, order: list[int]) -> fx.Node:

@@ -59,6 +59,8 @@ class Region:
     reads: frozenset[Read] = frozenset()
     # What the code behind it asks of tensors, see ``tensor_facts``.
     asked: frozenset[str] = frozenset()
+    # Whether its outputs go to code that reads how they lie in memory.
+    is_read_by_layout: bool = False
     # What autograd does with a call, by which parameters and arguments want a gradient (see GuardedForward).
     differentiable: dict[bytes, Any] = field(default_factory=dict)
     # That at the time of the trace, if new tensors may lie there because it was the default; else None.

@@ -25,7 +25,18 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 
-from ..graph import location, mark_location, mark_storage, module_path, storage_of
+from ..graph import (
+    aten,
+    is_laid_out,
+    is_marked_view,
+    location,
+    mark_laid_out,
+    mark_location,
+    mark_storage,
+    mark_view,
+    module_path,
+    storage_of,
+)
 from ..inputs import CallForm, TreeForm
 from .expressions import Unstorable, made_expression, stored_expression, symbol
 from .guard import Answer, Guard, TensorGuard
@@ -131,6 +142,10 @@ class _Writer:
             stored["location"] = place
         if "kfconvert_order" in node.meta:
             stored["order"] = list(node.meta["kfconvert_order"])
+        if is_marked_view(node):
+            stored["view"] = True
+        if is_laid_out(node):
+            stored["laid_out"] = True
         return stored
 
     def _argument(self, value: Any) -> Any:
@@ -444,6 +459,10 @@ class _Reader:
             mark_storage(node, stored["storage"])
         if "order" in stored:
             node.meta["kfconvert_order"] = stored["order"]
+        if stored.get("view") and node.target is aten.reshape.default:
+            mark_view(node)
+        if stored.get("laid_out"):
+            mark_laid_out(node)
         return node
 
     def _argument(self, stored: Any) -> Any:

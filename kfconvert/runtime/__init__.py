@@ -28,7 +28,7 @@ from .original_forwards import originals
 from .program import OF_EXPORT, Program, UnfitTensors
 from .random_generators import GENERATORS, as_bytes, generator_state, put_back
 from .recording import Pool, Recording, Repeated, Unrecordable
-from .tensor_facts import Asked, asked_attributes, attribute_facts, named_by_code, unsteady
+from .tensor_facts import LAYOUT, Asked, asked_attributes, attribute_facts, named_by_code, unsteady
 from .watch import MISSING, Entry, Watch
 from .weak_module import WeakModule
 
@@ -48,6 +48,7 @@ __all__ = [
     "MOST_RECORDINGS",
     "MissCallback",
     "OF_CONVERSION",
+    "LAYOUT",
     "OF_EVERY_MODULE",
     "OfConversion",
     "OnMiss",

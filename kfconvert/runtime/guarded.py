@@ -28,7 +28,8 @@ from .frozen import LOOK_EVERY, Frozen, Noted
 from .ledger import Ledger, MissNotices
 from .model_state import Codes, ModelState
 from .original_forwards import originals, originals_wanted
-from .program import Program, UnfitTensors
+from .program import Program, UnfitTensors, lies_as
+from .random_generators import put_states_back, random_states
 from .recompute import (
     Differentiable,
     has_reentrant_checkpoint,
@@ -55,6 +56,20 @@ _STORES = ("_parameters", "_buffers", "_modules")
 _CHANGED_IN_BETWEEN = "the model was changed between forward and backward, which computes it again: "
 
 
+class ProgramError(Exception):
+    """A program has raised ``error``. What the original does in that call, which may catch it, is for that to say."""
+
+    def __init__(self, error: Exception):
+        text = str(error)
+        # An assertion within the graph, about sizes that depend on values.
+        unlike = isinstance(error, RuntimeError) and "Runtime assertion failed" in text
+        super().__init__(
+            "sizes that depend on the values of its arguments are not as in the example"
+            if unlike
+            else f"its program raised {type(error).__name__}: {text.partition(chr(10))[0][:100]}"
+        )
+
+
 @dataclass
 class Variant:
     """One captured call form of the model and the program that serves it."""
@@ -64,6 +79,8 @@ class Variant:
     # Whether each image among the flat inputs of the example was contiguous; empty if none was channels-last. If one
     # was, images in another memory format give results in another memory format.
     layout: tuple[bool, ...] = ()
+    # Where and how those flat inputs lie that have to lie as in the example, see ``Program.strides``.
+    strides: list[Any] = field(default_factory=list)
     # The answers to what its code asks of tensors, for the example's tensors and the weights.
     facts: list[Any] = field(default_factory=list)
     # The region's guard as compilers can follow it, once one has asked.
@@ -83,6 +100,8 @@ class Variant:
             return f"the default device is {default_device()}, and was {self.region.default_device}"
         if refusal is None and not all(self.layout) and self.program.layout(leaves) != self.layout:
             return "an image has another memory format than that of the example, which was channels-last"
+        if refusal is None and self.strides and not lies_as(leaves, self.strides):
+            return "an argument lies otherwise in memory than in the example, which its code can tell"
         if refusal is None and self.region.asked and self.facts_of(leaves) != self.facts:
             return f"its code asks for {', '.join(sorted(self.region.asked))} of tensors, and these are others"
         return refusal
@@ -98,21 +117,15 @@ class Variant:
         """The outputs of a region without caches; compilers follow this."""
         return pytree.tree_unflatten(outputs, self.region.outputs.spec)
 
-    def run(
-        self,
-        leaves: list[Any],
-        graphs: CudaGraphs | None = None,
-        is_part: bool = False,
-        ahead: Ahead | None = None,
-        passed: Sequence[Any] = (),
-    ) -> Any:
-        """The outputs; by a recording of ``graphs`` where there is one. The ``passed`` caches, whose tensors are among
-        ``leaves``, are written to."""
-        if graphs is None or not self.is_recorded:
-            flat = self.program.run(leaves)
-        else:
-            flat = graphs.run(self.program, leaves, self.region.is_random, is_part, ahead)
-        return self.region.outputs.put_together(flat, passed)
+    def run(self, leaves: list[Any], passed: Sequence[Any] = ()) -> Any:
+        """The outputs. The ``passed`` caches, whose tensors are among ``leaves``, are written to."""
+        return self.region.outputs.put_together(self.program.run(leaves), passed)
+
+    def flat(self, leaves: list[Any], graphs: CudaGraphs, is_part: bool, ahead: Ahead | None = None) -> tuple[Any, ...]:
+        """The flat outputs; by a recording of ``graphs`` where there is one."""
+        if not self.is_recorded:
+            return self.program.run(leaves)
+        return graphs.run(self.program, leaves, self.region.is_random, is_part, ahead)
 
 
 class GuardedForward:
@@ -213,14 +226,10 @@ class GuardedForward:
                     return outputs
             except UnfitTensors as error:
                 refusal = str(error)
-            except Exception as error:
+            except ProgramError as error:
                 if self.frozen is not None:
                     self._look(self.frozen)  # a change may be the cause
-                # Only an assertion within the graph, about sizes that depend on values, is a miss; other errors are
-                # passed on.
-                if not isinstance(error, RuntimeError) or "Runtime assertion failed" not in str(error):
-                    raise
-                refusal = "sizes that depend on the values of its arguments are not as in the example"
+                refusal = str(error)
             # If a variant takes this call form, its refusal says more than that of a variant which takes another.
             reason = refusal if leaves is not None else reason
         self._misfits += 1
@@ -338,13 +347,15 @@ class GuardedForward:
     ) -> Any:
         passed = variant.region.call.passed(args, kwargs)
         if not torch.is_grad_enabled():
-            return self._counted(variant.run(leaves, self.graphs, bool(self.path), ahead, passed))
+            flat = self._computed(variant, variant.flat, leaves, self.graphs, bool(self.path), ahead)
+            return self._served(variant, flat, passed)
         places = self.state.parameter_places
         parameters: list[torch.Tensor] = [tensor for store, key in places if (tensor := store.get(key)) is not None]
         if not needs_gradient(parameters, leaves):
             if self.state.asks_for_gradients:  # such as torch.is_grad_enabled(), which says more than what is wanted
                 return self._missed(f"its code asks for {self.state.asks_for_gradients}, under grad mode", args, kwargs)
-            return self._counted(variant.run(leaves, self.graphs, bool(self.path), passed=passed))
+            flat = self._computed(variant, variant.flat, leaves, self.graphs, bool(self.path))
+            return self._served(variant, flat, passed)
         if self.frozen is not None and self.frozen.host_bytes:
             return self._missed("gradients are wanted, and weights lie in host memory", args, kwargs)
         reason = self._no_gradients(variant, parameters, leaves)
@@ -363,8 +374,33 @@ class GuardedForward:
                 return variant.region.flat_outputs(partial(self._original_of, model), flat)[0]
 
         held = variant.program.tensors()
-        recorded = run_recorded(variant.program.run, original, parameters, leaves, differentiable, held)
-        return self._counted(variant.region.outputs.put_together(recorded, passed))
+        fused = partial(self._computed, variant, variant.program.run)  # hooks of saved tensors may raise around it
+        recorded = run_recorded(fused, original, parameters, leaves, differentiable, held)
+        return self._served(variant, recorded, passed)
+
+    def _computed(self, variant: Variant, compute: Callable[..., tuple[Any, ...]], *given: Any) -> tuple[Any, ...]:
+        """The flat outputs of the program, which ``compute(*given)`` gives.
+
+        Raises:
+            ProgramError: an operator raised. The call has left no trace then.
+        """
+        drawn = random_states(variant.program.tensors()) if variant.region.is_random else None
+        try:
+            return compute(*given)
+        except UnfitTensors:
+            raise
+        except Exception as error:
+            # A step on a static cache may have written a part of it.
+            if variant.region.takes_static_cache or not _is_of_operators(error):
+                raise
+            if drawn is not None:
+                put_states_back(drawn)
+            raise ProgramError(error) from error
+
+    def _served(self, variant: Variant, flat: tuple[Any, ...], passed: Sequence[Any]) -> Any:
+        """The outputs with these flat values; the ``passed`` caches are written to."""
+        self.hits += 1
+        return variant.region.outputs.put_together(flat, passed)
 
     def _no_gradients(self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]) -> str | None:
         """Why this call has to run the original where gradients are wanted; None where they can be computed later."""
@@ -450,10 +486,6 @@ class GuardedForward:
                 for module in training:
                     module.training = True
 
-    def _counted(self, outputs: Any) -> Any:
-        self.hits += 1
-        return outputs
-
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward that the model had before the conversion."""
         return self._original_of(self.model, *args, **kwargs)
@@ -529,6 +561,18 @@ class GuardedForward:
         state = {**self.__dict__, "_noted": (0, [])}  # a copy is not frozen
         duplicate.__dict__.update({key: copy.deepcopy(value, memo) for key, value in state.items()})
         return duplicate
+
+
+def _is_of_operators(error: Exception) -> bool:
+    """Whether only code of PyTorch and of this package has run where an error was raised, and not a handler of signals,
+    whose error is meant for whoever has made the call."""
+    trace = error.__traceback__
+    while trace is not None:
+        root = (trace.tb_frame.f_globals.get("__name__") or "torch").partition(".")[0]
+        if root not in ("torch", "kfconvert"):
+            return False
+        trace = trace.tb_next
+    return True
 
 
 def _brings_back(frozen: Frozen) -> Callable[[], None]:

@@ -488,7 +488,8 @@ def _attributes(
             name = f"{path}.{key}" if path else key
             if value is MISSING and key in children:
                 # Python would find it before the parameter, buffer or submodule of that name.
-                yield (_held(module, model), key, MISSING), f"the attribute {name} {_CHANGED}"
+                reason = f"an attribute was put in the place of {name} (as by weight_norm or pruning); convert it again"
+                yield (_held(module, model), key, MISSING), reason
                 continue
             if not (isinstance(value, Tensor) and holders[id(value)] == 1 and (path, key) in slots):
                 yield (_held(module, model), key, value), f"the attribute {name} {_CHANGED}"

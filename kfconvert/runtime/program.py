@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import Tensor, fx, nn, strided
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -17,6 +17,7 @@ from ..process import libraries, shard_of, switched_off
 from ..region import Place
 from .derived import Derived, Unchanged, finish, is_captured, memory_of
 from .fingerprint import may_fetch
+from .tensor_facts import strides_of
 from .watch import ROOT, Entry, Watch, flat_places, gather
 from .weak_module import WeakModule
 
@@ -50,9 +51,11 @@ class Program:
         fused: names of the fused modules in ``module``.
         weights: places of the tensors that the code itself reads, its first arguments in this order.
         synced: (place in the model, place in a fused module): tensors to copy over before a run.
-        shards: (place of a distributed parameter in the model, place of its shard): shards to put there before a run.
         images: which of the flat inputs have 4 or more dimensions; there are plans for each of their layouts,
             with and without the libraries that may be turned off.
+        laid_out: which of the flat inputs have to lie in memory as those of the example: the original fails for some
+            others, or reads something else, where fused modules do not.
+        shards: (place of a distributed parameter in the model, place of its shard): shards to put there before a run.
     """
 
     def __init__(
@@ -63,9 +66,10 @@ class Program:
         weights: list[Place],
         synced: list[tuple[Place, Place]],
         images: tuple[int, ...],
+        laid_out: tuple[int, ...] = (),
         shards: Sequence[tuple[Place, Place]] = (),
     ):
-        self.fused, self._images = fused, images
+        self.fused, self._images, self.laid_out = fused, images, laid_out
         self.modules: dict[str, Any] = dict(module._modules)
         self.code = type(module).forward
         # What the code calls ``self`` where compilers trace it: the fused modules themselves, without plans.
@@ -83,7 +87,7 @@ class Program:
         # The same places as gather() takes them; made when they are first needed, see __getstate__.
         self._flat: tuple[tuple[Any, ...], ...] | None = None
         self._way: Watch | None = None
-        self._kinds = [_kind(tensor) for tensor in self._tensors()]
+        self._kinds = [self._kind(tensor) for tensor in self._tensors()]
         self._derived = Derived()
         # Tensors whose memory is shared with a tensor that plans depend on, these included, each with the version that
         # it had.
@@ -185,6 +189,10 @@ class Program:
     def layout(self, leaves: list[Any]) -> tuple[bool, ...]:
         """Of each image among the flat inputs, whether it is contiguous."""
         return tuple([leaves[index].is_contiguous() for index in self._images])
+
+    def strides(self, leaves: list[Any]) -> list[tuple[int, tuple[int, ...], Any]]:
+        """Of each flat input that has to lie as it does in ``leaves``: its index, and what ``lies_as`` compares."""
+        return [(index, leaves[index].stride(), strides_of(leaves[index])) for index in self.laid_out]
 
     def check_weights(self, runs: int) -> None:
         """From now on, compare the tensors that plans depend on with what they hold now after every ``runs`` runs; 0
@@ -305,7 +313,7 @@ class Program:
 
     def _require_kinds(self, tensors: Sequence[Any]) -> None:
         for (_, name), tensor, known in zip(self._read, tensors, self._kinds):
-            kind = _kind(tensor)
+            kind = self._kind(tensor)
             if kind == known:
                 continue
             self._derived.clear()  # so that the next run looks again
@@ -317,7 +325,16 @@ class Program:
             if isinstance(tensor, Tensor) and kind[2] != known[2]:
                 sizes = f"{list(kind[2])} and not {list(known[2])}"
                 raise UnfitTensors(f"the tensor {name} has other sizes than at the conversion: {sizes}")
+            if kind[:5] == known[:5]:
+                raise UnfitTensors(f"the tensor {name} lies otherwise in memory than at the conversion")
             raise UnfitTensors(f"the tensor {name} was replaced by a {type(tensor).__name__}")
+
+    def _kind(self, tensor: Any) -> tuple[Any, ...] | None:
+        kind = _kind(tensor)
+        # As images do, the weights of convolutions decide how these lay out what they return.
+        if self.laid_out and isinstance(tensor, Tensor) and tensor.layout is strided and tensor.dim() >= 4:
+            return *(kind or ()), strides_of(tensor)
+        return kind
 
     def _unplanned(self) -> Plans:
         """Plans that make themselves at their first call, from the inputs that come then."""
@@ -358,6 +375,18 @@ def _kind(tensor: Any) -> tuple[Any, ...] | None:
         return type(tensor), None, ()
     plain = None if type(tensor) in _PLAIN else type(tensor)
     return tensor.dtype, tensor.device, tensor.shape, tensor.layout, plain
+
+
+def lies_as(leaves: list[Any], strides: list[tuple[int, tuple[int, ...], Any]]) -> bool:
+    """Whether the flat inputs lie in memory as those that ``Program.strides`` was asked with, whose free sizes may be
+    others."""
+    for index, known, expected in strides:
+        leaf = leaves[index]
+        if leaf.stride() == known or (expected is True and leaf.dim() < 4 and leaf.is_contiguous()):
+            continue
+        if strides_of(leaf) != expected:
+            return False
+    return True
 
 
 def _first_call(plans: Plans, name: str, module: Any) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy
@@ -44,3 +45,21 @@ def put_back(generator: Any, state: Any) -> None:
         generator.set_state(state)
     else:
         getattr(generator, "bit_generator", generator).state = state
+
+
+# The device of a GPU, None for the host, and the state of the generator that is drawn from there by default.
+States = list[tuple[torch.device | None, torch.Tensor]]
+
+
+def random_states(tensors: Iterable[torch.Tensor]) -> States:
+    """Those of the default generators of PyTorch, on the host and on the devices of ``tensors``."""
+    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+    return [(None, torch.get_rng_state()), *((device, torch.cuda.get_rng_state(device)) for device in devices)]
+
+
+def put_states_back(states: States) -> None:
+    for device, state in states:
+        if device is None:
+            torch.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, device)

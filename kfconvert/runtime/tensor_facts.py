@@ -13,6 +13,7 @@ from torch import Tensor, _tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils import weak
 
+from ..graph import only_splits
 from ..process import ThisThread
 from .code import code_walk, held_functions
 from .contents import is_of_author
@@ -25,7 +26,7 @@ def _layout(tensor: Tensor) -> Any:
     return "channels_last" if channels_last else tensor.stride()
 
 
-def _strides(tensor: Tensor) -> Any:
+def strides_of(tensor: Tensor) -> Any:
     """True where they are those of a new tensor. A tensor is contiguous whatever its strides in sizes of 1 are."""
     expected = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
@@ -38,7 +39,7 @@ def _strides(tensor: Tensor) -> Any:
 # Name -> what decides the answer, for tensors of the same shape, dtype and device.
 _DECIDING: dict[str, Callable[[Tensor], Any]] = {
     "is_contiguous": _layout,
-    "stride": _strides,
+    "stride": strides_of,
     "storage_offset": Tensor.storage_offset,
     "is_inference": Tensor.is_inference,
     "requires_grad": lambda tensor: tensor.requires_grad,
@@ -83,6 +84,9 @@ _OF_ELEMENTS = frozenset(
 )
 #: Among the names of ``Asked`` where the code looks at elements: those of attributes may stand in a graph as numbers.
 ELEMENTS = "elements"
+#: Among the names of ``Asked`` where the code reads how elements lie in memory, or fails by it.
+LAYOUT = "layout of inner values"
+_OF_LAYOUT = frozenset(("view", "as_strided", "view_as_complex"))
 # What a name begins with that is none of tensors: that of an attribute which somebody may give to one.
 _ATTRIBUTE = "the attribute "
 
@@ -116,7 +120,14 @@ class Asked(TorchFunctionMode):
         is_getter = name == "__get__"
         if name in ("__get__", "__set__"):
             name = getattr(getattr(function, "__self__", None), "__name__", "")
-        result = function(*args, **(kwargs or {}))
+        by_layout = name in _OF_LAYOUT and is_of_author(asker)
+        try:
+            result = function(*args, **(kwargs or {}))
+        except Exception:  # which the code may catch
+            self.names |= {LAYOUT} if by_layout else set()
+            raise
+        if by_layout and not (name == "view" and only_splits(args[0].shape, result.shape)):
+            self.names.add(LAYOUT)
         if name in _OF_ELEMENTS:
             self.names.add(ELEMENTS)
         elif name == "__repr__":  # which PyTorch's own code asks for: the text that a trace would see is of no tensor
@@ -158,7 +169,7 @@ def asked_attributes(names: Iterable[str]) -> list[str]:
 
 def unsteady(names: Iterable[str]) -> str | None:
     """The first of ``names`` of which nothing that is looked at decides the answer, None where there is none."""
-    unknown = set(names) - _DECIDING.keys() - {ELEMENTS}
+    unknown = set(names) - _DECIDING.keys() - {ELEMENTS, LAYOUT}
     return next((name for name in sorted(unknown) if not name.startswith(_ATTRIBUTE)), None)
 
 

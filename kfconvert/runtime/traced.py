@@ -238,6 +238,8 @@ def _unfit(variant: Variant) -> str | None:
         return "it reads shards of distributed parameters, or waits for other ranks"
     if region.default_device not in (None, torch.get_default_device()):
         return "another device is the default"
+    if any(fact is not True for _, _, fact in variant.strides):
+        return "an argument has to lie in memory as in the example, which was not contiguous"
     try:
         variant.program.synchronize()
         variant.symbolic_guard = variant.symbolic_guard or SymbolicGuard(region.guard)
@@ -265,4 +267,7 @@ def _fits(variant: Variant, leaves: list[Any], named: bool = False) -> bool:
     guard: Any = variant.symbolic_guard
     if not guard.admits(leaves, named) or not variant.program.is_synchronized():
         return False
+    for index in variant.program.laid_out:
+        if not leaves[index].is_contiguous():
+            return False
     return all(variant.layout) or variant.program.layout(leaves) == variant.layout
