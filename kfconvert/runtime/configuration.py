@@ -62,7 +62,7 @@ def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
     with ExitStack() as stack:
         for own, holders in grouped_by_class([*dict.fromkeys(model.modules()), *configurations(model)]).items():
             try:
-                stack.enter_context(_recorded(own, holders, reads))
+                stack.enter_context(_recorded(own, reads))
             except Exception:  # a class that takes no method: everything in them may have been read
                 reads.add((own, "__dict__"))
                 reads.update(() if issubclass(own, nn.Module) else [name for each in holders for name in vars(each)])
@@ -123,9 +123,10 @@ def _without_cache(config: Any) -> Iterator[bool]:
 
 
 @contextmanager
-def _recorded(own: type, holders: list[Any], reads: set[Read]) -> Iterator[None]:
-    """Within the block, ``reads`` is told what this thread reads of ``holders``, which are of the class ``own``."""
-    of_module, here, ids = issubclass(own, nn.Module), ThisThread(), set(map(id, holders))
+def _recorded(own: type, reads: set[Read]) -> Iterator[None]:
+    """Within the block, ``reads`` is told what this thread reads of objects of the very class ``own``: also of copies
+    that the forward makes of those that the model holds."""
+    of_module, here = issubclass(own, nn.Module), ThisThread()
     # In eval mode, torch's own dropouts do nothing with what they read of themselves.
     idle = _DropoutNd.__module__ if issubclass(own, _DropoutNd) else None
     if issubclass(own, torch.jit.ScriptModule):
@@ -134,7 +135,7 @@ def _recorded(own: type, holders: list[Any], reads: set[Read]) -> Iterator[None]
     def reading(before: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         def read(self: Any, name: str) -> Any:
             # A class that is derived from this one has a function of its own in its place.
-            if id(self) in ids and here and (not of_module or _is_read_of_module(name, idle)):
+            if type(self) is own and here and (not of_module or _is_read_of_module(name, idle)):
                 reads.add((own, name) if of_module else name)
             return before(self, name)
 

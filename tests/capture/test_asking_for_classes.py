@@ -76,6 +76,15 @@ def test_what_a_comparison_reads_is_recorded():
     assert_alike(model, fused)
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, dataclasses.replace])
+def test_what_is_read_of_a_copy_is_recorded(copied):
+    model = Asking(lambda model: copied(model.settings).scale > 3).eval()
+    fused = convert(copy.deepcopy(model))
+    assert_alike(model, fused)
+    model.settings.scale = fused.settings.scale = 5.0
+    assert_alike(model, fused)
+
+
 class Derived(nn.Linear):
     pass
 
@@ -83,12 +92,12 @@ class Derived(nn.Linear):
 def test_each_class_is_recorded_for_itself_and_left_as_it_was():
     model = nn.Sequential(nn.Linear(4, 4), Derived(4, 4))
     first, second = model
-    first.settings, second.settings, other = Settings(), Reading(), Derived(4, 4)
+    first.settings, second.settings = Settings(), Reading()
     kinds = (nn.Linear, Derived, Settings, Reading, nn.Sequential)
     before = [dict(vars(kind)) for kind in kinds]
     with recorded_reads(model) as reads:
         assert (type(first), type(second)) == (nn.Linear, Derived)
-        _ = first.weight, second.bias, second.settings.scale, other.in_features
+        _ = first.weight, second.bias, second.settings.scale
         thread = threading.Thread(target=lambda: (first.in_features, second.out_features))
         thread.start(), thread.join()
         with pytest.raises(AttributeError):
