@@ -38,8 +38,8 @@ from .guarded import default_device, guarded_forward, onlooker
 from .model_state import ModelState, global_hook, has_hooks
 from .watch import Mark
 
-# Attributes by which torch.compile knows its own; their values are addresses.
-_OF_DYNAMO = "_torchdynamo"
+# Attributes by which torch.compile knows its own, whether it has run in this process or not.
+_OF_DYNAMO = ("_torchdynamo", "___needs_generation_tag")
 # Of these it matters only that they are there.
 _STATELESS: tuple[type, ...] = (
     logging.Logger, Field, type(threading.Lock()), type(threading.RLock()),
