@@ -42,7 +42,7 @@ from .contents import (
     slotted,
 )
 from .names_in_code import LONGEST, names_in, texts_in
-from .watch import INSIDE, ITEMS, MISSING, SIZE, TYPE, Mark, inside
+from .watch import DICT, INSIDE, ITEMS, MISSING, SIZE, TYPE, Mark, inside
 
 # nn.Module itself looks these names up in the class of every module.
 # Entries of classes and modules that no forward reads; the last is put there by the first copy of an instance.
@@ -362,6 +362,7 @@ class CodeWalk:
             return
         (self._inner if inner else self._objects)[id(value)] = name, value
         self._found[id(value), TYPE] = (f"the class of {name}", (value, TYPE, type(value)))
+        self._found[id(value), DICT] = (f"the attributes of {name}", (value, DICT, None))
         if not inner:
             for key, item in list(vars(value).items()):
                 self._note(vars(value), key, f"{name}.{key}")
@@ -452,6 +453,7 @@ class CodeWalk:
             self.follow(default, f"{function.__qualname__}.{argument}", depth + 1)
         if is_of_project(function.__module__):
             self._note_size(function.__qualname__, function)
+            self._found[id(function), DICT] = (function.__qualname__, (function, DICT, None))
         for key in sorted(vars(function).keys() - {"__wrapped__"}):
             self._note(vars(function), key, f"{function.__qualname__}.{key}")
             self.follow(vars(function)[key], f"{function.__qualname__}.{key}", depth + 1)

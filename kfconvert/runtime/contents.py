@@ -27,7 +27,7 @@ from ..inputs import is_equal
 from .derived import Derived
 from .fingerprint import fingerprints
 from .random_generators import GENERATORS
-from .watch import ITEMS, MISSING, SIZE, TYPE, Entry
+from .watch import DICT, ITEMS, MISSING, SIZE, TYPE, Attributes, Entry
 
 # (path of the container in words, entry)
 Found = tuple[str, Entry]
@@ -403,10 +403,12 @@ class Contents:
             for key, item in list(dict.items(value)):
                 yield name, (value, key, item)
         attributes = None if isinstance(value, threading.local) else instance_dict(value)  # of a subclass
-        if sized and attributes is not None:  # what is added may come before what the class makes of a missing name
-            yield name, (attributes, SIZE, len(attributes))
+        if attributes is not None:
+            yield name, (value, DICT, None)
+            if sized:  # what is added may come before what the class makes of a missing name
+                yield name, (Attributes(value), SIZE, len(attributes))
         for key, item in list((attributes or {}).items()):
-            yield name, (attributes, key, item)
+            yield name, (Attributes(value), key, item)
             yield from self.of(f"{name}.{key}", item, sized, depth + 1)
         for item in known if isinstance(known, tuple) else items(value):
             yield from self.of(name, item, sized, depth + 1)
@@ -427,6 +429,7 @@ class Contents:
                     if key not in vars(inner):
                         yield name, (inner, key, MISSING)
             yield name, (inner, TYPE, type(inner))
+            yield name, (inner, DICT, None)
             for key, held in list(vars(inner).items()):
                 if key in left_out:
                     continue

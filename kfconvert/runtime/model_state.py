@@ -31,7 +31,7 @@ from .contents import (
 from .fingerprint import may_fetch
 from .output_recording import is_recording_hook, recorded_outputs, wanted_outputs
 from .program import OF_EXPORT
-from .watch import ITEMS, MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
+from .watch import DICT, ITEMS, MISSING, ROOT, SIZE, TYPE, Entry, Watch, renewed
 from .weak_module import WeakModule
 
 # What nn.Module itself and this package keep in the instance dict of a module is watched in other ways, or not at all.
@@ -124,10 +124,6 @@ class ModelState:
         self._layout = _layout(model)
         self.children: Watch
         self._watch_children()
-        fixed = *_structure(model), *_modes(model, owners=False)
-        if any(isinstance(read, tuple) and read[1] in WHOLE for read in reads):
-            fixed = *fixed, *_sizes(model)
-        self.fixed, self.fixed_reasons = _watched(*fixed)
         self.tied = _tied_places(model)
         stores = [module._parameters for module in model.modules()]
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
@@ -135,6 +131,10 @@ class ModelState:
         self.code = (Codes() if codes is None else codes).of(model, reads, looks)
         cached = self.code.of_cached
         reads |= {(type(module), name) for module in model.modules() for name in cached & vars(module).keys()} | cached
+        fixed = *_structure(model), *_modes(model, owners=False)
+        if any(isinstance(read, tuple) and read[1] in WHOLE for read in reads):
+            fixed = *fixed, *_sizes(model)
+        self.fixed, self.fixed_reasons = _watched(*fixed, *_covered(model, reads))
         self._reads, self._slots, self._unread, self._looks = reads, slots, unread, looks
         self._watch_attributes()
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
@@ -152,7 +152,8 @@ class ModelState:
     def begin(self, check_weights: int) -> None:
         """What was written so far, by the conversion itself, announces no change of weights. After every
         ``check_weights`` looks, 0 for never, tensors that nobody seems to have written are compared too."""
-        self.owners.first_change(vars(self._root()))
+        for watch in (self.owners, self.fixed, self.attributes):  # which look up the dicts of attributes here
+            watch.first_change(vars(self._root()))
         self.announced = False
         self._check_weights, self._unchecked = check_weights, 0
 
@@ -351,6 +352,7 @@ class Code:
         self.compared = walk.contents.compared
         self.switches = {name: asked() for name, asked in _SWITCHES.items() if name in self.asked_for}
         self.watch = Watch(entry for _, entry in found)
+        self.watch.first_change()  # which looks up the dicts of attributes that the entries speak of
         self.names = [name for name, _ in found]
         # Whether a container was replaced by an equal one since, of which nothing is watched that it holds.
         self.is_outdated = False
@@ -456,6 +458,7 @@ def _structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
             for name in ("forward", "_call_impl", "_compiled_call_impl"):
                 yield (module, name, vars(module).get(name, MISSING)), _REPLACED
             yield (module, TYPE, type(module)), _REPLACED
+            yield (module, DICT, None), "all attributes of a submodule were replaced at once; convert it again"
 
 
 def _sizes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
@@ -482,15 +485,9 @@ def _attributes(
     for path, module in model.named_modules():
         names, own = by_class.get(type(module), set()), vars(module)
         names = (names | own.keys() if "__dict__" in names else names) - _UNWATCHED
-        children = module._modules.keys() | module._parameters.keys() | module._buffers.keys()
-        for key in sorted(key for key in names if not key.startswith("__")):
+        for key in sorted(key for key in names - (_children_of(module) - own.keys()) if not key.startswith("__")):
             value = own.get(key, MISSING)
             name = f"{path}.{key}" if path else key
-            if value is MISSING and key in children:
-                # Python would find it before the parameter, buffer or submodule of that name.
-                reason = f"an attribute was put in the place of {name} (as by weight_norm or pruning); convert it again"
-                yield (_held(module, model), key, MISSING), reason
-                continue
             if not (isinstance(value, Tensor) and holders[id(value)] == 1 and (path, key) in slots):
                 yield (_held(module, model), key, value), f"the attribute {name} {_CHANGED}"
             # The code asked by hasattr() or getattr(). The dicts of the classes are searched here, as getattr would
@@ -504,6 +501,23 @@ def _attributes(
                 yield (value, ITEMS, tuple(value)), f"the attribute {name} {_CHANGED}"
             elif looks or not (isinstance(value, Tensor) and (path, key) in slots):
                 yield from _reasons(contents.of(name, value))
+
+
+def _covered(model: nn.Module, reads: frozenset[Read]) -> Iterator[tuple[Entry, str]]:
+    """That no attribute is put in the place of a parameter, buffer or submodule that the code reads: Python would find
+    it before these."""
+    by_class = names_by_class(reads)
+    for path, module in model.named_modules():
+        names = by_class.get(type(module), set())
+        names = _children_of(module) if "__dict__" in names else names & _children_of(module)
+        for key in sorted(names - vars(module).keys()):
+            name = f"{path}.{key}" if path else key
+            reason = f"an attribute was put in the place of {name} (as by weight_norm or pruning); convert it again"
+            yield (_held(module, model), key, MISSING), reason
+
+
+def _children_of(module: nn.Module) -> set[str]:
+    return module._modules.keys() | module._parameters.keys() | module._buffers.keys()
 
 
 def _unread(
@@ -543,6 +557,7 @@ def _settings(model: nn.Module, reads: frozenset[Read], contents: Contents) -> I
     by_class = names_by_class(reads)
     for config in configurations(model):
         yield (config, TYPE, type(config)), f"the class of an object of the model {_CHANGED}"
+        yield (config, DICT, None), f"what an object of the model holds {_CHANGED}"
         for name in names:
             value = vars(config).get(name, MISSING)
             yield (config, name, value), f"{name} in the configuration of the model {_CHANGED}"

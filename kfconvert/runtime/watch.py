@@ -11,7 +11,7 @@ import operator
 import sys
 from collections.abc import Iterable
 from enum import Enum
-from types import CellType, FunctionType
+from types import CellType, FunctionType, GetSetDescriptorType
 from typing import Any
 
 from ..inputs import is_equal
@@ -34,10 +34,11 @@ class Mark(Enum):
     ITEMS = "in place of the key: the list must hold the very objects of the tuple, the dict have these keys in order"
     TYPE = "in place of the key: the object must be of this very class"
     INSIDE = "in place of the key: the function must have this code, these defaults, and these values in its closure"
+    DICT = "in place of the key: the object's __dict__ must be the one that it has at the first check"
     ROOT = "in place of the dict: the __dict__ that is given to the check"
 
 
-MISSING, SIZE, ITEMS, TYPE, INSIDE, ROOT = Mark
+MISSING, SIZE, ITEMS, TYPE, INSIDE, DICT, ROOT = Mark
 
 _ABSENT = object()
 # What first_change answers where a dict was written and all entries hold.
@@ -46,8 +47,18 @@ _WRITTEN = -1
 # Marks that say something about the holder itself, and nothing about its __dict__.
 _OF_OBJECTS = frozenset((ITEMS, TYPE, INSIDE))
 
-# (dict, list, object, or ROOT; key, SIZE, ITEMS, TYPE or INSIDE; the object, MISSING, number of items, class, or tuple)
+# (dict, list, object, or ROOT; key, SIZE, ITEMS, TYPE, INSIDE or DICT; the object, MISSING, number of items, class,
+# tuple, or None)
 Entry = tuple[Any, Any, Any]
+
+
+class Attributes:
+    """In place of the dict in an entry: the ``__dict__`` of ``owner``, which is a dict itself."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: Any):
+        self.owner = owner
 
 
 class Watch:
@@ -56,20 +67,23 @@ class Watch:
     An entry is (dict, key, object): the dict holds that very object under the key; (dict, key, MISSING): it does not
     have the key; (dict, SIZE, number): it has so many items; (list, ITEMS, tuple): it holds those very objects;
     (dict, ITEMS, tuple): its keys are these, in this order; (object, TYPE, class): it is of that very class;
-    (function, INSIDE, tuple): see ``inside``. Instead of a dict an object may be given, for its ``__dict__``; use
-    that for the attributes of a module, because a deep copy of a module has another ``__dict__`` than the deep copy of
+    (function, INSIDE, tuple): see ``inside``; (object, DICT, None): it has not been given another ``__dict__`` since
+    the first check. Instead of a dict an object may be given, for its ``__dict__``, which is looked up once; use that
+    for the attributes of a module, because a deep copy of a module has another ``__dict__`` than the deep copy of
     ``module.__dict__``. ROOT stands for a ``__dict__`` that is given to each check, and which is not kept alive.
 
     A deep copy, made together with what the entries speak of, watches the copies.
     """
 
-    __slots__ = ("_flat", "_order", "_state", "entries", "written")
+    __slots__ = ("_dicts", "_flat", "_order", "_state", "entries", "written")
 
     def __init__(self, entries: Iterable[Entry]):
         self.entries = tuple(entries)
         # Made at the first check: while a model is being copied or unpickled its modules have no attributes yet.
         self._flat: tuple[Any, ...] | None = None
         self._order: list[int] = []
+        # Of the entries with DICT: index, object and its dict.
+        self._dicts: list[tuple[int, Any, dict[str, Any]]] = []
         self._state: Any = None
         # Whether the last check found that a dict was written, even if all entries hold again. Only the compiled check
         # can tell, by the versions of dicts; a key that is set to the very object that it holds leaves the version as
@@ -84,21 +98,33 @@ class Watch:
         """
         if self._flat is None:
             self._resolve()
-        change = _first_change(self._flat, self._state, root, MISSING, SIZE, ITEMS, TYPE, INSIDE)
+        change = _first_change(self._flat, self._state, root, MISSING, SIZE, ITEMS, TYPE, INSIDE, DICT)
         if change is None:
             self.written = False
             return None
         self.written = True
-        return None if change == _WRITTEN else self._order[change]
+        if change == _WRITTEN:
+            return None
+        if change == 0 and self._dicts:
+            return next(index for index, holder, held in self._dicts if own_dict(holder) is not held)
+        return self._order[change]
 
     def _resolve(self) -> None:
-        """Entries of one dict or list side by side, in the order in which their holders come first."""
+        """Entries of one dict or list side by side, in the order in which their holders come first; before these one
+        entry for all the objects whose dict must stay."""
         by_holder: dict[int, list[tuple[int, Entry]]] = {}
-        for index, entry in enumerate(self.entries):
-            resolved = _resolved(*entry)
+        dicts = []
+        for index, (holder, key, expected) in enumerate(self.entries):
+            if key is DICT:
+                dicts += [(index, holder, own_dict(holder))] if _takes_another_dict(type(holder)) else []
+                continue
+            resolved = _resolved(holder, key, expected)
             by_holder.setdefault(id(resolved[0]), []).append((index, resolved))
         found = [item for items in by_holder.values() for item in items]
-        self._order = [index for index, _ in found]
+        if dicts:
+            _, holders, held = zip(*dicts)
+            found.insert(0, (0, (holders, DICT, held)))
+        self._order, self._dicts = [index for index, _ in found], dicts
         flat = tuple(part for _, entry in found for part in entry)
         self._state = _watch_state(flat)
         self._flat = flat
@@ -130,7 +156,7 @@ def _equal_to(holder: Any, key: Any, expected: Any, default: Any = _ABSENT) -> A
     elif isinstance(key, Mark):
         return default
     else:
-        held = dict.get(holder if isinstance(holder, dict) else vars(holder), key, MISSING)
+        held = dict.get(_dict_of(holder), key, MISSING)
     return held if held is expected or is_equal(held, expected) else default
 
 
@@ -151,9 +177,27 @@ def gather(places: tuple[Any, ...], root: dict[str, Any] | None = None) -> list[
 def _resolved(holder: Any, key: Any, expected: Any) -> Entry:
     if holder is ROOT:
         holder = None
-    elif key not in _OF_OBJECTS and not isinstance(holder, dict):
-        holder = vars(holder)
+    elif key not in _OF_OBJECTS:
+        holder = _dict_of(holder)
     return holder, _interned(key), expected
+
+
+def _dict_of(holder: Any) -> dict[str, Any]:
+    if isinstance(holder, dict):
+        return holder
+    return own_dict(holder.owner) if type(holder) is Attributes else vars(holder)
+
+
+def own_dict(holder: Any) -> dict[str, Any]:
+    """The attributes of an object, whatever its class makes of their names. Raises AttributeError where it has none."""
+    found: dict[str, Any] = object.__getattribute__(holder, "__dict__")
+    return found
+
+
+def _takes_another_dict(kind: type) -> bool:
+    """Whether the ``__dict__`` of objects of a class is the one that Python keeps for them, and may be assigned."""
+    found = next((vars(each)["__dict__"] for each in kind.__mro__ if "__dict__" in vars(each)), None)
+    return isinstance(found, GetSetDescriptorType)
 
 
 def inside(function: FunctionType) -> tuple[Any, ...]:
@@ -175,7 +219,15 @@ def _interned(key: Any) -> Any:
 
 
 def first_change_in_python(
-    entries: tuple[Any, ...], state: Any, root: Any, missing: Any, size: Any, items: Any, type_: Any, inside_: Any
+    entries: tuple[Any, ...],
+    state: Any,
+    root: Any,
+    missing: Any,
+    size: Any,
+    items: Any,
+    type_: Any,
+    inside_: Any,
+    dict_: Any,
 ) -> int | None:
     for start in range(0, len(entries), 3):
         holder, key, expected = entries[start : start + 3]
@@ -189,6 +241,8 @@ def first_change_in_python(
         elif key is inside_:
             found = inside(holder)
             same = len(found) == len(expected) and all(map(operator.is_, found, expected))
+        elif key is dict_:
+            same = all(own_dict(each) is held for each, held in zip(holder, expected))
         else:
             same = dict.get(holder, key, _ABSENT) is (_ABSENT if expected is missing else expected)
         if not same:

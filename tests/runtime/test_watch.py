@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import types
 import weakref
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kfconvert.runtime import watch
-from kfconvert.runtime.watch import INSIDE, ITEMS, MISSING, SIZE, TYPE, Watch, flat_places, gather
+from kfconvert.runtime.watch import DICT, INSIDE, ITEMS, MISSING, SIZE, TYPE, Attributes, Watch, flat_places, gather
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -99,6 +100,36 @@ def test_attributes_of_objects():
     assert watched.first_change() is None
     module.train()
     assert watched.first_change() == 0
+
+
+class Table(dict):
+    pass
+
+
+def test_another_dict_of_an_object():
+    module, table, plain = nn.Dropout(), Table(a=1), types.SimpleNamespace(a=1)
+    table.scale = 2.0
+    watched = Watch(
+        [(module, "p", module.p), (plain, DICT, None), (module, DICT, None), (table, DICT, None),
+         (Attributes(table), "scale", table.scale), (Attributes(table), SIZE, 1), (table, SIZE, 1)]
+    )  # fmt: skip
+    twin = copy.deepcopy(watched)
+    for each in (watched, twin):
+        module, table = each.entries[2][0], each.entries[3][0]
+        assert each.first_change() is None
+        before = vars(module), vars(table)
+        module.__dict__ = dict(vars(module))
+        assert each.first_change() == 2
+        module.__dict__ = before[0]
+        assert each.first_change() is None
+        table.__dict__ = {"scale": 2.0}
+        assert each.first_change() == 3
+        table.__dict__ = before[1]
+        table.shift = 1.0
+        assert each.first_change() == 5
+        del table.shift
+        table.scale = 3.0
+        assert each.first_change() == 4
 
 
 @pytest.mark.parametrize("entry", [({}, [], 1), ({"a": 1}, SIZE, "one"), (3, "a", 1)], ids=repr)
@@ -220,7 +251,7 @@ def test_compiled_and_python_agree(dicts, wanted):
         flat += stores[place % len(stores)], key, expected
     from kfconvert import _C
 
-    entries, marks = tuple(flat), (None, MISSING, SIZE, ITEMS, TYPE, INSIDE)
+    entries, marks = tuple(flat), (None, MISSING, SIZE, ITEMS, TYPE, INSIDE, DICT)
     state = _C.watch_state(entries)
     expected = watch.first_change_in_python(entries, None, *marks)
     for _ in range(2):  # the second time, what has held is passed over
