@@ -29,7 +29,7 @@ from .ledger import Ledger, MissNotices
 from .model_state import Codes, ModelState
 from .original_forwards import originals, originals_wanted
 from .program import Program, UnfitTensors, lies_as
-from .random_generators import put_states_back, random_states
+from .random_generators import States, put_states_back, random_states
 from .recompute import (
     Differentiable,
     has_reentrant_checkpoint,
@@ -346,16 +346,25 @@ class GuardedForward:
         self, variant: Variant, leaves: list[Any], args: tuple, kwargs: dict[str, Any], ahead: Ahead | None
     ) -> Any:
         passed = variant.region.call.passed(args, kwargs)
-        if not torch.is_grad_enabled():
-            flat = self._computed(variant, variant.flat, leaves, self.graphs, bool(self.path), ahead)
-            return self._served(variant, flat, passed)
-        places = self.state.parameter_places
-        parameters: list[torch.Tensor] = [tensor for store, key in places if (tensor := store.get(key)) is not None]
-        if not needs_gradient(parameters, leaves):
-            if self.state.asks_for_gradients:  # such as torch.is_grad_enabled(), which says more than what is wanted
+        wanted = torch.is_grad_enabled()
+        if wanted:
+            places = self.state.parameter_places
+            parameters: list[torch.Tensor] = [t for store, key in places if (t := store.get(key)) is not None]
+            wanted = needs_gradient(parameters, leaves)
+            if not wanted and self.state.asks_for_gradients:
+                # Such as torch.is_grad_enabled(), which says more than what is wanted.
                 return self._missed(f"its code asks for {self.state.asks_for_gradients}, under grad mode", args, kwargs)
-            flat = self._computed(variant, variant.flat, leaves, self.graphs, bool(self.path))
-            return self._served(variant, flat, passed)
+        if not wanted:
+            drawn = random_states(variant.program.tensors()) if variant.region.is_random else None
+            try:
+                flat = variant.flat(leaves, self.graphs, bool(self.path), ahead)
+            except UnfitTensors:
+                raise
+            except Exception as error:
+                _leave_to_original(error, variant.region, drawn)
+                raise
+            self.hits += 1
+            return variant.region.outputs.put_together(flat, passed)
         if self.frozen is not None and self.frozen.host_bytes:
             return self._missed("gradients are wanted, and weights lie in host memory", args, kwargs)
         reason = self._no_gradients(variant, parameters, leaves)
@@ -373,34 +382,19 @@ class GuardedForward:
             with originals(), self._as_in_forward(model, parameters):
                 return variant.region.flat_outputs(partial(self._original_of, model), flat)[0]
 
-        held = variant.program.tensors()
-        fused = partial(self._computed, variant, variant.program.run)  # hooks of saved tensors may raise around it
-        recorded = run_recorded(fused, original, parameters, leaves, differentiable, held)
-        return self._served(variant, recorded, passed)
-
-    def _computed(self, variant: Variant, compute: Callable[..., tuple[Any, ...]], *given: Any) -> tuple[Any, ...]:
-        """The flat outputs of the program, which ``compute(*given)`` gives.
-
-        Raises:
-            ProgramError: an operator raised. The call has left no trace then.
-        """
-        drawn = random_states(variant.program.tensors()) if variant.region.is_random else None
-        try:
-            return compute(*given)
-        except UnfitTensors:
-            raise
-        except Exception as error:
-            # A step on a static cache may have written a part of it.
-            if variant.region.takes_static_cache or not _is_of_operators(error):
+        def fused(flat: list[Any]) -> tuple[Any, ...]:
+            try:
+                return variant.program.run(flat)
+            except UnfitTensors:
                 raise
-            if drawn is not None:
-                put_states_back(drawn)
-            raise ProgramError(error) from error
+            except Exception as error:  # hooks of saved tensors, which are none of the program, may raise around it
+                _leave_to_original(error, variant.region, None)
+                raise
 
-    def _served(self, variant: Variant, flat: tuple[Any, ...], passed: Sequence[Any]) -> Any:
-        """The outputs with these flat values; the ``passed`` caches are written to."""
+        held = variant.program.tensors()
+        recorded = run_recorded(fused, original, parameters, leaves, differentiable, held)
         self.hits += 1
-        return variant.region.outputs.put_together(flat, passed)
+        return variant.region.outputs.put_together(recorded, passed)
 
     def _no_gradients(self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]) -> str | None:
         """Why this call has to run the original where gradients are wanted; None where they can be computed later."""
@@ -561,6 +555,17 @@ class GuardedForward:
         state = {**self.__dict__, "_noted": (0, [])}  # a copy is not frozen
         duplicate.__dict__.update({key: copy.deepcopy(value, memo) for key, value in state.items()})
         return duplicate
+
+
+def _leave_to_original(error: Exception, region: Region, drawn: States | None) -> None:
+    """Raises ProgramError where an operator in the program of ``region`` has raised ``error``, once the call has left
+    no trace; ``drawn``: the random generators before it."""
+    # A step on a static cache may have written a part of it.
+    if region.takes_static_cache or not _is_of_operators(error):
+        return
+    if drawn is not None:
+        put_states_back(drawn)
+    raise ProgramError(error) from error
 
 
 def _is_of_operators(error: Exception) -> bool:
