@@ -58,6 +58,9 @@ _OPERATORS = frozenset(name for name in vars(torch._C.TensorBase) if name.starts
 _SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
 # By these code finds that it is compiled without a call.
 OF_COMPILERS = frozenset(("_is_compiling_flag", "FakeTensor"))
+# By these code reads attributes of an object, whatever its class does where one is looked up.
+_AROUND = frozenset(("__getattribute__", "getattr_static"))
+_HANDLERS = frozenset(("__getattribute__", "__setattr__", "__delattr__"))
 _OF_NEW_OBJECTS = frozenset(("__init__", "__new__", "__post_init__"))
 # Special methods that no code of a forward calls of an object that it finds.
 _NEVER_CALLED = {
@@ -88,7 +91,7 @@ def code_walk(
     if model is not None and reads is not None:  # modules outside of the tree are not recorded
         traced = set(map(type, model.modules())) - set(map(type, outside_modules(model)))
     for each in dict.fromkeys(classes):
-        names = of_class.get(each, set()) if issubclass(each, nn.Module) else of_objects
+        names = of_class.get(each, set()) if issubclass(each, nn.Module) else of_objects | _of_any_read(each)
         walk.add_class(each, names | _ALWAYS, each in traced and "__dict__" not in names)
     for function in functions:
         walk.follow(function, getattr(function, "__qualname__", "a function"))
@@ -130,6 +133,7 @@ class CodeWalk:
         self.asked_for: set[str] = set()
         self.cached: dict[int, functools._lru_cache_wrapper[Any]] = {}  # functions with a cache
         self.of_cached: set[str] = set()  # attributes that functions with a cache read, when they run at all
+        self.around = set[str]()  # Python modules with code that reads attributes around the way of a class
         self.of_compilers: set[str] = set()  # asked for by code that may do something else while it is compiled
         self._names: set[str] = set(_ALWAYS)  # of attributes, in all code that was reached
         self._wanted: dict[type, set[str]] = {}  # the names that are asked for in a class and those behind it
@@ -468,6 +472,10 @@ class CodeWalk:
         if _CLASSES & (looked_up | attributes | set(function.__code__.co_freevars)):
             self._of_classes |= attributes
         if is_of_author(function.__module__):
+            # In these a library's class handles what is recorded under the name that was asked for.
+            handler = function.__name__ in _HANDLERS and not is_of_project(function.__module__)
+            if not handler and _AROUND & (attributes | looked_up):
+                self.around.add(function.__module__)
             self.asked_for |= attributes | looked_up
             self._reads_dicts |= "__dict__" in attributes or "vars" in looked_up
             if not is_same_compiled(function.__module__):
@@ -544,6 +552,13 @@ def _special(owner: type) -> set[str]:
     """The names of the special methods of a class, which code calls without naming them."""
     never = _NEVER_CALLED - {"__repr__"} if is_of_project(owner.__module__) else _NEVER_CALLED
     return {key for kind in owner.__mro__ for key in vars(kind) if key.startswith("__")} - never
+
+
+def _of_any_read(owner: type) -> set[str]:
+    """The names of the special methods of a class of objects by which code reads them, whatever it names; of a library's
+    class those by which attributes are looked up."""
+    found = _special(owner)
+    return found if is_of_project(owner.__module__) else found & {"__getattr__", "__getattribute__"}
 
 
 def _place(store: Any, key: Any) -> tuple[int, Any]:

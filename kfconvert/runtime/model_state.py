@@ -23,6 +23,7 @@ from .contents import (
     OfConversion,
     attributes_of,
     first_different,
+    is_of_project,
     modules_around,
     outside_modules,
     slotted,
@@ -131,6 +132,7 @@ class ModelState:
         self.code = (Codes() if codes is None else codes).of(model, reads, looks)
         cached = self.code.of_cached
         reads |= {(type(module), name) for module in model.modules() for name in cached & vars(module).keys()} | cached
+        reads |= _read_around(model, self.code.around)
         fixed = *_structure(model), *_modes(model, owners=False)
         if any(isinstance(read, tuple) and read[1] in WHOLE for read in reads):
             fixed = *fixed, *_sizes(model)
@@ -349,6 +351,7 @@ class Code:
         self.asked_for = frozenset(walk.asked_for)
         # What a function with a cache reads was not seen in the trace if its answer was there already.
         self.of_cached = frozenset(walk.of_cached)
+        self.around = frozenset(walk.around)
         self.compared = walk.contents.compared
         self.switches = {name: asked() for name, asked in _SWITCHES.items() if name in self.asked_for}
         self.watch = Watch(entry for _, entry in found)
@@ -384,6 +387,25 @@ class Code:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Code:
         return self
+
+
+def _read_around(model: nn.Module, around: frozenset[str]) -> set[Read]:
+    """What may have been read unseen by code of the Python modules ``around``, which goes around the way in which
+    classes look up attributes: all attributes of instances of classes there and, for code of the user's own, of all
+    such classes."""
+
+    def is_read(kind: type) -> bool:
+        if any(base.__module__ in around for base in kind.__mro__):
+            return True
+        return is_of_project(kind.__module__) and any(map(is_of_project, around))
+
+    found: set[Read] = set()
+    if around:
+        found.update((type(module), "__dict__") for module in model.modules() if is_read(type(module)))
+        for config in configurations(model):
+            if is_read(type(config)):
+                found |= {(type(config), "__dict__"), *vars(config)}
+    return found
 
 
 def _words(model: nn.Module, reads: frozenset[Read]) -> Iterator[str]:

@@ -5,6 +5,7 @@ import configparser
 import contextvars
 import copy
 import functools
+import inspect
 import os
 import threading
 from dataclasses import dataclass, field
@@ -80,6 +81,29 @@ class Munch(dict):
             raise AttributeError(name) from None
 
 
+class Around:
+    """It looks up its attributes around the usual way."""
+
+    def __init__(self, **values):
+        object.__setattr__(self, "values", values)
+
+    def __getattr__(self, name):
+        values = object.__getattribute__(self, "values")
+        if name not in values:
+            raise AttributeError(name)
+        return values[name]
+
+    def __setattr__(self, name, value):
+        self.values[name] = value
+
+    def __deepcopy__(self, memo):
+        return Around(**copy.deepcopy(self.values, memo))
+
+
+def plainly(held, name):
+    return object.__getattribute__(held, name)
+
+
 def ini():
     parser = configparser.ConfigParser()
     parser.read_dict({"a": {"b": "2.0"}})
@@ -103,6 +127,14 @@ HOLDERS = {
     "bytes": (bytearray([2]), lambda h: h[0], None, lambda m: m.held.__setitem__(0, 3)),
     "deep": (Deep(9), lambda h: h.innermost().inner, None, lambda m: setattr(m.held.innermost(), "inner", 3.0)),
     "attribute over an item": (Munch(a=2.0), lambda h: h.a, None, lambda m: vars(m.held).update(a=3.0)),
+    "around the usual way": (Around(a=2.0), lambda h: h.a, None, lambda m: setattr(m.held, "a", 3.0)),
+    "by a helper": (Partial(), lambda h: plainly(h, "scale"), None, lambda m: setattr(m.held, "scale", 3.0)),
+    "statically": (
+        Partial(),
+        lambda h: inspect.getattr_static(h, "scale"),
+        None,
+        lambda m: setattr(m.held, "scale", 3.0),
+    ),
     "slots": (Slots(), lambda h: h.scale, None, lambda m: setattr(m.held, "scale", 3.0)),
     "equal object": (Partial(), lambda h: h.scale, lambda m: setattr(m, "held", Partial(3.0)), lambda m: None),
     "order of a dict": (
@@ -527,6 +559,23 @@ NEARER = {
     "a method of the object": (lambda x: HELPER.scaled(x), HELPER, "scaled", lambda y: y * 3.0),
     "an attribute of the object": (lambda x: x * HELPER.factor, HELPER, "factor", 3.0),
 }
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda model: object.__getattribute__(model, "held"),
+        lambda model: plainly(model, "held"),
+        lambda model: inspect.getattr_static(model, "held"),
+    ],
+)
+def test_what_a_forward_reads_of_itself_around_the_usual_way(read):
+    class Looking(Reading):
+        def read(self):
+            return read(self)
+
+    model = Looking(2.0).eval()
+    assert_alike(model, convert(copy.deepcopy(model)), lambda m: setattr(m, "held", 3.0))
 
 
 @pytest.mark.parametrize("name", NEARER)
