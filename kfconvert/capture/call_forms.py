@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..inputs import ExampleCall, taken_apart
 from ..region import CaptureError
-from ..runtime import OF_COMPILERS, unsteady
+from ..runtime import OF_COMPILERS, UNKNOWN, unsteady
 from .captured import Capture, capture, unforeseen
 from .compiler_questions import AskedForCompilers
 from .submodule_calls import attribute_of, opaque_kind
@@ -45,6 +45,8 @@ def refused_in_every_form(
         outputs: what the model returned for its example call.
         asked: what its code asks of tensors, see ``tensor_facts``.
     """
+    if UNKNOWN in asked:
+        return CaptureError("it raises an error while a mode looks at its calls, as a forward with torch.cond does")
     name = unsteady(asked)
     if name in OF_COMPILERS:
         return AskedForCompilers(name)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..accuracy import copied_model, model_outputs
 from ..capture import WrittenState, around, run_keeping, written_state
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
-from ..runtime import Asked, named_by_code, uninstall
+from ..runtime import UNKNOWN, Asked, named_by_code, uninstall
 from ..settings import SettingError, max_rewrites
 from .kept import Kept, readers
 from .own_state import OwnState
@@ -116,8 +116,12 @@ def prepare(
         own_state.settled(model)
         after = Kept(model)
         # A run of its own: PyTorch's attention takes another way while a mode looks on.
-        with Asked() as asked:
-            model_outputs(model, call.args, call.kwargs)
+        asked = Asked()
+        try:
+            with asked:
+                model_outputs(model, call.args, call.kwargs)
+        except Exception:  # as of torch.cond, which Dynamo runs together with the mode
+            asked.names.add(UNKNOWN)
         # What changes in the first call only is a size or a flag that the model has yet to learn.
         counting = around(model, after.changed(Kept(model))) if before.changed(after) else {}
         settled = OwnState(model)

@@ -28,7 +28,7 @@ from .original_forwards import originals
 from .program import OF_EXPORT, Program, UnfitTensors
 from .random_generators import GENERATORS, as_bytes, generator_state, put_back
 from .recording import Pool, Recording, Repeated, Unrecordable
-from .tensor_facts import LAYOUT, Asked, asked_attributes, attribute_facts, named_by_code, unsteady
+from .tensor_facts import LAYOUT, UNKNOWN, Asked, asked_attributes, attribute_facts, named_by_code, unsteady
 from .watch import MISSING, Entry, Watch
 from .weak_module import WeakModule
 
@@ -58,6 +58,7 @@ __all__ = [
     "Repeated",
     "UnfitTensors",
     "Unrecordable",
+    "UNKNOWN",
     "Untold",
     "Variant",
     "WeakModule",

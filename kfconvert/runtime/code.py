@@ -555,8 +555,8 @@ def _special(owner: type) -> set[str]:
 
 
 def _of_any_read(owner: type) -> set[str]:
-    """The names of the special methods of a class of objects by which code reads them, whatever it names; of a library's
-    class those by which attributes are looked up."""
+    """The names of the special methods of a class of objects, by which code reads them whatever it names; of a
+    library's class those by which attributes are looked up."""
     found = _special(owner)
     return found if is_of_project(owner.__module__) else found & {"__getattr__", "__getattribute__"}
 

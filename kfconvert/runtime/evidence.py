@@ -120,6 +120,8 @@ def _structure(model: nn.Module, teller: _Teller) -> Iterator[str]:
         own_forward = vars(module).get("forward") if guarded is None else guarded.own_forward
         if own_forward is not None or has_hooks(module):
             raise Untold(f"{path or 'the model'} has a forward or hooks of its own")
+        if not vars(module).keys().isdisjoint((*module._parameters, *module._buffers, *module._modules)):
+            raise Untold(f"{path or 'the model'} has attributes in the place of parameters, buffers or submodules")
         number = numbers.setdefault(id(module), len(numbers))
         yield f"{path} is {number}, {class_name(type(module))}, {module.training}"
         for kind, store in (("parameter", module._parameters), ("buffer", module._buffers)):

@@ -87,6 +87,8 @@ ELEMENTS = "elements"
 #: Among the names of ``Asked`` where the code reads how elements lie in memory, or fails by it.
 LAYOUT = "layout of inner values"
 _OF_LAYOUT = frozenset(("view", "as_strided", "view_as_complex"))
+#: Stands for all names where the model cannot run while somebody looks on.
+UNKNOWN = "all that there is"
 # What a name begins with that is none of tensors: that of an attribute which somebody may give to one.
 _ATTRIBUTE = "the attribute "
 

@@ -185,6 +185,15 @@ def test_a_model_that_is_another_now_is_traced(path, traces, monkeypatch, caplog
         torch.testing.assert_close(found[key], expected[key])
 
 
+def test_an_object_in_the_place_of_a_parameter(path, traces):
+    """Python finds it before the parameter; no trace tells of it."""
+    model = Net()
+    vars(model.blocks[0].up)["bias"] = torch.full_like(model.blocks[0].up.bias, 0.5)
+    with pytest.raises(ArtifactError, match="cannot be repeated"):
+        artifact.load(path, model=model)
+    assert traces
+
+
 @pytest.mark.parametrize("change", [other_code, other_function, other_global, other_function_of_torch])
 def test_later_changes_are_noticed_as_after_a_trace(path, monkeypatch, traces, change):
     loaded = artifact.load(path, model=Net())

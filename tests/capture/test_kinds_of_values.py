@@ -91,3 +91,18 @@ def test_what_is_within_may_be_fused(name):
     fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=example)
     with torch.no_grad():
         torch.testing.assert_close(fused(*example), model(*example))
+
+
+class Chosen(Head):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y * 3, (super().forward(x),))
+
+
+def test_a_branch_that_dynamo_runs():
+    model = Chosen().eval()
+    converter = ModelConverter(select="all")
+    fused = converter.convert_model(copy.deepcopy(model), example_inputs=X)
+    for x in (X, -X):
+        with torch.no_grad():
+            torch.testing.assert_close(fused(x), model(x))
+    assert "torch.cond" in converter.conversion_stats["regions"][0]["reason"]
