@@ -32,8 +32,8 @@ from .watch import DICT, ITEMS, MISSING, SIZE, TYPE, Attributes, Entry
 # (path of the container in words, entry)
 Found = tuple[str, Entry]
 
-# To what depth objects within objects are looked at, and how many in all; what lies beyond is taken as constant.
-_DEPTH, _MOST = 20, 50_000
+# To what depth containers within containers are looked at, and how many in all.
+_DEPTH, _MOST = 100, 50_000
 # Larger arrays would take too long to compare at each call.
 _MOST_BYTES = 1 << 16
 # Tensors of so few bytes are compared in less time than it takes to ask whether they were written.
@@ -221,15 +221,15 @@ def reached(values: list[Any]) -> list[Any]:
     """The distinct values among ``values``, in containers there, in the attributes of plain objects, and in what
     functions are bound to."""
     found: dict[int, Any] = {}
-    pending, opened = [(value, 0) for value in values], 0
+    pending, opened = list(values), 0
     while pending and opened < _MOST:
-        value, depth = pending.pop()
-        if id(value) in found or depth > _DEPTH:
+        value = pending.pop()
+        if id(value) in found:
             continue
         found[id(value)] = value
         inner = _held_by(value)
         opened += bool(inner)
-        pending += [(each, depth + 1) for each in inner]
+        pending += inner
     return list(found.values())
 
 
@@ -346,6 +346,8 @@ class Contents:
         self._model = model
         self._seen: dict[int, Any] = {}
         self.meets_modules = False  # whether there is a module among it
+        # What holds so much, or so deep within each other, that not all of it is watched.
+        self.cut_off: str | None = None
         self.containers: dict[str, Any] = {}
         self.compared: list[tuple[str, Any, Any]] = []
 
@@ -370,7 +372,7 @@ class Contents:
         Args:
             sized: an item that is added to a dict is a change too.
         """
-        if depth > _DEPTH or id(value) in self._seen or len(self._seen) > _MOST:
+        if id(value) in self._seen:
             return
         if is_weak(value):
             value = referent(value)
@@ -392,6 +394,9 @@ class Contents:
         if known is not None:
             self.compared.append((name, value, known))
         elif not isinstance(value, (list, tuple, dict)):
+            return
+        if depth > _DEPTH or len(self._seen) > _MOST:
+            self.cut_off = self.cut_off or name
             return
         self._seen[id(value)] = value
         self.containers.setdefault(name, value)

@@ -181,6 +181,8 @@ class ModelState:
             changed = self.fixed.first_change(root)
         if type(model) is not self._class:
             return "the class of the model was changed after the conversion; convert it again"
+        if self.cut_off is not None:
+            return f"what {self.cut_off} holds is too much, or too deep within each other, to be watched"
         closely = self._is_to_look_closely()
         different = first_different(self.compared, closely)
         if different is not None:
@@ -294,6 +296,7 @@ class ModelState:
         found = *attributes, *_settings(model, self._reads, contents)
         self.attributes, self.attribute_reasons = _watched(*unread, *found)
         self.compared = contents.compared
+        self.cut_off = contents.cut_off
         by_class = names_by_class(self._reads)
         readers = [each for each in model.modules() if "__dict__" in by_class.get(type(each), ())]
         self.namespaces = [(_held(each, model), _own_names(vars(each))) for each in readers]

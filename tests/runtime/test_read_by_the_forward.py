@@ -125,7 +125,7 @@ HOLDERS = {
     ),
     "UserString": (collections.UserString("2"), lambda h: float(h.data), None, lambda m: setattr(m.held, "data", "3")),
     "bytes": (bytearray([2]), lambda h: h[0], None, lambda m: m.held.__setitem__(0, 3)),
-    "deep": (Deep(9), lambda h: h.innermost().inner, None, lambda m: setattr(m.held.innermost(), "inner", 3.0)),
+    "deep": (Deep(40), lambda h: h.innermost().inner, None, lambda m: setattr(m.held.innermost(), "inner", 3.0)),
     "attribute over an item": (Munch(a=2.0), lambda h: h.a, None, lambda m: vars(m.held).update(a=3.0)),
     "around the usual way": (Around(a=2.0), lambda h: h.a, None, lambda m: setattr(m.held, "a", 3.0)),
     "by a helper": (Partial(), lambda h: plainly(h, "scale"), None, lambda m: setattr(m.held, "scale", 3.0)),
@@ -144,6 +144,26 @@ HOLDERS = {
         lambda m: m.held.update(a=m.held.pop("a")),
     ),
 }
+
+
+def nested(depth):
+    return [nested(depth - 1)] if depth else [2.0]
+
+
+def innermost(held):
+    return innermost(held[0]) if isinstance(held[0], list) else held
+
+
+@pytest.mark.parametrize("depth", [40, 150])
+def test_lists_deep_within_each_other(depth):
+    class Nested(Reading):
+        def read(self):
+            return innermost(self.held)[0]
+
+    model = Nested(nested(depth)).eval()
+    fused = convert(copy.deepcopy(model))
+    assert_alike(model, fused, lambda m: innermost(m.held).__setitem__(0, 3.0))
+    assert fused.kfconvert_info()["guard"]["hits"] == (depth == 40)
 
 
 @pytest.mark.parametrize("name", HOLDERS)
