@@ -53,10 +53,14 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
         _call_fused(graph, name, site, copies, restored=channels_last and writes)
         computed.update(site.replacement.outputs)
         synced += _share(site.replacement, live)
-    if channels_last or any(site.replacement.module.lays_out_anew for site in sites):
+    anew = channels_last or any(site.replacement.module.lays_out_anew for site in sites)
+    if anew:
         _restore_layout(graph, output, region, copies, computed)
-    _keep_layout_of_arguments(graph, bool(sites), channels_last)
-    laid_out = _fail_alike(region, sites, copies)
+    settled = settled_layouts(region.graph)
+    if sites:
+        contiguous = set() if anew else {copies[node] for node in settled & copies.keys()}
+        _keep_layout_of_arguments(graph, channels_last, contiguous)
+    laid_out = _fail_alike(region, sites, copies, settled)
     _lay_out_marked(graph, output, region, copies)
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
     if region.takes_static_cache:
@@ -202,15 +206,17 @@ _OF_MEMORY = (
 )
 
 
-def _keep_layout_of_arguments(graph: fx.Graph, fused: bool, channels_last: bool) -> None:
+def _keep_layout_of_arguments(graph: fx.Graph, channels_last: bool, settled: set[fx.Node]) -> None:
     """Give arguments the layout that they were traced with where it matters: to operators that draw, or look at memory,
-    behind ``fused`` modules, and to batch norms without running statistics behind ``channels_last`` images: ATen sums
-    these in float32, which triples the error where a channel varies little around a large mean."""
+    but for those that are ``settled``, and to batch norms without running statistics behind ``channels_last`` images:
+    ATen sums these in float32, which triples the error where a channel varies little around a large mean."""
     for node in list(graph.nodes):
         summed = channels_last and node.target is aten.batch_norm.default and arguments(node)[5]
-        if not (summed or (fused and _reads_layout(node))):
+        if not (summed or _reads_layout(node)):
             continue
         for argument in node.all_input_nodes:
+            if argument in settled:
+                continue
             base = _base(argument)
             if base is not argument and order_in_memory(argument.meta.get("val")) is None:
                 _lay_out_value(graph, base)  # the view has gaps
@@ -243,7 +249,9 @@ def _lay_out_value(graph: fx.Graph, value: fx.Node) -> None:
         value.replace_all_uses_with(restored, readers.__contains__)
 
 
-def _fail_alike(region: Region, sites: list[Site], copies: dict[fx.Node, fx.Node]) -> tuple[int, ...]:
+def _fail_alike(
+    region: Region, sites: list[Site], copies: dict[fx.Node, fx.Node], settled: set[fx.Node]
+) -> tuple[int, ...]:
     """Let views fail in the program where they do in the original, for other layouts of the inputs than that of the
     example. Returned is which of the flat inputs have to lie as in the example, as fused modules stand between these
     and a view, or an operator that looks at memory."""
@@ -251,7 +259,6 @@ def _fail_alike(region: Region, sites: list[Site], copies: dict[fx.Node, fx.Node
     found = {node for node in region.graph.nodes if is_laid_out(node)}
     if sites and region.is_read_by_layout:
         found.update(node for node in region.graph.nodes if isinstance(node.meta.get("val"), Tensor))
-    settled = settled_layouts(region.graph) if readers else set()
     covered = {node for site in sites for node in site.match.nodes}
     for node in readers:
         behind = unsettled(node, settled)
