@@ -57,10 +57,11 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     if anew:
         _restore_layout(graph, output, region, copies, computed)
     settled = settled_layouts(region.graph)
+    behind = _behind_fused(region, sites, set() if anew else settled)
     if sites:
         contiguous = set() if anew else {copies[node] for node in settled & copies.keys()}
-        _keep_layout_of_arguments(graph, channels_last, contiguous)
-    laid_out = _fail_alike(region, sites, copies, settled)
+        _keep_layout_of_arguments(graph, channels_last, contiguous, {copies[node] for node in behind & copies.keys()})
+    laid_out = _fail_alike(region, bool(sites), behind, copies, settled)
     _lay_out_marked(graph, output, region, copies)
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
     if region.takes_static_cache:
@@ -206,13 +207,24 @@ _OF_MEMORY = (
 )
 
 
-def _keep_layout_of_arguments(graph: fx.Graph, channels_last: bool, settled: set[fx.Node]) -> None:
-    """Give arguments the layout that they were traced with where it matters: to operators that draw, or look at memory,
-    but for those that are ``settled``, and to batch norms without running statistics behind ``channels_last`` images:
-    ATen sums these in float32, which triples the error where a channel varies little around a large mean."""
+def _behind_fused(region: Region, sites: list[Site], settled: set[fx.Node]) -> set[fx.Node]:
+    """The views that may fail, and the operators that look at memory, whose argument lies as a fused module has it.
+    All others find in the program what they find in the original, for inputs of any layout."""
+    covered = {node for site in sites for node in site.match.nodes}
+    readers = [node for node in region.graph.nodes if is_marked_view(node) or _reads_layout(node)]
+    return {node for node in readers if not covered.isdisjoint(unsettled(node, settled))}
+
+
+def _keep_layout_of_arguments(
+    graph: fx.Graph, channels_last: bool, settled: set[fx.Node], behind: set[fx.Node]
+) -> None:
+    """Give arguments the layout that they were traced with where it matters: to operators ``behind`` fused modules that
+    draw, or look at memory, but for arguments that are ``settled``, and to batch norms without running statistics
+    behind ``channels_last`` images: ATen sums these in float32, which triples the error where a channel varies little
+    around a large mean."""
     for node in list(graph.nodes):
         summed = channels_last and node.target is aten.batch_norm.default and arguments(node)[5]
-        if not (summed or _reads_layout(node)):
+        if not (summed or node in behind and _reads_layout(node)):
             continue
         for argument in node.all_input_nodes:
             if argument in settled:
@@ -250,20 +262,17 @@ def _lay_out_value(graph: fx.Graph, value: fx.Node) -> None:
 
 
 def _fail_alike(
-    region: Region, sites: list[Site], copies: dict[fx.Node, fx.Node], settled: set[fx.Node]
+    region: Region, has_sites: bool, behind: set[fx.Node], copies: dict[fx.Node, fx.Node], settled: set[fx.Node]
 ) -> tuple[int, ...]:
     """Let views fail in the program where they do in the original, for other layouts of the inputs than that of the
     example. Returned is which of the flat inputs have to lie as in the example, as fused modules stand between these
-    and a view, or an operator that looks at memory."""
-    readers = [node for node in region.graph.nodes if is_marked_view(node) or _reads_layout(node)]
+    and a view, or an operator that looks at memory, which is ``behind`` them."""
     found = {node for node in region.graph.nodes if is_laid_out(node)}
-    if sites and region.is_read_by_layout:
+    if has_sites and region.is_read_by_layout:
         found.update(node for node in region.graph.nodes if isinstance(node.meta.get("val"), Tensor))
-    covered = {node for site in sites for node in site.match.nodes}
-    for node in readers:
-        behind = unsettled(node, settled)
-        if not covered.isdisjoint(behind):
-            found.update(each for each in behind if each.op == "placeholder")
+    for node in region.graph.nodes:
+        if node in behind:
+            found.update(each for each in unsettled(node, settled) if each.op == "placeholder")
         elif is_marked_view(node):
             copies[node].target = aten.view.default
     names = {node.name for node in found}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -561,23 +562,31 @@ def _leave_to_original(error: Exception, region: Region, drawn: States | None) -
     """Raises ProgramError where an operator in the program of ``region`` has raised ``error``, once the call has left
     no trace; ``drawn``: the random generators before it."""
     # A step on a static cache may have written a part of it.
-    if region.takes_static_cache or not _is_of_operators(error):
+    if region.takes_static_cache or _is_of_handler(error):
         return
     if drawn is not None:
         put_states_back(drawn)
     raise ProgramError(error) from error
 
 
-def _is_of_operators(error: Exception) -> bool:
-    """Whether only code of PyTorch and of this package has run where an error was raised, and not a handler of signals,
-    whose error is meant for whoever has made the call."""
+def _is_of_handler(error: Exception) -> bool:
+    """Whether a handler of signals has raised it, which comes in the midst of anything: such an error is meant for
+    whoever has made the call. Operators of a user's own may raise anything else."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {_code_of(handler) for handler in handlers if callable(handler)}
     trace = error.__traceback__
     while trace is not None:
-        root = (trace.tb_frame.f_globals.get("__name__") or "torch").partition(".")[0]
-        if root not in ("torch", "kfconvert"):
-            return False
+        if trace.tb_frame.f_code in codes:
+            return True
         trace = trace.tb_next
-    return True
+    return False
+
+
+def _code_of(handler: Any) -> Any:
+    while isinstance(handler, partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)  # of a method
+    return getattr(function, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
 
 
 def _brings_back(frozen: Frozen) -> Callable[[], None]:

@@ -1,6 +1,8 @@
 """Operators that raise in a call: what the original does then, which may catch it, the converted model does too."""
 
 import copy
+import functools
+import signal
 
 import pytest
 import torch
@@ -117,18 +119,52 @@ def test_the_original_runs_once(monkeypatch):
     assert list(fused.kfconvert_info()["guard"]["misses"].values()) == [1, 1]
 
 
-def test_an_error_of_somebody_else_is_handed_on():
-    """As that of a handler of signals, which comes in the midst of anything."""
-    _, fused = converted(plain)
-    program = guarded_forward(fused).variants[0].program
+def _raises(*signalled):
+    raise TimeoutError
 
-    def interrupted(*given):
+
+class _Handler:
+    def __call__(self, *signalled):
         raise TimeoutError
 
-    program.code = interrupted
-    with torch.no_grad(), pytest.raises(TimeoutError):
-        fused(FITTING)
+    raises = __call__
+
+
+@pytest.mark.parametrize("handler", [_raises, _Handler(), _Handler().raises, functools.partial(_raises, 1)], ids=repr)
+def test_an_error_of_a_handler_of_signals_is_handed_on(handler):
+    _, fused = converted(plain)
+    program = guarded_forward(fused).variants[0].program
+    program.code = lambda *given: signal.raise_signal(signal.SIGUSR1)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with torch.no_grad(), pytest.raises(TimeoutError):
+            fused(FITTING)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     assert fused.kfconvert_info()["guard"] == {"hits": 0, "misses": {}}
+
+
+def test_operators_of_a_user():
+    with torch.library._scoped_library("kfconvert_test_errors", "FRAGMENT"):
+
+        @torch.library.custom_op("kfconvert_test_errors::looked_up", mutates_args=())
+        def looked_up(ids: torch.Tensor) -> torch.Tensor:
+            if ids.max() > 9:
+                raise ValueError("too large")
+            return ids.clone()
+
+        looked_up.register_fake(torch.empty_like)
+
+        def own(model, ids):
+            try:
+                return model.embedding(looked_up(ids))
+            except ValueError:
+                return model.embedding(ids.clamp(max=9)) * 2
+
+        model, fused = converted(own)
+        for ids in (FITTING, LARGE, FITTING):
+            assert_alike(model, fused, ids)
+        assert fused.kfconvert_info()["guard"]["hits"] == 2
 
 
 CAUGHT = {

@@ -115,6 +115,11 @@ VIEWS = {
     "behind contiguous": lambda x: x.contiguous().view(-1, 16),
     "the same": lambda x: x.view(x.shape[0], -1, 16),
     "behind a layer": lambda x: nn.functional.layer_norm(x, (16,)).view(-1, 16),
+    "a sum by its memory": lambda x: (x + 1).as_strided((3, 5, 16), (80, 16, 1)),
+    "a sum by its bytes": lambda x: (x + 1).view(torch.int16)[..., ::2].float(),
+    "a layer and an input by their memory": lambda x: (nn.functional.layer_norm(x, (16,)) + x).as_strided(
+        (3, 16), (80, 1)
+    ),
 }
 SEQUENCES = {
     "contiguous": torch.randn(3, 5, 16),
