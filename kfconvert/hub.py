@@ -25,21 +25,32 @@ class SavePretrained(OfConversion):
         from .artifact import ArtifactError, write_beside  # which converts models, and so lies above
 
         model: Any = self._model()
-        call = inspect.signature(type(model).save_pretrained).bind(model, *args, **kwargs)
-        pushed, options = call.arguments.pop("push_to_hub", False), dict(call.arguments.get("kwargs", {}))
-        # What is pushed must have been written, so that the weights are written first and the hub gets them later.
-        type(model).save_pretrained(*call.args, **call.kwargs)
-        folder = Path(call.arguments["save_directory"])
-        if folder.is_dir() and call.arguments.get("is_main_process", True):
+        plain = type(model).save_pretrained
+        given = inspect.signature(plain).bind(model, *args, **kwargs).arguments
+        folder, is_main = Path(given["save_directory"]), given.get("is_main_process", True)
+        written: list[bool] = []
+
+        def beside() -> None:
+            if written or not is_main or not folder.is_dir():
+                return
+            written.append(True)
             try:
                 write_beside(model, folder)
             except ArtifactError as error:
-                warnings.warn(f"kfconvert.load will not read what was saved: {error}", stacklevel=2)
-        if pushed:
-            name = options.pop("repo_id", folder.name)
-            known = inspect.signature(model.push_to_hub).parameters
-            given = {**options, **{key: call.arguments[key] for key in ("token",) if key in call.arguments}}
-            model.push_to_hub(name, **{key: value for key, value in given.items() if key in known})
+                warnings.warn(f"kfconvert.load will not read what was saved: {error}", stacklevel=3)
+
+        def upload(*uploaded: Any, **options: Any) -> Any:
+            model.__dict__.pop("_upload_modified_files", None)
+            beside()  # so that the hub gets it, too
+            return type(model)._upload_modified_files(model, *uploaded, **options)
+
+        if given.get("push_to_hub", False):
+            model.__dict__["_upload_modified_files"] = upload
+        try:
+            plain(model, *args, **kwargs)
+        finally:
+            model.__dict__.pop("_upload_modified_files", None)
+        beside()
 
 
 def install_save_pretrained(model: nn.Module) -> None:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from ..process import shard_of
 
+_NOTHING = object()
+
 
 def copied_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """A deep copy of ``model``, which computes with its own weights. Its parameters keep the attributes that were set
@@ -41,32 +43,44 @@ def _like(tensor: Tensor, copied: Tensor) -> Tensor:
 
 
 def _rebind_forwards(model: nn.Module, memo: dict[int, Any]) -> None:
-    """Let a forward that somebody has put on a module, and that holds this very module in its closure, be that of the
-    copy: ``copy.deepcopy`` leaves functions as they are, and the copy would compute with the weights of ``model``."""
+    """Let forwards that somebody has put on modules, and that hold modules or tensors of ``model`` in their closures,
+    hold those of the copy: ``copy.deepcopy`` leaves functions as they are, and the copy would compute with the weights
+    of ``model``."""
     for module in model.modules():
         duplicate, forward = memo.get(id(module)), vars(module).get("forward")
-        if not isinstance(forward, types.FunctionType) or not isinstance(duplicate, nn.Module):
-            continue
-        cells = forward.__closure__ or ()
-        if any(_content(cell) is module for cell in cells):
-            closure = tuple(types.CellType(_rebound(_content(cell), module, duplicate)) for cell in cells)
-            vars(duplicate)["forward"] = _with_closure(forward, closure)
+        if isinstance(forward, types.FunctionType) and isinstance(duplicate, nn.Module):
+            vars(duplicate)["forward"] = _rebound(forward, memo, {})
 
 
-def _rebound(value: Any, module: nn.Module, duplicate: nn.Module) -> Any:
-    if value is module:
-        return duplicate
-    if isinstance(value, types.MethodType) and value.__self__ is module:
-        return types.MethodType(value.__func__, duplicate)
-    return value
-
-
-def _with_closure(function: types.FunctionType, closure: tuple[Any, ...]) -> types.FunctionType:
-    made = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, closure
-    )
-    made.__kwdefaults__ = function.__kwdefaults__
-    functools.update_wrapper(made, function)
+def _rebound(value: Any, memo: dict[int, Any], functions: dict[int, types.FunctionType]) -> Any:
+    """``value`` with the copies of ``memo``; itself where nothing in it was copied. ``functions`` has what was made of
+    those that were met, which may hold themselves."""
+    if isinstance(value, (nn.Module, Tensor)):
+        return memo.get(id(value), value)
+    if isinstance(value, types.MethodType):
+        owner = _rebound(value.__self__, memo, functions)
+        return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
+    if not isinstance(value, types.FunctionType):
+        return value
+    if id(value) in functions:
+        return functions[id(value)]
+    cells, named = value.__closure__ or (), value.__kwdefaults__ or {}
+    closure = tuple(types.CellType() for _ in cells)
+    made = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, closure)
+    functions[id(value)] = made
+    held = [*map(_content, cells), *(value.__defaults__ or ()), *named.values()]
+    found = [_rebound(each, memo, functions) for each in held]
+    if all(before is after or (before is value and after is made) for before, after in zip(held, found)):
+        functions[id(value)] = value
+        return value
+    for cell, content in zip(closure, found):
+        if content is not _NOTHING:
+            cell.cell_contents = content
+    made.__defaults__ = tuple(found[len(cells) : len(found) - len(named)]) or None
+    made.__kwdefaults__ = dict(zip(named, found[len(found) - len(named) :])) or None
+    functools.update_wrapper(made, value)
+    del vars(made)["__wrapped__"]  # by which the copy would hold on to the original
+    made.__dict__.update(vars(value))
     return made
 
 
@@ -74,7 +88,7 @@ def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # of a variable that has no value yet
-        return None
+        return _NOTHING
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:

@@ -24,8 +24,8 @@ FIRST_ROOM = 256
 STEPS_BETWEEN = 8
 # Of so many batch sizes and capacities the caches are kept, those that were used last.
 MOST_SESSIONS = 4
-# Arguments of ``generate`` that come before ``custom_generate`` when they are given without names.
-_BEFORE_CUSTOM = 10
+# Arguments of ``generate`` that come before those of ``_FOR_TRANSFORMERS`` and the streamer, without names.
+_BY_PLACE = 5
 # With these, ``generate`` makes other calls of the model, or needs what it does not hand to a loop of ours.
 _FOR_TRANSFORMERS = (
     "custom_generate",
@@ -100,7 +100,7 @@ class Generate(OfConversion):
     def _refusal(self, model: Any, args: tuple, kwargs: dict[str, Any]) -> str | None:
         """Why this call goes to transformers as it is."""
         named = [name for name in _FOR_TRANSFORMERS if kwargs.get(name) is not None]
-        if named or len(args) > _BEFORE_CUSTOM:
+        if named or len(args) > _BY_PLACE:
             return f"it is given {named[0] if named else 'too many arguments by position'}"
         config = kwargs.get("generation_config", args[1] if len(args) > 1 else None) or model.generation_config
         for name, plain in _OTHER_MODES.items():
@@ -143,7 +143,7 @@ class Generate(OfConversion):
             model,
             input_ids,
             logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
+            stopping_criteria=_asked_after(stopping_criteria, told.answers if told else []),
             generation_config=generation_config,
             synced_gpus=synced_gpus,
             streamer=streamer and _After(streamer, told.count if told else 0),
@@ -178,25 +178,29 @@ class Generate(OfConversion):
         inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
         outputs = model(**inputs, return_dict=True)
         generator = _generator(session.device) if asked.do_sample else None
-        # The states of the generator before the numbers of the prompt's token, and of each step of the last few.
         before = None if generator is None else generator.get_state()
-        states: list[Tensor] = []
         session.begin(asked, input_ids, model_kwargs, outputs.past_key_values, outputs.logits[:, -1])
         del outputs, inputs
-        made = length + 1
+        try:
+            return self._continued(model, asked, told, session, length + 1, generator)
+        except NotServed:
+            if generator is not None and before is not None:
+                generator.set_state(before)
+            raise
+
+    def _continued(
+        self, model: Any, asked: Request, told: _Told, session: Session, made: int, generator: torch.Generator | None
+    ) -> Tensor:
+        """As ``_tokens``, of which so many, with those of the prompt, are in the ``session``."""
+        states: list[Tensor] = []  # of the generator, before each step of the last few
         is_over = told.is_wanted and told.of(session, made)
         while made < asked.max_length and not is_over:
             if made >= session.capacity:
-                larger = self._session(model, batch, min(asked.max_length, 2 * session.capacity))
+                larger = self._session(model, session.batch, min(asked.max_length, 2 * session.capacity))
                 session.grown(larger)
                 session = larger
-            try:
-                self._ready(model, session)
-                step = session.step(asked)
-            except NotServed:
-                if generator is not None and before is not None:
-                    generator.set_state(before)
-                raise
+            self._ready(model, session)
+            step = session.step(asked)
             several = STEPS_BETWEEN if session.pool is not None and not told.is_wanted else 1
             end = min(made + several, asked.max_length, session.capacity)
             del states[:]
@@ -249,26 +253,34 @@ class Generate(OfConversion):
 class _Told:
     """Tells a streamer, and asks stopping criteria that are not known here, after each token.
 
-    ``count``: of how many tokens they have been told.
+    ``count``: of how many tokens the streamer has been told; ``answers`` are those of the criteria.
     """
 
     def __init__(self, asked: Request, streamer: Any):
         self._asked, self._streamer = asked, streamer
         self.count = 0
+        self.answers: list[Any] = []
 
     @property
     def is_wanted(self) -> bool:
         return self._streamer is not None or self._asked.criteria is not None
 
     def of(self, session: Session, made: int) -> bool:
-        """Whether all rows are finished, now that there are so many tokens of each."""
+        """Whether all rows are finished, now that there are so many tokens of each. Raises NotServed where criteria do
+        not answer for each row."""
         criteria = self._asked.criteria
         if criteria is not None:
-            session.finished.logical_or_(criteria(session.sequences[:, :made].clone(), None))
-        if self.is_wanted:
-            self.count += 1
+            tokens = session.sequences[:, :made].clone()
+            version = tokens._version
+            self.answers.append(criteria(tokens, None))
+            if tokens._version != version:  # a criterion may choose a token itself
+                session.take_over(tokens)
+            if getattr(self.answers[-1], "shape", None) != session.finished.shape:
+                raise NotServed("its stopping criteria do not answer for each row")
+            session.finished.logical_or_(self.answers[-1])
         if self._streamer is not None:
-            self._streamer.put(session.sequences[:, made - 1].cpu())
+            self._streamer.put(session.sequences[:, made - 1].to("cpu", copy=True))
+            self.count += 1
         return bool((self._asked.ends or criteria is not None) and session.finished.all())
 
     def end(self) -> None:
@@ -289,6 +301,20 @@ class _After:
 
     def end(self) -> None:
         self._streamer.end()
+
+
+def _asked_after(criteria: Any, answers: list[Any]) -> Any:
+    """The ``criteria``, which have given these ``answers`` already."""
+    if not answers:
+        return criteria
+    own, left = type(criteria), iter(answers)
+
+    class Again(own):  # type: ignore[misc, valid-type]  # a list, whose items are asked for their attributes
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            known = next(left, None)
+            return super().__call__(*args, **kwargs) if known is None else known
+
+    return Again(criteria)
 
 
 def _generator(device: torch.device) -> torch.Generator:

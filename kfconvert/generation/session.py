@@ -102,6 +102,11 @@ class Session:
         if self._noise is not None:
             larger._make_noise()
 
+    def take_over(self, tokens: Tensor) -> None:
+        """Let ``tokens`` [batch, length] be those of the rows so far, the last of which is the next input."""
+        self.sequences[:, : tokens.shape[1]] = tokens
+        self.arguments["input_ids"].copy_(tokens[:, -1:])
+
     def step(self, asked: Request) -> Callable[[], None]:
         """What makes one more token of each row; a recording from its second call on. It must be asked for again after
         anything of the model may have changed. Raises UnfitTensors."""

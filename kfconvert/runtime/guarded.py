@@ -561,8 +561,8 @@ class GuardedForward:
 def _leave_to_original(error: Exception, region: Region, drawn: States | None) -> None:
     """Raises ProgramError where an operator in the program of ``region`` has raised ``error``, once the call has left
     no trace; ``drawn``: the random generators before it."""
-    # A step on a static cache may have written a part of it.
-    if region.takes_static_cache or _is_of_handler(error):
+    # A step on a static cache may have written a part of it, a batch norm its statistics.
+    if region.takes_static_cache or region.counts_statistics or _is_of_handler(error):
         return
     if drawn is not None:
         put_states_back(drawn)

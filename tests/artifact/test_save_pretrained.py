@@ -107,12 +107,17 @@ def test_pickles_are_saved_likewise(fused, tmp_path):
         torch.testing.assert_close(logits(model), logits(fused))
 
 
-@pytest.mark.parametrize("by", ["push_to_hub", "save_pretrained"])
-def test_the_hub_gets_the_same_files(by, fused, tmp_path, monkeypatch):
-    sent = []
+@pytest.fixture
+def sent(monkeypatch):
+    """(repository, folder's files by name, weights) of each upload, in the place of a hub."""
+    found = []
 
     def upload(self, folder, repo_id, *args, **kwargs):
-        sent.append((repo_id, {file.name for file in Path(folder).iterdir()}))
+        files = {file.name: file for file in Path(folder).iterdir()}
+        weights = {}
+        for name in sorted(name for name in files if name.endswith(".safetensors") and name.startswith("model")):
+            weights |= load_file(files[name])
+        found.append((repo_id, set(files), weights))
 
     class Api:
         def __getattr__(self, name):
@@ -122,17 +127,34 @@ def test_the_hub_gets_the_same_files(by, fused, tmp_path, monkeypatch):
     monkeypatch.setattr(hub.PushToHubMixin, "_upload_modified_files", upload)
     for module in (hub, transformers.modeling_utils):
         monkeypatch.setattr(module, "hf_api", Api, raising=False)
-    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *args, **kwargs: _Card(), raising=False)
-    if by == "push_to_hub":
-        fused.push_to_hub("me/fused", token="secret")
-    else:
-        fused.save_pretrained(tmp_path / "out", push_to_hub=True, repo_id="me/fused", token="secret")
-        assert_reads(tmp_path / "out", fused)
-    ((repo_id, names),) = sent
-    assert repo_id == "me/fused"
-    assert {"kfconvert.json", "report.html", "graphs.json", "config.json", "model.safetensors"} <= names
+        monkeypatch.setattr(module, "create_and_tag_model_card", lambda *args, **kwargs: _Card(), raising=False)
+    return found
 
 
 class _Card:
     def save(self, path):
         Path(path).write_text("card")
+
+
+@pytest.mark.parametrize("by", ["push_to_hub", "save_pretrained"])
+def test_the_hub_gets_the_same_files(by, fused, tmp_path, sent):
+    if by == "push_to_hub":
+        fused.push_to_hub("me/fused", token="secret")
+    else:
+        fused.save_pretrained(tmp_path / "out", push_to_hub=True, repo_id="me/fused", token="secret")
+        assert_reads(tmp_path / "out", fused)
+    ((repo_id, names, _),) = sent
+    assert repo_id == "me/fused" and "_upload_modified_files" not in vars(fused)
+    assert {"kfconvert.json", "report.html", "graphs.json", "config.json", "model.safetensors"} <= names
+
+
+def test_the_hub_gets_what_was_asked_for(fused, tmp_path, sent):
+    state = {key: torch.zeros_like(tensor) for key, tensor in fused.state_dict().items()}
+    fused.save_pretrained(tmp_path / "a", push_to_hub=True, state_dict=state, max_shard_size=2000)
+    ((repo_id, names, weights),) = sent
+    assert repo_id == "a" and "model.safetensors" not in names and "kfconvert.json" in names
+    assert all(not tensor.any() for tensor in weights.values())
+    plain = language_model()
+    for each, folder in ((fused, "b"), (plain, "c")):
+        each.save_pretrained(tmp_path / folder, push_to_hub=True, is_main_process=False)
+    assert len(sent) in (1, 3)  # as transformers has it, for both

@@ -166,6 +166,58 @@ def test_a_streamer_hears_nothing_twice_where_the_model_changes_meanwhile():
     assert heard.tokens == expected.tokens
 
 
+def test_a_criterion_is_asked_once_where_the_model_changes_meanwhile():
+    model, fused = (copy.deepcopy(each) for each in pair("llama"))
+
+    class Counts(hf.StoppingCriteria):
+        def __init__(self):
+            self.asked = 0
+
+        def __call__(self, input_ids, scores, **kwargs):
+            self.asked += 1
+            if self.asked == 3:
+                fused.model.norm.register_forward_hook(lambda module, given, output: None)
+            return torch.full((len(input_ids),), self.asked == 6)
+
+    expected = generated(model, stopping_criteria=[Counts()], do_sample=True)
+    for one, other in zip(generated(fused, stopping_criteria=[Counts()], do_sample=True), expected):
+        assert torch.equal(one, other)
+    assert expected[0].shape[1] == 9 + 6
+
+
+class Forces(hf.StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        input_ids[:, -1] = 7 + input_ids.shape[1] % 3
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+class Column(hf.StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.ones(len(input_ids), 1, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("criterion", [Forces, Column])
+def test_criteria_that_do_more_or_other_than_asked(criterion):
+    model, fused = pair("llama")
+    assert_same(model, fused, batch=1, stopping_criteria=[criterion()])
+
+
+def test_streamers_by_place_and_kept_tokens():
+    model, fused = pair("llama")
+    kept = []
+    for each in (fused, model):
+        heard = Heard()
+        heard.put = heard.tokens.append
+        ids = torch.arange(3, 9).view(1, 6)
+        config = copy.deepcopy(each.generation_config)
+        config.max_new_tokens, config.do_sample = 5, False
+        each.generate(ids, config, None, None, None, None, None, heard)
+        generated(each, streamer=heard, batch=1)
+        generated(each, batch=1, length=4)
+        kept.append([tokens if isinstance(tokens, str) else tokens.tolist() for tokens in heard.tokens])
+    assert kept[0] == kept[1]
+
+
 def test_a_streamer_may_generate_itself():
     model, fused = pair("llama")
 

@@ -119,6 +119,33 @@ def test_the_original_runs_once(monkeypatch):
     assert list(fused.kfconvert_info()["guard"]["misses"].values()) == [1, 1]
 
 
+class Counting(Looking):
+    """It counts statistics before it looks."""
+
+    def __init__(self):
+        super().__init__(catching)
+        self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("variance", torch.ones(16))
+
+    def forward(self, ids):
+        counted = nn.functional.batch_norm(self.embedding.weight, self.mean, self.variance, training=True, momentum=0.5)
+        return super().forward(ids) + counted.sum()
+
+
+def test_statistics_are_counted_once():
+    """They cannot be taken back, so that the error is handed on, which the original catches."""
+    model = Counting().eval()
+    converter = ModelConverter(select="all", validate_accuracy=False)
+    fused = converter.convert_model(copy.deepcopy(model), example_inputs=(FITTING,))
+    with torch.no_grad():
+        assert_alike(model, fused, FITTING)
+        model(LARGE)
+        with pytest.raises(IndexError):
+            fused(LARGE)
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
+    torch.testing.assert_close((fused.mean, fused.variance), (model.mean, model.variance))
+
+
 def _raises(*signalled):
     raise TimeoutError
 
