@@ -24,6 +24,8 @@ FIRST_ROOM = 256
 STEPS_BETWEEN = 8
 # Of so many batch sizes and capacities the caches are kept, those that were used last.
 MOST_SESSIONS = 4
+# After so many seconds it is looked what the call is at that one waits for.
+_LOOK_SECONDS = 0.01
 # Arguments of ``generate`` that come before those of ``_FOR_TRANSFORMERS`` and the streamer, without names.
 _BY_PLACE = 5
 # With these, ``generate`` makes other calls of the model, or needs what it does not hand to a loop of ours.
@@ -63,8 +65,9 @@ class Generate(OfConversion):
 
     def _begin(self, model: WeakModule) -> None:
         self._model = model
-        self._lock = threading.RLock()
-        self._is_busy = False
+        self._lock = threading.Lock()
+        # Whether the call that has the lock tells a streamer or asks criteria, which may do anything meanwhile.
+        self._tells = False
         self._sessions: OrderedDict[tuple[int, int], Session] = OrderedDict()
         # One for all sessions, which take turns: the memory of those that are gone would stay set aside for theirs.
         self._pools: dict[torch.device, Pool] = {}
@@ -133,7 +136,7 @@ class Generate(OfConversion):
                 input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, model_kwargs
             )
             told = _Told(asked, streamer)
-            with self._taking_turns():
+            with self._taking_turns(told):
                 tokens = self._tokens(model, asked, told, input_ids, model_kwargs)
             self.served += 1
             return tokens
@@ -151,17 +154,18 @@ class Generate(OfConversion):
         )
 
     @contextmanager
-    def _taking_turns(self) -> Iterator[None]:
-        """Within the block no other thread's call uses the sessions. Raises NotServed where a call of this thread does,
-        whose streamer or criterion has made this one."""
-        with self._lock:
-            if self._is_busy:
-                raise NotServed("it is called by a streamer or criterion of another call")
-            self._is_busy = True
-            try:
-                yield
-            finally:
-                self._is_busy = False
+    def _taking_turns(self, told: _Told) -> Iterator[None]:
+        """Within the block no other call uses the sessions. Raises NotServed where one does whose streamer or criteria
+        take what time they like: they may have made this call, or wait for it."""
+        while not self._lock.acquire(timeout=_LOOK_SECONDS):
+            if self._tells:
+                raise NotServed("a streamer or criterion of another call is told meanwhile")
+        self._tells = told.is_wanted
+        try:
+            yield
+        finally:
+            self._tells = False
+            self._lock.release()
 
     def _tokens(
         self, model: Any, asked: Request, told: _Told, input_ids: Tensor, model_kwargs: dict[str, Any]

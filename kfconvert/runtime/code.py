@@ -134,6 +134,7 @@ class CodeWalk:
         self.cached: dict[int, functools._lru_cache_wrapper[Any]] = {}  # functions with a cache
         self.of_cached: set[str] = set()  # attributes that functions with a cache read, when they run at all
         self.around = set[str]()  # Python modules with code that reads attributes around the way of a class
+        self.named_by_handlers = set[str]()  # in the code by which classes have their attributes read
         self.of_compilers: set[str] = set()  # asked for by code that may do something else while it is compiled
         self._names: set[str] = set(_ALWAYS)  # of attributes, in all code that was reached
         self._wanted: dict[type, set[str]] = {}  # the names that are asked for in a class and those behind it
@@ -472,10 +473,12 @@ class CodeWalk:
         if _CLASSES & (looked_up | attributes | set(function.__code__.co_freevars)):
             self._of_classes |= attributes
         if is_of_author(function.__module__):
-            # In these a library's class handles what is recorded under the name that was asked for.
-            handler = function.__name__ in _HANDLERS and not is_of_project(function.__module__)
-            if not handler and _AROUND & (attributes | looked_up):
-                self.around.add(function.__module__)
+            if _AROUND & (attributes | looked_up):
+                # In handlers a class reads what is recorded under the name that was asked for, and what it names there.
+                if function.__name__ not in _HANDLERS:
+                    self.around.add(function.__module__)
+                elif is_of_project(function.__module__):
+                    self.named_by_handlers |= constants
             self.asked_for |= attributes | looked_up
             self._reads_dicts |= "__dict__" in attributes or "vars" in looked_up
             if not is_same_compiled(function.__module__):

@@ -130,7 +130,7 @@ class ModelState:
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
         self.parameters = [store[key] for store, key in self.parameter_places]
         self.code = (Codes() if codes is None else codes).of(model, reads, looks)
-        cached = self.code.of_cached
+        cached = self.code.of_cached | self.code.named_by_handlers
         reads |= {(type(module), name) for module in model.modules() for name in cached & vars(module).keys()} | cached
         reads |= _read_around(model, self.code.around)
         fixed = *_structure(model), *_modes(model, owners=False)
@@ -355,6 +355,7 @@ class Code:
         # What a function with a cache reads was not seen in the trace if its answer was there already.
         self.of_cached = frozenset(walk.of_cached)
         self.around = frozenset(walk.around)
+        self.named_by_handlers = frozenset(walk.named_by_handlers)
         self.compared = walk.contents.compared
         self.switches = {name: asked() for name, asked in _SWITCHES.items() if name in self.asked_for}
         self.watch = Watch(entry for _, entry in found)

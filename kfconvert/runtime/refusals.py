@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from .contents import OfConversion
 from .frozen import Frozen
 from .weak_module import WeakModule
 
@@ -46,7 +47,7 @@ def _forget(key: int, gone: weakref.ref[nn.Module]) -> None:
         del _frozen[key]
 
 
-class Refusal:
+class Refusal(OfConversion):
     """Stands as the method ``name`` in the instance dict of a frozen model. In copies, which are not frozen, it is that
     method."""
 

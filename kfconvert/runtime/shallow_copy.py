@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from .contents import OF_CONVERSION, OfConversion
-from .refusals import Refusal, frozen_by
+from .refusals import frozen_by
 from .weak_module import WeakModule
 
 
@@ -35,5 +35,5 @@ class StateForCopies:
             return state
         if (frozen := frozen_by(module)) is not None:
             frozen.bring_back("a shallow copy, which runs the original forward, has the same tensors")
-        kept = {k: v for k, v in state.items() if k not in OF_CONVERSION and not isinstance(v, (Refusal, OfConversion))}
+        kept = {k: v for k, v in state.items() if k not in OF_CONVERSION and not isinstance(v, OfConversion)}
         return kept if self._own_forward is None else {**kept, "forward": self._own_forward}

@@ -64,6 +64,12 @@ def test_copies_save_themselves(fused, tmp_path):
     assert not torch.equal(logits(copied), logits(fused))
 
 
+def test_frozen_models(fused, tmp_path):
+    frozen = kfconvert.freeze(copy.deepcopy(fused))
+    frozen.save_pretrained(tmp_path)
+    assert_reads(tmp_path, frozen)
+
+
 def test_files_of_others_stay_and_old_records_go(fused, tmp_path):
     (tmp_path / "README.md").write_text("of the user")
     (tmp_path / "checkpoint-1").mkdir()

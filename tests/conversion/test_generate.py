@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
@@ -230,6 +231,22 @@ def test_a_streamer_may_generate_itself():
     assert torch.equal(generated(fused, streamer=heard)[0], generated(model, streamer=expected)[0])
     assert [tokens for tokens in heard.tokens[::2] if tokens != "end"] == expected.tokens[:-1]
     assert any("another call" in reason for reason in fused.kfconvert_info()["generate"]["others"])
+
+
+def test_a_streamer_may_wait_for_another_thread():
+    model, fused = pair("llama")
+    found = []
+
+    class Waits(Heard):
+        def put(self, tokens):
+            super().put(tokens)
+            if len(self.tokens) == 3:
+                thread = threading.Thread(target=lambda: found.append(generated(fused, batch=1)[0]), daemon=True)
+                thread.start()
+                thread.join(timeout=60)
+
+    generated(fused, streamer=Waits())
+    assert len(found) == 1 and torch.equal(found[0], generated(model, batch=1)[0])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mistral"])
