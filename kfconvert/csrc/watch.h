@@ -220,8 +220,8 @@ inline int holds(PyObject* holder, PyObject* key, PyObject* expected, const Mark
   return found == (expected == marks.missing ? nullptr : expected);
 }
 
-// first_change(entries, state, root, MISSING, SIZE, ITEMS, TYPE, INSIDE, DICT) -> index of the first entry that does not
-// hold; None where all hold and no dict was written since its entries last held; -1 where all hold, but a dict was
+// first_change(entries, state, root, MISSING, SIZE, ITEMS, TYPE, INSIDE, DICT) -> index of the first entry that does
+// not hold; None where all hold and no dict was written since its entries last held; -1 where all hold, but a dict was
 // written. `root` is the dict that None stands for.
 inline PyObject* first_change(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (!takes("first_change", count, 9) || !is_flat(arguments[0], 3)) return nullptr;

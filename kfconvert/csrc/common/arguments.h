@@ -173,7 +173,7 @@ struct SkinnyProduct {
   bool transposed;  // the weight's columns lie together
   bool gated;
   bool gate_first;
-  bool early;  // whether the weight may be read before the kernels ahead have ended
+  bool early;   // whether the weight may be read before the kernels ahead have ended
   DType dtype;  // f16 or bf16
 };
 

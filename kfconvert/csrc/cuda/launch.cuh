@@ -9,10 +9,10 @@
 
 namespace kfc {
 
-// The first thing in every kernel that launch_overlapped launches, for all its threads: before it nothing may be read or
-// written that a kernel ahead writes or reads. It lets the next kernel onto the device as soon as all blocks of this one
-// are there, and returns when the kernels ahead have ended and their writes are visible. The next one waits for the end
-// of this one, which comes after the end of those ahead, so that no kernel overtakes another.
+// The first thing in every kernel that launch_overlapped launches, for all its threads: before it nothing may be read
+// or written that a kernel ahead writes or reads. It lets the next kernel onto the device as soon as all blocks of this
+// one are there, and returns when the kernels ahead have ended and their writes are visible. The next one waits for the
+// end of this one, which comes after the end of those ahead, so that no kernel overtakes another.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
