@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from .. import folders
 from . import record as record_file
 from .companions import CONFIG_FILES
 from .errors import ArtifactError, why
-from .files import calls_of, parts_of, record_of
-from .graphs import stored_graphs
+from .files import record_of, telling
 from .record import RecordError
-from .report_file import report_of
-from .schema import BUFFERS_FILE, GRAPHS_FILE, RECORD_FILE, REPORT_FILE, WEIGHTS_FILE
-from .weights import missing_from, other_buffers, state_of
+from .schema import RECORD_FILE, WEIGHTS_FILE
+from .weights import checked_state, missing_from
 
 _INDEX_FILE = "model.safetensors.index.json"
 
@@ -36,20 +32,14 @@ def write_beside(model: nn.Module, folder: Path) -> None:
         (folder / RECORD_FILE).unlink(missing_ok=True)  # of the weights that were there before
         weights = _weights(folder)
         shapes = dict(_shapes(folder / name for name in weights))
-        state, record = state_of(model), record_of(model)
-        key = missing_from(model, shapes)
+        state, record = checked_state(model), record_of(model)
+        key = missing_from(shapes, state)
         if key is not None:
             raise ArtifactError(f"{folder} does not hold the weights of the model as they are: {key!r}")
-        buffers = other_buffers(model, state)
-        graphs = stored_graphs(model, record["device"], calls_of(model), parts_of(model))
+        write_told = telling(model, record, state.keys())
         others = {name: record_file.checksum(folder / name) for name in [*weights, *_configurations(folder)]}
         with folders.replacing(folder) as partial:
-            if buffers:
-                save_file(buffers, partial / BUFFERS_FILE, metadata={"format": "pt"})
-            if graphs is not None:
-                (partial / GRAPHS_FILE).write_text(json.dumps(graphs, allow_nan=False))
-            (partial / REPORT_FILE).write_text(report_of(record))
-            (partial / RECORD_FILE).write_text(record_file.sealed(record, partial, others))
+            write_told(partial, others)
     except (OSError, SafetensorError, RecordError) as error:
         raise ArtifactError(f"cannot write {folder}: {why(error)}") from error
 

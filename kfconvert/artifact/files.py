@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -103,26 +103,39 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     target = folders.expanded(path)
     check_target(target)
     tensors, record = state_of(model), record_of(model, source)
-    stored = {WEIGHTS_FILE: tensors, BUFFERS_FILE: other_buffers(model, tensors)}
-    files = [name for name, content in stored.items() if content or name == WEIGHTS_FILE]
     before = _files_of(target)
-    graphs = stored_graphs(model, record["device"], calls_of(model), parts_of(model))
+    write_told = telling(model, record, tensors.keys())
     try:
         with folders.replacing(target) as folder:
-            for name in files:
-                save_file(stored[name], folder / name, metadata={"format": "pt"})
+            save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
             write_companions(model, folder)
-            if graphs is not None:
-                (folder / GRAPHS_FILE).write_text(json.dumps(graphs, allow_nan=False))
-            (folder / REPORT_FILE).write_text(report_of(record))
-            (folder / RECORD_FILE).write_text(record_file.sealed(record, folder))
-            # safetensors makes files that only their owner may read; the folder's permissions are to decide.
-            for file in folder.iterdir():
-                file.chmod((folder / RECORD_FILE).stat().st_mode)
+            write_told(folder, {})
         _remove_stale(target, before)
     except (OSError, SafetensorError, RecordError) as error:
         raise ArtifactError(f"cannot write {target}: {why(error)}") from error
     return target
+
+
+def telling(
+    model: nn.Module, record: dict[str, Any], stored: Collection[str]
+) -> Callable[[Path, Mapping[str, Any]], None]:
+    """What writes to a folder all that ``load`` reads beside the tensors ``stored``, and the report: the other buffers,
+    the graphs, and last the ``record``, with the checksums of what is there and of others that are given."""
+    buffers = other_buffers(model, stored)
+    graphs = stored_graphs(model, record["device"], _calls(model), _parts(model))
+
+    def write(folder: Path, others: Mapping[str, Any]) -> None:
+        if buffers:
+            save_file(buffers, folder / BUFFERS_FILE, metadata={"format": "pt"})
+        if graphs is not None:
+            (folder / GRAPHS_FILE).write_text(json.dumps(graphs, allow_nan=False))
+        (folder / REPORT_FILE).write_text(report_of(record))
+        (folder / RECORD_FILE).write_text(record_file.sealed(record, folder, others))
+        # safetensors makes files that only their owner may read; the folder's permissions are to decide.
+        for file in folder.iterdir():
+            file.chmod((folder / RECORD_FILE).stat().st_mode)
+
+    return write
 
 
 def _files_of(folder: Path) -> dict[str, Any]:
@@ -283,10 +296,10 @@ def record_of(model: nn.Module, source: dict[str, Any] | None = None) -> dict[st
         "device": str(sample.device) if sample is not None else "cpu",
         "dtype": str(sample.dtype).removeprefix("torch.") if sample is not None else None,
         "recipe": source or _recipe(model),
-        "calls": [_example(region, "the model") for region in calls_of(model)],
+        "calls": [_example(region, "the model") for region in _calls(model)],
         "parts": [
             {"modules": paths, "call": _example(region, paths[0]), "free": region.guard.free}
-            for region, paths in parts_of(model)
+            for region, paths in _parts(model)
         ],
         "statistics": statistics,
     }
@@ -322,7 +335,7 @@ def _recipe(model: nn.Module) -> dict[str, Any] | None:
     return zoo.described(model)
 
 
-def calls_of(model: nn.Module) -> list[Region]:
+def _calls(model: nn.Module) -> list[Region]:
     """Those of each call form that was converted; none where nothing was fused. Those in which ``generate`` calls the
     model are not among them: they are found again when it is loaded."""
     guarded = guarded_forward(model)
@@ -330,7 +343,7 @@ def calls_of(model: nn.Module) -> list[Region]:
     return regions[:1] + [region for region in regions[1:] if not region.call.form.caches]
 
 
-def parts_of(model: nn.Module) -> list[tuple[Region, list[str]]]:
+def _parts(model: nn.Module) -> list[tuple[Region, list[str]]]:
     """Those of the submodules that were captured on their own, each with the paths of these."""
     parts: dict[int, tuple[Region, list[str]]] = {}
     for path, module in model.named_modules():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,13 @@ from .errors import ArtifactError
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict, see ``_storable``: strict loading wants every key.
+    """The state dict as a file has it, see ``_storable``: strict loading wants every key. It raises as
+    ``checked_state`` does."""
+    return _storable(checked_state(model))
+
+
+def checked_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict, of the model's own tensors.
 
     Raises:
         ArtifactError: it cannot be stored.
@@ -29,11 +35,11 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
         reason = _unstorable(value)
         if reason is not None:
             raise ArtifactError(f"the state {key!r} {reason}")
-    return _storable(state)
+    return state
 
 
-def other_buffers(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The buffers that are not among ``tensors``. One that cannot be stored is left as ``load`` finds it."""
+def other_buffers(model: nn.Module, tensors: Collection[str]) -> dict[str, Tensor]:
+    """The buffers whose names are not among ``tensors``. One that cannot be stored is left as ``load`` finds it."""
     buffers = model.named_buffers(remove_duplicate=False)
     return _storable({key: b for key, b in buffers if key not in tensors and _unstorable(b) is None})
 
@@ -112,10 +118,9 @@ def fill_buffers(model: nn.Module, buffers: dict[str, Tensor]) -> None:
             own.data = buffers[key].to(own.device)
 
 
-def missing_from(model: nn.Module, stored: Mapping[str, Sequence[int]]) -> str | None:
-    """A key of the state dict of ``model`` that ``fill`` would not find in files with tensors of these keys and shapes,
-    or a key of these that the model does not have; None where they fit."""
-    state = model.state_dict(keep_vars=True)
+def missing_from(stored: Mapping[str, Sequence[int]], state: Mapping[str, Tensor]) -> str | None:
+    """A key of the ``state`` of a model that ``fill`` would not find in files with tensors of these keys and shapes, or
+    a key of these that is not in it; None where they fit."""
     held = {id(own) for key, own in state.items() if key in stored}
     for key, own in state.items():
         if tuple(stored[key]) != tuple(own.shape) if key in stored else id(own) not in held:
