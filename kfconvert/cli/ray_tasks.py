@@ -34,11 +34,13 @@ def ray_tasks(at_once: int, threads: int, on_gpus: bool) -> Iterator[RayTasks]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a conversion tells nobody of itself
     import ray
 
+    from ..conversion import first_line
+
     try:
         # What tasks print comes with their results; from Ray's log it would come at any time, each line with a prefix.
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
-        raise click.ClickException(f"Ray does not start: {_first_line(error)}") from error
+        raise click.ClickException(f"Ray does not start: {first_line(error)}") from error
     # A thread of Ray prints on stdout, at any time, what has become of its processes; no option keeps it from that.
     ray._private.worker._worker_logs_enabled = False
     try:
@@ -107,12 +109,10 @@ def _serve(work: Callable[[Any, int], Any], task: Any, slot: int) -> tuple[str, 
 def _how_it_ended(error: Exception) -> str:
     import ray
 
+    from ..conversion import first_line
+
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return "Ray has killed its process, as memory ran out"
     if isinstance(error, ray.exceptions.WorkerCrashedError):
         return "its process died, as where memory runs out"
-    return f"its task in Ray failed: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"its task in Ray failed: {first_line(error)}"
