@@ -60,11 +60,12 @@ class Session:
         self.length.fill_(length)
         self.least.fill_(asked.least)
         self.finished.fill_(False)
-        for held, layer in zip(self.cache.layers, filled.layers):
-            for target, source in ((held.keys, layer.keys), (held.values, layer.values)):
-                # What a layer with a window has dropped is outside of that window.
-                target.zero_()
-                target[:, :, length - source.shape[2] : length] = source
+        held = [tensor for layer in self.cache.layers for tensor in (layer.keys, layer.values)]
+        found = [tensor for layer in filled.layers for tensor in (layer.keys, layer.values)]
+        torch._foreach_zero_(held)
+        # What a layer with a window has dropped is outside of that window.
+        places = [slice(length - source.shape[2], length) for source in found]
+        torch._foreach_copy_([target[:, :, place] for target, place in zip(held, places)], found)
         # The step that comes counts on by one.
         self.cache.position.fill_(length - 1)
         mask, positions = of_model.get("attention_mask"), of_model.get("position_ids")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .caches import UnknownCache, caches_in, is_cache, taken_apart
+from .caches import CacheKind, UnknownCache, caches_in, is_cache, taken_apart
 from .equality import is_equal
 
 # Values of these very types are leaves for pytree, without asking it.
@@ -54,6 +54,11 @@ class CallForm:
             raise ValueError("a cache lies within a list or dict among its arguments")
         self.flat = len(leaves) == len(self.names) and not self.form.caches
         self._orders: dict[tuple, Order | None] = {}
+
+    @property
+    def takes_filled_cache(self) -> bool:
+        """Whether tensors of caches are among its leaves."""
+        return any(kind.count for kind in self.form.caches.values() if isinstance(kind, CacheKind))
 
     def takes(self, count: int, keywords: list[str]) -> bool:
         """Whether a call with ``count`` positional arguments and these keywords can have this form."""

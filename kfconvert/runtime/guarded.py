@@ -109,10 +109,11 @@ class Variant:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether CUDA graphs may be recorded of it. A cache that it takes has another length in each call; a recording
-        runs the program more than once, in which other ranks, that may record at other times, would have to take part.
+        """Whether CUDA graphs may be recorded of it. A cache that it takes has another length in each call, but for one
+        that is empty yet; a recording runs the program more than once, in which other ranks, that may record at other
+        times, would have to take part.
         """
-        return not (self.region.call.form.caches or self.region.communicates)
+        return not (self.region.call.takes_filled_cache or self.region.communicates)
 
     def structured(self, outputs: tuple[Any, ...]) -> Any:
         """The outputs of a region without caches; compilers follow this."""

@@ -260,6 +260,24 @@ def test_a_cache_grows(device, family, monkeypatch):
     assert_same(model, fused, length=70, max_new_tokens=80)
 
 
+def test_what_takes_a_filled_cache_is_not_recorded():
+    """A cache that is empty yet is none of its inputs: prompts of one length are calls of one kind."""
+    _, fused = pair("llama")
+    filled = {variant.region.call.takes_filled_cache: variant.is_recorded for variant in fused.forward.variants}
+    assert filled == {True: False, False: True}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_of_one_length_are_replayed(family):
+    model, fused = pair(family, "cuda")
+    before = fused.kfconvert_info()["cuda_graphs"]["replayed"]
+    for _ in range(4):
+        assert_same(model, fused, length=8)
+        assert_same(model, fused, length=8, padded=True)
+    assert fused.kfconvert_info()["cuda_graphs"]["replayed"] >= before + 4
+
+
 def test_only_some_caches_are_kept():
     _, fused = pair("gpt2")
     for batch in range(1, decoding.MOST_SESSIONS + 3):
