@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .capture_streams import capture_stream
 from .derived import Unchanged
-from .driver_graph import CopyNode, DriverGraph, copy_bytes, new_stream, prepare_thread
+from .driver_graph import CopyNode, DriverGraph, copy_bytes, prepare_thread
 
 Call = Callable[[list[Any]], Sequence[Any]]
 
@@ -33,8 +34,8 @@ class Pool:
 
     def __init__(self, device: torch.device):
         self.device = device
-        #: The stream on which calls are recorded, and on which nothing runs.
-        self.stream = _stream_for_recording(self, device)
+        #: The stream on which calls are recorded.
+        self.capture_stream = capture_stream(self, device)
         #: The memory as PyTorch knows it.
         self.handle = _held_memory(self, device)
         self._lock = threading.Lock()
@@ -70,26 +71,6 @@ def _held_memory(pool: Pool, device: torch.device) -> Any:
     torch._C._cuda_endAllocateToPool(device.index, handle)
     weakref.finalize(pool, torch._C._cuda_releasePool, device.index, handle).atexit = False
     return handle
-
-
-# Streams whose pools are gone, by device.
-_unused: dict[torch.device, list[int]] = {}
-_unused_lock = threading.Lock()
-
-
-def _stream_for_recording(pool: Pool, device: torch.device) -> torch.cuda.Stream:
-    """A stream of the pool's own. cuBLAS keeps one workspace for each stream, which calls recorded on it write to when
-    they are replayed: were it one of PyTorch's 32 streams, somebody else's products could be using it meanwhile."""
-    with _unused_lock:
-        known = _unused.setdefault(device, [])
-        pointer = known.pop() if known else None
-    if pointer is None:
-        with torch.cuda.device(device):
-            pointer = new_stream()
-    else:
-        torch.cuda.synchronize(device)  # the last replays of the pool before may be running still
-    weakref.finalize(pool, _unused[device].append, pointer).atexit = False
-    return torch.cuda.ExternalStream(pointer, device=device)
 
 
 @dataclass(frozen=True)
@@ -222,8 +203,10 @@ def _capture(pool: Pool, is_random: bool) -> Iterator[_Graph]:
     collecting = gc.isenabled()
     gc.disable()  # a graph that is freed during the recording would end it
     try:
-        pool.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(pool.stream):
+        stream = pool.capture_stream.stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            pool.capture_stream.prepare()
             graph: _Graph = _RandomGraph(pool.handle) if is_random else DriverGraph(pool.handle)
             with graph.capture():
                 yield graph

@@ -100,6 +100,21 @@ def test_changes_between_replays_are_seen(change):
             torch.testing.assert_close(fused(x), original(x), atol=1e-4, rtol=1e-4)
 
 
+def test_workspaces_that_others_clear_are_still_there():
+    """torch.compile clears those of cuBLAS and cuBLASLt. A pool that comes after another takes over its stream, and was
+    left with workspaces in the memory of the first."""
+    converted()
+    gc.collect()
+    original, fused = converted(width=512)
+    assert_replayed(original, fused, inputs(width=512))
+    torch._C._cuda_clearCublasWorkspaces()
+    gc.collect()
+    torch.cuda.empty_cache()
+    others = [torch.full((1 << 20,), torch.nan, device="cuda") for _ in range(64)]
+    assert_replayed(original, fused, inputs(width=512))
+    assert all(bool(each.isnan().all()) for each in others)
+
+
 class Words(nn.Module):
     def __init__(self):
         super().__init__()
