@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..accuracy import ERROR_RATIO
 from ..graph import aten
@@ -19,12 +17,16 @@ from ..matching import Site
 from ..profiling import Comparison, compare_timings
 from ..region import LiveTensors, Region
 from ..runtime import Pool, Program, Recording, Unrecordable
+from .cold_weights import are_cold, calls_beyond_cache
 from .effort import EFFORTS, Effort
 from .loads import Load
 from .remembered import Remembered
 from .samples import Sample, layout_text, sample_inputs
+from .trials import Together, Trials, accurate, described, flat, set_layout, timed_error
 
 Calls = Mapping[str, Callable[[], Any]]
+# Of each candidate one call, or several that are made in turns.
+Turns = Mapping[str, Sequence[Callable[[], Any]]]
 
 # A candidate that covers several operators may take up to this multiple of the original's time; one that stands for a
 # single operator must be faster by this factor. Medians that differ by less than this are not told apart here.
@@ -39,10 +41,6 @@ ENOUGH = 0.25
 CALLS_IN_FLIGHT = 10
 SECONDS_PER_LAYOUT = 0.2
 SECONDS_PER_CALL_FORM = 0.3
-# A strategy is not timed if its first call took longer than SLOW_SECONDS and than HOPELESS times the fastest first
-# call.
-SLOW_SECONDS = 0.02
-HOPELESS = 2.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,8 @@ class Selector:
     Args:
         accuracy_threshold: relative error that always passes.
         timed: measure candidates and reject what is not faster; otherwise the first accurate strategy is taken.
-        replayed: the programs will be replayed from CUDA graphs, so that what the host needs to launch does not count.
+        replayed: the programs will be replayed from CUDA graphs, so that what the host needs to launch does not count,
+            but where the weights come from does.
         effort: how much time there is.
     """
 
@@ -111,6 +110,7 @@ class Selector:
         where convolutions receive and return channels-last images."""
         if all((self._kinds.get(id(site)), layout) in self._decisions for site in sites for layout in layouts):
             return
+        cold = self._pool is not None and are_cold(region, live, self.device)
         samples: dict[Any, Sample] = {}
         shares: dict[int, Counter[Any]] = {id(site): Counter() for site in sites}
         for load in loads:
@@ -128,14 +128,14 @@ class Selector:
                 start = time.perf_counter()
                 together = [(samples[each], share) for each, share in kind]
                 has_layouts = any(sample.has_layouts for sample, _ in together)
-                decisions = self._decide(together, new if has_layouts else new[:1])
+                decisions = self._decide(together, new if has_layouts else new[:1], cold)
                 self._decisions |= {(kind, layout): decisions.get(layout, decisions[new[0]]) for layout in new}
                 self._seconds += time.perf_counter() - start
 
     def apply(self, sites: list[Site], channels_last: bool) -> None:
         """Set status, reason and strategy of ``sites``, which have been measured in this layout."""
         for site in sites:
-            _set_layout(site, channels_last)
+            set_layout(site, channels_last)
             self._decisions[self._kinds[id(site)], channels_last].apply_to(site)
 
     def faster_layout(self, programs: dict[bool, Program], loads: Sequence[Load], what: str | None) -> bool:
@@ -170,7 +170,7 @@ class Selector:
         """
         total = {"original": 0.0, "converted": 0.0}
         for original, converted, share in pairs:
-            medians = self._medians(self._repeated({"original": original, "converted": converted}))
+            medians = self._medians({"original": [original], "converted": [converted]})
             total = {name: time + share * medians[name] for name, time in total.items()}
         if total["converted"] < total["original"]:
             return None
@@ -182,55 +182,58 @@ class Selector:
         return self._compare({"original": original, "converted": converted}, budget).speedup("converted").slower()
 
     @torch.no_grad()
-    def _decide(self, samples: list[tuple[Sample, float]], layouts: Sequence[bool]) -> dict[bool, Decision]:
+    def _decide(
+        self, samples: list[tuple[Sample, float]], layouts: Sequence[bool], cold: bool = False
+    ) -> dict[bool, Decision]:
         """The decision for each of the ``layouts``; the original is the same in all of them. Each of the ``samples``
-        has its share of the calls."""
-        trials: dict[bool, list[_Trials]] = {layout: [] for layout in layouts}
+        has its share of the calls, which find their weights ``cold`` or in the cache."""
+        trials: dict[bool, list[Trials]] = {layout: [] for layout in layouts}
         for sample, _ in samples:
-            exact = _flat(sample.exact())
-            own, seconds = _timed_error(sample.original, exact)
+            exact = flat(sample.exact())
+            own, seconds = timed_error(sample.original, exact)
             # The errors are root-mean-square errors. The user's threshold and one unit of rounding are always allowed,
             # because the original may be exact by luck.
             tolerance = sample.site.match.pattern.tolerance
             allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps, tolerance)
+            calls = calls_beyond_cache(sample, self.device) if cold else 1
             for layout in layouts:
-                trials[layout].append(_Trials(sample, layout, exact, allowed, own, seconds))
+                trials[layout].append(Trials(sample, layout, exact, allowed, own, seconds, calls))
         if self.timed:
             wanted = {layout: self._to_time(tried) for layout, tried in trials.items()}
             for index in range(len(samples)):
                 self._time({layout: trials[layout][index] for layout in layouts}, wanted)
         operators = sum(node.target is not aten.t.default for node in samples[0][0].site.match.nodes)
         shares = [share for _, share in samples]
-        return {layout: self._decision(_Together(tried, shares), operators) for layout, tried in trials.items()}
+        return {layout: self._decision(Together(tried, shares), operators) for layout, tried in trials.items()}
 
-    def _to_time(self, tried: list[_Trials]) -> list[str]:
+    def _to_time(self, tried: list[Trials]) -> list[str]:
         """The strategies of one layout to have times of: those that are promising for one of the samples. What is
         remembered of a sample is set."""
-        accurate = _accurate(tried)
+        exact_enough = accurate(tried)
         promising: set[str] = set()
         for each in tried:
-            each.medians = self._known(_described(each), each.candidates) or {} if each.sample.is_remembered else {}
+            each.medians = self._known(described(each), each.candidates) or {} if each.sample.is_remembered else {}
             promising |= each.medians.keys() or set(each.promising())
-        return [name for name in accurate if name in promising] or accurate
+        return [name for name in exact_enough if name in promising] or exact_enough
 
-    def _time(self, tried: dict[bool, _Trials], wanted: dict[bool, list[str]]) -> None:
+    def _time(self, tried: dict[bool, Trials], wanted: dict[bool, list[str]]) -> None:
         """Time the original, and what is wanted of each layout, for one sample in the same rounds, unless that is
         remembered."""
-        calls: dict[str, Callable[[], Any]] = {}
+        calls: dict[str, Sequence[Callable[[], Any]]] = {}
         labels = {}
         for layout, each in tried.items():
             if wanted[layout] and not each.medians.keys() >= set(wanted[layout]):
-                calls["original"] = each.sample.original
+                calls["original"] = each.original_calls()
                 names = {f"{name}, {layout}": name for name in wanted[layout]}
-                calls |= {label: each.plans[name] for label, name in names.items()}
+                calls |= {label: each.calls(name) for label, name in names.items()}
                 labels[layout] = {"original": "original", **names}
         if calls:
-            medians = self._medians(self._alone_on_the_device(self._repeated(calls)))
+            medians = self._medians(calls, self._alone_on_the_device)
             for layout, names in labels.items():
                 each = tried[layout]
                 each.medians = {name: medians[label] for label, name in names.items()}
                 if each.sample.is_remembered:
-                    self.remembered.note(f"{self._way}; {_described(each)}", each.candidates, each.medians)
+                    self.remembered.note(f"{self._way}; {described(each)}", each.candidates, each.medians)
 
     def _known(self, what: str, candidates: list[str]) -> dict[str, float] | None:
         """The times that are remembered of ``what``, where these were measured with as much effort as now, or full."""
@@ -248,7 +251,7 @@ class Selector:
         """In words, how candidates are timed."""
         return f"{'replayed' if self._pool else 'launched'}, {effort}"
 
-    def _decision(self, tried: _Together, operators: int) -> Decision:
+    def _decision(self, tried: Together, operators: int) -> Decision:
         if not tried.plans:
             return Decision(None, tried.refusal)
         if not self.timed:
@@ -276,13 +279,6 @@ class Selector:
         best = min(as_fast, key=ratios.__getitem__)
         return Decision(best, None, before, medians[best], ratios[best])
 
-    @property
-    def _repeats(self) -> int:
-        return CALLS_IN_FLIGHT if self.device.type == "cuda" else 1
-
-    def _repeated(self, candidates: Calls) -> Calls:
-        return {name: partial(_repeat, call, self._repeats) for name, call in candidates.items()}
-
     def _alone_on_the_device(self, candidates: Calls) -> Calls:
         """Recordings of the candidates, where programs will be replayed as well and all of these can be recorded."""
         pool = self._pool
@@ -296,10 +292,14 @@ class Selector:
             return candidates
         return {name: partial(recording.replay, []) for name, recording in recordings.items()}
 
-    def _medians(self, repeated: Calls) -> dict[str, float]:
-        """The time of one call of each candidate in microseconds, of which ``repeated`` makes several."""
-        times = self._compare(repeated, SECONDS_PER_CANDIDATE * len(repeated) * self.effort.timing)
-        return {name: 1e3 * timing.median_ms / self._repeats for name, timing in times.items()}
+    def _medians(self, turns: Turns, prepared: Callable[[Calls], Calls] = dict) -> dict[str, float]:
+        """The time of one call of each candidate in microseconds; ``prepared`` makes what is timed of several in a
+        row."""
+        most = max(map(len, turns.values()))
+        rounds = max(1, CALLS_IN_FLIGHT // most) if self.device.type == "cuda" else 1
+        repeated = {name: partial(_repeat, calls, rounds) for name, calls in turns.items()}
+        times = self._compare(prepared(repeated), SECONDS_PER_CANDIDATE * len(turns) * self.effort.timing)
+        return {name: 1e3 * timing.median_ms / (rounds * len(turns[name])) for name, timing in times.items()}
 
     def _compare(self, candidates: Mapping[str, Callable[[], Any]], budget_s: float) -> Comparison:
         """The times of the first candidate and of the others, all of which have run before."""
@@ -323,147 +323,12 @@ def _is_clear(samples: Mapping[str, list[float]]) -> bool:
     return min(map(max, others)) < min(first) or max(first) < min(map(min, others))
 
 
-def _timed_error(call: Callable[[], Any], exact: list[Tensor]) -> tuple[float, float]:
-    """The error of one call, and the seconds that it and the comparison took."""
-    start = time.perf_counter()
-    error = _error(_flat(call()), exact)
-    return error, time.perf_counter() - start
-
-
-class _Trials:
-    """The fused strategies of a sample, each called once in one layout; ``plans`` has those that are accurate
-    enough."""
-
-    def __init__(
-        self,
-        sample: Sample,
-        channels_last: bool,
-        exact: list[Tensor],
-        allowed: float,
-        original_error: float,
-        original_seconds: float,
-    ):
-        self.sample, self.channels_last = sample, channels_last
-        self._original_error, self._original_seconds = original_error, original_seconds
-        self.plans: dict[str, Callable[[], Any]] = {}
-        self.errors: dict[str, float] = {}
-        self.medians: dict[str, float] = {}  # microseconds of "original" and of each strategy that was timed
-        self._seconds: dict[str, float] = {}
-        least, failed = math.inf, ""
-        _set_layout(sample.site, channels_last)
-        module: Any = sample.site.replacement.module
-        inputs = sample.laid_out(channels_last)
-        # The last strategy of every module is plain ATen, which is what the original does.
-        for strategy in module.strategies(*inputs)[:-1]:
-            module.strategy = strategy
-            try:
-                plan = partial(module.plan(*inputs), *inputs)
-                error, seconds = _timed_error(plan, exact)
-                if exact[0].is_cuda and seconds > SLOW_SECONDS:  # the driver loads kernels at their first launch
-                    error, seconds = _timed_error(plan, exact)
-            except RuntimeError as refusal:  # a library that does not take these shapes
-                failed += f"; {strategy}: {refusal}".splitlines()[0]
-                continue
-            if error <= allowed:
-                self.plans[strategy], self.errors[strategy], self._seconds[strategy] = plan, error, seconds
-            least = min(least, error)
-        self.refusal = ""
-        if self.plans:
-            return
-        if math.isinf(least):
-            self.refusal = f"no fused implementation for {sample.dtype} on this device{failed}"
-        else:
-            self.refusal = f"error {least:.1e} against float64, allowed {allowed:.1e}"
-            noise = _error(_flat(sample.exact_of_neighbours()), exact)
-            if noise > allowed:
-                self.refusal += f"; rounding its inputs alone makes {noise:.1e}"
-
-    @property
-    def candidates(self) -> list[str]:
-        return ["original", *self.plans]
-
-    def error_ratio(self, strategy: str) -> float:
-        """The error of a strategy over that of the original."""
-        return self.errors[strategy] / max(self._original_error, torch.finfo(torch.float64).eps)
-
-    def promising(self) -> list[str]:
-        """The strategies to time, by the seconds that the first call of each, and of the original, took."""
-        if not self.plans:
-            return []
-        limit = max(HOPELESS * min(self._original_seconds, *self._seconds.values()), SLOW_SECONDS)
-        names = [name for name, seconds in self._seconds.items() if seconds <= limit]
-        return names or [min(self._seconds, key=self._seconds.__getitem__)]
-
-
-def _described(tried: _Trials) -> str:
-    """In words, the kind of site and, where that matters, the layout of images."""
-    layout = ("channels last; " if tried.channels_last else "contiguous; ") if tried.sample.has_layouts else ""
-    return f"{layout}{tried.sample.description}"
-
-
-def _accurate(tried: Sequence[_Trials]) -> list[str]:
-    """The strategies that are accurate enough for all samples."""
-    return [name for name in tried[0].plans if all(name in each.plans for each in tried)]
-
-
-class _Together:
-    """The trials of several samples in one layout, for one decision; ``plans`` are strategies that fit all of them."""
-
-    def __init__(self, trials: list[_Trials], shares: list[float]):
-        self._trials, self._shares = trials, shares
-        self.plans = _accurate(trials)
-
-    @property
-    def refusal(self) -> str:
-        reasons = (each.refusal for each in self._trials if not each.plans)
-        return next(reasons, "no fused implementation fits all of the inputs to tune for")
-
-    def medians(self) -> dict[str, float]:
-        """Microseconds of an average call, of "original" and of each strategy that was timed."""
-        names = [n for n in ("original", *self.plans) if all(n in each.medians for each in self._trials)]
-        shares = list(zip(self._trials, self._shares))
-        return {name: sum(share * each.medians[name] for each, share in shares) for name in names}
-
-    def error_ratio(self, strategy: str) -> float:
-        return max(each.error_ratio(strategy) for each in self._trials)
-
-
-def _set_layout(site: Site, channels_last: bool) -> None:
-    module: Any = site.replacement.module
-    if hasattr(module, "channels_last"):
-        module.channels_last = channels_last
-
-
 def _without_outputs(call: Callable[[], Any], inputs: list[Any]) -> tuple[()]:
     call()
     return ()
 
 
-def _repeat(call: Callable[[], Any], times: int) -> None:
+def _repeat(calls: Sequence[Callable[[], Any]], times: int) -> None:
     for _ in range(times):
-        call()
-
-
-def _flat(result: Any) -> list[Tensor]:
-    return list(result) if isinstance(result, (tuple, list)) else [result]
-
-
-def _error(outputs: list[Tensor], exact: list[Tensor]) -> float:
-    """Root-mean-square error relative to the root mean square of the exact values, the worst of the outputs.
-
-    The error is infinite where NaN or infinities in an output are not those of the exact values.
-    """
-    return max((_relative_error(*pair) for pair in zip(outputs, exact)), default=0.0)
-
-
-def _relative_error(output: Tensor, truth: Tensor) -> float:
-    scale = torch.linalg.vector_norm(truth)
-    if not scale.isfinite():
-        finite = truth.isfinite()
-        if not torch.isclose(output[~finite].double(), truth[~finite], equal_nan=True).all():
-            return math.inf
-        output, truth = output[finite], truth[finite]
-        scale = torch.linalg.vector_norm(truth)
-    error = torch.linalg.vector_norm(truth - output)
-    relative = float(error / scale) if scale > 0 else float(error) / math.sqrt(max(1, truth.numel()))
-    return math.inf if math.isnan(relative) else relative
+        for call in calls:
+            call()

@@ -9,9 +9,11 @@ from torch import nn
 from kfconvert.canonical.passes import canonicalise
 from kfconvert.capture.captured import capture
 from kfconvert.capture.tracer import trace
+from kfconvert.conversion.cold_weights import modules_with_own_weights, originals_with_own_weights
 from kfconvert.conversion.loads import Load
 from kfconvert.conversion.samples import sample_inputs
-from kfconvert.conversion.selector import Selector, _error, _is_clear
+from kfconvert.conversion.selector import Selector, _is_clear
+from kfconvert.conversion.trials import Trials, _error, flat
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example import ExampleCall
 from kfconvert.matching.matcher import find
@@ -45,6 +47,30 @@ def test_the_exact_result_is_float64_where_the_model_casts():
     with torch.no_grad():
         torch.testing.assert_close(sample.exact()[0], truth.detach(), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(sample.original()[0], model(x))
+
+
+def test_cold_calls_read_weights_of_their_own():
+    """They compute the same, and no two of them find a weight where another has read it."""
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.GELU()).eval(), torch.randn(3, 8)
+    captured = capture(model, "", ExampleCall((x,)), [{}])
+    (match,) = captured.findings.matches
+    site = Site(match, match.pattern.build(match, captured.live.tensor), match.pattern.name)
+    _, samples = sample_inputs(captured.region, [site], captured.live, [x])
+    (sample,) = samples.values()
+    with torch.no_grad():
+        exact = list(sample.exact())
+        tried = Trials(sample, False, exact, 1e-3, 1e-7, 1e-3, calls=3)
+        assert tried.is_cold and tried.plans
+        for calls in (tried.original_calls(), *(tried.calls(name) for name in tried.plans)):
+            assert len(calls) == 3
+            for call in calls:
+                (output,) = flat(call())
+                torch.testing.assert_close(output.double(), exact[0], rtol=1e-5, atol=1e-5)
+        weights = [module.weight for module in modules_with_own_weights(sample, 3)]
+        assert weights[0] is model[0].weight and len({weight.data_ptr() for weight in weights}) == 3
+        read = [call.args for call in originals_with_own_weights(sample, 3)[1:]]
+        of_model = {parameter.data_ptr() for parameter in model.parameters()}
+        assert all(of_model.isdisjoint(each.data_ptr() for each in given) for given in read)
 
 
 class Resized(nn.Module):
