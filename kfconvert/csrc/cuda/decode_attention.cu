@@ -31,16 +31,23 @@ __device__ __forceinline__ A rescaled(A top, A higher) {
   return top == higher ? A(1) : M::exp(top - higher);
 }
 
+// Makes the sums relative to a top that is as high or higher.
+template <class M, class A, int N>
+__device__ __forceinline__ void raise_top(Sums<A, N>& sums, A top) {
+  const A kept = rescaled<M>(sums.top, top);
+  sums.top = top;
+  sums.weight *= kept;
+#pragma unroll
+  for (int j = 0; j < N; ++j) sums.values[j] *= kept;
+}
+
+// Of a score that is not above the top. A NaN is never the largest; it comes through as a weight.
 template <class M, class A, int N>
 __device__ __forceinline__ void add_place(Sums<A, N>& to, A score, const A (&value)[N]) {
-  const A top = score > to.top ? score : to.top;
-  const A kept = rescaled<M>(to.top, top);
-  // A NaN is never the largest; it comes through as a weight.
-  const A weight = score == -INFINITY ? A(0) : M::exp(score - top);
-  to.top = top;
-  to.weight = to.weight * kept + weight;
+  const A weight = score == -INFINITY ? A(0) : M::exp(score - to.top);
+  to.weight += weight;
 #pragma unroll
-  for (int j = 0; j < N; ++j) to.values[j] = to.values[j] * kept + weight * value[j];
+  for (int j = 0; j < N; ++j) to.values[j] += weight * value[j];
 }
 
 // Puts the sums of lanes that lie `offset` apart together.
@@ -94,22 +101,22 @@ struct StepMask {
   }
 };
 
-template <class T, int LANES, int HEADS>
-__global__ void __launch_bounds__(kThreadsOfStep) decode_attention_kernel(const __grid_constant__ DecodeAttention a) {
+// STEPS: so many places of a lane are loaded before the first is used.
+template <class T, int LANES, int HEADS, int STEPS, int THREADS>
+__global__ void __launch_bounds__(THREADS) decode_attention_kernel(const __grid_constant__ DecodeAttention a) {
   wait_for_previous_kernel();
   using A = typename Accumulate<T>::type;
   using M = typename MathFor<T>::type;
   constexpr int N = kPackBytes / sizeof(T);
   constexpr int kWidth = LANES * N;
-  constexpr int kPlaces = kThreadsOfStep / LANES;  // at a time
-  // So many places of a lane are loaded before the first is used, as far as there are registers.
-  constexpr int kSteps = HEADS <= 2 ? 4 : HEADS <= 4 ? 2 : 1;
+  constexpr int kWarps = THREADS / 32;
+  constexpr int kPlaces = THREADS / LANES;  // at a time
   __shared__ A queries[HEADS][kWidth];
   __shared__ alignas(kPackBytes) T new_key[kWidth];
   __shared__ alignas(kPackBytes) T new_value[kWidth];
-  __shared__ A tops[kWarpsOfStep][HEADS];
-  __shared__ A weights[kWarpsOfStep][HEADS];
-  __shared__ A values[kWarpsOfStep][HEADS][kWidth];
+  __shared__ A tops[kWarps][HEADS];
+  __shared__ A weights[kWarps][HEADS];
+  __shared__ A values[kWarps][HEADS][kWidth];
 
   const int groups = static_cast<int>((a.sharing + HEADS - 1) / HEADS);
   const int group = blockIdx.x % groups;
@@ -129,21 +136,24 @@ __global__ void __launch_bounds__(kThreadsOfStep) decode_attention_kernel(const 
   const bool writes = group == 0 && blockIdx.y == 0 && position >= 0 && position < a.capacity;
   const T* k = static_cast<const T*>(a.k) + batch * a.k_strides[0] + key_head * a.k_strides[1];
   const T* v = static_cast<const T*>(a.v) + batch * a.v_strides[0] + key_head * a.v_strides[1];
-  for (int col = threadIdx.x; col < kWidth; col += kThreadsOfStep) {
-    const bool inside = col < a.size;
-    new_key[col] = inside ? narrow<T>(rotated(k, col, a.size, cos, sin)) : T(0.0f);
-    new_value[col] = inside ? v[col] : T(0.0f);
-    if (inside && writes) {
-      keys[position * a.key_strides[2] + col] = new_key[col];
-      cached[position * a.value_strides[2] + col] = new_value[col];
-    }
-  }
-  for (int i = threadIdx.x; i < HEADS * kWidth; i += kThreadsOfStep) {
-    const int head = i / kWidth;
+  // Other warps take the queries meanwhile: what each of them waits for is on its way at once.
+  for (int i = threadIdx.x; i < (1 + HEADS) * kWidth; i += THREADS) {
+    const int head = i / kWidth - 1;
     const int col = i % kWidth;
-    const T* q = static_cast<const T*>(a.q) + batch * a.q_strides[0] + (first_head + head) * a.q_strides[1];
     const bool inside = head < heads && col < a.size;
-    queries[head][col] = inside ? rotated(q, col, a.size, cos, sin) * static_cast<A>(a.scale) : A(0);
+    if (head >= 0) {
+      const T* q = static_cast<const T*>(a.q) + batch * a.q_strides[0] + (first_head + head) * a.q_strides[1];
+      queries[head][col] = inside ? rotated(q, col, a.size, cos, sin) * static_cast<A>(a.scale) : A(0);
+      continue;
+    }
+    const T value = inside ? v[col] : T(0.0f);
+    const T key = inside ? narrow<T>(rotated(k, col, a.size, cos, sin)) : T(0.0f);
+    new_key[col] = key;
+    new_value[col] = value;
+    if (inside && writes) {
+      keys[position * a.key_strides[2] + col] = key;
+      cached[position * a.value_strides[2] + col] = value;
+    }
   }
   __syncthreads();
 
@@ -161,13 +171,19 @@ __global__ void __launch_bounds__(kThreadsOfStep) decode_attention_kernel(const 
   const int64_t begin = blockIdx.y * part;
   const int64_t end = begin + part < a.capacity ? begin + part : a.capacity;
   using P = Pack<T, N>;
-  for (int64_t first = begin; first < end; first += kPlaces * kSteps) {
-    A added[kSteps][HEADS];
-    Word<P> key[kSteps] = {};
-    Word<P> value[kSteps] = {};
+  for (int64_t first = begin; first < end; first += kPlaces * STEPS) {
+    A added[STEPS][HEADS];
+    Word<P> key[STEPS] = {};
+    Word<P> value[STEPS] = {};
+    const auto place_of = [&](int step) { return first + step * kPlaces + threadIdx.x / LANES; };
+    const auto load = [&](int step, int64_t place) {
+      const bool is_new = place == position;
+      key[step] = load_word<P>(is_new ? new_key + col : keys + place * a.key_strides[2] + col);
+      value[step] = load_word<P>(is_new ? new_value + col : cached + place * a.value_strides[2] + col);
+    };
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int64_t place = first + step * kPlaces + threadIdx.x / LANES;
+    for (int step = 0; step < STEPS; ++step) {
+      const int64_t place = place_of(step);
 #pragma unroll
       for (int h = 0; h < HEADS; ++h) {
         if (h == 0 || own_masks) {
@@ -177,36 +193,48 @@ __global__ void __launch_bounds__(kThreadsOfStep) decode_attention_kernel(const 
           added[step][h] = added[step][0];
         }
       }
+      // What is filled comes at once, whether or not the mask will show it.
+      if (place < end && place <= position && col < a.size) load(step, place);
     }
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int64_t place = first + step * kPlaces + threadIdx.x / LANES;
+    for (int step = 0; step < STEPS; ++step) {
+      const int64_t place = place_of(step);
       bool seen = false;
 #pragma unroll
       for (int h = 0; h < HEADS; ++h) seen = seen || added[step][h] != -INFINITY;
-      if (seen && col < a.size) {
-        const bool is_new = place == position;
-        key[step] = load_word<P>(is_new ? new_key + col : keys + place * a.key_strides[2] + col);
-        value[step] = load_word<P>(is_new ? new_value + col : cached + place * a.value_strides[2] + col);
-      }
+      if (seen && place > position && col < a.size) load(step, place);
+      if (!seen) key[step] = value[step] = Word<P>{};
     }
+    A scores[STEPS][HEADS] = {};
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < STEPS; ++step) {
       A wide[N];
-      A scores[HEADS] = {};
       widen_word<T>(key[step], wide);
 #pragma unroll
       for (int h = 0; h < HEADS; ++h) {
 #pragma unroll
-        for (int j = 0; j < N; ++j) scores[h] += query[h][j] * wide[j];
+        for (int j = 0; j < N; ++j) scores[step][h] += query[h][j] * wide[j];
       }
-      lane_sums<LANES>(scores);
-      widen_word<T>(value[step], wide);
+      lane_sums<LANES>(scores[step]);
 #pragma unroll
       for (int h = 0; h < HEADS; ++h) {
         // Of what is not seen the score is that of zeros.
-        add_place<M>(sums[h], added[step][h] == -INFINITY ? A(-INFINITY) : scores[h] + added[step][h], wide);
+        scores[step][h] = added[step][h] == -INFINITY ? A(-INFINITY) : scores[step][h] + added[step][h];
       }
+    }
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+      A top = sums[h].top;
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) top = scores[step][h] > top ? scores[step][h] : top;
+      raise_top<M>(sums[h], top);
+    }
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+      A wide[N];
+      widen_word<T>(value[step], wide);
+#pragma unroll
+      for (int h = 0; h < HEADS; ++h) add_place<M>(sums[h], scores[step][h], wide);
     }
   }
 
@@ -228,17 +256,17 @@ __global__ void __launch_bounds__(kThreadsOfStep) decode_attention_kernel(const 
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < HEADS * kWidth; i += kThreadsOfStep) {
+  for (int i = threadIdx.x; i < HEADS * kWidth; i += THREADS) {
     const int head = i / kWidth;
     const int at = i % kWidth;
     if (head >= heads || at >= a.size) continue;
     A top = -INFINITY;
 #pragma unroll
-    for (int w = 0; w < kWarpsOfStep; ++w) top = tops[w][head] > top ? tops[w][head] : top;
+    for (int w = 0; w < kWarps; ++w) top = tops[w][head] > top ? tops[w][head] : top;
     A weight = 0;
     A sum = 0;
 #pragma unroll
-    for (int w = 0; w < kWarpsOfStep; ++w) {
+    for (int w = 0; w < kWarps; ++w) {
       const A kept = rescaled<M>(tops[w][head], top);
       weight += weights[w][head] * kept;
       sum += values[w][head][at] * kept;
@@ -287,7 +315,25 @@ template <class T, int LANES, int HEADS>
 void launch_kernel(const DecodeAttention& a, cudaStream_t stream) {
   const int64_t groups = (a.sharing + HEADS - 1) / HEADS;
   const dim3 grid(static_cast<unsigned>(a.batch * (a.heads / a.sharing) * groups), static_cast<unsigned>(a.parts));
-  launch_overlapped(decode_attention_kernel<T, LANES, HEADS>, grid, kThreadsOfStep, stream, a);
+  const auto launch_with = [&](auto steps, auto threads) {
+    launch_overlapped(decode_attention_kernel<T, LANES, HEADS, steps, threads>, grid, dim3(threads), stream, a);
+  };
+  using std::integral_constant;
+  const int64_t blocks = static_cast<int64_t>(grid.x) * grid.y;
+  if constexpr (HEADS == 1 && sizeof(T) < 8) {
+    // A block that has a multiprocessor for itself takes more of it; the fewer there are, the sooner memory answers.
+    using Wide = integral_constant<int, 2 * kThreadsOfStep>;
+    if (2 * blocks <= multiprocessors()) return launch_with(integral_constant<int, 2>{}, Wide{});
+    if (blocks <= multiprocessors()) return launch_with(integral_constant<int, 4>{}, Wide{});
+  }
+  // As many steps as there are registers for.
+  constexpr int kSteps = HEADS <= 2 ? 4 : HEADS <= 4 ? 2 : 1;
+  launch_with(integral_constant<int, kSteps>{}, integral_constant<int, kThreadsOfStep>{});
+}
+
+template <class T, int LANES, int HEADS>
+void launch_kernels(const DecodeAttention& a, cudaStream_t stream) {
+  launch_kernel<T, LANES, HEADS>(a, stream);
   if (a.parts > 1) {
     launch_overlapped(join_parts_kernel<T>, static_cast<unsigned>(a.batch * a.heads), kThreadsOfStep, stream, a);
   }
@@ -307,12 +353,12 @@ void launch_width(const DecodeAttention& a, cudaStream_t stream) {
     const int64_t heads = heads_of_block(a);
     // Eight heads of the widest rows would need too much shared memory.
     if constexpr (LANES * sizeof(float) * kPackBytes / sizeof(T) * kWarpsOfStep * 8 <= 32 * 1024) {
-      if (heads >= 8) return launch_kernel<T, LANES, 8>(a, stream);
+      if (heads >= 8) return launch_kernels<T, LANES, 8>(a, stream);
     }
-    if (heads >= 4) return launch_kernel<T, LANES, 4>(a, stream);
-    if (heads >= 2) return launch_kernel<T, LANES, 2>(a, stream);
+    if (heads >= 4) return launch_kernels<T, LANES, 4>(a, stream);
+    if (heads >= 2) return launch_kernels<T, LANES, 2>(a, stream);
   }
-  launch_kernel<T, LANES, 1>(a, stream);
+  launch_kernels<T, LANES, 1>(a, stream);
 }
 
 template <class T>
