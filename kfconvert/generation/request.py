@@ -50,45 +50,60 @@ class Request:
         """What a recording of a step depends on."""
         return self.do_sample, self.ends, self.pad, tuple(map(_described, self.processors))
 
+    def held_back(self, words: int, device: torch.device) -> Tensor | None:
+        """Which of so many words the last processors forbid before ``least``, boolean of shape [words]: a greedy choice
+        may leave them out by itself. None where there are none."""
+        processors = self.processors[self._first_of_last :]
+        every = torch.arange(words, device=device)
+        ends = [torch.isin(every, processor.eos_token_id.to(device)) for processor in processors]
+        return torch.stack(ends).any(0) if ends else None
+
     def endings(self, words: int, device: torch.device) -> dict[int, Tensor]:
-        """Which of so many words the processors that ask for a least length forbid until then, by the number of the
-        processor: boolean, of shape [words]."""
+        """As ``held_back``, of each such processor that ``scores`` applies, by its number."""
         every = torch.arange(words, device=device)
         return {
             index: torch.isin(every, processor.eos_token_id.to(device))
-            for index, processor in enumerate(self.processors)
-            if type(processor).__name__ in (_MIN_LENGTH, _MIN_NEW)
+            for index, processor in enumerate(self.processors[: self._first_of_last])
+            if _holds_back(processor)
         }
 
+    @property
+    def _first_of_last(self) -> int:
+        """The number of the first of the processors that leave words out, with none of another kind after them."""
+        count = len(self.processors)
+        while count and not self.do_sample and _holds_back(self.processors[count - 1]):
+            count -= 1
+        return count
+
     def scores(
-        self, sequences: Tensor, length: Tensor, least: Tensor, scores: Tensor, endings: dict[int, Tensor]
+        self, sequences: Tensor, length: Tensor, least: Tensor, logits: Tensor, endings: dict[int, Tensor]
     ) -> Tensor:
-        """The scores as the processors leave them.
+        """The scores as the processors leave them, but for what is to be held back.
 
         Args:
             sequences: int64 of shape [batch, width]: the tokens of each row, which is filled up with its first.
             length: int64 of shape [1], how many tokens there are in a row so far.
             least: int64 of shape [1], a row does not end before it has so many.
-            scores: float32 of shape [batch, words].
-            endings: see ``endings``.
+            logits: of shape [batch, words], of any floating dtype; the scores are float32 where there are processors.
         """
-        for index, processor in enumerate(self.processors):
+        processors = self.processors[: self._first_of_last]
+        if not processors and not self.do_sample:
+            return logits if logits.stride(-1) == 1 else logits.contiguous()
+        scores = logits.to(torch.float32, copy=True)
+        for index, processor in enumerate(processors):
             if index in endings:
                 scores = torch.where(endings[index] & (length < least), -torch.inf, scores)
             else:
                 scores = processor(sequences, scores)
         return scores
 
-    def chosen(self, scores: Tensor, noise: Tensor | None) -> Tensor:
-        """A token for each row, int64 of shape [batch].
+    def drawn(self, scores: Tensor, noise: Tensor) -> Tensor:
+        """What is largest at the token that is drawn of each row, of the shape of ``scores``.
 
-        ``noise`` are exponentially distributed numbers, float32 of the shape of ``scores``; None for a greedy choice.
-        Shares divided by such numbers are largest where ``torch.multinomial`` draws, which divides by them, too, but
-        waits for the device.
+        ``noise`` are exponentially distributed numbers, float32 of the shape of ``scores``. Shares divided by such
+        numbers are largest where ``torch.multinomial`` draws, which divides by them, too, but waits for the device.
         """
-        if noise is None:
-            return scores.argmax(-1)
-        return torch.nn.functional.softmax(scores, dim=-1).div(noise).argmax(-1)
+        return torch.nn.functional.softmax(scores, dim=-1).div(noise)
 
 
 def request(
@@ -141,7 +156,12 @@ def _is_known(processor: Any) -> bool:
     if name == _PENALTY:
         others = ("prompt_ignore_length", "logits_indices", "cu_seq_lens_q")
         return all(getattr(processor, each, None) is None for each in others)
-    return name in _AS_THEY_ARE or name in (_MIN_LENGTH, _MIN_NEW)
+    return name in _AS_THEY_ARE or _holds_back(processor)
+
+
+def _holds_back(processor: Any) -> bool:
+    """Whether it forbids some words until a row is long enough, and does nothing else."""
+    return type(processor).__name__ in (_MIN_LENGTH, _MIN_NEW)
 
 
 def _least(processor: Any) -> int:
@@ -155,7 +175,7 @@ def _least(processor: Any) -> int:
 def _described(processor: Any) -> Hashable:
     name = type(processor).__name__
     attributes = dict(vars(processor))
-    for each in ("min_length", "min_new_tokens", "prompt_length_to_skip") if name in (_MIN_LENGTH, _MIN_NEW) else ():
+    for each in ("min_length", "min_new_tokens", "prompt_length_to_skip") if _holds_back(processor) else ():
         attributes.pop(each, None)  # ``least`` has them
     values = {key: tuple(v.flatten().tolist()) if isinstance(v, Tensor) else v for key, v in attributes.items()}
     return name, tuple(sorted((key, repr(value)) for key, value in values.items()))

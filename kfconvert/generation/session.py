@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..ops import next_token_
 from ..runtime import Pool, Repeated, Unrecordable, Variant, library_switches
 from .request import Request
 
 # So many ways to choose tokens are recorded over the same tensors.
 MOST_RECORDINGS = 4
+
+
+class _Fixed(NamedTuple):
+    """What is the same in each step of a request, and so is none of a recording's work."""
+
+    endings: dict[int, Tensor]
+    held_back: Tensor | None
+    ends: Tensor | None
 
 
 class Session:
@@ -39,6 +48,7 @@ class Session:
             self.sequences = new(batch, capacity + 1, dtype=torch.long)
             self.length, self.least = new(1, dtype=torch.long), new(1, dtype=torch.long)
             self.finished = new(batch, dtype=torch.bool)
+            self._scratch = new(batch + 1, dtype=torch.long)
         self._noise: Tensor | None = None
         # How many words there are to choose from, from the first request on.
         self._words = 0
@@ -80,7 +90,7 @@ class Session:
         if asked.do_sample:
             self._make_noise()
             self._draw()
-        self._take(asked, asked.endings(self._words, self.device), logits)
+        self._take(asked, self._fixed(asked), logits)
 
     def grown(self, larger: Session) -> None:
         """Let ``larger`` go on where this one is."""
@@ -120,9 +130,7 @@ class Session:
         step = self._steps.get(key)
         if step is None:
             before = self._draw if asked.do_sample else None
-            # It is the same in each step, and so is none of a recording's work.
-            endings = asked.endings(self._words, self.device)
-            step = _Step(partial(self._run, asked, endings, plans), self.pool, weights, before)
+            step = _Step(partial(self._run, asked, self._fixed(asked), plans), self.pool, weights, before)
             self._steps[key] = step
         return step
 
@@ -135,30 +143,29 @@ class Session:
         if self._noise is not None:
             self._noise.exponential_(1)
 
-    def _run(self, asked: Request, endings: dict[int, Tensor], plans: Any) -> None:
+    def _fixed(self, asked: Request) -> _Fixed:
+        ends = torch.tensor(asked.ends, device=self.device) if asked.ends else None
+        words, device = self._words, self.device
+        return _Fixed(asked.endings(words, device), asked.held_back(words, device), ends)
+
+    def _run(self, asked: Request, fixed: _Fixed, plans: Any) -> None:
         flat = self.variant.program.computed(plans, self.leaves)
         cache = type(self.cache)(self.cache.tensors())
         outputs = self.variant.region.outputs.put_together(flat, [cache])
         for held, written in zip(self.cache.tensors(), cache.tensors()):
             if written.data_ptr() != held.data_ptr():
                 held.copy_(written)
-        self._take(asked, endings, outputs.logits[:, -1])
+        self._take(asked, fixed, outputs.logits[:, -1])
 
-    def _take(self, asked: Request, endings: dict[int, Tensor], logits: Tensor) -> None:
+    def _take(self, asked: Request, fixed: _Fixed, logits: Tensor) -> None:
         """Choose a token of each row by the ``logits`` [batch, words] of its last one, and let it be the next input."""
-        scores = asked.scores(self.sequences, self.length, self.least, logits.to(torch.float32, copy=True), endings)
-        tokens = asked.chosen(scores, self._noise if asked.do_sample else None)
-        if asked.ends:
-            tokens = tokens.masked_fill(self.finished, asked.pad)
-        self.sequences.index_copy_(1, self.length, tokens[:, None])
-        # Once all rows are finished nothing is added.
-        self.length.add_(~self.finished.all() if asked.ends else 1)
-        for end in asked.ends:
-            self.finished.logical_or_(tokens == end)
-        self.arguments["input_ids"].copy_(tokens[:, None])
-        self.cache.position.add_(1)
-        if "position_ids" in self.arguments:
-            self.arguments["position_ids"].add_(1)
+        scores = asked.scores(self.sequences, self.length, self.least, logits, fixed.endings)
+        if asked.do_sample and self._noise is not None:
+            scores = asked.drawn(scores, self._noise)
+        next_token_(
+            scores, fixed.held_back, self.least, fixed.ends, asked.pad, self.sequences, self.length, self.finished,
+            self.arguments["input_ids"], self.cache.position, self.arguments.get("position_ids"), self._scratch,
+        )  # fmt: skip
 
 
 class _Step:

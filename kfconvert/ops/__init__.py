@@ -8,6 +8,7 @@ from .. import second_names
 from .activations import ACTIVATIONS, Activation, apply_activation
 from .declaration import OPERATORS
 from .fused import *
+from .fused.next_token import next_token_ as next_token_
 from .kinds import checked
 from .standalone import *
 

@@ -72,6 +72,15 @@ def skinny_linear():
     return torch.ops.kfconvert.skinny_linear(x.view(3, 4), weight.view(6, 4), x[:6], 2, 0.01, True, False)
 
 
+def next_token():
+    rows = [torch.zeros(size, dtype=torch.long) for size in ((2, 4), (1,), (2, 1), (), (3,))]
+    sequences, length, inputs, position, scratch = rows
+    finished, ends = torch.zeros(2, dtype=torch.bool), torch.ones(1, dtype=torch.long)
+    torch.ops.kfconvert.next_token_(
+        torch.eye(2, 5), None, length.clone(), ends, 0, sequences, length, finished, inputs, position, None, scratch
+    )
+
+
 def tried(name):
     """(the public function, its arguments) of each call to try; of none where torch's operators do it all."""
     function, arguments = base(name)
@@ -141,6 +150,7 @@ def test_every_operator_is_tried():
         bias_in_place()
         decode_attention()
         skinny_linear()
+        next_token()
     twins = {f"{name}_inference" for name in ran} | {name.removesuffix("_inference") for name in ran}
     assert not set(OPERATORS) - ran - twins  # which share their composition
 

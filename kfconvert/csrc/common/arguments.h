@@ -214,6 +214,29 @@ struct DecodeAttention {
   void* partials;
 };
 
+// A step of generation after its scores: the token with the largest one of each row, and what is counted on. Integers
+// lie together in memory.
+struct NextToken {
+  const void* scores;     // (rows, words), the words of a row together
+  const bool* held_back;  // (words) or null: not before *length reaches *least
+  const int64_t* least;   // on the device, as length
+  const int64_t* ends;    // (end_count) or null: a row is finished after one of them
+  int64_t* sequences;     // (rows, width): gets the tokens in column *length
+  int64_t* length;        // counts on, unless ends are given and all rows had been finished
+  bool* finished;         // (rows): such a row gets `pad` where ends are given
+  int64_t* inputs;        // (rows): gets the tokens
+  int64_t* position;      // counts on
+  int64_t* position_ids;  // (rows) or null: count on
+  int64_t* scratch;       // (rows + 1), the last of which is 0 before and after
+  int64_t score_stride;   // of rows
+  int64_t rows;
+  int64_t words;
+  int64_t width;
+  int64_t end_count;
+  int64_t pad;
+  DType dtype;  // of scores
+};
+
 // What is added up, of x and other. The numbers are those of kfconvert/ops/standalone/reduce.py, which has no identity.
 enum class Term : int {
   identity = 0,

@@ -32,6 +32,8 @@ int launch_layer_norm_backward(const LayerNormBackward& a, void* grad_weight, vo
 int64_t decode_parts(const DecodeAttention& a);
 int launch_decode_attention(const DecodeAttention& a, void* stream);
 
+int launch_next_token(const NextToken& step, void* stream);
+
 // Whether the current device has the tensor cores that launch_skinny_product needs.
 bool has_skinny_product();
 int launch_skinny_product(const SkinnyProduct& product, void* stream);

@@ -3,6 +3,7 @@
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
 #include "../common/decode_attention.h"
+#include "../common/next_token.h"
 #include "../common/register.h"
 #include "../common/skinny_linear.h"
 #include "kernels.h"
@@ -70,6 +71,11 @@ class Cuda {
   static void skinny_product(const SkinnyProduct& a, const Tensor& like) {
     const Cuda here(like);
     check_cuda(launch_skinny_product(a, here.stream()), "skinny_product");
+  }
+
+  static void next_token(const NextToken& a, const Tensor& like) {
+    const Cuda here(like);
+    check_cuda(launch_next_token(a, here.stream()), "next_token");
   }
 
   static int64_t layer_norm_partials(const LayerNormBackward& a, const Tensor& like) {
@@ -167,6 +173,7 @@ STABLE_TORCH_LIBRARY_IMPL(kfconvert, CUDA, m) {
   kfc::register_operators<kfc::Cuda>(m);
   // Steps of generation are recorded on CUDA only.
   m.impl("decode_attention_", TORCH_BOX(&kfc::decode_attention_<kfc::Cuda>));
+  m.impl("next_token_", TORCH_BOX(&kfc::next_token_<kfc::Cuda>));
   // The libraries of the CPU do well with few rows.
   m.impl("skinny_linear", TORCH_BOX(&kfc::skinny_linear<kfc::Cuda>));
 }

@@ -1,0 +1,65 @@
+"""next_token_: the token with the largest score of each row, put where a step of generation takes it up.
+
+On CUDA one launch does what takes some twenty otherwise, each of which is too small to fill the device.
+"""
+
+import torch
+
+from ..registration import define, require
+
+_SCORES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def _check(scores, held_back, least, ends, pad, sequences, length, finished, inputs, position, position_ids, scratch):
+    operator = "next_token_"
+    rows, words = scores.shape if scores.dim() == 2 else (0, 0)
+    require(rows > 0 and words > 0, operator, "scores must have rows of one word or more")
+    require(scores.dtype in _SCORES, operator, f"scores of {scores.dtype} are none")
+    for name, tensor, shape, dtype in (
+        ("held_back", held_back, (words,), torch.bool),
+        ("least", least, (1,), torch.long),
+        ("ends", ends, None, torch.long),
+        ("sequences", sequences, (rows, sequences.shape[-1]), torch.long),
+        ("length", length, (1,), torch.long),
+        ("finished", finished, (rows,), torch.bool),
+        ("inputs", inputs, (rows, 1), torch.long),
+        ("position", position, (), torch.long),
+        ("position_ids", position_ids, (rows, 1), torch.long),
+        ("scratch", scratch, (rows + 1,), torch.long),
+    ):
+        if tensor is not None:
+            fits = tensor.dtype == dtype and shape in (None, tuple(tensor.shape))
+            require(fits, operator, f"{name} is no {dtype} of shape {shape}")
+
+
+def _compose(scores, held_back, least, ends, pad, sequences, length, finished, inputs, position, position_ids, scratch):
+    _check(scores, held_back, least, ends, pad, sequences, length, finished, inputs, position, position_ids, scratch)
+    if held_back is not None:
+        scores = torch.where(held_back & (length < least), -torch.inf, scores)
+    tokens = scores.argmax(-1)
+    may_end = ends is not None and ends.numel() > 0
+    if may_end:
+        tokens = torch.where(finished, pad, tokens)
+    sequences.index_copy_(1, length, tokens[:, None])
+    length.add_(~finished.all() if may_end else 1)
+    if may_end:
+        finished.logical_or_(torch.isin(tokens, ends))
+    inputs.copy_(tokens[:, None])
+    position.add_(1)
+    if position_ids is not None:
+        position_ids.add_(1)
+
+
+# scores: (rows, words), of which those of the words that are held_back (words,), boolean, count as -inf while length is
+# below least; both int64 of shape (1,). ends: int64 of shape (any,), after one of which a row is finished, boolean of
+# shape (rows,), and gets pad from then on; None or empty where rows end by their length alone. sequences: int64 of
+# shape (rows, width), gets the tokens in column length, which counts on unless all rows had been finished. inputs:
+# (rows, 1), int64, gets them too; position, int64 of shape (), and position_ids (rows, 1) count on. scratch: int64 of
+# shape (rows + 1,), zeros at first. Of equal scores the first word is taken; NaN is larger than all.
+next_token_ = define(
+    "next_token_(Tensor scores, Tensor? held_back, Tensor least, Tensor? ends, int pad, Tensor(a!) sequences, "
+    "Tensor(b!) length, Tensor(c!) finished, Tensor(d!) inputs, Tensor(e!) position, Tensor(f!)? position_ids, "
+    "Tensor(g!) scratch) -> ()",
+    _compose,
+    lambda *arguments: _check(*arguments),
+)
