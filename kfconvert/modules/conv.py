@@ -409,7 +409,9 @@ class _OneDNNConv:
     """A convolution with packed weight; addition fused, and the activation where that loses no NaN."""
 
     def __init__(self, weight, bias, geometry, memory_format, activation, negative_slope, x):
-        self.geometry, self.memory_format, self.bias = geometry, memory_format, bias
+        self.geometry, self.memory_format = geometry, memory_format
+        # oneDNN reads the bias by its address, whatever its strides.
+        self.bias = None if bias is None else bias.contiguous()
         self.pointwise, self.finish = pointwise(activation, negative_slope)
         # After the addition oneDNN fuses relu only, and loses its NaN.
         self.finish_sum = in_place(activation, negative_slope)

@@ -235,9 +235,14 @@ class FusedLinear(FusedModule):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         arguments, finish = pointwise(self.activation, self.negative_slope)
         linear = torch.ops.mkldnn._linear_pointwise.default
-        if finish is None:
-            return lambda x: linear(x, packed, holder["bias"], *arguments)
-        return lambda x: finish(linear(x, packed, holder["bias"], *arguments))
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            bias = holder["bias"]
+            # oneDNN reads the bias by its address, whatever its strides.
+            y: torch.Tensor = linear(x, packed, bias if bias is None else bias.contiguous(), *arguments)
+            return y if finish is None else finish(y)
+
+        return call
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """``act(linear(x, W, b))`` in plain ATen calls."""
