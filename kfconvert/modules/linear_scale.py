@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .base import FusedModule, Plan, held_of, require_float_tensor, takes_plain_path
+from .base import FusedModule, Plan, held_of, is_too_narrow, require_float_tensor, takes_plain_path
 from .linear import FusedLinear
 
 
@@ -16,8 +16,8 @@ class FusedLinearScale(FusedLinear):
     that is given, as a view.
 
     In inference gamma is folded into the layer, W' = gamma W and b' = gamma b in float64, then cast once to
-    the dtype of W, from the live tensors and again whenever they change. Where a gradient is needed, under
-    autocast and under ``torch.compile`` it is applied afterwards.
+    the dtype of W, from the live tensors and again whenever they change; in float16 only where W' and b' are within its
+    range. Else, where a gradient is needed, under autocast and under ``torch.compile`` it is applied afterwards.
     Strategies: those of :class:`FusedLinear`, on the folded weights ("folded" in place of "kernel").
     """
 
@@ -88,8 +88,15 @@ class FusedLinearScale(FusedLinear):
         with torch.inference_mode(False), torch.no_grad():
             gamma = self.gamma.double().flatten()
             factors = gamma if self.transposed else gamma[:, None]
-            weight = (self.weight.double() * factors).to(self.weight.dtype)
-            bias = None if self.bias is None else (self.bias.double() * gamma).to(self.bias.dtype)
+            scaled = self.weight.double() * factors
+            weight, bias = scaled.to(self.weight.dtype), None
+            fits = not is_too_narrow(weight, scaled)
+            if self.bias is not None:
+                scaled = self.bias.double() * gamma
+                bias = scaled.to(self.bias.dtype)
+                fits = fits and not is_too_narrow(bias, scaled)
+            if not fits:
+                return self.reference
             folded = FusedLinear.from_tensors(weight, bias, transposed=self.transposed)
             plan = folded._kernel if strategy == "folded" else folded._plan(strategy, weight)
         permutation = self.permutation  # a plan that held this module would hold the weight that it has folded

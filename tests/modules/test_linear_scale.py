@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from accuracy import check_strategies
@@ -54,6 +56,25 @@ def test_follows_its_tensors(device):
             tensor.add_(1)
             assert not torch.equal(module(x), before)
             torch.testing.assert_close(module(x), module.reference(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("weight", "gamma", "inputs"), [(0.2, 1e-5, 3e3), (10, 1e4, 1e-3)], ids=["too small", "too large"]
+)
+def test_folded_weights_beyond_the_range_of_float16(weight, gamma, inputs, transposed, device):
+    """Tensors that come later, and the result, lie within it; what is folded does not."""
+    module, x = build(device, torch.float16, transposed=transposed), torch.randn(40, 48, device=device).half()
+    names = module.strategies(x)
+    for module.strategy in names:
+        module(x)
+    module.weight.normal_().mul_(weight), module.bias.zero_(), module.gamma.fill_(gamma)
+    x *= inputs
+    exact = copy.deepcopy(module).double().reference(x.double())
+    for module.strategy in names:
+        error = (module(x).double() - exact).abs().max()
+        assert error <= 2 * torch.finfo(torch.float16).eps * exact.abs().max()
 
 
 def test_gradcheck(device):
