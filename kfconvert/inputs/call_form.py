@@ -47,12 +47,12 @@ class CallForm:
         self.names = tuple(arguments)
         self.parameters = frozenset(p.name for p in parameters if p.kind is not kinds.VAR_KEYWORD)
         try:
-            leaves, self.form = taken_apart(list(arguments.values()))
+            self.form = taken_apart(list(arguments.values()))[1]
         except UnknownCache as error:
             raise ValueError(str(error)) from None
         if len(self.form.caches) > len(caches_in(arguments.values())):
             raise ValueError("a cache lies within a list or dict among its arguments")
-        self.flat = len(leaves) == len(self.names) and not self.form.caches
+        self.flat = all(spec.is_leaf() for spec in self.form.spec.children()) and not self.form.caches
         self._orders: dict[tuple, Order | None] = {}
 
     @property

@@ -13,6 +13,10 @@ from kfconvert.region.region import CaptureError
 from kfconvert.runtime import watch
 
 
+def nested(first, second):
+    pass
+
+
 def forward(ids, mask=None, scale=1.0, *, flag=True):
     pass
 
@@ -67,6 +71,22 @@ def test_nested_arguments_are_flattened():
     form = CallForm(forward, ((IDS, MASK),), {})
     assert form.leaves(((IDS, MASK),), {})[1] is MASK
     assert form.leaves(([IDS, MASK],), {}) is None
+
+
+@pytest.mark.parametrize("bare", [IDS, 1.5, None], ids=["tensor", "number", "None"])
+def test_a_container_of_one_value_is_not_that_value(bare):
+    spelled = [bare, [bare], (bare,), {"a": bare}, {"b": bare}, [[bare]]]
+    for known in spelled:
+        form = CallForm(nested, (known, IDS), {})
+        for other in spelled:
+            assert (form.leaves((other, IDS), {}) is not None) == (other is known)
+
+
+def test_containers_of_other_lengths_make_up_for_each_other():
+    form = CallForm(nested, ([], [IDS, MASK]), {})
+    assert form.leaves(([], [IDS, MASK]), {}) is not None
+    for other in ((IDS, MASK), ([IDS], [MASK]), ([IDS, MASK], [])):
+        assert form.leaves(other, {}) is None
 
 
 class Flattens(nn.Module):
