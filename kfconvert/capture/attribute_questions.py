@@ -1,10 +1,10 @@
 """Which attributes a forward asks tensors for that they do not have by themselves, such as a scale that somebody has
-given to a weight: a trace asks its stand-ins for them, and these have none."""
+given to a weight: a trace asks its stand-ins for them, and these have none. And which it sets on those it is given."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,3 +45,19 @@ def refuse_attributes(names: Iterable[str], tensors: Iterable[Tensor]) -> None:
     for name in sorted(names):
         if any(name in vars(tensor) for tensor in tensors):
             raise CaptureError(f"its forward reads the attribute {name} of a tensor, which no graph shows")
+
+
+@contextmanager
+def set_attributes(tensors: Sequence[Tensor]) -> Iterator[set[str]]:
+    """Within the block, ``tensors`` have no attributes of their own; after it, the set has the names of those that they
+    were given, which are gone again."""
+    names, before = set[str](), [dict(vars(tensor)) for tensor in tensors]
+    for tensor in tensors:
+        vars(tensor).clear()
+    try:
+        yield names
+    finally:
+        for tensor, own in zip(tensors, before):
+            names.update(vars(tensor))
+            vars(tensor).clear()
+            vars(tensor).update(own)

@@ -31,6 +31,7 @@ from .trial_runs import (
     draws_untold,
     ignore_use_cache,
     note_orders,
+    returns_held,
     take_constants,
     trial,
     writes_arguments,
@@ -252,6 +253,10 @@ def _capture(
     run = captured.variant(()).run
     if writes_arguments(module, region, given):
         raise CaptureError("its forward writes to a list or dict among its arguments")
+    if seen is not None and seen.attributes:
+        raise CaptureError(f"its forward sets the attribute {min(seen.attributes)} of an argument")
+    if returns_held(module, region, seen):
+        raise CaptureError("it returns a list or dict that is held elsewhere too, of which a graph makes copies")
     region.is_random = region.is_random or draws_untold(region, run, given)
     if region.is_random and not draws_as_told(module, region, run, given):
         raise CaptureError("its random numbers are not only those that the state of the generator gives")

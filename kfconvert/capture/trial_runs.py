@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import namedtuple
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from torch.utils import _pytree as pytree
 
 from ..accuracy import seeded
 from ..graph import mark_orders
-from ..inputs import TreeForm, bounded_lookups, copy_of
+from ..inputs import TreeForm, bounded_lookups, copy_of, is_cache
 from ..modules import CHANNELS_LAST
 from ..process import is_one_of_several, noted_collectives
 from ..region import CaptureError, Dimensions, Region, given_as
 from ..runtime import without_cache
 from ..torch_state import is_transformed
+from .attribute_questions import set_attributes
 from .watched_run import Way
 
 # The same operators run on both sides; only their choice of algorithm may differ. A wrong branch differs grossly.
@@ -186,13 +188,52 @@ def writes_arguments(model: nn.Module, region: Region, leaves: list[Any]) -> boo
     return before[1] != after[1] or not all(map(operator.is_, before[0], after[0]))
 
 
+@torch.no_grad()
+def returns_held(model: nn.Module, region: Region, seen: Trial | None) -> bool:
+    """Whether a list, dict or the like that ``model`` returns is held elsewhere too: by it, by an argument, in a global
+    variable, or at another place among the outputs. A program makes a new one for each place in each call.
+
+    ``seen``: a call that the model takes.
+    """
+    if seen is None or _has_tuples_only(region.outputs.spec):
+        return False
+    known: list[Any] = []
+    for _ in range(2):  # what somebody holds is returned again
+        keywords = region.call.keywords([copy_of(each) if isinstance(each, Tensor) else each for each in seen.leaves])
+        with bounded_lookups(leaf for leaf in seen.leaves if isinstance(leaf, Tensor)):
+            returned = _containers(model(**keywords))
+        known += _containers(keywords)
+        if len({*map(id, known), *map(id, returned)}) < len(known) + len(returned):
+            return True
+        known += returned
+    return False
+
+
+def _has_tuples_only(spec: pytree.TreeSpec) -> bool:
+    return spec.is_leaf() or (spec.type in (tuple, namedtuple) and all(map(_has_tuples_only, spec.children())))
+
+
+def _containers(values: Any) -> list[Any]:
+    """The lists, dicts and so on that ``values`` are made of, itself among them; not tuples, which nobody changes."""
+    met: list[Any] = []
+
+    def is_leaf(value: Any) -> bool:
+        met.append(value)
+        return is_cache(value)
+
+    pytree.tree_flatten(values, is_leaf=is_leaf)
+    return [each for each in met if not (isinstance(each, tuple) or is_cache(each) or pytree.tree_is_leaf(each))]
+
+
 @dataclass(frozen=True)
 class Trial:
-    """What a module has returned for the flat inputs ``leaves``, as flat values and their form."""
+    """What a module has returned for the flat inputs ``leaves``, as flat values and their form, and the names of the
+    attributes that it has set on these inputs."""
 
     leaves: list[Any]
     outputs: list[Any]
     form: TreeForm
+    attributes: set[str]
 
 
 @torch.no_grad()
@@ -202,8 +243,10 @@ def trial(model: nn.Module, region: Region, leaves: list[Any]) -> Trial | None:
     for few in (with_few(region, leaves), leaves) if region.guard.free else (leaves,):
         given = _resized(region, few)
         with suppress(Exception):  # whatever the model raises, it does not take these sizes
-            with bounded_lookups(leaf for leaf in given if isinstance(leaf, Tensor)):
-                return Trial(given, *region.flat_outputs(model, given))
+            tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
+            with bounded_lookups(tensors), set_attributes(tensors) as attributes:
+                outputs, form = region.flat_outputs(model, given)
+            return Trial(given, outputs, form, attributes)
     return None
 
 

@@ -125,6 +125,20 @@ def test_a_list_that_is_only_read():
     assert fused.kfconvert_info()["guard"]["hits"] == 1
 
 
+class Marking(Body):
+    def forward(self, x, other):
+        other.seen = True
+        return self.body(x) + other
+
+
+def test_attributes_that_the_forward_sets_on_an_argument():
+    model, fused = converted(Marking, X, X + 1)
+    ours, theirs = X + 1, X + 1
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X, theirs), model(X, ours))
+    assert vars(theirs) == vars(ours) == {"seen": True}
+
+
 class Comparing(Body):
     """Self-attention, of which the norm is left out, is told from attention to something else by ``is``."""
 

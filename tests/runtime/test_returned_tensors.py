@@ -1,5 +1,7 @@
-"""What calls return: which tensors are one, or share memory, and how those lie that somebody may ask to view."""
+"""What calls return: which tensors are one, or share memory, and how those lie that somebody may ask to view; and
+which lists and dicts somebody else holds."""
 
+import collections
 import copy
 
 import pytest
@@ -176,3 +178,62 @@ class Shows(nn.Module):
 
     def forward(self, x):
         return self.linear(torch.relu(self.norm(self.conv(x))).mean((2, 3))), self.shown(self)
+
+
+GLOBAL = [1.0]
+# Of what is computed, the model, and an argument: what is returned that somebody else can change, or sees changed.
+HELD = {
+    "list of the model": lambda y, m, c: (y, m.held),
+    "nested in the model": lambda y, m, c: {"y": y, "more": (y, m.deep["inner"])},
+    "of the globals": lambda y, m, c: [y, GLOBAL],
+    "argument": lambda y, m, c: (y, c),
+    "within an argument": lambda y, m, c: (y, {"c": c["inner"]}),
+    "twice": lambda y, m, c: (lambda both: (both, both))([y]),
+}
+NEW = {
+    "copies": lambda y, m, c: (y, list(m.held), [*c["inner"]]),
+    "tuples": lambda y, m, c: ((y, m.pair), m.pair),
+    "tensors of an argument": lambda y, m, c: [c["inner"][0], {"y": [y]}],
+    "other kinds": lambda y, m, c: (collections.OrderedDict(a=[y]), collections.deque([y]), []),
+}
+
+
+class Returning(nn.Module):
+    def __init__(self, returned):
+        super().__init__()
+        self.linear, self.returned = nn.Linear(8, 8), returned
+        self.held, self.deep, self.pair = [2.0], {"inner": [3.0]}, (1, 2)
+
+    def forward(self, x, c):
+        return self.returned(torch.relu(self.linear(x)) * self.held[0] * self.deep["inner"][0], self, c)
+
+
+def returned_by(returned):
+    model = Returning(returned).eval()
+    example = (torch.randn(4, 8), {"inner": [torch.randn(4, 8)]})
+    fused = ModelConverter(select="all", effort="fast").convert_model(copy.deepcopy(model), example_inputs=example)
+    return model, fused, example
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize("name", HELD)
+def test_lists_and_dicts_that_somebody_else_holds(name):
+    model, fused, example = returned_by(HELD[name])
+    seen = []
+    for each in (model, fused):
+        given = copy.deepcopy(example)
+        holders = [GLOBAL, each.held, each.deep["inner"], given[1], given[1]["inner"]]
+        values = []
+        torch.utils._pytree.tree_flatten(each(*given), is_leaf=values.append)
+        containers = [value for value in values if isinstance(value, (list, dict))]
+        seen.append([[value is other for other in (*holders, *containers)] for value in containers])
+    assert seen[0] == seen[1] and max(map(sum, seen[0])) > 1  # each is itself
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", NEW)
+def test_lists_and_dicts_that_are_new_in_each_call(name):
+    model, fused, example = returned_by(NEW[name])
+    torch.testing.assert_close(fused(*example), model(*example))
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
