@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,9 @@ def _made(
 ) -> nn.Module:
     """The original model with its weights, on the CPU or where ``model`` is."""
     made = _architecture(folder, record, tensors, model, trust_source)
+    name = next((name for name, t in chain(made.named_parameters(), made.named_buffers()) if t.is_meta), None)
+    if name is not None:
+        raise ArtifactError(f"{folder}: the model is on the device meta, where {name} holds no data to fill")
     fill(made, tensors, folder)
     fill_buffers(made, buffers)
     return made

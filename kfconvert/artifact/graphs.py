@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import Capture, recaptured
+from ..capture import Capture, recaptured, unfit_tensor
 from ..inputs import CallForm, build
 from ..region import ClassName, Read, Region, Unstorable, class_name, kept, made_reads, made_region
 from ..runtime import Untold, configurations, evidence_of, guarded_forward
@@ -35,7 +35,10 @@ def stored_graphs(
     """
     every = [*((region, [""]) for region in calls), *parts]
     classes = _classes(model)
-    stored = {id(region): _usable(region, classes, device) for region, _ in every}
+    stored = {
+        id(region): _usable(region, [model.get_submodule(path) for path in paths], classes, device)
+        for region, paths in every
+    }
     usable = [(region, paths) for region, paths in every if stored[id(region)] is not None]
     if (
         not usable
@@ -58,8 +61,11 @@ def stored_graphs(
     }
 
 
-def _usable(region: Region, classes: dict[ClassName, type], device: str) -> dict[str, Any] | None:
-    """What is kept of ``region``, None where that is nothing that ``load`` could make the same region of."""
+def _usable(
+    region: Region, modules: list[nn.Module], classes: dict[ClassName, type], device: str
+) -> dict[str, Any] | None:
+    """What is kept of ``region``, None where that is nothing that ``load`` could make the same region of, or a tensor
+    of one of the ``modules`` that it serves has become of another kind."""
     stored = kept(region)
     if stored is None:
         return None
@@ -68,6 +74,7 @@ def _usable(region: Region, classes: dict[ClassName, type], device: str) -> dict
         made = made_region(stored, region.call, region.example, classes)
         leaves = region.call.leaves((), build(region.example, device))
         same = made.reads == region.reads and leaves is not None and made.guard.refusal(leaves) is None
+        same = same and all(unfit_tensor(module, made) is None for module in modules)
     except Exception as reason:  # whatever it is, a trace does without
         _LOG.debug("a graph is not stored: %s: %s", type(reason).__name__, reason)
         return None

@@ -1,7 +1,7 @@
 """Modules as graphs: the model in each form in which it is called, and its parts."""
 
 from .call_forms import capture_forms, refused_in_every_form
-from .captured import Capture, capture, recaptured
+from .captured import Capture, capture, recaptured, unfit_tensor
 from .generation import capture_generation, prompt_of
 from .own_writes import WrittenState, run_keeping, written_state
 from .parts import Part, Parts, Refused, parents
@@ -27,6 +27,7 @@ __all__ = [
     "refused_in_every_form",
     "run_keeping",
     "trace",
+    "unfit_tensor",
     "WrittenState",
     "with_few",
     "written_state",

@@ -151,7 +151,16 @@ def recaptured(module: nn.Module, path: str, region: Region, leaves: list[Any] |
     """
     if leaves is None or len(leaves) != len(region.inputs) or region.guard.refusal(leaves) is not None:
         raise Unstorable("its example call is none that it was stored for")
-    live = _mark(module, region)
+    reason = unfit_tensor(module, region)
+    if reason is not None:
+        raise Unstorable(reason)
+    return Capture(path, module, region, _mark(module, region), leaves, search(region.graph))
+
+
+def unfit_tensor(module: nn.Module, region: Region) -> str | None:
+    """Which tensor of ``module`` is not of the shape, dtype and kind of device that the graph of ``region`` was traced
+    with; None where all are."""
+    live = LiveTensors(module, region)
     for node in region.graph.nodes:
         if node.name not in region.slots:
             continue
@@ -161,10 +170,10 @@ def recaptured(module: nn.Module, path: str, region: Region, leaves: list[Any] |
         except (AttributeError, KeyError):
             found = None
         if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
-            raise Unstorable(f"it has no tensor for {node.name}")
+            return f"it has no tensor for {node.name}"
         if (found.shape, found.dtype, found.device.type) != (expected.shape, expected.dtype, expected.device.type):
-            raise Unstorable(f"its tensor for {node.name} is of another kind")
-    return Capture(path, module, region, live, leaves, search(region.graph))
+            return f"its tensor for {node.name} is of another kind"
+    return None
 
 
 def _mark(module: nn.Module, region: Region) -> LiveTensors:

@@ -84,6 +84,9 @@ def evidence_of(
     """
     teller = _Teller()
     lines = [*_process(), *_structure(model, teller)]
+    # Those that are plain attributes are in no store of their module. Slots from an unknown hand may be nowhere.
+    held = {path: vars(module) for path, module in model.named_modules(remove_duplicate=False)}
+    lines += [f"{path}.{name}: {teller.told(held[path][name])}" for path, name in slots if name in held.get(path, ())]
     state = ModelState(model, reads, slots)
     lines += [f"{name} is {value!r}" for name, value in sorted(state.code.switches.items())]
     for name, entry in zip(state.code.names, state.code.watch.entries):

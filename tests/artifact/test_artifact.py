@@ -323,6 +323,8 @@ def test_architecture_must_be_known_and_fit(fused, tmp_path):
     with pytest.raises(ArtifactError, match="do not fit SmallNet.*size mismatch") as caught:
         artifact.load(path, model=SmallNet(width=4))
     assert "\n" not in str(caught.value)
+    with pytest.raises(ArtifactError, match="on the device meta, where .*weight holds no data"):
+        artifact.load(path, model=SmallNet().to("meta"))
     with pytest.raises(ArtifactError, match="Linear takes arguments"):
         artifact.load(path, model=nn.Linear)
     with pytest.raises(ArtifactError, match="no kfconvert artifact"):

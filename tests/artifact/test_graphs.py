@@ -226,6 +226,42 @@ def test_a_model_that_was_changed_before_it_was_saved_keeps_no_graphs(saved, tmp
     assert not (artifact.save(loaded, tmp_path / "net") / "graphs.json").exists()
 
 
+class OfTwoKinds(nn.Module):
+    """A buffer of another dtype than the weights, and a tensor that is a plain attribute."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.linear, self.shift = nn.Linear(8, 8), torch.ones(8, dtype=dtype)
+        self.register_buffer("scale", torch.full((8,), 1.1, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * self.scale + self.shift
+
+
+@pytest.mark.parametrize(
+    "change, dtype, keeps",
+    [
+        (lambda model: model, torch.float32, True),
+        (lambda model: model, torch.float64, True),  # of the attribute of the model that is given
+        (lambda model: model.float(), torch.float32, False),
+        (lambda model: model.half().float(), torch.float32, False),
+    ],
+    ids=["as it was", "another attribute", "another buffer", "rounded"],
+)
+def test_tensors_of_another_kind(tmp_path, traces, change, dtype, keeps):
+    x = torch.randn(4, 8)
+    fused = change(ModelConverter(select="all").convert_model(OfTwoKinds().eval(), example_inputs=x))
+    path = artifact.save(fused, tmp_path / "net")
+    assert (path / "graphs.json").exists() == keeps
+    traces.clear()
+    model = OfTwoKinds(dtype).eval()
+    loaded = artifact.load(path, model=model)
+    assert bool(traces) == (not keeps or dtype is not torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x), type(model).forward(model, x))
+    assert loaded.kfconvert_info()["guard"]["hits"] == 1
+
+
 class Looking(nn.Module):
     """Asks how its argument lies in memory."""
 
