@@ -54,6 +54,7 @@ class Session:
         self._words = 0
         self._plans: Any = None
         self._steps: dict[Hashable, Callable[[], None]] = {}
+        self._known: dict[Hashable, _Fixed] = {}
 
     def begin(self, asked: Request, input_ids: Tensor, of_model: dict[str, Any], filled: Any, logits: Tensor) -> None:
         """Take over a prompt that the model has seen.
@@ -144,9 +145,14 @@ class Session:
             self._noise.exponential_(1)
 
     def _fixed(self, asked: Request) -> _Fixed:
-        ends = torch.tensor(asked.ends, device=self.device) if asked.ends else None
         words, device = self._words, self.device
-        return _Fixed(asked.endings(words, device), asked.held_back(words, device), ends)
+        key = words, asked.key
+        if key not in self._known:
+            if len(self._known) >= MOST_RECORDINGS:
+                self._known.clear()
+            ends = torch.tensor(asked.ends, device=device) if asked.ends else None
+            self._known[key] = _Fixed(asked.endings(words, device), asked.held_back(words, device), ends)
+        return self._known[key]
 
     def _run(self, asked: Request, fixed: _Fixed, plans: Any) -> None:
         flat = self.variant.program.computed(plans, self.leaves)
