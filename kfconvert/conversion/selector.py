@@ -135,7 +135,7 @@ class Selector:
     def apply(self, sites: list[Site], channels_last: bool) -> None:
         """Set status, reason and strategy of ``sites``, which have been measured in this layout."""
         for site in sites:
-            set_layout(site, channels_last)
+            set_layout(site.replacement.module, channels_last)
             self._decisions[self._kinds[id(site)], channels_last].apply_to(site)
 
     def faster_layout(self, programs: dict[bool, Program], loads: Sequence[Load], what: str | None) -> bool:

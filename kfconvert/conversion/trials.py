@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..matching import Site
 from .cold_weights import modules_with_own_weights, originals_with_own_weights
 from .samples import Sample
 
@@ -42,8 +41,8 @@ class Trials:
         self.medians: dict[str, float] = {}  # microseconds of "original" and of each strategy that was timed
         self._seconds: dict[str, float] = {}
         least, failed = math.inf, ""
-        set_layout(sample.site, channels_last)
         module: Any = sample.site.replacement.module
+        set_layout(module, channels_last)
         inputs = sample.laid_out(channels_last)
         # The last strategy of every module is plain ATen, which is what the original does.
         for strategy in module.strategies(*inputs)[:-1]:
@@ -90,6 +89,7 @@ class Trials:
         inputs, planned = self.sample.laid_out(self.channels_last), []
         for module in modules_with_own_weights(self.sample, self._calls):
             fused: Any = module
+            set_layout(fused, self.channels_last)
             fused.strategy = strategy
             planned.append(partial(fused.plan(*inputs), *inputs))
         return _once(planned)
@@ -159,9 +159,8 @@ def flat(result: Any) -> list[Tensor]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def set_layout(site: Site, channels_last: bool) -> None:
-    """Let the fused module of ``site``, where it has images, take and return them in this layout."""
-    module: Any = site.replacement.module
+def set_layout(module: Any, channels_last: bool) -> None:
+    """Let the fused ``module``, where it has images, take and return them in this layout."""
     if hasattr(module, "channels_last"):
         module.channels_last = channels_last
 

@@ -73,6 +73,22 @@ def test_cold_calls_read_weights_of_their_own():
         assert all(of_model.isdisjoint(each.data_ptr() for each in given) for given in read)
 
 
+def test_cold_calls_of_one_layout_know_nothing_of_the_other():
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(2, 3, 6, 6)
+    captured = capture(model, "", ExampleCall((x,)), [{}])
+    (match,) = captured.findings.matches
+    site = Site(match, match.pattern.build(match, captured.live.tensor), match.pattern.name)
+    _, samples = sample_inputs(captured.region, [site], captured.live, [x])
+    (sample,) = samples.values()
+    with torch.no_grad():
+        tried = [Trials(sample, last, list(sample.exact()), 1e-3, 1e-7, 1e-3, calls=2) for last in (True, False)]
+        for each in tried:
+            for name in each.plans:
+                for call in each.calls(name):
+                    (output,) = flat(call())
+                    assert output.is_contiguous(memory_format=torch.channels_last) is each.channels_last
+
+
 class Resized(nn.Module):
     """A site that reads a size: the scores are split into rows of the batch."""
 
