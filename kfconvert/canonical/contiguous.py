@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from ..graph import Aliases, aliased_arguments, aten, is_weight
+from ..graph import Aliases, aliased_arguments, aten, is_to_memory_format, is_weight
 
 # Results that are contiguous whatever their arguments are.
 _ALWAYS_CONTIGUOUS = {
@@ -20,9 +20,14 @@ _ALWAYS_CONTIGUOUS = {
 _LAYOUT_READERS = {aten.as_strided.default, aten.view.dtype, aten.view_as_complex.default, aten.view_as_real.default}
 
 
+# Methods that return the tensor itself where nothing is to be converted.
+_CONVERSIONS = {Tensor.to, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.cpu, Tensor.cuda}
+
+
 class KeptContiguous(TorchFunctionMode):
-    """Within the block, every call of ``Tensor.contiguous`` becomes one of the traced operator. PyTorch's own, where a
-    tensor is contiguous already, returns the tensor itself without a call that the tracer sees."""
+    """Within the block, every call of ``Tensor.contiguous`` becomes one of the traced operator, and so does every
+    conversion to a memory format. PyTorch's own, where a tensor has that already, return the tensor itself: without a
+    call that the tracer sees, or with one whose result it cannot tell from the tensor."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -32,6 +37,8 @@ class KeptContiguous(TorchFunctionMode):
             # Called on an alias: on the tensor itself the result would be the same object, and the tracer would take it
             # for every later use of the tensor.
             return aten.contiguous.default(aten.alias.default(args[0]), **kwargs)
+        if func in _CONVERSIONS and kwargs.get("memory_format") not in (None, torch.preserve_format):
+            return func(aten.alias.default(args[0]), *args[1:], **kwargs)
         return func(*args, **kwargs)
 
 
@@ -39,12 +46,13 @@ def drop_kept_contiguous(graph: fx.Graph) -> None:
     """Take out the calls that ``KeptContiguous`` added where no output, write or reader of strides depends on them."""
     aliases, always = Aliases(graph), always_contiguous(graph)
     for node in list(graph.nodes):
-        if node.target is not aten.contiguous.default or node.args[0].target is not aten.alias.default:
+        is_contiguous = node.target is aten.contiguous.default
+        if not (is_contiguous or is_to_memory_format(node)) or node.args[0].target is not aten.alias.default:
             continue
         alias = node.args[0]
         tensor = alias.args[0]
         node.replace_input_with(alias, tensor)
-        if tensor in always or not (aliases.is_written(node) or _shows(node)):
+        if is_contiguous and (tensor in always or not (aliases.is_written(node) or _shows(node))):
             node.replace_all_uses_with(tensor)
             graph.erase_node(node)
         if not alias.users:

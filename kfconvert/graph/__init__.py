@@ -16,6 +16,7 @@ from .layouts import (
 from .nodes import communicates, draws, has_effect, is_of_module, is_parameter, is_weight, mark_weights, module_path
 from .sources import at, blame, definition, location, mark_location
 from .trees import AnyNumber, Either, Number, Op, Together, Tree, Var, arguments, aten, roots, unify
+from .views_or_copies import is_to_memory_format, written_by_layout
 
 __all__ = [
     "Aliases",
@@ -40,6 +41,7 @@ __all__ = [
     "is_marked_view",
     "is_of_module",
     "is_parameter",
+    "is_to_memory_format",
     "is_weight",
     "is_written",
     "location",
@@ -60,4 +62,5 @@ __all__ = [
     "storage_of",
     "unify",
     "written_arguments",
+    "written_by_layout",
 ]

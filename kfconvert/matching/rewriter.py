@@ -22,7 +22,7 @@ from ..graph import (
     lower,
     marked_order,
     order_in_memory,
-    written_arguments,
+    written_by_layout,
 )
 from ..region import LiveTensors, Place, Region
 from ..runtime import Program
@@ -34,33 +34,29 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     """The program of ``region`` with the module of every site in ``sites`` in place of what it matched.
 
     ``channels_last``: the sites' modules may return channels-last images; outputs of the region, and what they are
-    views of, are then brought back to the layout that the original returns. Where the graph writes in place, the value
-    of each site is brought back, too: a reshape that is a view of a contiguous image copies a channels-last one, and a
-    write would miss the image.
+    views of, are then brought back to the layout that the original returns. So is what the graph writes in place, where
+    the layout decides whether a write reaches it: a reshape that is a view of a contiguous image copies a channels-last
+    one, and a write would miss the image.
     """
-    writes = any(written_arguments(node) for node in region.graph.nodes)
     graph = fx.Graph()
     copies = _placeholders(graph, region)
     output = graph.output(graph.graph_copy(region.graph, copies))
     root = {node.target: getattr(region.root, node.target) for node in region.graph.nodes if node.op == "get_attr"}
     synced, fused = [], []
-    computed: set[fx.Node] = set()  # by fused modules, in ``region``
     sites = list(sites)
     for index, site in enumerate(sites):
         name = f"fused_{index}"
         fused.append(name)
         root[name] = site.replacement.module
-        _call_fused(graph, name, site, copies, restored=channels_last and writes)
-        computed.update(site.replacement.outputs)
+        _call_fused(graph, name, site, copies)
         synced += _share(site.replacement, live)
-    anew = channels_last or any(site.replacement.module.lays_out_anew for site in sites)
-    if anew:
-        _restore_layout(graph, output, region, copies, computed)
     settled = settled_layouts(region.graph)
-    behind = _behind_fused(region, sites, set() if anew else settled)
-    if sites:
-        contiguous = set() if anew else {copies[node] for node in settled & copies.keys()}
-        _keep_layout_of_arguments(graph, channels_last, contiguous, {copies[node] for node in behind & copies.keys()})
+    anew = _behind([site for site in sites if channels_last or _lays_out_anew(site)], region.graph, set())
+    as_fused = anew | _behind(sites, region.graph, settled)
+    written = written_by_layout(region.graph)
+    _restore_layout(graph, output, region, copies, sites, anew, written)
+    behind = _readers_behind(region.graph, sites, as_fused, written)
+    _keep_layout_of_arguments(graph, channels_last, copies, as_fused, behind)
     laid_out = _fail_alike(region, bool(sites), behind, copies, settled)
     _lay_out_marked(graph, output, region, copies)
     graph.eliminate_dead_code(lambda node: node.op != "call_module" and has_effect(node))
@@ -88,7 +84,7 @@ def _placeholders(graph: fx.Graph, region: Region) -> dict[fx.Node, fx.Node]:
     return copies
 
 
-def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx.Node], restored: bool) -> None:
+def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx.Node]) -> None:
     inputs = tuple(copies[node] for node in site.replacement.inputs)
     # Right after its last input: outputs other than the root may be used before the place of the root.
     with graph.inserting_after(_last(graph, inputs)):
@@ -99,9 +95,6 @@ def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx
         with graph.inserting_after(call):
             results = [graph.call_function(operator.getitem, (call, index)) for index in range(len(outputs))]
     for original, result in zip(outputs, results):
-        if restored and _is_contiguous_image(original):
-            with graph.inserting_after(result):
-                result = graph.call_function(aten.contiguous.default, (result,))
         result.meta = dict(original.meta)
         copies[original].replace_all_uses_with(result)
         copies[original] = result
@@ -138,12 +131,38 @@ def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Pla
     return synced
 
 
+def _lays_out_anew(site: Site) -> bool:
+    """Whether the results of its module may lie otherwise in memory than those of the original."""
+    module = site.replacement.module
+    return module.lays_out_anew or not (module.keeps_order or all(map(_is_contiguous, site.replacement.outputs)))
+
+
+def _behind(sites: list[Site], graph: fx.Graph, settled: set[fx.Node]) -> set[fx.Node]:
+    """The values of ``graph``, but for those that are ``settled``, that lie in memory as a module of ``sites`` has it:
+    its results, and what is computed from these."""
+    covered = {node for site in sites for node in site.match.nodes}
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node not in settled and (node in covered or not found.isdisjoint(node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
 def _restore_layout(
-    graph: fx.Graph, output: fx.Node, region: Region, copies: dict[fx.Node, fx.Node], computed: set[fx.Node]
+    graph: fx.Graph,
+    output: fx.Node,
+    region: Region,
+    copies: dict[fx.Node, fx.Node],
+    sites: list[Site],
+    anew: set[fx.Node],
+    written: list[fx.Node],
 ) -> None:
-    returned = region.graph.output_node().args[0]
+    """Lay out as in the trace what is returned, and what is ``written`` through operators that look at its layout,
+    where it may lie otherwise, as fused modules lay out ``anew`` what it is computed from."""
+    computed = {node for site in sites for node in site.replacement.outputs}
+    returned = region.graph.output_node().all_input_nodes
     aliases = Aliases(region.graph)
-    classes = {aliases.root(value): aliases.members(value) for value in returned if isinstance(value, fx.Node)}
+    classes = {aliases.root(value): aliases.members(value) for value in (*returned, *written)}
     for members in classes.values():
         # An input, or a view of one, is returned as it came.
         if any(member.op == "placeholder" for member in members):
@@ -151,15 +170,9 @@ def _restore_layout(
         made = _made(members, computed)
         readers = {output, *(copies[member] for member in members if member not in made)}
         for member in made:
-            order = order_in_memory(member.meta.get("val"))
-            if order is None or marked_order(member):
-                continue
-            value = copies[member]
-            with graph.inserting_before(value.next):
-                restored = _laid_out(graph, value, order)
-            restored.meta = dict(member.meta)
-            # Other users get the image as it is.
-            value.replace_all_uses_with(restored, readers.__contains__)
+            if member in anew and not marked_order(member):
+                # A write must reach all that read the value; else other users get the image as it is.
+                _lay_out_value(graph, copies[member], None if aliases.is_written(member) else readers)
 
 
 def _lay_out_marked(graph: fx.Graph, output: fx.Node, region: Region, copies: dict[fx.Node, fx.Node]) -> None:
@@ -207,32 +220,42 @@ _OF_MEMORY = (
 )
 
 
-def _behind_fused(region: Region, sites: list[Site], settled: set[fx.Node]) -> set[fx.Node]:
-    """The views that may fail, and the operators that look at memory, whose argument lies as a fused module has it.
-    All others find in the program what they find in the original, for inputs of any layout."""
+def _readers_behind(graph: fx.Graph, sites: list[Site], as_fused: set[fx.Node], written: list[fx.Node]) -> set[fx.Node]:
+    """The views that may fail, the operators that look at memory, and those that are ``written`` through, whose
+    argument lies ``as_fused`` modules have it, or which are within such a module. All others find in the program what
+    they find in the original, for inputs of any layout."""
     covered = {node for site in sites for node in site.match.nodes}
-    readers = [node for node in region.graph.nodes if is_marked_view(node) or _reads_layout(node)]
-    return {node for node in readers if not covered.isdisjoint(unsettled(node, settled))}
+    return {
+        node
+        for node in graph.nodes
+        if (is_marked_view(node) or _reads_layout(node) or node in written)
+        and (node in covered or not as_fused.isdisjoint(node.all_input_nodes))
+    }
 
 
 def _keep_layout_of_arguments(
-    graph: fx.Graph, channels_last: bool, settled: set[fx.Node], behind: set[fx.Node]
+    graph: fx.Graph,
+    channels_last: bool,
+    copies: dict[fx.Node, fx.Node],
+    as_fused: set[fx.Node],
+    behind: set[fx.Node],
 ) -> None:
-    """Give arguments the layout that they were traced with where it matters: to operators ``behind`` fused modules that
-    draw, or look at memory, but for arguments that are ``settled``, and to batch norms without running statistics
-    behind ``channels_last`` images: ATen sums these in float32, which triples the error where a channel varies little
-    around a large mean."""
+    """Give arguments that lie ``as_fused`` modules have it the layout that they were traced with where it matters: to
+    operators ``behind`` these that draw, or look at memory, and to batch norms without running statistics behind
+    ``channels_last`` images: ATen sums these in float32, which triples the error where a channel varies little around a
+    large mean."""
+    readers, arguments_of_fused = ({copies[node] for node in nodes if node in copies} for nodes in (behind, as_fused))
     for node in list(graph.nodes):
         summed = channels_last and node.target is aten.batch_norm.default and arguments(node)[5]
-        if not (summed or node in behind and _reads_layout(node)):
+        if not (summed or node in readers and _reads_layout(node)):
             continue
         for argument in node.all_input_nodes:
-            if argument in settled:
+            if argument not in arguments_of_fused:
                 continue
             base = _base(argument)
             if base is not argument and order_in_memory(argument.meta.get("val")) is None:
                 _lay_out_value(graph, base)  # the view has gaps
-            order = None if argument.op == "placeholder" else order_in_memory(argument.meta.get("val"))
+            order = order_in_memory(argument.meta.get("val"))
             if order is not None:
                 with graph.inserting_before(node):
                     node.replace_input_with(argument, _laid_out(graph, argument, order))
@@ -251,10 +274,11 @@ def _base(node: fx.Node) -> fx.Node:
         node = viewed[0]
 
 
-def _lay_out_value(graph: fx.Graph, value: fx.Node) -> None:
+def _lay_out_value(graph: fx.Graph, value: fx.Node, readers: set[fx.Node] | None = None) -> None:
+    """Let ``readers``, or all users, read ``value`` as it lay in the trace."""
     order = None if value.op == "placeholder" else order_in_memory(value.meta.get("val"))
     if order is not None:
-        readers = set(value.users)
+        readers = set(value.users) if readers is None else readers
         with graph.inserting_before(value.next):
             restored = _laid_out(graph, value, order)
         restored.meta = dict(value.meta)
@@ -291,10 +315,6 @@ def _laid_out(graph: fx.Graph, value: fx.Node, order: list[int]) -> fx.Node:
 def _is_contiguous(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.is_contiguous()
-
-
-def _is_contiguous_image(node: fx.Node) -> bool:
-    return _is_contiguous(node) and node.meta["val"].dim() >= 4
 
 
 def _drop_unused_weights(graph: fx.Graph, copies: dict[fx.Node, fx.Node], live: LiveTensors) -> list[Place]:

@@ -34,8 +34,11 @@ class FusedModule(nn.Module):
 
     # Strategies whose plans read the parameters at each call, and so never grow stale.
     live_strategies: tuple[str, ...] = ("kernel", "composition")
-    # Whether results may have other strides than the results of the operators that the module stands for.
+    # Whether results may have other strides than those of the operators that the module stands for, where these are
+    # contiguous.
     lays_out_anew: bool = False
+    # Whether results have the strides of those that are not contiguous.
+    keeps_order: bool = False
     # Inputs, by number, that are static caches: it returns them changed, as copies, or where its ``in_place`` is set as
     # they are.
     caches: tuple[int, ...] = ()

@@ -14,6 +14,8 @@ class FusedRotary(FusedModule):
     Strategies: "kernel" (one pass over memory; cos with D columns too), "composition".
     """
 
+    keeps_order = True
+
     def strategies(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> list[str]:
         """See :meth:`FusedModule.strategies`."""
         return super().strategies(x) if cos.dim() and cos.shape[-1] == x.shape[-1] else ["composition"]

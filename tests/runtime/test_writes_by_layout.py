@@ -1,0 +1,168 @@
+"""Writes in place through what is a view or a copy by its layout, which fused modules may change: they reach what they
+reach in the original."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from kfconvert import ModelConverter
+
+pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
+
+
+class Images(nn.Module):
+    """A convolution whose results may be channels-last."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.conv, self.norm, self.read = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), read
+        self.head = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        return self.read(torch.relu(self.norm(self.conv(x))), self.head)
+
+
+class Norms(nn.Module):
+    """An RMS norm whose results are contiguous where those of the original keep the order of its argument."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.head, self.read = nn.Linear(4, 4), read
+
+    def forward(self, x):
+        return self.read(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5), self.head)
+
+
+class Attentions(nn.Module):
+    """Attention lays its results out by tokens; those of the original are laid out by heads."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.head, self.read = nn.Linear(4, 4), read
+
+    def forward(self, x):
+        scores = (x @ x.transpose(-2, -1) / 2).softmax(-1)
+        return self.read(scores @ x, self.head)
+
+
+X = torch.randn(2, 4, 6, 4)
+LAYOUTS = {
+    "contiguous": X,
+    "channels last": X.to(memory_format=torch.channels_last),
+    "transposed": torch.randn(4, 2, 6, 4).transpose(0, 1),
+    "heads behind tokens": torch.randn(2, 6, 4, 4).transpose(1, 2),
+    "crop": torch.randn(2, 4, 9, 9)[:, :, 1:7, 2:6],
+    "crop of channels last": torch.randn(2, 9, 9, 4).permute(0, 3, 1, 2)[:, :, 1:7, 2:6],
+}
+SHARING = {
+    "flatten": lambda v: v.flatten(1),
+    "ravel": lambda v: v.ravel().view(v.shape[0], -1),
+    "contiguous": lambda v: v.contiguous(),
+    "contiguous of a view": lambda v: v.permute(0, 2, 3, 1).contiguous(),
+    "to channels last": lambda v: v.to(memory_format=torch.channels_last),
+    "chunk of a reshape": lambda v: v.reshape(v.shape[0], -1).chunk(2, 1)[1],
+    "as_strided": lambda v: v.as_strided((2, 12), (12, 1)),
+}
+
+
+def convert(model, example):
+    converter = ModelConverter(select="all", validate_accuracy=False, effort="fast")
+    fused = converter.convert_model(copy.deepcopy(model), example_inputs=(example,))
+    assert converter.conversion_stats["total_replaced"]
+    return fused
+
+
+def assert_alike(model, fused, example):
+    for name, x in {"example": example, **LAYOUTS, "example again": example}.items():
+        with torch.no_grad():
+            expected, found = model(x), fused(x)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+    assert fused.kfconvert_info()["guard"]["hits"] >= 2  # the example twice
+
+
+def into_argument(v, u):
+    u[:, :2] = 3.0
+    return v
+
+
+def into_result(v, u):
+    v[:, 1:].mul_(2.0)
+    return u.flatten(1).sum(1).reshape(-1, 1, 1, 1) + v
+
+
+# What is written, the layout of the example
+WRITES = [
+    (into_argument, "contiguous"),
+    (into_result, "contiguous"),
+    (into_argument, "channels last"),
+    (into_argument, "transposed"),
+]
+
+
+@pytest.mark.parametrize("kind", [Images, Norms, Attentions])
+@pytest.mark.parametrize("sharing", SHARING)
+def test_writes_reach_what_they_reach_in_the_original(sharing, kind):
+    # One write in one layout for each kind and operator.
+    number = list(SHARING).index(sharing) + [Images, Norms, Attentions].index(kind)
+    write, example = WRITES[number % len(WRITES)]
+
+    def read(v, head):
+        v = v * 2
+        return head(write(v, SHARING[sharing](v)))
+
+    model = kind(read).eval()
+    assert_alike(model, convert(model, LAYOUTS[example]), LAYOUTS[example])
+
+
+@pytest.mark.parametrize("kind", [Images, Norms, Attentions])
+def test_all_readers_of_a_value_that_is_returned_find_what_was_written(kind):
+    def read(v, head):
+        v = v * 2
+        v[:, 0] = 3.0
+        return torch.stack([head(v), v])
+
+    class Before(kind):
+        def forward(self, x):
+            y = x * 2
+            y[:, 0] = 3.0
+            return torch.stack([super().forward(y), y]), y
+
+    for model in (kind(read).eval(), Before(lambda v, head: head(v)).eval()):
+        fused = convert(model, X)
+        assert_alike(model, fused, X)
+        assert not fused.kfconvert_info()["guard"]["misses"]
+
+
+def test_writes_that_nobody_reads_otherwise_keep_the_calls_of_all_layouts():
+    def read(v, head):
+        u = (v * 2).flatten(1)
+        u[:, :2] = 3.0
+        return head(u.view(v.shape))
+
+    for kind in (Images, Norms):
+        model = kind(read).eval()
+        fused = convert(model, X)
+        assert_alike(model, fused, X)
+        assert not fused.kfconvert_info()["guard"]["misses"]
+
+
+class Transposed(Norms):
+    """The norm's argument lies otherwise than in order for inputs of all layouts."""
+
+    def forward(self, x):
+        return super().forward(self.head(x).transpose(1, 2))
+
+
+@pytest.mark.parametrize("kind, example", [(Norms, "transposed"), (Transposed, "contiguous")])
+def test_results_lie_as_those_of_the_original_for_the_example(kind, example):
+    x = LAYOUTS[example]
+    for read in (lambda v, head: v, lambda v, head: v.as_strided((2, 12), (12, 1)) * 1):
+        model = kind(read).eval()
+        fused = convert(model, x)
+        with torch.no_grad():
+            expected, found = model(x), fused(x)
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+        assert fused.kfconvert_info()["guard"]["hits"] == 1
