@@ -75,7 +75,7 @@ class Capture:
         if variant is None or known != key:
             program = rewrite(self.region, sites, self.live, self.channels_last)
             channels_last = any(map(_is_channels_last, self.leaves))
-            variant = Variant(self.region, program, program.layout(self.leaves) if channels_last else ())
+            variant = Variant(self.region, program, program.memory_formats(self.leaves) if channels_last else ())
             variant.strides = program.strides(self.leaves)
             variant.facts = variant.facts_of(self.leaves)
             self._last = key, variant

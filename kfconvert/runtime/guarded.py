@@ -77,9 +77,9 @@ class Variant:
 
     region: Region
     program: Program
-    # Whether each image among the flat inputs of the example was contiguous; empty if none was channels-last. If one
-    # was, images in another memory format give results in another memory format.
-    layout: tuple[bool, ...] = ()
+    # The memory format of each image among the flat inputs of the example; empty if none was channels-last. If one was,
+    # images in another memory format give results in another memory format.
+    memory_formats: tuple[bool | str, ...] = ()
     # Where and how those flat inputs lie that have to lie as in the example, see ``Program.strides``.
     strides: list[Any] = field(default_factory=list)
     # The answers to what its code asks of tensors, for the example's tensors and the weights.
@@ -99,7 +99,7 @@ class Variant:
         refusal = self.region.guard.refusal(leaves)
         if refusal is None and self.region.default_device not in (None, default_device()):
             return f"the default device is {default_device()}, and was {self.region.default_device}"
-        if refusal is None and not all(self.layout) and self.program.layout(leaves) != self.layout:
+        if refusal is None and self.memory_formats and self.program.memory_formats(leaves) != self.memory_formats:
             return "an image has another memory format than that of the example, which was channels-last"
         if refusal is None and self.strides and not lies_as(leaves, self.strides):
             return "an argument lies otherwise in memory than in the example, which its code can tell"

@@ -17,7 +17,7 @@ from ..process import libraries, shard_of, switched_off
 from ..region import Place
 from .derived import Derived, Unchanged, finish, is_captured, memory_of
 from .fingerprint import may_fetch
-from .tensor_facts import strides_of
+from .tensor_facts import memory_format_of, strides_of
 from .watch import ROOT, Entry, Watch, flat_places, gather
 from .weak_module import WeakModule
 
@@ -189,6 +189,10 @@ class Program:
     def layout(self, leaves: list[Any]) -> tuple[bool, ...]:
         """Of each image among the flat inputs, whether it is contiguous."""
         return tuple([leaves[index].is_contiguous() for index in self._images])
+
+    def memory_formats(self, leaves: list[Any]) -> tuple[bool | str, ...]:
+        """Of each image among the flat inputs, its memory format."""
+        return tuple([memory_format_of(leaves[index]) for index in self._images])
 
     def strides(self, leaves: list[Any]) -> list[tuple[int, tuple[int, ...], Any]]:
         """Of each flat input that has to lie as it does in ``leaves``: its index, and what ``lies_as`` compares."""

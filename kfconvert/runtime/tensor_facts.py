@@ -26,6 +26,23 @@ def _layout(tensor: Tensor) -> Any:
     return "channels_last" if channels_last else tensor.stride()
 
 
+def memory_format_of(image: Tensor) -> bool | str:
+    """True where it is contiguous; "channels last" where operators take it for such an image and return such images, as
+    c10's ``suggest_memory_format`` decides: one with gaps may be one; else False."""
+    if image.is_contiguous():
+        return True
+    if image.dim() not in (4, 5):
+        return False
+    least = 0
+    for dimension in (1, *range(image.dim() - 1, 1, -1), 0):
+        size, stride = image.shape[dimension], image.stride(dimension)
+        is_ambiguous = least == image.stride(1) if dimension == 0 else stride == 0 == least
+        if size == 0 or stride < least or is_ambiguous:
+            return False
+        least = stride * size
+    return "channels last"
+
+
 def strides_of(tensor: Tensor) -> Any:
     """True where they are those of a new tensor. A tensor is contiguous whatever its strides in sizes of 1 are."""
     expected = 1

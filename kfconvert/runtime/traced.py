@@ -270,4 +270,4 @@ def _fits(variant: Variant, leaves: list[Any], named: bool = False) -> bool:
     for index in variant.program.laid_out:
         if not leaves[index].is_contiguous():
             return False
-    return all(variant.layout) or variant.program.layout(leaves) == variant.layout
+    return not variant.memory_formats or variant.program.memory_formats(leaves) == variant.memory_formats

@@ -330,9 +330,13 @@ def test_images_that_are_laid_out_otherwise_than_the_example():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
     x = torch.randn(2, 3, 8, 8)
     fused = convert(model, example_inputs=x.to(memory_format=torch.channels_last))
+    larger = torch.randn(2, 10, 10, 3).permute(0, 3, 1, 2)
+    served = (x.to(memory_format=torch.channels_last), larger[:, :, 1:9, :8], larger[:1, :, 1:9, :8])
+    others = (x, x.transpose(2, 3), larger.contiguous()[:, :, 1:9, :8], larger.transpose(2, 3)[:, :, 1:9, :8])
     with torch.no_grad():
-        for image in (x, x.to(memory_format=torch.channels_last)):
+        for image in (*served, *others):
             assert fused(image).stride() == model(image).stride()
+    assert fused.kfconvert_info()["guard"]["hits"] == len(served)
 
 
 def test_copies_that_share_all_attributes_are_models_of_their_own():
