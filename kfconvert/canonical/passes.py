@@ -182,6 +182,8 @@ def views_to_reshapes(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target is aten.view.default:
             node.target = aten.reshape.default
+        elif node.target is aten.view_as.default:
+            node.target = aten.reshape_as.default
 
 
 def addmm_to_linear(graph: fx.Graph) -> None:

@@ -15,7 +15,7 @@ def mark_views(graph: fx.Graph) -> list[tuple[fx.Node, list[fx.Node]]]:
     settled = settled_layouts(graph)
     found = []
     for node in graph.nodes:
-        if node.target is aten.view.default and node.args[0] not in settled:
+        if node.target in (aten.view.default, aten.view_as.default) and node.args[0] not in settled:
             if not only_splits(node.args[0].meta["val"].shape, node.meta["val"].shape):
                 mark_view(node)
                 found.append((node, [each for each in unsettled(node, settled) if each.op == "placeholder"]))

@@ -298,7 +298,7 @@ def _fail_alike(
         if node in behind:
             found.update(each for each in unsettled(node, settled) if each.op == "placeholder")
         elif is_marked_view(node):
-            copies[node].target = aten.view.default
+            copies[node].target = aten.view_as.default if node.target is aten.reshape_as.default else aten.view.default
     names = {node.name for node in found}
     return tuple(index for index, name in enumerate(region.inputs) if name in names)
 

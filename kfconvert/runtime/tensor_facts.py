@@ -103,7 +103,7 @@ _OF_ELEMENTS = frozenset(
 ELEMENTS = "elements"
 #: Among the names of ``Asked`` where the code reads how elements lie in memory, or fails by it.
 LAYOUT = "layout of inner values"
-_OF_LAYOUT = frozenset(("view", "as_strided", "view_as_complex"))
+_OF_LAYOUT = frozenset(("view", "view_as", "as_strided", "view_as_complex"))
 #: Stands for all names where the model cannot run while somebody looks on.
 UNKNOWN = "all that there is"
 # What a name begins with that is none of tensors: that of an attribute which somebody may give to one.
@@ -145,7 +145,7 @@ class Asked(TorchFunctionMode):
         except Exception:  # which the code may catch
             self.names |= {LAYOUT} if by_layout else set()
             raise
-        if by_layout and not (name == "view" and only_splits(args[0].shape, result.shape)):
+        if by_layout and not (name in ("view", "view_as") and only_splits(args[0].shape, result.shape)):
             self.names.add(LAYOUT)
         if name in _OF_ELEMENTS:
             self.names.add(ELEMENTS)

@@ -46,6 +46,7 @@ READERS = {
     "as_strided of a view": lambda y: y[:, 1:3].as_strided((3, 4), (2, 1)),
     "view as a larger type": lambda y: y.view(torch.float64).float(),
     "view": lambda y: y.view(y.shape[0], -1),
+    "view_as": lambda y: y.view_as(torch.empty(y.shape[0], y[0].numel())),
     "view of some dimensions": lambda y: y.view(y.shape[0], 8, -1).softmax(-1),
     "view or copy": view_or_copy,
     "view of an elementwise result": lambda y: (y * 2 + 1).view(y.shape[0], -1),
