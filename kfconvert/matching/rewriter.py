@@ -133,7 +133,7 @@ def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Pla
 
 def _lays_out_anew(site: Site) -> bool:
     """Whether the results of its module may lie otherwise in memory than those of the original."""
-    module = site.replacement.module
+    module: Any = site.replacement.module
     return module.lays_out_anew or not (module.keeps_order or all(map(_is_contiguous, site.replacement.outputs)))
 
 

@@ -17,6 +17,7 @@ from ..graph import only_splits
 from ..process import ThisThread
 from .code import code_walk, held_functions
 from .contents import is_of_author
+from .shared_by_layout import SharedByLayout
 
 
 def _layout(tensor: Tensor) -> Any:
@@ -101,7 +102,8 @@ _OF_ELEMENTS = frozenset(
 )
 #: Among the names of ``Asked`` where the code looks at elements: those of attributes may stand in a graph as numbers.
 ELEMENTS = "elements"
-#: Among the names of ``Asked`` where the code reads how elements lie in memory, or fails by it.
+#: Among the names of ``Asked`` where the code reads how elements lie in memory, or fails by it, or writes where that
+#: decides what the write reaches.
 LAYOUT = "layout of inner values"
 _OF_LAYOUT = frozenset(("view", "view_as", "as_strided", "view_as_complex"))
 #: Stands for all names where the model cannot run while somebody looks on.
@@ -116,6 +118,7 @@ class Asked(TorchFunctionMode):
     def __init__(self):
         super().__init__()
         self.names: set[str] = set()
+        self._shared = SharedByLayout()
 
     def __enter__(self):
         # No function of torch is called for the id of a tensor, neither where dicts with weak keys ask for it.
@@ -146,6 +149,8 @@ class Asked(TorchFunctionMode):
             self.names |= {LAYOUT} if by_layout else set()
             raise
         if by_layout and not (name in ("view", "view_as") and only_splits(args[0].shape, result.shape)):
+            self.names.add(LAYOUT)
+        if self._shared.is_written(name, args, kwargs or {}, result):
             self.names.add(LAYOUT)
         if name in _OF_ELEMENTS:
             self.names.add(ELEMENTS)

@@ -166,3 +166,45 @@ def test_results_lie_as_those_of_the_original_for_the_example(kind, example):
         torch.testing.assert_close(found, expected)
         assert found.stride() == expected.stride()
         assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+class InPython(nn.Module):
+    """A model of which only parts are captured, with writes in the code around them."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.body, self.head = (
+            nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(2)
+        )
+        self.write = write
+
+    def forward(self, x):
+        v = self.body(x) * 2
+        if float(v.sum()) > 1e9:
+            v = v + 1
+        self.write(v)
+        return self.head(v)
+
+
+def add_to_rows(v):
+    v.reshape(v.shape[0], -1)[:, :30].add_(1.0)
+
+
+def set_channel(v):
+    v.contiguous()[:, 0] = 1.0
+
+
+def only_read(v):
+    v.add_(1.0)
+    v.flatten(1).sum()
+
+
+@pytest.mark.parametrize("write, served", [(add_to_rows, 1), (set_channel, 1), (only_read, 2)])
+def test_writes_in_the_code_around_parts(write, served):
+    model = InPython(write).eval()
+    fused = convert(model, X)
+    with torch.no_grad():
+        for x in (X, LAYOUTS["channels last"]):
+            torch.testing.assert_close(fused(x), model(x), atol=1e-4, rtol=1e-4)
+    guards = [part.forward for part in (fused.body, fused.head) if "forward" in vars(part)]
+    assert guards and all(guard.hits == served for guard in guards)
