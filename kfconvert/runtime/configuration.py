@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import _AttrProxy
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..process import ThisThread, method_over
@@ -135,7 +136,7 @@ def _recorded(own: type, reads: set[Read]) -> Iterator[None]:
     def reading(before: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         def read(self: Any, name: str) -> Any:
             # A class that is derived from this one has a function of its own in its place.
-            if type(self) is own and here and (not of_module or _is_read_of_module(name, idle)):
+            if _is_of(type(self), own) and here and (not of_module or _is_read_of_module(name, idle)):
                 reads.add((own, name) if of_module else name)
             return before(self, name)
 
@@ -146,6 +147,12 @@ def _recorded(own: type, reads: set[Read]) -> Iterator[None]:
             yield
         finally:
             here.over = True
+
+
+def _is_of(kind: type, own: type) -> bool:
+    """Whether ``kind`` is ``own``, or what the exporter has in its place: modules that are registered at several places
+    run as objects with the same attributes, of a class that is derived for each."""
+    return kind is own or (own in kind.__bases__ and issubclass(kind, _AttrProxy))
 
 
 def _is_read_of_module(name: str, idle: str | None) -> bool:

@@ -660,3 +660,52 @@ def test_a_weight_that_becomes_sparse():
         each[0].weight = nn.Parameter(each[0].weight.detach().to_sparse_csr())
 
     assert_alike(model, convert(copy.deepcopy(model)), prune)
+
+
+class AtTwoPlaces(nn.Module):
+    """Of modules that are registered at two places each, which the exporter runs as objects of other classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.act = nn.Linear(8, 8), nn.BatchNorm1d(8, affine=False), nn.GELU()
+        self.steps = nn.Sequential(self.first, self.norm, self.act, nn.Linear(8, 8), self.norm, self.act, self.first)
+        self.inner = Scaled()
+        self.again = nn.ModuleList([self.inner])
+
+    def forward(self, x):
+        return self.again[0](self.steps(self.inner(x)))
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor, self.norms = 2.0, nn.ModuleList([nn.LayerNorm(8)])
+
+    def forward(self, x):
+        return self.norms[0](x) * self.factor
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model.norm, "eps", 3.0),
+        lambda model: vars(model.norm).update(eps=3.0),
+        lambda model: setattr(model.act, "approximate", "tanh"),
+        lambda model: setattr(model.inner, "factor", 5.0),
+        lambda model: setattr(model.inner.norms[0], "eps", 3.0),
+        lambda model: setattr(model.inner.norms[0], "weight", nn.Parameter(torch.full((8,), 3.0))),
+    ],
+)
+def test_modules_at_two_places_are_watched(change):
+    torch.manual_seed(0)
+    model = AtTwoPlaces().eval()
+    x = torch.randn(4, 8)
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+        assert fused.kfconvert_info()["guard"]["hits"] == 1
+        before = model(x)
+        for each in (model, fused):
+            change(each)
+        assert not torch.equal(model(x), before)
+        torch.testing.assert_close(fused(x), model(x))
