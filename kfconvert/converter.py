@@ -26,6 +26,7 @@ from .conversion import (
     check_names,
     controlled,
     drop_for_memory,
+    given_back_on_error,
     hand_over,
     log_decisions,
     match,
@@ -170,40 +171,42 @@ class ModelConverter:
                 variants = programs(captures, stages)
             else:  # what other times would have led to may pass, and is not to be kept from later conversions
                 selector.remembered.save()
-            ledger = replace(prepared.model, variants, config.max_recordings, config.static_outputs)
-            prepared.moved += merge_weights(prepared.model, variants)
-            taken = memory(prepared, captures, stages, bound)
-            wanted = None if config.cuda_graphs == "auto" else config.cuda_graphs
-            timings = time(prepared, captures, ledger, wanted, stages, effort.timing, config.new_tokens)
-            reverted = verdict.reverted
-            slower = None if timings is None else timings.slower()
-            if timed and slower is not None:
-                reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
-            shares = shares_of_time(prepared, captures) if profile else None
+            with given_back_on_error(prepared.model):
+                ledger = replace(prepared.model, variants, config.max_recordings, config.static_outputs)
+                prepared.moved += merge_weights(prepared.model, variants)
+                taken = memory(prepared, captures, stages, bound)
+                wanted = None if config.cuda_graphs == "auto" else config.cuda_graphs
+                timings = time(prepared, captures, ledger, wanted, stages, effort.timing, config.new_tokens)
+                reverted = verdict.reverted
+                slower = None if timings is None else timings.slower()
+                if timed and slower is not None:
+                    reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
+                shares = shares_of_time(prepared, captures) if profile else None
         finally:
             prepared.own_state.restore()
-        self.conversion_stats = hand_over(
-            Result(
-                prepared.model,
-                prepared.device,
-                prepared.call,
-                config,
-                captures,
-                ledger,
-                stages.seconds,
-                prepared.asked,
-                frozenset(prepared.own_state.written),
-                calls_between_checks(config.check_weights, prepared.device),
-                verdict.accuracy,
-                timings,
-                reverted,
-                taken,
-                selector.remembered.found,
-                prepared.tuned,
-                shares,
-            ),
-            self.on_miss,
-        )
+        with given_back_on_error(prepared.model):
+            self.conversion_stats = hand_over(
+                Result(
+                    prepared.model,
+                    prepared.device,
+                    prepared.call,
+                    config,
+                    captures,
+                    ledger,
+                    stages.seconds,
+                    prepared.asked,
+                    frozenset(prepared.own_state.written),
+                    calls_between_checks(config.check_weights, prepared.device),
+                    verdict.accuracy,
+                    timings,
+                    reverted,
+                    taken,
+                    selector.remembered.found,
+                    prepared.tuned,
+                    shares,
+                ),
+                self.on_miss,
+            )
         log_decisions(self.conversion_stats)
         self._classes = module_classes(prepared.model)
         return prepared.model

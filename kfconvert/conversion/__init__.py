@@ -14,7 +14,17 @@ from .selector import Decision, Selector
 from .sites import match
 from .stages import Progress, Stages
 from .statistics import ConversionStats
-from .steps import Result, calls_between_checks, check_callback, hand_over, merge_weights, programs, replace, time
+from .steps import (
+    Result,
+    calls_between_checks,
+    check_callback,
+    given_back_on_error,
+    hand_over,
+    merge_weights,
+    programs,
+    replace,
+    time,
+)
 from .time_shares import shares_of_time
 from .told import log_decisions
 from .validation import revert, validate
@@ -44,6 +54,7 @@ __all__ = [
     "drop_for_memory",
     "first_line",
     "gathered",
+    "given_back_on_error",
     "hand_over",
     "log_decisions",
     "match",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -98,6 +99,18 @@ def replace(
     install_save_pretrained(model)
     ledger.notices.silent = True  # until it is handed over: misses within a conversion concern nobody
     return ledger
+
+
+@contextmanager
+def given_back_on_error(model: nn.Module) -> Iterator[None]:
+    """Where the block raises, or is interrupted, ``model`` has the forwards and the memory of its own again: one that
+    is converted in place is so as a whole, or not at all."""
+    try:
+        yield
+    except BaseException:
+        uninstall(model)
+        separate(model.parameters())
+        raise
 
 
 def merge_weights(model: nn.Module, variants: dict[str, list[Variant]]) -> list[Tensor]:

@@ -148,3 +148,42 @@ def test_what_the_first_call_makes_goes_again_where_later_calls_change_it():
 def test_lazy_modules_in_place():
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU())
     assert ModelConverter(select="all").convert_model(model, (2, 3, 8, 8), inplace=True) is model
+
+
+@pytest.mark.parametrize("stage", ["trace", "match", "select", "replace", "validate", "memory", "time"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_conversion_in_place_that_is_interrupted_leaves_the_model_as_it_was(stage, error):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.Sequential(layer, nn.Linear(16, 16), nn.GELU()).eval()
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad():
+        expected = model(x)
+    held = {name: set(vars(module)) for name, module in model.named_modules()}
+
+    def progress(now, done, total):
+        if now == stage:
+            raise error
+
+    with pytest.raises(error):
+        ModelConverter(select="all").convert_model(model, example_inputs=x, inplace=True, progress=progress)
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == held
+    assert all(each.untyped_storage().nbytes() == each.nbytes for each in model.parameters())
+    with torch.no_grad():
+        assert torch.equal(model(x), expected)
+
+
+def test_an_error_leaves_an_earlier_conversion_as_it_was():
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval()
+    x = torch.randn(2, 8)
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+
+    def progress(now, done, total):
+        if now == "time":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ModelConverter(select="all").convert_model(fused, example_inputs=x, progress=progress)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+    assert fused.kfconvert_info()["guard"]["hits"] == 1
