@@ -16,6 +16,7 @@ from .conversion import (
     FilterFn,
     Layouts,
     Loads,
+    Prepared,
     Progress,
     Result,
     Selector,
@@ -148,9 +149,14 @@ class ModelConverter:
         check_model(model)
         _LOG.info("converting %s; not as usual: %s", type(model).__name__, self.config.unusual() or "nothing")
         config = with_chosen(self.config, model, self.filter_fn)
+        prepared = prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace, tune_for)
+        with given_back_on_error(prepared.as_given):
+            return self._converted(stages, prepared, config, profile)
+
+    def _converted(self, stages: Stages, prepared: Prepared, config: ConversionConfig, profile: bool) -> nn.Module:
+        """What was ``prepared``, with its programs."""
         threshold = config.accuracy_threshold if config.validate_accuracy else None
         effort, timed = EFFORTS[config.effort], config.select == "measured"
-        prepared = prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace, tune_for)
         try:
             replayed = can_record(prepared.device) and config.cuda_graphs is not False
             captures = controlled(trace(prepared, stages, effort, replayed), config, prepared.model)
@@ -171,42 +177,40 @@ class ModelConverter:
                 variants = programs(captures, stages)
             else:  # what other times would have led to may pass, and is not to be kept from later conversions
                 selector.remembered.save()
-            with given_back_on_error(prepared.model):
-                ledger = replace(prepared.model, variants, config.max_recordings, config.static_outputs)
-                prepared.moved += merge_weights(prepared.model, variants)
-                taken = memory(prepared, captures, stages, bound)
-                wanted = None if config.cuda_graphs == "auto" else config.cuda_graphs
-                timings = time(prepared, captures, ledger, wanted, stages, effort.timing, config.new_tokens)
-                reverted = verdict.reverted
-                slower = None if timings is None else timings.slower()
-                if timed and slower is not None:
-                    reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
-                shares = shares_of_time(prepared, captures) if profile else None
+            ledger = replace(prepared.model, variants, config.max_recordings, config.static_outputs)
+            prepared.moved += merge_weights(prepared.model, variants)
+            taken = memory(prepared, captures, stages, bound)
+            wanted = None if config.cuda_graphs == "auto" else config.cuda_graphs
+            timings = time(prepared, captures, ledger, wanted, stages, effort.timing, config.new_tokens)
+            reverted = verdict.reverted
+            slower = None if timings is None else timings.slower()
+            if timed and slower is not None:
+                reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
+            shares = shares_of_time(prepared, captures) if profile else None
         finally:
             prepared.own_state.restore()
-        with given_back_on_error(prepared.model):
-            self.conversion_stats = hand_over(
-                Result(
-                    prepared.model,
-                    prepared.device,
-                    prepared.call,
-                    config,
-                    captures,
-                    ledger,
-                    stages.seconds,
-                    prepared.asked,
-                    frozenset(prepared.own_state.written),
-                    calls_between_checks(config.check_weights, prepared.device),
-                    verdict.accuracy,
-                    timings,
-                    reverted,
-                    taken,
-                    selector.remembered.found,
-                    prepared.tuned,
-                    shares,
-                ),
-                self.on_miss,
-            )
+        self.conversion_stats = hand_over(
+            Result(
+                prepared.model,
+                prepared.device,
+                prepared.call,
+                config,
+                captures,
+                ledger,
+                stages.seconds,
+                prepared.asked,
+                frozenset(prepared.own_state.written),
+                calls_between_checks(config.check_weights, prepared.device),
+                verdict.accuracy,
+                timings,
+                reverted,
+                taken,
+                selector.remembered.found,
+                prepared.tuned,
+                shares,
+            ),
+            self.on_miss,
+        )
         log_decisions(self.conversion_stats)
         self._classes = module_classes(prepared.model)
         return prepared.model

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .. import folders
-from ..conversion import ConversionStats, check_callback, first_line, resolve_device
+from ..conversion import AsGiven, check_callback, first_line, given_back_on_error, leave_as_it_is, resolve_device
 from ..converter import ConversionError, ModelConverter
 from ..inputs import InputSpecError, build
 from ..json_values import json_ready
@@ -442,11 +442,9 @@ def _convert_again(
     try:
         calls, parts, statistics = list(record["calls"]), record.get("parts", []), record["statistics"]
         if not calls and not parts:
-            model.__dict__["kfconvert_info"] = partial(
-                ConversionStats, statistics, guard={"hits": 0, "misses": {}}, parts={}
-            )
+            leave_as_it_is(model, statistics)
         elif device.type == torch.device(record["device"]).type:
-            with only_new_garbage():
+            with only_new_garbage(), given_back_on_error(AsGiven(model, tensors=False)):
                 replay(model, device, calls, parts, statistics, on_miss, graphs)
         else:
             inputs = build(_example_of(record), device)

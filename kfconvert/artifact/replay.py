@@ -19,7 +19,6 @@ from ..conversion import (
     calls_between_checks,
     controlled,
     gathered,
-    given_back_on_error,
     hand_over,
     log_decisions,
     match,
@@ -81,16 +80,14 @@ def replay(
         match(captures, stages)
         _decide(captures, statistics)
         variants = programs(captures, stages)
-        with given_back_on_error(model):
-            ledger = replace(model, variants, most, static_outputs)
-            merge_weights(model, variants)
-            own_state.restore()
+        ledger = replace(model, variants, most, static_outputs)
+        merge_weights(model, variants)
+        own_state.restore()
     ledger.graphs.enabled = can_record(device) and bool(recorded.get("enabled"))
     check_weights = calls_between_checks(statistics.get("check_weights"), device)
     call, not_written = ExampleCall(), frozenset[str]()
     result = Result(model, device, call, config, captures, ledger, stages.seconds, asked, not_written, check_weights)
-    with given_back_on_error(model):
-        hand_over(result, on_miss)
+    hand_over(result, on_miss)
     ledger.stats |= {key: statistics.get(key) for key in _MEASURED}
     log_decisions(ledger.stats)
     return model

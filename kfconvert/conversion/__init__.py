@@ -1,5 +1,6 @@
 """One conversion from beginning to end: its steps, what is measured and judged, its statistics."""
 
+from .as_given import AsGiven, given_back_on_error
 from .captures import Captures, gathered, trace
 from .config import ConversionConfig, takes_options
 from .control import FilterFn, check_names, controlled, with_chosen
@@ -9,7 +10,7 @@ from .loads import Load, Loads
 from .memory_bound import drop_for_memory
 from .memory_use import memory
 from .own_state import OwnState
-from .preparation import ConversionError, check_model, first_line, prepare, resolve_device
+from .preparation import ConversionError, Prepared, check_model, first_line, prepare, resolve_device
 from .selector import Decision, Selector
 from .sites import match
 from .stages import Progress, Stages
@@ -18,8 +19,8 @@ from .steps import (
     Result,
     calls_between_checks,
     check_callback,
-    given_back_on_error,
     hand_over,
+    leave_as_it_is,
     merge_weights,
     programs,
     replace,
@@ -30,6 +31,7 @@ from .told import log_decisions
 from .validation import revert, validate
 
 __all__ = [
+    "AsGiven",
     "Captures",
     "ConversionConfig",
     "ConversionError",
@@ -42,6 +44,7 @@ __all__ = [
     "Load",
     "Loads",
     "OwnState",
+    "Prepared",
     "Progress",
     "Result",
     "Selector",
@@ -56,6 +59,7 @@ __all__ = [
     "gathered",
     "given_back_on_error",
     "hand_over",
+    "leave_as_it_is",
     "log_decisions",
     "match",
     "memory",

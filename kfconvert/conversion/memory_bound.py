@@ -17,12 +17,14 @@ from .captures import Captures
 from .preparation import ConversionError, Prepared
 from .steps import merge_weights
 
+# More than any machine has, and less than what artifacts can tell.
+MOST_BYTES = 2**62
+
 
 def allowed_bytes(model: nn.Module, limit: float) -> int:
     """``limit``: bytes where it is an int, else a share of the memory of the weights and buffers."""
-    if isinstance(limit, int):
-        return limit
-    return int(limit * bytes_of([*model.parameters(), *model.buffers()]))
+    weights = 1 if isinstance(limit, int) else bytes_of([*model.parameters(), *model.buffers()])
+    return int(min(limit * weights, MOST_BYTES))
 
 
 def drop_for_memory(prepared: Prepared, captures: Captures, limit: float) -> bool:

@@ -14,6 +14,7 @@ from ..capture import WrittenState, around, run_keeping, written_state
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
 from ..runtime import UNKNOWN, Asked, named_by_code, uninstall
 from ..settings import SettingError, max_rewrites
+from .as_given import AsGiven, given_back_on_error
 from .kept import Kept, readers
 from .own_state import OwnState
 
@@ -29,8 +30,8 @@ class Prepared:
     a captured graph would freeze, each with its dotted name; where a global changes, that is the model. ``own_state``
     puts back what the calls of a conversion change in it, ``settled`` to what it was after the first calls; ``asked``
     has what its code asks of tensors (see ``tensor_facts``); ``tuned`` are the calls that sites are decided for, each
-    with its weight, where these were given; ``moved`` is memory in which parameters were and which calls in other
-    threads may be reading."""
+    with its weight, where these were given; ``as_given`` is what a model that is converted in place was before;
+    ``moved`` is memory in which parameters were and which calls in other threads may be reading."""
 
     model: nn.Module
     device: torch.device
@@ -41,6 +42,7 @@ class Prepared:
     settled: OwnState
     asked: frozenset[str]
     tuned: list[tuple[ExampleCall, float]]
+    as_given: AsGiven | None
     moved: list[Tensor] = field(default_factory=list)
 
 
@@ -98,6 +100,22 @@ def prepare(
         except Exception as error:
             raise ConversionError(f"the model cannot be copied ({first_line(error)}); pass inplace=True") from error
     uninstall(model)
+    as_given = AsGiven(model, tensors=dtype is not None or _is_elsewhere(model, device)) if inplace else None
+    with given_back_on_error(as_given):
+        return _prepared(model, given, as_given, input_shape, example_inputs, device, dtype, loads)
+
+
+def _prepared(
+    model: nn.Module,
+    given: nn.Module,
+    as_given: AsGiven | None,
+    input_shape: Sequence[int] | None,
+    example_inputs: Any,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    loads: list[Weighted],
+) -> Prepared:
+    """As ``prepare``, of ``model``: a copy of the one that was ``given``, or that itself, known ``as_given``."""
     model = model.to(device, dtype).eval() if dtype else model.to(device).eval()
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     # Inputs come as they will come later; only a model that does not take them has them in its own dtype.
@@ -111,7 +129,7 @@ def prepare(
     own_state = OwnState(model)
     try:
         # The parameters, or those that calls write, as they were.
-        weights = run_keeping(model, calls[0]) if inplace else dict(given.named_parameters(remove_duplicate=False))
+        weights = run_keeping(model, calls[0]) if as_given else dict(given.named_parameters(remove_duplicate=False))
         call, outputs = _accepted(model, calls)
         own_state.settled(model)
         after = Kept(model)
@@ -143,10 +161,15 @@ def prepare(
             settled,
             frozenset(names),
             accepted,
+            as_given,
         )
     except BaseException:
         own_state.restore()
         raise
+
+
+def _is_elsewhere(model: nn.Module, device: torch.device) -> bool:
+    return any(tensor.device != device for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _loads(tune_for: Sequence[Any] | None) -> list[Weighted]:

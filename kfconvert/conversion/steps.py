@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -99,18 +98,6 @@ def replace(
     install_save_pretrained(model)
     ledger.notices.silent = True  # until it is handed over: misses within a conversion concern nobody
     return ledger
-
-
-@contextmanager
-def given_back_on_error(model: nn.Module) -> Iterator[None]:
-    """Where the block raises, or is interrupted, ``model`` has the forwards and the memory of its own again: one that
-    is converted in place is so as a whole, or not at all."""
-    try:
-        yield
-    except BaseException:
-        uninstall(model)
-        separate(model.parameters())
-        raise
 
 
 def merge_weights(model: nn.Module, variants: dict[str, list[Variant]]) -> list[Tensor]:
@@ -250,6 +237,16 @@ def check_callback(on_miss: Any) -> None:
         raise ConversionError(f"on_miss must be a function of a reason, not {on_miss!r}"[:300])
 
 
+def leave_as_it_is(model: nn.Module, stats: dict[str, Any]) -> None:
+    """Give ``model``, of which nothing was converted, what a converted model has besides its programs."""
+    model.__dict__["kfconvert_info"] = partial(ConversionStats, stats, guard={"hits": 0, "misses": {}}, parts={})
+    model.__dict__["kfconvert_refresh"] = _nothing_to_refresh
+
+
+def _nothing_to_refresh() -> None:
+    """Nothing is derived from the weights of a model that was left as it is."""
+
+
 def hand_over(result: Result, on_miss: OnMiss | None = None) -> dict[str, Any]:
     """The statistics, which the converted model carries as well; warns where nothing was fused.
 
@@ -270,7 +267,7 @@ def hand_over(result: Result, on_miss: OnMiss | None = None) -> dict[str, Any]:
     if result.reverted or not ledger.guarded:
         uninstall(model)
         separate(model.parameters())
-        model.__dict__["kfconvert_info"] = partial(ConversionStats, stats, guard={"hits": 0, "misses": {}}, parts={})
+        leave_as_it_is(model, stats)
     if stats["total_replaced"] == 0:
         warnings.warn(f"kfconvert fused nothing in {stats['model']}: {stats['nothing_fused']}", stacklevel=3)
     return stats

@@ -10,6 +10,8 @@ from torch import Tensor
 
 LARGEST = 2**33  # bytes of the tensors of one call
 _PLAIN = (bool, int, float, str, type(None))
+_NOT_FINITE = ("inf", "-inf", "nan")
+_WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _MOST_DIMENSIONS = 64
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _INT64_MAX = 2**63 - 1
@@ -49,15 +51,26 @@ def _describe(inputs: Any, tensors: list[Tensor]) -> Any:
         if same is not None:
             spec["same"] = same
         elif not _inexact(inputs.dtype) and inputs.numel():
-            spec |= {"low": int(inputs.min()), "high": int(inputs.max())}
+            # PyTorch finds no extremes of the wider unsigned types.
+            values = inputs.cpu().numpy() if inputs.dtype in _WIDE_UNSIGNED else inputs
+            spec |= {"low": _bounded(values.min()), "high": _bounded(values.max())}
         return {"tensor": spec}
+    if isinstance(inputs, float) and not math.isfinite(inputs):
+        return {"number": repr(inputs)}  # JSON has none of these
     if isinstance(inputs, _PLAIN):
         return {"value": inputs}
     if isinstance(inputs, (tuple, list)):
         return {type(inputs).__name__: [_describe(item, tensors) for item in inputs]}
     if isinstance(inputs, dict):
+        if not all(isinstance(key, str) for key in inputs):
+            raise InputSpecError("an example input is a dict whose keys are no texts")
         return {"dict": {key: _describe(value, tensors) for key, value in inputs.items()}}
     raise InputSpecError(f"an example input of type {type(inputs).__name__} cannot be described")
+
+
+def _bounded(value: Any) -> int:
+    """A bound of integers, as near as a description can have it."""
+    return min(int(value), _INT64_MAX - 1)
 
 
 def build(spec: Any, device: torch.device | str = "cpu") -> Any:
@@ -74,6 +87,8 @@ def _build(spec: Any, device: torch.device, generator: torch.Generator, tensors:
     kind, value = _item(spec)
     if kind == "value":
         return value
+    if kind == "number":
+        return float(value)
     if kind == "tensor":
         given = "same" in value
         tensors.append(_given_before(value, tensors) if given else _laid_out(value, generator).to(device))
@@ -106,7 +121,7 @@ def _bytes(spec: Any) -> int:
     kind, value = _item(spec)
     if kind == "tensor":
         return math.prod(value["shape"]) * _dtype(value).itemsize
-    if kind == "value":
+    if kind in ("value", "number"):
         return 0
     return sum(_bytes(item) for item in (value.values() if kind == "dict" else value))
 
@@ -116,13 +131,15 @@ def _item(spec: Any) -> tuple[str, Any]:
     if not (isinstance(spec, dict) and len(spec) == 1):
         raise _unreadable("it is no dict of one kind")
     ((kind, value),) = spec.items()
-    types: dict[str, Any] = {"value": _PLAIN, "tensor": dict, "dict": dict, "tuple": list, "list": list}
+    types: dict[str, Any] = {"value": _PLAIN, "number": str, "tensor": dict, "dict": dict, "tuple": list, "list": list}
     if kind not in types:
         raise InputSpecError(f"the description of the example inputs has the unknown kind {str(kind)[:50]!r}")
     if not isinstance(value, types[kind]):
         raise _unreadable(f"{kind} holds {type(value).__name__}")
     if kind == "tensor":
         _check_tensor(value)
+    if kind == "number" and value not in _NOT_FINITE:
+        raise _unreadable("a number is none that JSON lacks")
     return kind, value
 
 

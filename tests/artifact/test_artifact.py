@@ -411,7 +411,23 @@ def test_input_descriptions(inputs):
             assert other.min() >= one.min() and other.max() <= one.max()
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.int64, torch.int8, torch.bool])
+def test_integers_of_every_kind_are_described(dtype):
+    most = 1 if dtype is torch.bool else min(torch.iinfo(dtype).max, 2**63 - 1)
+    given = torch.tensor([0, most], dtype=torch.int64).to(dtype)
+    built = input_spec.build(json.loads(json.dumps(input_spec.describe(given))))
+    assert built.dtype is dtype and built.shape == given.shape
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_numbers_that_json_lacks_are_described(value):
+    text = json.dumps(input_spec.describe([value]), allow_nan=False)
+    assert repr(input_spec.build(json.loads(text))) == repr([value])
+
+
 def test_inputs_that_cannot_be_described():
+    with pytest.raises(input_spec.InputSpecError, match="no texts"):
+        input_spec.describe({1: 2.0})
     with pytest.raises(input_spec.InputSpecError, match="type object"):
         input_spec.describe((object(),))
 

@@ -156,3 +156,9 @@ def test_conversions_leave_nothing_behind(nothing_frozen):
     first = kept()
     for _ in range(3):
         assert kept() == first
+
+
+@pytest.mark.parametrize("limit", [10**20, 1e30, 1e308])
+def test_a_bound_may_be_beyond_all_memory(limit):
+    stats = statistics(small_models.cnn(), torch.randn(4, 3, 12, 12), max_extra_memory=limit)
+    assert stats["memory"]["allowed"] < 2**63 and not any(map(is_dropped, stats["sites"]))

@@ -187,3 +187,30 @@ def test_an_error_leaves_an_earlier_conversion_as_it_was():
     with torch.no_grad():
         torch.testing.assert_close(fused(x), model(x))
     assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_a_conversion_in_place_that_fails_leaves_modes_and_weights(dtype):
+    model = nn.Sequential(nn.Linear(16, 8), nn.Dropout(0.5), nn.BatchNorm1d(8).eval()).train()
+    model[2].eval()
+    modes = [module.training for module in model.modules()]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model(torch.randn(4, 16)).sum().backward()
+    grad = model[0].weight.grad.clone()
+    with pytest.raises(ConversionError):
+        ModelConverter().convert_model(model, example_inputs=torch.randn(4, 3), inplace=True, dtype=dtype)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(model[0].weight.grad, grad)
+
+
+def test_a_model_that_was_given_back_answers_as_a_converted_one():
+    """What to call after writes through ``.data`` must not depend on what a machine measures."""
+
+    class NothingFinite(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) * float("nan")
+
+    fused = ModelConverter().convert_model(NothingFinite(nn.Linear(8, 8), nn.GELU()), example_inputs=torch.randn(2, 8))
+    fused.kfconvert_refresh()
+    assert fused.kfconvert_info()["guard"]["hits"] == 0
