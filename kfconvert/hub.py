@@ -35,7 +35,9 @@ class SavePretrained(OfConversion):
                 return
             written.append(True)
             try:
-                write_beside(model, folder)
+                if not write_beside(model, folder):
+                    reason = "its configuration alone does not make the model that it is"
+                    warnings.warn(f"kfconvert.load will need model= for what was saved: {reason}", stacklevel=3)
             except ArtifactError as error:
                 warnings.warn(f"kfconvert.load will not read what was saved: {error}", stacklevel=3)
 

@@ -21,8 +21,9 @@ from .weights import checked_state, missing_from
 _INDEX_FILE = "model.safetensors.index.json"
 
 
-def write_beside(model: nn.Module, folder: Path) -> None:
-    """Make an artifact of ``folder``, to which ``save_pretrained`` has written the converted ``model``.
+def write_beside(model: nn.Module, folder: Path) -> bool:
+    """Make an artifact of ``folder``, to which ``save_pretrained`` has written the converted ``model``; whether it says
+    how to build the model, for which ``load`` needs ``model=`` else.
 
     Raises:
         ArtifactError: ``save`` would refuse the model, its weights are not there, or under other names than the state
@@ -40,6 +41,7 @@ def write_beside(model: nn.Module, folder: Path) -> None:
         others = {name: record_file.checksum(folder / name) for name in [*weights, *_configurations(folder)]}
         with folders.replacing(folder) as partial:
             write_told(partial, others)
+        return bool(record["recipe"])
     except (OSError, SafetensorError, RecordError) as error:
         raise ArtifactError(f"cannot write {folder}: {why(error)}") from error
 

@@ -138,11 +138,25 @@ def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, know
     free = {name: [tuple(place) for place in dimensions] for name, dimensions in recorded["free"].items()}
     parts = []
     for first, *others in groups(modules, lambda module: None):
-        call = ExampleCall(kwargs=build(recorded["call"], device))
+        call = _taken(first, ExampleCall(kwargs=build(recorded["call"], device)))
         stored = known.part(number, modules[first], call.kwargs, recorded["call"])
         captured = capture(first, modules[first], call, [free]) if stored is None else stored
         parts.append(Part([captured, *(captured.alike(modules[module], module) for module in others)]))
     return parts
+
+
+def _taken(module: nn.Module, call: ExampleCall) -> ExampleCall:
+    """``call`` as ``module`` takes it: in the dtype of its own where it was cast after the conversion."""
+    own = next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
+    if own is None or all(each.dtype == own for each in call.tensors() if each.is_floating_point()):
+        return call
+    given = call.copied()
+    try:
+        with torch.no_grad():
+            module(*given.args, **given.kwargs)
+        return call
+    except Exception:  # its code may raise anything; so it does in the trace, where that is not the dtype's fault
+        return call.map_tensors(lambda x: x.to(own) if x.is_floating_point() else x)
 
 
 def _decide(captures: Captures, statistics: dict[str, Any]) -> None:

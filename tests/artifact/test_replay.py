@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from kfconvert import ModelConverter
+from kfconvert import ModelConverter, load, save
 from kfconvert.artifact.replay import replay
 from kfconvert.inputs import spec as input_spec
 
@@ -50,3 +50,41 @@ def test_sites_of_one_module_get_their_own_decisions(record, applied):
     assert [site["reason"] for site in sites] == [None if keep else str(i) for i, keep in enumerate(applied)]
     assert all(site["original_us"] == index for index, site in enumerate(sites) if applied[index])
     torch.testing.assert_close(replayed(INPUTS), model(INPUTS))
+
+
+class OwnCall(nn.Module):
+    """As layers of transformers have one."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(16, 32), nn.Linear(32, 16), nn.LayerNorm(16)
+
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs)
+
+    def forward(self, x):
+        return self.norm(x + self.down(torch.nn.functional.gelu(self.up(x))))
+
+
+class InParts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.layers = nn.Embedding(50, 16), nn.ModuleList([OwnCall(), OwnCall()])
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x) if x.sum().item() < 1e9 else x  # values decide
+        return x
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_parts_of_a_model_that_was_cast_before_it_was_saved(dtype, tmp_path):
+    ids = torch.randint(0, 50, (2, 9))
+    fused = ModelConverter(select="all").convert_model(InParts().eval(), example_inputs=ids).to(dtype)
+    loaded = load(save(fused, tmp_path / "cast"), model=InParts)
+    with torch.no_grad():
+        found, expected = loaded(ids), InParts().eval().to(dtype)(ids)
+    assert loaded.kfconvert_info()["parts"] and found.dtype is dtype
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)

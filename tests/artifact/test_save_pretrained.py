@@ -91,6 +91,14 @@ def test_weights_of_another_hand_are_told(fused, tmp_path):
         kfconvert.load(tmp_path)
 
 
+def test_a_model_that_its_configuration_does_not_make_is_told(fused, tmp_path):
+    changed = copy.deepcopy(fused)
+    norm = next(module for module in changed.modules() if isinstance(module, torch.nn.LayerNorm))
+    norm.eps = 0.5
+    with pytest.warns(UserWarning, match="kfconvert.load will need model="):
+        changed.save_pretrained(tmp_path)
+
+
 def test_other_processes_write_nothing(fused, tmp_path):
     fused.save_pretrained(tmp_path / "out", is_main_process=False)
     assert not list((tmp_path / "out").iterdir())
