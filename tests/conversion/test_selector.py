@@ -49,14 +49,20 @@ def test_the_exact_result_is_float64_where_the_model_casts():
         torch.testing.assert_close(sample.original()[0], model(x))
 
 
-def test_cold_calls_read_weights_of_their_own():
-    """They compute the same, and no two of them find a weight where another has read it."""
-    model, x = nn.Sequential(nn.Linear(8, 16), nn.GELU()).eval(), torch.randn(3, 8)
+def only_sample(model, x):
+    """Of the one site of a model."""
     captured = capture(model, "", ExampleCall((x,)), [{}])
     (match,) = captured.findings.matches
     site = Site(match, match.pattern.build(match, captured.live.tensor), match.pattern.name)
     _, samples = sample_inputs(captured.region, [site], captured.live, [x])
     (sample,) = samples.values()
+    return sample
+
+
+def test_cold_calls_read_weights_of_their_own():
+    """They compute the same, and no two of them find a weight where another has read it."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU()).eval()
+    sample = only_sample(model, torch.randn(3, 8))
     with torch.no_grad():
         exact = list(sample.exact())
         tried = Trials(sample, False, exact, 1e-3, 1e-7, 1e-3, calls=3)
@@ -74,12 +80,7 @@ def test_cold_calls_read_weights_of_their_own():
 
 
 def test_cold_calls_of_one_layout_know_nothing_of_the_other():
-    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(2, 3, 6, 6)
-    captured = capture(model, "", ExampleCall((x,)), [{}])
-    (match,) = captured.findings.matches
-    site = Site(match, match.pattern.build(match, captured.live.tensor), match.pattern.name)
-    _, samples = sample_inputs(captured.region, [site], captured.live, [x])
-    (sample,) = samples.values()
+    sample = only_sample(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(2, 3, 6, 6))
     with torch.no_grad():
         tried = [Trials(sample, last, list(sample.exact()), 1e-3, 1e-7, 1e-3, calls=2) for last in (True, False)]
         for each in tried:
