@@ -177,6 +177,7 @@ class ModelConverter:
                 variants = programs(captures, stages)
             else:  # what other times would have led to may pass, and is not to be kept from later conversions
                 selector.remembered.save()
+            prepared.keep_original()
             ledger = replace(prepared.model, variants, config.max_recordings, config.static_outputs)
             prepared.moved += merge_weights(prepared.model, variants)
             taken = memory(prepared, captures, stages, bound)

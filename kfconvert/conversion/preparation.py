@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..accuracy import copied_model, model_outputs
 from ..capture import WrittenState, around, run_keeping, written_state
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
-from ..runtime import UNKNOWN, Asked, named_by_code, uninstall
+from ..runtime import UNKNOWN, Asked, named_by_code, originals, uninstall
 from ..settings import SettingError, max_rewrites
 from .as_given import AsGiven, given_back_on_error
 from .kept import Kept, readers
@@ -44,6 +44,23 @@ class Prepared:
     tuned: list[tuple[ExampleCall, float]]
     as_given: AsGiven | None
     moved: list[Tensor] = field(default_factory=list)
+    original: nn.Module | None = None
+
+    def keep_original(self) -> None:
+        """Let ``original`` be the model without any of what a conversion puts into it, to be timed: the same tensors in
+        another tree of modules. It stays None where that cannot be copied. To be called before programs are put in."""
+        try:
+            tensors = (*self.model.parameters(), *self.model.buffers())
+            self.original = copied_model(self.model, {id(tensor): tensor for tensor in tensors})
+        except Exception:  # the model's own code may raise anything
+            self.original = None
+
+    def run_original(self, call: ExampleCall) -> Any:
+        """``call`` as it was before the conversion."""
+        if self.original is not None:
+            return call(self.original)
+        with originals():  # which pays for the guard that is in its way
+            return call(self.model)
 
 
 def check_model(model: Any) -> None:

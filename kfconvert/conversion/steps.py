@@ -29,7 +29,6 @@ from ..runtime import (
     can_record,
     install,
     merge,
-    originals,
     separate,
     uninstall,
 )
@@ -192,10 +191,6 @@ def _timed(prepared: Prepared, call: ExampleCall, graphs: CudaGraphs, budget: fl
     def converted() -> Any:
         return own(prepared.model)
 
-    def original() -> Any:
-        with originals():
-            return converted()
-
     def launched() -> Any:
         graphs.enabled = False
         try:
@@ -203,7 +198,7 @@ def _timed(prepared: Prepared, call: ExampleCall, graphs: CudaGraphs, budget: fl
         finally:
             graphs.enabled = True
 
-    candidates = {"original": original, "converted": converted}
+    candidates: dict[str, Callable[[], Any]] = {"original": partial(prepared.run_original, own), "converted": converted}
     if graphs.enabled and _is_recorded(converted, graphs):
         candidates[WITHOUT_GRAPHS] = launched
     return compare_timings(candidates, prepared.device, budget_s=budget, min_rounds=LEAST_ROUNDS, settled=True)
