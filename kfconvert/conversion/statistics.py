@@ -178,7 +178,7 @@ def _why_nothing(result: Result) -> str:
     sites = [site for captured in main for site in captured.found]
     if sites:
         reason, count = Counter(site.reason for site in sites).most_common(1)[0]
-        return f"{len(sites)} sites were found, none was applied; of {count}: {reason}"
+        return f"{len(sites)} sites were found, none was applied; {count} of them: {reason}"
     misses = [_near_miss(miss, captured.path) for captured in main for miss in captured.findings.near_misses]
     if misses:
         nearest = "{pattern} at {module}: {reason}".format(**misses[0] | {"module": misses[0]["module"] or "the root"})

@@ -262,10 +262,12 @@ def _is_image(tensor: Tensor, listed: bool) -> bool:
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(shape, Tensor):
+        raise InputError("input_shape must be a sequence of integers, not a tensor: give that as example_inputs")
     try:
         sizes = tuple(int(size) for size in shape)
     except (TypeError, ValueError):
-        raise InputError(f"input_shape must be a sequence of integers, not {shape!r}") from None
+        raise InputError(f"input_shape must be a sequence of integers, not {repr(shape)[:200]}") from None
     if not sizes or any(size < 1 for size in sizes):
         raise InputError(f"input_shape must hold positive sizes, batch first, not {sizes}")
     return sizes

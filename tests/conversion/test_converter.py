@@ -176,6 +176,7 @@ def test_the_example_is_not_written(select):
         ({"input_shape": (4, 16), "dtype": "float32"}, "floating-point dtype"),
         ({"input_shape": (4, 16), "device": "nonsense"}, "device nonsense"),
         ({"example_inputs": 5}, "example_inputs must be"),
+        ({"input_shape": torch.zeros(2, 3)}, "not a tensor: give that as example_inputs$"),
         pytest.param(
             {"input_shape": (4, 16), "device": "cuda"},
             "device cuda cannot be used",
