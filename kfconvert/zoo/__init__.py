@@ -212,7 +212,8 @@ def _folder(name: str) -> Path | None:
         return None
     folder = Path(expanded)
     if (folder / "kfconvert.json").exists():
-        raise ZooError(f"{folder} is a converted model already: kfconvert.load({str(folder)!r}) gives it back")
+        shown = "`kfconvert report` shows it"
+        raise ZooError(f"{folder} is a converted model already: kfconvert.load({str(folder)!r}) gives it back, {shown}")
     if not (folder / "config.json").exists():
         raise ZooError(f"{folder} is no Hugging Face model folder: it has no config.json")
     return folder
