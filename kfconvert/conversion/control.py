@@ -28,9 +28,8 @@ def check_names(config: ConversionConfig) -> None:
     for option, names in (("include", config.include or ()), ("exclude", config.exclude)):
         for name in names:
             if not any(fnmatchcase(each, name) for each in known):
-                hint = near(name, known) or f"; there are {', '.join(known)}"
-                modules = "" if "did you mean" in hint else "; modules are chosen by modules= and filter_fn="
-                raise ConversionError(f"{option}: no pattern is called {name!r}{hint}{modules}")
+                others = f"; there are {', '.join(known)}; modules are chosen by modules= and filter_fn="
+                raise ConversionError(f"{option}: no pattern is called {name!r}{near(name, known) or others}")
 
 
 def with_chosen(config: ConversionConfig, model: nn.Module, filter_fn: FilterFn | None) -> ConversionConfig:

@@ -13,7 +13,6 @@ from ..capture import prompt_of
 from ..inputs import bounded_lookups
 from ..process import quiet_thread
 from ..profiling import Comparison, compare_timings
-from ..runtime import originals
 from .preparation import Prepared
 
 # Where nothing else is asked for, so many tokens are generated, and fewer where that takes longer than the seconds.
@@ -81,11 +80,13 @@ def _affordable(prepared: Prepared, prompt: torch.Tensor, budget_s: float) -> in
 
 
 def _original(prepared: Prepared, prompt: torch.Tensor, tokens: int) -> Any:
-    with originals():
-        return _generated(prepared, prompt, tokens)
+    return prepared.run_original(partial(_generate, prompt=prompt, tokens=tokens))
 
 
 def _generated(prepared: Prepared, prompt: torch.Tensor, tokens: int) -> Any:
-    model: Any = prepared.model
+    return _generate(prepared.model, prompt, tokens)
+
+
+def _generate(model: Any, prompt: torch.Tensor, tokens: int) -> Any:
     given = {getattr(model, "main_input_name", "input_ids"): prompt}
     return model.generate(**given, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, num_beams=1)

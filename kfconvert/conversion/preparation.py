@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,8 +55,8 @@ class Prepared:
         except Exception:  # the model's own code may raise anything
             self.original = None
 
-    def run_original(self, call: ExampleCall) -> Any:
-        """``call`` as it was before the conversion."""
+    def run_original(self, call: Callable[[nn.Module], Any]) -> Any:
+        """What ``call`` makes of the model as it was before the conversion."""
         if self.original is not None:
             return call(self.original)
         with originals():  # which pays for the guard that is in its way
