@@ -34,6 +34,8 @@ ROUNDING = {"float64": 1e-9, "float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
 
 # Each step of a computation may round by as much as its inputs were.
 STEPS = 10
+# A graph without fusions rounds a few times otherwise than the model itself, at most.
+GRAPH_STEPS = 32
 
 
 class Pair:
@@ -78,8 +80,13 @@ class Pair:
                 continue  # nothing of the original's outputs is right: more noise than that says nothing
             if own and float(own[1]) == 0 and "error inf of its scale" in reason:
                 continue  # the outputs are zeros: there is no scale
-            assert "captured graph itself differs" not in reason, reason
             error = re.search(r"error ([\d.e+-]+|nan|inf)", reason)
+            if "captured graph itself differs" in reason:
+                # An activation that is written out is computed by its operator, which rounds otherwise in its tails.
+                assert error and float(error[1]) < GRAPH_STEPS * torch.finfo(getattr(torch, self.narrowest())).eps, (
+                    reason
+                )
+                continue
             noise = re.search(r"rounding its inputs alone makes ([\d.e+-]+|nan|inf)", reason)
             bound = max(allowed, STEPS * float(noise[1])) if noise else allowed
             assert error is None or float(error[1]) < bound, reason
@@ -108,8 +115,18 @@ class Pair:
             # Outputs may be rounded once more than the original's, of which some are exact by chance.
             rounding = 2 * torch.finfo(getattr(torch, self.narrowest())).eps
             threshold = max(threshold, rounding, ERROR_RATIO * self._own_error(inputs, full))
-            verdict = compare(self._exact(self.twin, inputs(0), full, ours), ours, theirs, threshold)
+            verdict = compare(self._exact(self._twin_of_converted(), inputs(0), full, ours), ours, theirs, threshold)
         assert verdict.passed is not False, f"{what}: {verdict.reason}"  # None where there is nothing but NaN
+
+    def _twin_of_converted(self) -> nn.Module:
+        """The twin with the weights of the conversion, where these are the original's but for how a step of an
+        optimizer, which may divide by a gradient's size, has rounded them."""
+        theirs, ours = self.original.state_dict(), self.converted.state_dict()
+        twin = copy.deepcopy(self.twin)
+        named = theirs.keys() == ours.keys() == twin.state_dict().keys()
+        if named and all(_is_near(value, ours[name]) for name, value in theirs.items()):
+            twin.load_state_dict(ours)
+        return twin
 
     def _exact(self, twin: nn.Module, tensors: list[Tensor], full: bool, fallback: Any) -> Reference:
         tensors = [x.double() if x.is_floating_point() else x for x in tensors]
@@ -305,6 +322,13 @@ def assert_converts(description: Description, treated: Sequence[Treatment] = (),
         pair.assert_same(inputs(BATCH), "after training")
         pair.assert_same_when_treated(treated)
     return pair
+
+
+def _is_near(value: Any, other: Any) -> bool:
+    if not isinstance(value, Tensor) or not isinstance(other, Tensor) or value.shape != other.shape:
+        return False
+    scale = value.double().nan_to_num(0.0, 0.0, 0.0).abs().max().item() if value.numel() else 0.0
+    return torch.allclose(value.double(), other.double(), rtol=1e-5, atol=1e-5 * scale, equal_nan=True)
 
 
 def _with(x: Tensor, value: float) -> Tensor:
