@@ -78,13 +78,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
     parser.add_argument("--compiled", action="store_true", help="transformers' static cache with torch.compile, too")
+    parser.add_argument("--effort", default="full", choices=["fast", "full"])
     options = parser.parse_args()
     for name in options.models or SMALL:
         torch.manual_seed(0)
         with torch.device(options.device):
             model = MODELS[name](options.width, options.layers).eval().to(getattr(torch, options.dtype))
         start = time.perf_counter()
-        fused = ModelConverter().convert_model(model, input_shape=(options.batch[0], options.prompt[0]))
+        fused = ModelConverter(effort=options.effort).convert_model(
+            model, input_shape=(options.batch[0], options.prompt[0])
+        )
         print(f"{name}: converted in {time.perf_counter() - start:.1f} s")
         for batch in options.batch:
             for length in options.prompt:

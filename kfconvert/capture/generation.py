@@ -51,6 +51,7 @@ def capture_generation(
     first: Capture | CaptureError,
     put_back: Callable[[], None],
     static: bool = False,
+    fewest: bool = False,
 ) -> list[tuple[ExampleCall, Capture | CaptureError]]:
     """``model`` in each form in which its ``generate`` calls it, or why that form cannot be captured.
 
@@ -59,39 +60,47 @@ def capture_generation(
         first: what was captured for it. Where that returns no cache, nothing is done.
         put_back: gives the model the state that it had before a call.
         static: the step on a static cache is wanted as well (see ``kfconvert.generation``).
+        fewest: only the forms in which a prompt without padding is continued greedily: the prompt, and the step on a
+            static cache where one is wanted and there is one, or else that on a cache which grows.
     """
     if not isinstance(first, Capture) or not first.region.has_caches:
         return []
     found = []
-    for generation in _generation_calls(model, call, put_back, static):
+    for generation in _generation_calls(model, call, put_back, static, fewest):
         found.append((generation.call, _captured(model, generation)))
         put_back()
     return found
 
 
 def _generation_calls(
-    model: nn.Module, call: ExampleCall, put_back: Callable[[], None], static: bool
+    model: nn.Module, call: ExampleCall, put_back: Callable[[], None], static: bool, fewest: bool
 ) -> list[GenerationCall]:
     """The calls that ``model.generate`` makes for the prompt of ``call``, without and with a mask, and its step on a
     static cache where one is wanted; none where there is no such method, or it passes no cache, or raises."""
     prompt = prompt_of(model, call, CALLS)
     if prompt is None:
         return []
-    found: dict[Any, GenerationCall] = {}
-    for masked in (False, True):
+    observed: list[list[GenerationCall]] = []
+    on_static = None
+    for masked in (False, True) if static or not fewest else (False,):
         try:
-            observed = _observed(model, prompt, masked)
-            for place, generation in enumerate(observed):
-                # It may hand no mask on, and then calls the model as it does without one.
-                found.setdefault((place, *generation.call.kwargs), generation)
-            step = _on_static_cache(model, observed[-1]) if static and masked and observed else None
-            if step is not None:
-                found["static"] = step
+            calls = _observed(model, prompt, masked)
+            # A mask of all ones may be left out, and with it what hides the places that the cache has left.
+            on_static = _on_static_cache(model, calls[-1]) if static and masked and calls else None
         except Exception:  # its configuration may ask for anything
             continue
         finally:
             put_back()
-    return list(found.values())
+        observed.append(calls)
+    if fewest:
+        observed = [calls[: 1 if on_static else None] for calls in observed[:1]]
+    found: dict[Any, GenerationCall] = {}
+    for calls in observed:
+        for place, each in enumerate(calls):
+            # It may hand no mask on, and then calls the model as it does without one.
+            given = (name for name, value in each.call.kwargs.items() if value is not None)
+            found.setdefault((place, *given), each)
+    return [*found.values(), *([on_static] if on_static else [])]
 
 
 def _on_static_cache(model: nn.Module, step: GenerationCall) -> GenerationCall | None:

@@ -70,17 +70,18 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
         refusal = refused_in_every_form(model, prepared.counting, prepared.outputs, prepared.asked)
         found = capture_forms(model, calls, advance, refusal)
         first = next((form for form in found if isinstance(form, Capture)), None)
-        if first is not None and not effort.other_calls:
-            advance()
-            prepared.settled.restore()
-            return gathered(model, calls, found, (), prepared.asked)
         whole = None if first is None else time.thread_time() - start
         cheap = None if first is None else _cheap_call(first)
         prepared.settled.restore()
         replayed = replayed and not (first is not None and first.region.communicates)
-        for each, captured in capture_generation(model, prepared.call, found[0], prepared.settled.restore, replayed):
+        for each, captured in capture_generation(
+            model, prepared.call, found[0], prepared.settled.restore, replayed, fewest=not effort.other_calls
+        ):
             calls.append(each)
             found.append(captured)
+        if first is not None and not effort.other_calls:
+            advance()
+            return gathered(model, calls, found, (), prepared.asked)
         parts = Parts(model, prepared.call, prepared.counting, prepared.settled.restore, cheap, whole)
         prepared.settled.restore()  # of what the last traces have left
         advance()

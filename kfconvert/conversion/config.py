@@ -54,9 +54,10 @@ class ConversionConfig(BaseModel):
             buffers. Sites that gain least are dropped until that holds. None for no bound.
         new_tokens: of a model that has ``generate``, how many tokens it is timed with before and after, from the prompt
             of the example; 0 for no such timing. By default as many as there is time for, from 4 to 32.
-        effort: "full" or "fast". The latter captures what calls like the example need and nothing for others (further
-            forms of the call, blocks on their own), measures for a quarter of the time, and leaves out sites for which
-            no time is left. What is remembered from earlier conversions is not timed again in either.
+        effort: "full" or "fast". The latter captures what calls like the example need, and ``generate()`` of one
+            prompt without padding, and nothing for others (further forms of the call, blocks on their own), measures
+            for a quarter of the time, and leaves out sites for which no time is left. What is remembered from earlier
+            conversions is not timed again in either.
         include: names of patterns, with shell wildcards: only these are fused. None for all of them.
         exclude: names of patterns, with shell wildcards, that are not fused, whether included or not.
         modules: dotted paths of modules, with shell wildcards: only sites all of whose operators lie in one of them,

@@ -11,8 +11,9 @@ class Effort:
     """What one word of ``effort`` stands for.
 
     Args:
-        other_calls: whether captures are made for other calls than those like the example: further forms in which token
-            models are called, and parts of a model that could be captured as a whole.
+        other_calls: whether captures are made for other calls than those like the example, and than those by which
+            ``generate`` continues a prompt without padding: further forms in which token models are called, and parts
+            of a model that could be captured as a whole.
         timing: which share of the usual time a measurement may take.
         selection: seconds after which no further kind of site is measured; its sites are left as they were.
     """

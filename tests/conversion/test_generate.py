@@ -103,6 +103,24 @@ def test_the_tokens_are_those_of_the_original(device, family, arguments):
     assert served(fused) == before + 2
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_fast_captures_what_continues_a_prompt(monkeypatch, family, recorded):
+    monkeypatch.setattr(kfconvert.converter, "can_record", lambda device: recorded)
+    torch.manual_seed(0)
+    model = FAMILIES[family]().double().eval()
+    converter = ModelConverter(select="all", new_tokens=0, effort="fast")
+    fused = converter.convert_model(model, input_shape=(2, 6))
+    # The call as given, that of a prompt, and that of a step.
+    assert [region["captured"] for region in converter.conversion_stats["regions"]] == [True] * 3
+    for arguments in ({}, {"padded": True}, {"do_sample": True}, {"num_beams": 2}):
+        assert_same(model, fused, **arguments)
+    if recorded:
+        assert served(fused) == 3 and fused.kfconvert_info()["generate"]["others"] == {"it is given num_beams": 1}
+    else:
+        assert fused.kfconvert_info()["guard"]["hits"] >= 16
+
+
 @pytest.mark.parametrize("arguments", OTHERS)
 def test_other_arguments_are_served_by_transformers(arguments):
     model, fused = pair("gpt2")
