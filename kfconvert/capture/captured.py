@@ -118,6 +118,12 @@ def capture(
         raise CaptureError(f"{path or 'the model'} has hooks of its own, which would be called twice")
     if not _calls_forward_alone(module, call):
         raise CaptureError(f"{path or 'the model'} has a __call__ of its own, which would run twice")
+    training = next((name for name, inner in module.named_modules() if inner.training), None)
+    if training is not None:
+        # As the model's own train() or eval() may leave it. Programs serve eval mode only, and this would be one of
+        # the other.
+        name = f"{path}.{training}".strip(".") or "the model"
+        raise CaptureError(f"{name} is in train mode, in which eval() has left it")
     sparse = _sparse_tensor(module, call)
     if sparse is not None:
         raise CaptureError(f"{sparse} is a sparse tensor")
