@@ -45,7 +45,7 @@ from .conversion import (
     validate,
     with_chosen,
 )
-from .process import alone, one_at_a_time, only_new_garbage, same_generators
+from .process import alone, one_at_a_time, only_new_garbage, parametrizations_computed, same_generators
 from .report import Explanation, module_classes
 from .runtime import OnMiss, can_record
 
@@ -129,7 +129,14 @@ class ModelConverter:
             ConversionError: the model cannot run with these inputs, dtype or device.
         """
         # A copy made under inference_mode could not be trained.
-        with torch.inference_mode(False), one_at_a_time(), alone(model), same_generators(), only_new_garbage():
+        with (
+            torch.inference_mode(False),
+            one_at_a_time(),
+            parametrizations_computed(),
+            alone(model),
+            same_generators(),
+            only_new_garbage(),
+        ):
             # The job and its graphs are garbage once this returns.
             stages = Stages(progress)
             return self._convert(stages, model, input_shape, example_inputs, device, dtype, inplace, tune_for, profile)

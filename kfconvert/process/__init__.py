@@ -5,6 +5,7 @@ from .collectives import CannotBeAlone, Collective, alone, noted_collectives
 from .garbage import only_new_garbage
 from .generators import same_generators
 from .methods import method_over, methods_stand_over, stood_over
+from .parametrizations import parametrizations_computed
 from .patches import replaced
 from .quiet import quiet_thread
 from .shards import is_one_of_several, shard_of
@@ -25,6 +26,7 @@ __all__ = [
     "methods_stand_over",
     "one_at_a_time",
     "only_new_garbage",
+    "parametrizations_computed",
     "quiet_thread",
     "replaced",
     "same_generators",

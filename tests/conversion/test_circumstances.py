@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import kfconvert
 from kfconvert import ModelConverter
@@ -109,3 +110,52 @@ def test_a_model_that_is_loaded_in_train_mode(tmp_path):
     for each in (model, fused):
         in_eval_mode(each)
     assert_same(model, fused)
+
+
+class Parametrized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
+
+    def forward(self, x):
+        return nn.functional.gelu(self.linear(x))
+
+
+def write_the_original(model):
+    with torch.no_grad():
+        model.linear.parametrizations.weight.original1.fill_(0.25)
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["converted", "loaded"])
+def test_weights_that_are_kept_around_a_conversion(loaded, tmp_path):
+    model = Parametrized().eval()
+    with parametrize.cached():
+        kept = model.linear.weight
+        fused = convert(copy.deepcopy(model))
+        if loaded:
+            kfconvert.save(fused, tmp_path / "artifact")
+            # So that it is traced again.
+            (tmp_path / "artifact" / "graphs.json").unlink(missing_ok=True)
+            made = Parametrized()
+            made(X)  # whose weight is kept before it is filled
+            fused = kfconvert.load(tmp_path / "artifact", made)
+        assert model.linear.weight is kept
+        with parametrize.cached():
+            pass
+        assert model.linear.weight is kept
+    assert model.linear.weight is not kept
+    for each in (model, fused):
+        write_the_original(each)
+    assert_same(model, fused)
+    assert fused.kfconvert_info()["guard"] == {"hits": 2, "misses": {}}
+
+
+def test_weights_that_are_kept_while_models_are_compared():
+    model = Parametrized().eval()
+    fused = convert(copy.deepcopy(model))
+    with parametrize.cached():
+        assert torch.equal(model(X), fused(X))
+        for each in (model, fused):
+            write_the_original(each)
+        accurate = kfconvert.validate_optimization(model, fused, X, 1e-4)
+    assert accurate.passed, str(accurate)
