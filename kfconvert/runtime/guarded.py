@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
 from ..inputs import MAX_SPELLINGS
+from ..process import parametrizations_computed
 from ..region import Region, SymbolicGuard
 from ..torch_state import transformed
 from .compilers import refuse_scripting, traced_here
@@ -456,7 +457,7 @@ class GuardedForward:
     @contextmanager
     def _as_in_forward(self, model: nn.Module, parameters: list[torch.Tensor]) -> Iterator[None]:
         """Within the block, in a backward pass, the model runs as it did in the forward pass: in eval mode, without
-        autocast.
+        autocast or ``parametrize.cached()``.
 
         Raises:
             RuntimeError: something else has changed, which would make other gradients.
@@ -464,6 +465,7 @@ class GuardedForward:
         training = [module for module in model.modules() if module.training]
         devices = {parameter.device.type for parameter in parameters} or {"cpu"}
         with ExitStack() as stack:
+            stack.enter_context(parametrizations_computed())
             for device in devices:
                 stack.enter_context(torch.autocast(device, enabled=False))
             try:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.nn.utils import parametrize
 
 from ..process import is_of_trace, methods_stand_over, stood_over, switched_off
 from ..region import Read
@@ -147,6 +148,7 @@ class ModelState:
         self.samples = floating[:1]
         self.autocast_type = floating[0][2].type if floating else "cpu"
         self.default_dtype = torch.get_default_dtype()
+        self.is_parametrized = any(map(parametrize.is_parametrized, model.modules()))
         # Whether the next look compares tensors that nobody seems to have written.
         self.closely = False
         self.begin(0)
@@ -218,6 +220,8 @@ class ModelState:
             return "autocast is on"
         if torch.get_default_dtype() is not self.default_dtype:
             return f"the default dtype is {torch.get_default_dtype()}, and was {self.default_dtype}"
+        if self.is_parametrized and parametrize._cache_enabled:
+            return "parametrize.cached() keeps weights around it, which a fused program would compute anew"
         reason = global_hook()
         if reason is not None:
             return reason

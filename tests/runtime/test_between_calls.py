@@ -5,7 +5,9 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
+import kfconvert
 from kfconvert import ModelConverter
 
 X = torch.randn(4, 3, 8, 8)
@@ -214,3 +216,22 @@ def test_a_part_of_another_dtype_is_noticed(place, dtype):
     for each in (model, fused):
         each.float()
     assert_same((model, fused), x)
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+def test_weights_that_are_kept_around_several_calls(frozen):
+    x = torch.randn(3, 8)
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.GELU()).eval()
+    both = model, ModelConverter(select="all").convert_model(model, example_inputs=x)
+    if frozen:
+        kfconvert.freeze(both[1])
+    with parametrize.cached():
+        before = assert_same(both, x)
+        if not frozen:
+            for each in both:
+                each[0].parametrizations.weight.original1.data.fill_(0.25)
+        assert torch.equal(assert_same(both, x), before)
+    assert_same(both, x)
+    info = both[1].kfconvert_info()["guard"]
+    assert info["hits"] == 1 and any("parametrize.cached()" in reason for reason in info["misses"])

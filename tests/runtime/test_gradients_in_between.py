@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from kfconvert import ModelConverter
 
@@ -75,6 +76,22 @@ def test_backward_within_autocast(both):
     for one, other in zip(both[1].parameters(), both[0].parameters()):
         if other.grad is not None:
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_backward_where_parametrized_weights_are_kept():
+    x = torch.randn(2, 8)
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.GELU()).eval()
+    both = model, ModelConverter(select="all").convert_model(model, example_inputs=x)
+    for each in both:
+        loss = each(x).square().sum()
+        with parametrize.cached(), torch.no_grad():
+            kept = each[0].weight  # without a graph
+            with torch.enable_grad():
+                loss.backward()
+            assert each[0].weight is kept
+    for one, other in zip(both[1].parameters(), both[0].parameters()):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+    assert both[1].kfconvert_info()["guard"] == {"hits": 1, "misses": {}}
 
 
 CHANGES = {
