@@ -25,6 +25,7 @@ from .conversion import (
     check_callback,
     check_model,
     check_names,
+    check_thread,
     controlled,
     drop_for_memory,
     given_back_on_error,
@@ -126,7 +127,8 @@ class ModelConverter:
                 fused: ``time_shares`` in the statistics, which ``explain`` tells. It takes about a second.
 
         Raises:
-            ConversionError: the model cannot run with these inputs, dtype or device.
+            ConversionError: the model cannot run with these inputs, dtype or device; or the call is within a
+                ``TorchFunctionMode``, whose effects would stay in the model.
         """
         # A copy made under inference_mode could not be trained.
         with (
@@ -153,6 +155,7 @@ class ModelConverter:
         tune_for: Sequence[Any] | None,
         profile: bool,
     ) -> nn.Module:
+        check_thread()
         check_model(model)
         _LOG.info("converting %s; not as usual: %s", type(model).__name__, self.config.unusual() or "nothing")
         config = with_chosen(self.config, model, self.filter_fn)

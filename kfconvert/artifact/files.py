@@ -25,7 +25,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .. import folders
-from ..conversion import AsGiven, check_callback, first_line, given_back_on_error, leave_as_it_is, resolve_device
+from ..conversion import (
+    AsGiven,
+    check_callback,
+    check_thread,
+    first_line,
+    given_back_on_error,
+    leave_as_it_is,
+    resolve_device,
+)
 from ..converter import ConversionError, ModelConverter
 from ..inputs import InputSpecError, build
 from ..json_values import json_ready
@@ -176,11 +184,12 @@ def load(
         on_miss: as of ``ModelConverter``.
 
     Raises:
-        ConversionError: ``on_miss`` cannot be called.
+        ConversionError: ``on_miss`` cannot be called, or the call is within a ``TorchFunctionMode``.
         ArtifactError: no, an unreadable or a damaged artifact, one of another format version, weights that do
             not fit the model, a device that is not there, a missing or untrusted recipe, or untrusted functions.
     """
     check_callback(on_miss)
+    check_thread()
     folder = folders.expanded(path)
     record, tensors, buffers, graphs = _read(folder, trust_source)
     place = _device(record, device)

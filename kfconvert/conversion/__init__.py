@@ -10,7 +10,7 @@ from .loads import Load, Loads
 from .memory_bound import drop_for_memory
 from .memory_use import memory
 from .own_state import OwnState
-from .preparation import ConversionError, Prepared, check_model, first_line, prepare, resolve_device
+from .preparation import ConversionError, Prepared, check_model, check_thread, first_line, prepare, resolve_device
 from .selector import Decision, Selector
 from .sites import match
 from .stages import Progress, Stages
@@ -53,6 +53,7 @@ __all__ = [
     "check_callback",
     "check_model",
     "check_names",
+    "check_thread",
     "controlled",
     "drop_for_memory",
     "first_line",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..accuracy import copied_model, model_outputs
 from ..capture import WrittenState, around, run_keeping, written_state
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
-from ..runtime import UNKNOWN, Asked, named_by_code, originals, uninstall
+from ..runtime import UNKNOWN, Asked, function_mode, named_by_code, originals, uninstall
 from ..settings import SettingError, max_rewrites
 from .as_given import AsGiven, given_back_on_error
 from .kept import Kept, readers
@@ -61,6 +61,14 @@ class Prepared:
             return call(self.original)
         with originals():  # which pays for the guard that is in its way
             return call(self.model)
+
+
+def check_thread() -> None:
+    """Raises ConversionError within a TorchFunctionMode: what it does would be part of the programs, which serve calls
+    outside of it only."""
+    mode = function_mode()
+    if mode is not None:
+        raise ConversionError(f"leave the {mode} first: a model cannot be converted or loaded within one")
 
 
 def check_model(model: Any) -> None:

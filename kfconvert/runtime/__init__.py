@@ -18,7 +18,7 @@ from .derived import Derived, memory_of
 from .evidence import Untold, evidence_of
 from .freezing import freeze
 from .frozen import FrozenError
-from .guarded import GuardedForward, Variant, default_device, guarded_forward, install, uninstall
+from .guarded import GuardedForward, Variant, default_device, function_mode, guarded_forward, install, uninstall
 from .ledger import Ledger
 from .merged_weights import merge, separate, whole
 from .miss_callback import MissCallback, OnMiss
@@ -74,6 +74,7 @@ __all__ = [
     "default_device",
     "evidence_of",
     "freeze",
+    "function_mode",
     "generator_state",
     "generators",
     "global_hook",

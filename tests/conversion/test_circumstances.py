@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
 
 import kfconvert
-from kfconvert import ModelConverter
+from kfconvert import ConversionError, ModelConverter
 
 pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
 X = torch.randn(4, 16)
@@ -159,3 +160,26 @@ def test_weights_that_are_kept_while_models_are_compared():
             write_the_original(each)
         accurate = kfconvert.validate_optimization(model, fused, X, 1e-4)
     assert accurate.passed, str(accurate)
+
+
+class Rounding(TorchFunctionMode):
+    """As one that simulates low precision."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return result.round() if function is nn.functional.linear else result
+
+
+def test_within_a_mode_of_functions_nothing_is_converted_or_loaded(tmp_path):
+    model = WithoutEval().train(False)
+    kfconvert.save(convert(model), tmp_path / "artifact")
+    for call in (lambda: convert(model), lambda: kfconvert.load(tmp_path / "artifact", WithoutEval())):
+        with Rounding(), pytest.raises(ConversionError, match="^leave the Rounding first"):
+            call()
+
+
+def test_a_default_device_around_a_conversion_is_none_of_these():
+    model = WithoutEval().train(False)
+    with torch.device("cpu"):
+        fused = convert(model)
+        assert_same(model, fused)
