@@ -38,9 +38,8 @@ from .weak_module import WeakModule
 
 # What nn.Module itself and this package keep in the instance dict of a module is watched in other ways, or not at all.
 _OWN_KEYS = OF_EVERY_MODULE | OF_CONVERSION
-# Attributes that matter in training only, or only for how much memory training takes.
+# Attributes that matter in training only, or only for how much memory training takes, in the classes of libraries.
 _TRAINING_KEYS = frozenset(("gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"))
-_UNWATCHED = _OWN_KEYS | _TRAINING_KEYS
 _HOOK_KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(
     getattr(torch_module, name)
@@ -514,7 +513,7 @@ def _attributes(
     by_class = names_by_class(reads)
     for path, module in model.named_modules():
         names, own = by_class.get(type(module), set()), vars(module)
-        names = (names | own.keys() if "__dict__" in names else names) - _UNWATCHED
+        names = (names | own.keys() if "__dict__" in names else names) - _unwatched(type(module))
         for key in sorted(key for key in names - (_children_of(module) - own.keys()) if not key.startswith("__")):
             value = own.get(key, MISSING)
             name = f"{path}.{key}" if path else key
@@ -531,6 +530,11 @@ def _attributes(
                 yield (value, ITEMS, tuple(value)), f"the attribute {name} {_CHANGED}"
             elif looks or not (isinstance(value, Tensor) and (path, key) in slots):
                 yield from _reasons(contents.of(name, value))
+
+
+def _unwatched(kind: type) -> frozenset[str]:
+    """The names of attributes of modules of a class that are watched in other ways, or not at all."""
+    return _OWN_KEYS if any(is_of_project(each.__module__) for each in kind.__mro__) else _OWN_KEYS | _TRAINING_KEYS
 
 
 def _covered(model: nn.Module, reads: frozenset[Read]) -> Iterator[tuple[Entry, str]]:

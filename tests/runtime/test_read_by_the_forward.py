@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -632,6 +633,25 @@ def test_a_rate_that_only_a_dropout_reads_may_change():
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Dropout(0.1)).eval()
     fused = convert(copy.deepcopy(model))
     assert_alike(model, fused, lambda m: setattr(m[2], "p", 0.5))
+    assert fused.kfconvert_info()["guard"]["misses"] == {}
+
+
+@pytest.mark.parametrize("name", ["gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"])
+def test_a_flag_that_means_something_else_than_in_libraries(name):
+    class Own(Reading):
+        def read(self):
+            return 2.0 if getattr(self, name) else 1.0
+
+    model = Own().eval()
+    setattr(model, name, False)
+    assert_alike(model, convert(copy.deepcopy(model)), lambda m: setattr(m, name, True))
+
+
+def test_how_much_memory_training_takes_is_no_change_of_calls_in_eval_mode():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1).eval()
+    images = torch.randn(2, 3, 32, 32)
+    fused = convert(copy.deepcopy(model), example_inputs=images)
+    assert_alike(model, fused, lambda m: m.set_grad_checkpointing(), images)
     assert fused.kfconvert_info()["guard"]["misses"] == {}
 
 
