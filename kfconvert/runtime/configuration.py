@@ -27,6 +27,8 @@ from .contents import (
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
 # An attribute that a module has by the name of one of these comes before it.
 _METHODS = frozenset(name for name in _OF_EVERY_MODULE - OF_EVERY_MODULE - OF_CONVERSION if not name.startswith("__"))
+# What every module holds beside its mode and what is in the tree of modules, such as its hooks.
+HELD_BY_ALL = OF_EVERY_MODULE - {"training", "_parameters", "_buffers", "_modules"}
 
 # Names that give all parameters or buffers, including those that are added later.
 WHOLE = frozenset(
@@ -157,9 +159,9 @@ def _is_of(kind: type, own: type) -> bool:
 
 def _is_read_of_module(name: str, idle: str | None) -> bool:
     """Whether reading the attribute ``name`` of a module, two frames up from here, makes its forward depend on it.
-    Attributes that every module has do not count, as torch's own code reads them. Methods that every module has, and
-    what gives all attributes, parameters or buffers, do, unless torch or this package reads them."""
-    if name == "__dict__" or name in WHOLE or name in _METHODS:
+    What every module has, or what gives all attributes, parameters or buffers, counts unless torch or this package
+    reads it."""
+    if name == "__dict__" or name in WHOLE or name in _METHODS or name in HELD_BY_ALL:
         return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] not in ("torch", "kfconvert")
     if idle is not None and sys._getframe(2).f_globals.get("__name__") == idle:
         return False

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from ..process import is_of_trace, methods_stand_over, stood_over, switched_off
 from ..region import Read
 from .code import CodeWalk, code_walk, held_functions
-from .configuration import WHOLE, configurations, names_by_class
+from .configuration import HELD_BY_ALL, WHOLE, configurations, names_by_class
 from .contents import (
     OF_CONVERSION,
     OF_EVERY_MODULE,
@@ -513,7 +513,8 @@ def _attributes(
     by_class = names_by_class(reads)
     for path, module in model.named_modules():
         names, own = by_class.get(type(module), set()), vars(module)
-        names = (names | own.keys() if "__dict__" in names else names) - _unwatched(type(module))
+        named = names & HELD_BY_ALL
+        names = (names | own.keys() if "__dict__" in names else names) - _unwatched(type(module)) | named
         for key in sorted(key for key in names - (_children_of(module) - own.keys()) if not key.startswith("__")):
             value = own.get(key, MISSING)
             name = f"{path}.{key}" if path else key
