@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .driver_graph import new_stream
+from .driver_graph import new_stream, prepare_thread
 
 # Any product asks for a workspace.
 _SIZE = 16
@@ -25,6 +25,8 @@ class CaptureStream:
 
     def __init__(self, device: torch.device):
         with torch.cuda.device(device):
+            # PyTorch makes a context when it needs one, which may be now, and for each thread.
+            prepare_thread(torch.cuda.current_device())
             self.stream = torch.cuda.ExternalStream(new_stream(), device=device)
         self._memory = torch.cuda.graph_pool_handle()
         self._factor, self._product = (torch.zeros(_SIZE, _SIZE, device=device) for _ in range(2))

@@ -66,7 +66,7 @@ _ready = _Ready()
 
 
 def prepare_thread(device: int) -> None:
-    """To be called in a thread, with ``device`` its current one, before it copies and replays there."""
+    """To be called in a thread, with ``device`` its current one, before it copies, replays or makes streams there."""
     if device not in _ready.devices:
         torch.cuda.set_device(device)
         _ready.devices.add(device)

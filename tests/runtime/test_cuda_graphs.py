@@ -5,6 +5,7 @@ import gc
 import pickle
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -432,6 +433,15 @@ def test_a_failed_recording_leaves_the_process_as_it_was():
     assert torch.cuda.memory_reserved() <= before
     recording = Recording(lambda leaves: [leaves[0] + 1], [x], [], pool)
     assert torch.equal(recording.replay([x])[0], x + 1)
+
+
+def test_a_pool_is_made_in_a_thread_that_has_not_used_cuda_before():
+    from kfconvert.runtime.recording import Pool
+
+    with ThreadPoolExecutor(1) as thread:
+        pools = [Pool(torch.device("cuda", 0)) for _ in range(8)]  # more than others have left
+        pools += [thread.submit(Pool, torch.device("cuda", 0)).result() for _ in range(2)]
+    assert len({pool.capture_stream.stream.cuda_stream for pool in pools}) == 10
 
 
 def test_copies_record_for_themselves_and_pickles_keep_nothing():
