@@ -26,7 +26,7 @@ import transformers
 from torch import nn
 
 from kfconvert import ModelConverter, freeze
-from kfconvert.runtime.guarded import GuardedForward, Variant, guarded_forward
+from kfconvert.runtime import GuardedForward, Variant, guarded_forward
 from kfconvert.runtime.recompute import needs_gradient
 from kfconvert.torch_state import transformed
 

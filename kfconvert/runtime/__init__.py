@@ -18,17 +18,19 @@ from .derived import Derived, memory_of
 from .evidence import Untold, evidence_of
 from .freezing import freeze
 from .frozen import FrozenError
-from .guarded import GuardedForward, Variant, default_device, function_mode, guarded_forward, install, uninstall
+from .guarded import GuardedForward, guarded_forward, install, uninstall
 from .ledger import Ledger
 from .merged_weights import merge, separate, whole
 from .miss_callback import MissCallback, OnMiss
 from .model_state import global_hook, has_hooks, inner_hook
 from .names_in_code import reads_of_attributes
+from .onlookers import default_device, function_mode
 from .original_forwards import originals
 from .program import OF_EXPORT, Program, UnfitTensors
 from .random_generators import GENERATORS, as_bytes, generator_state, put_back
 from .recording import Pool, Recording, Repeated, Unrecordable
 from .tensor_facts import LAYOUT, UNKNOWN, Asked, asked_attributes, attribute_facts, named_by_code, unsteady
+from .variant import Variant
 from .watch import MISSING, Entry, Watch
 from .weak_module import WeakModule
 

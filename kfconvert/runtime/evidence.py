@@ -34,8 +34,9 @@ from ..region import Read, class_name
 from ..version import __version__
 from .contents import is_of_project, is_plain_object, slotted
 from .fingerprint import fingerprints
-from .guarded import default_device, guarded_forward, onlooker
+from .guarded import guarded_forward
 from .model_state import ModelState, global_hook, has_hooks
+from .onlookers import default_device, onlooker
 from .watch import Mark
 
 # Attributes by which torch.compile knows its own, whether it has run in this process or not.

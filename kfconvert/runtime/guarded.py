@@ -4,47 +4,35 @@ from __future__ import annotations
 
 import copy
 import inspect
-import operator
-import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils._device import DeviceContext
 
 from ..inputs import MAX_SPELLINGS
-from ..process import parametrizations_computed
-from ..region import Region, SymbolicGuard
 from ..torch_state import transformed
 from .compilers import refuse_scripting, traced_here
 from .contents import OfConversion
 from .cuda_graphs import MOST_RECORDINGS, Ahead, CudaGraphs
 from .frozen import LOOK_EVERY, Frozen, Noted
+from .gradient_calls import GradientCall
 from .ledger import Ledger, MissNotices
 from .model_state import Codes, ModelState
-from .original_forwards import originals, originals_wanted
-from .program import Program, UnfitTensors, lies_as
-from .random_generators import States, put_states_back, random_states
-from .recompute import (
-    Differentiable,
-    has_reentrant_checkpoint,
-    is_connected,
-    needs_gradient,
-    run_recorded,
-    saved_memory,
-    unsaved,
-)
+from .onlookers import onlooker
+from .original_forwards import originals_wanted
+from .program import UnfitTensors
+from .program_errors import ProgramError, leave_to_original
+from .random_generators import random_states
+from .recompute import needs_gradient
 from .refusals import allow_changes
 from .shallow_copy import StateForCopies
-from .tensor_facts import ELEMENTS, facts
+from .tensor_facts import ELEMENTS
 from .traced import traced
+from .variant import Variant
 from .weak_module import WeakModule
 
 # Misses are counted under so many different reasons at most: a reason may name sizes of arguments, of which there is no
@@ -55,80 +43,6 @@ OTHER_REASONS = "other reasons"
 MOST_MISFITS = 32
 # The dicts of its own that a module has, which it shares with whoever takes over its attributes.
 _STORES = ("_parameters", "_buffers", "_modules")
-_CHANGED_IN_BETWEEN = "the model was changed between forward and backward, which computes it again: "
-
-
-class ProgramError(Exception):
-    """A program has raised ``error``. What the original does in that call, which may catch it, is for that to say."""
-
-    def __init__(self, error: Exception):
-        text = str(error)
-        # An assertion within the graph, about sizes that depend on values.
-        unlike = isinstance(error, RuntimeError) and "Runtime assertion failed" in text
-        super().__init__(
-            "sizes that depend on the values of its arguments are not as in the example"
-            if unlike
-            else f"its program raised {type(error).__name__}: {text.partition(chr(10))[0][:100]}"
-        )
-
-
-@dataclass
-class Variant:
-    """One captured call form of the model and the program that serves it."""
-
-    region: Region
-    program: Program
-    # The memory format of each image among the flat inputs of the example; empty if none was channels-last. If one was,
-    # images in another memory format give results in another memory format.
-    memory_formats: tuple[bool | str, ...] = ()
-    # Where and how those flat inputs lie that have to lie as in the example, see ``Program.strides``.
-    strides: list[Any] = field(default_factory=list)
-    # The answers to what its code asks of tensors, for the example's tensors and the weights.
-    facts: list[Any] = field(default_factory=list)
-    # The region's guard as compilers can follow it, once one has asked.
-    symbolic_guard: SymbolicGuard | None = None
-
-    def facts_of(self, leaves: list[Any]) -> list[Any]:
-        """The answers that the code behind the program would get to what it asks of tensors. Raises UnfitTensors where
-        a tensor was removed."""
-        asked = self.region.asked
-        return facts(asked, (*leaves, *self.program.tensors())) if asked else []
-
-    def refusal(self, leaves: list[Any] | None) -> str | None:
-        if leaves is None:
-            return "other arguments"
-        refusal = self.region.guard.refusal(leaves)
-        if refusal is None and self.region.default_device not in (None, default_device()):
-            return f"the default device is {default_device()}, and was {self.region.default_device}"
-        if refusal is None and self.memory_formats and self.program.memory_formats(leaves) != self.memory_formats:
-            return "an image has another memory format than that of the example, which was channels-last"
-        if refusal is None and self.strides and not lies_as(leaves, self.strides):
-            return "an argument lies otherwise in memory than in the example, which its code can tell"
-        if refusal is None and self.region.asked and self.facts_of(leaves) != self.facts:
-            return f"its code asks for {', '.join(sorted(self.region.asked))} of tensors, and these are others"
-        return refusal
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether CUDA graphs may be recorded of it. A cache that it takes has another length in each call, but for one
-        that is empty yet; a recording runs the program more than once, in which other ranks, that may record at other
-        times, would have to take part.
-        """
-        return not (self.region.call.takes_filled_cache or self.region.communicates)
-
-    def structured(self, outputs: tuple[Any, ...]) -> Any:
-        """The outputs of a region without caches; compilers follow this."""
-        return pytree.tree_unflatten(outputs, self.region.outputs.spec)
-
-    def run(self, leaves: list[Any], passed: Sequence[Any] = ()) -> Any:
-        """The outputs. The ``passed`` caches, whose tensors are among ``leaves``, are written to."""
-        return self.region.outputs.put_together(self.program.run(leaves), passed)
-
-    def flat(self, leaves: list[Any], graphs: CudaGraphs, is_part: bool, ahead: Ahead | None = None) -> tuple[Any, ...]:
-        """The flat outputs; by a recording of ``graphs`` where there is one."""
-        if not self.is_recorded:
-            return self.program.run(leaves)
-        return graphs.run(self.program, leaves, self.region.is_random, is_part, ahead)
 
 
 class GuardedForward:
@@ -364,125 +278,20 @@ class GuardedForward:
             except UnfitTensors:
                 raise
             except Exception as error:
-                _leave_to_original(error, variant.region, drawn)
+                leave_to_original(error, variant.region, drawn)
                 raise
             self.hits += 1
             return variant.region.outputs.put_together(flat, passed)
         if self.frozen is not None and self.frozen.host_bytes:
             return self._missed("gradients are wanted, and weights lie in host memory", args, kwargs)
-        reason = self._no_gradients(variant, parameters, leaves)
+        model = self.model
+        call = GradientCall(variant, self.state, model, partial(self._original_of, model), parameters, leaves)
+        reason = call.refusal()
         if reason is not None:
             return self._missed(reason, args, kwargs)
-        differentiable = self._differentiable(variant, parameters, leaves)
-        if isinstance(differentiable, str):
-            return self._missed(f"{differentiable}, and gradients are wanted", args, kwargs)
-        model = self.model  # backward may come when nobody else holds it any more
-        unchanged = variant.program.unchanged()
-
-        def original(flat: list[Any]) -> Any:
-            if not unchanged.holds_for(variant.program.tensors()):
-                raise RuntimeError(_CHANGED_IN_BETWEEN + "a weight, buffer or attribute of it holds something else")
-            with originals(), self._as_in_forward(model, parameters):
-                return variant.region.flat_outputs(partial(self._original_of, model), flat)[0]
-
-        def fused(flat: list[Any]) -> tuple[Any, ...]:
-            try:
-                return variant.program.run(flat)
-            except UnfitTensors:
-                raise
-            except Exception as error:  # hooks of saved tensors, which are none of the program, may raise around it
-                _leave_to_original(error, variant.region, None)
-                raise
-
-        held = variant.program.tensors()
-        recorded = run_recorded(fused, original, parameters, leaves, differentiable, held)
+        recorded = call.run()
         self.hits += 1
         return variant.region.outputs.put_together(recorded, passed)
-
-    def _no_gradients(self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]) -> str | None:
-        """Why this call has to run the original where gradients are wanted; None where they can be computed later."""
-        region, known = variant.region, self.state.parameters
-        if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # the stubs lack it
-            return "hooks of saved tensors are disabled around it, and gradients are wanted"
-        if region.is_random:
-            return "it draws random numbers, and gradients are wanted"
-        if region.communicates or region.shards:
-            return "it is one of several ranks, and gradients are wanted"
-        if region.counts_statistics:
-            return "a norm in it counts the statistics of each call, and gradients are wanted"
-        if self.state.asks_for_gradients:
-            return f"its code asks for {self.state.asks_for_gradients}, and gradients are wanted"
-        if region.returns_inputs:
-            return "it returns an input or a weight as it is, and gradients are wanted"
-        if not all(map(operator.is_, parameters, known)) or len(parameters) != len(known):
-            # torch.func.functional_call puts other parameters in place for the time of one call; backward comes after
-            # it.
-            return "its parameters are not those it was converted with, and gradients are wanted"
-        if any(map(_has_hooks, parameters)):
-            return "a parameter has hooks, which backward would call twice, or for nothing"
-        if self.state.hooked_backward is not None:
-            return f"{self.state.hooked_backward}, and gradients are wanted"
-        if any(isinstance(leaf, torch.Tensor) and leaf.is_inference() for leaf in leaves):
-            return "an argument was made under inference_mode, and gradients are wanted"
-        ours = {id(parameter) for parameter in parameters}
-        if any(tensor.requires_grad and id(tensor) not in ours for tensor in variant.program.tensors()):
-            return "a buffer or an attribute wants a gradient"
-        return None
-
-    def _differentiable(
-        self, variant: Variant, parameters: list[torch.Tensor], leaves: list[Any]
-    ) -> Differentiable | str:
-        """What autograd does with a call of the original, given which of its parameters and arguments want a gradient;
-        or why gradients cannot be computed later. It is looked up in one run of the original."""
-        tensors = (*parameters, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
-        wanted = bytes(tensor.requires_grad for tensor in tensors)
-        known = variant.region.differentiable
-        if wanted not in known:
-            if len(known) >= MAX_SPELLINGS:
-                known.clear()
-            known[wanted] = self._look_up_differentiable(variant, leaves)
-        return known[wanted]
-
-    def _look_up_differentiable(self, variant: Variant, leaves: list[Any]) -> Differentiable | str:
-        # Hooks that keep what a forward saves for backward (checkpoints, offloading) must keep nothing of this run.
-        with originals(), torch.enable_grad(), saved_memory() as saved:
-            outputs, _ = variant.region.flat_outputs(self.original, leaves)
-        if is_connected(outputs):
-            return "one of its outputs is computed from another"
-        if has_reentrant_checkpoint(outputs):
-            return "it has a reentrant checkpoint"
-        wanted = tuple(isinstance(output, torch.Tensor) and output.requires_grad for output in outputs)
-        return Differentiable(wanted, unsaved(leaves, saved))
-
-    @contextmanager
-    def _as_in_forward(self, model: nn.Module, parameters: list[torch.Tensor]) -> Iterator[None]:
-        """Within the block, in a backward pass, the model runs as it did in the forward pass: in eval mode, without
-        autocast or ``parametrize.cached()``.
-
-        Raises:
-            RuntimeError: something else has changed, which would make other gradients.
-        """
-        training = [module for module in model.modules() if module.training]
-        devices = {parameter.device.type for parameter in parameters} or {"cpu"}
-        with ExitStack() as stack:
-            stack.enter_context(parametrizations_computed())
-            for device in devices:
-                stack.enter_context(torch.autocast(device, enabled=False))
-            try:
-                for module in training:
-                    module.training = False
-                current = [store.get(key) for store, key in self.state.parameter_places]
-                reason = self.state.refusal() or self.state.hooked_backward
-                if reason is None and not all(map(operator.is_, current, self.state.parameters)):
-                    reason = "a parameter was replaced"
-                if reason is None and any(map(_has_hooks, parameters)):
-                    reason = "a parameter was given hooks"
-                if reason is not None:
-                    raise RuntimeError(_CHANGED_IN_BETWEEN + reason)
-                yield
-            finally:
-                for module in training:
-                    module.training = True
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward that the model had before the conversion."""
@@ -561,79 +370,16 @@ class GuardedForward:
         return duplicate
 
 
-def _leave_to_original(error: Exception, region: Region, drawn: States | None) -> None:
-    """Raises ProgramError where an operator in the program of ``region`` has raised ``error``, once the call has left
-    no trace; ``drawn``: the random generators before it."""
-    # A step on a static cache may have written a part of it, a batch norm its statistics.
-    if region.takes_static_cache or region.counts_statistics or _is_of_handler(error):
-        return
-    if drawn is not None:
-        put_states_back(drawn)
-    raise ProgramError(error) from error
-
-
-def _is_of_handler(error: Exception) -> bool:
-    """Whether a handler of signals has raised it, which comes in the midst of anything: such an error is meant for
-    whoever has made the call. Operators of a user's own may raise anything else."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {_code_of(handler) for handler in handlers if callable(handler)}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
-        trace = trace.tb_next
-    return False
-
-
-def _code_of(handler: Any) -> Any:
-    while isinstance(handler, partial):
-        handler = handler.func
-    function = getattr(handler, "__func__", handler)  # of a method
-    return getattr(function, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
-
-
 def _brings_back(frozen: Frozen) -> Callable[[], None]:
     return lambda: frozen.bring_back("weights are to be prepared for inputs of another kind")
 
 
-def _has_hooks(parameter: torch.Tensor) -> bool:
-    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
-
-
-_CPU = torch.device("cpu")
 _MODULE_SOURCE = nn.Module._call_impl.__code__.co_filename
 
 
 def _called_module(frame: Any) -> nn.Module | None:
     """The module whose ``__call__`` runs in ``frame``, None for any other caller of its forward."""
     return frame.f_locals.get("self") if frame.f_code.co_filename == _MODULE_SOURCE else None
-
-
-def default_device() -> torch.device:
-    """``torch.get_default_device()``, faster where nobody has set one."""
-    return torch.get_default_device() if torch._C._len_torch_function_stack() else _CPU
-
-
-def function_mode() -> str | None:
-    """The class of a TorchFunctionMode of this thread, which may do anything in the place of functions; None without
-    one."""
-    for index in range(torch._C._len_torch_function_stack()):
-        mode = torch._C._get_function_stack_at(index)
-        # torch.set_default_device is a mode too, and decides about new tensors only.
-        if type(mode) is not DeviceContext:
-            return type(mode).__name__
-    return None
-
-
-def onlooker() -> str | None:
-    """Why a program must not run under a mode of this thread, which would not see the original's operators; None
-    without one."""
-    mode = function_mode() if torch._C._len_torch_function_stack() else None
-    if mode is not None:
-        return f"the {mode} around it would not see the fused calls"
-    if torch._C._len_torch_dispatch_stack():
-        return "the TorchDispatchMode around it would not see the fused calls"
-    return None
 
 
 def install(

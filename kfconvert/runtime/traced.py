@@ -28,7 +28,8 @@ from .program import UnfitTensors
 from .tensor_facts import ELEMENTS
 
 if TYPE_CHECKING:
-    from .guarded import GuardedForward, Variant
+    from .guarded import GuardedForward
+    from .variant import Variant
 
 # Index of a variant, where its arguments stand among those of the call, and places and names of those that must have
 # their defaults. (Dynamo does not take constants of other kinds for what can be compared.)

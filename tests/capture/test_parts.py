@@ -18,7 +18,8 @@ from kfconvert.capture.structure import groups
 from kfconvert.conversion import steps as conversion
 from kfconvert.conversion.selector import Decision
 from kfconvert.inputs.example import ExampleCall, variations, widened
-from kfconvert.runtime.guarded import guarded_forward, originals
+from kfconvert.runtime.guarded import guarded_forward
+from kfconvert.runtime.original_forwards import originals
 
 
 class MLP(nn.Module):

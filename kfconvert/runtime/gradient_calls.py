@@ -1,0 +1,157 @@
+"""Calls of a converted model in which gradients are wanted: whether a program may serve them, and by what backward."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..inputs import MAX_SPELLINGS
+from ..process import parametrizations_computed
+from .model_state import ModelState
+from .original_forwards import originals
+from .program import UnfitTensors
+from .program_errors import leave_to_original
+from .recompute import Differentiable, has_reentrant_checkpoint, is_connected, run_recorded, saved_memory, unsaved
+from .variant import Variant
+
+_CHANGED_IN_BETWEEN = "the model was changed between forward and backward, which computes it again: "
+
+
+class GradientCall:
+    """One call that ``variant`` is to serve and autograd to record.
+
+    Args:
+        state: of ``model``, which this holds, as backward may come when nobody else does any more.
+        original: the forward that ``model`` had before its conversion.
+        parameters: those of the model, in the order of ``state``.
+        leaves: the flat arguments.
+    """
+
+    def __init__(
+        self,
+        variant: Variant,
+        state: ModelState,
+        model: nn.Module,
+        original: Callable[..., Any],
+        parameters: list[torch.Tensor],
+        leaves: list[Any],
+    ):
+        self._variant, self._state, self._model, self._original = variant, state, model, original
+        self._parameters, self._leaves = parameters, leaves
+
+    def refusal(self) -> str | None:
+        """Why this call has to run the original; None where gradients can be computed later."""
+        region, known = self._variant.region, self._state.parameters
+        if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # the stubs lack it
+            return "hooks of saved tensors are disabled around it, and gradients are wanted"
+        if region.is_random:
+            return "it draws random numbers, and gradients are wanted"
+        if region.communicates or region.shards:
+            return "it is one of several ranks, and gradients are wanted"
+        if region.counts_statistics:
+            return "a norm in it counts the statistics of each call, and gradients are wanted"
+        if self._state.asks_for_gradients:
+            return f"its code asks for {self._state.asks_for_gradients}, and gradients are wanted"
+        if region.returns_inputs:
+            return "it returns an input or a weight as it is, and gradients are wanted"
+        if not all(map(operator.is_, self._parameters, known)) or len(self._parameters) != len(known):
+            # torch.func.functional_call puts other parameters in place for the time of one call; backward comes after
+            # it.
+            return "its parameters are not those it was converted with, and gradients are wanted"
+        if any(map(_has_hooks, self._parameters)):
+            return "a parameter has hooks, which backward would call twice, or for nothing"
+        if self._state.hooked_backward is not None:
+            return f"{self._state.hooked_backward}, and gradients are wanted"
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_inference() for leaf in self._leaves):
+            return "an argument was made under inference_mode, and gradients are wanted"
+        ours = {id(parameter) for parameter in self._parameters}
+        if any(tensor.requires_grad and id(tensor) not in ours for tensor in self._variant.program.tensors()):
+            return "a buffer or an attribute wants a gradient"
+        differentiable = self._differentiable()
+        return f"{differentiable}, and gradients are wanted" if isinstance(differentiable, str) else None
+
+    def run(self) -> Any:
+        """The flat outputs of the program, of which backward computes the original again. There must be no refusal."""
+        differentiable = self._differentiable()
+        assert isinstance(differentiable, Differentiable)
+        region, program = self._variant.region, self._variant.program
+        unchanged = program.unchanged()
+
+        def original(flat: list[Any]) -> Any:
+            if not unchanged.holds_for(program.tensors()):
+                raise RuntimeError(_CHANGED_IN_BETWEEN + "a weight, buffer or attribute of it holds something else")
+            with originals(), self._as_in_forward():
+                return region.flat_outputs(self._original, flat)[0]
+
+        def fused(flat: list[Any]) -> tuple[Any, ...]:
+            try:
+                return program.run(flat)
+            except UnfitTensors:
+                raise
+            except Exception as error:  # hooks of saved tensors, which are none of the program, may raise around it
+                leave_to_original(error, region, None)
+                raise
+
+        return run_recorded(fused, original, self._parameters, self._leaves, differentiable, program.tensors())
+
+    def _differentiable(self) -> Differentiable | str:
+        """What autograd does with a call of the original, given which of its parameters and arguments want a gradient;
+        or why gradients cannot be computed later. It is looked up in one run of the original."""
+        tensors = (*self._parameters, *(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)))
+        wanted = bytes(tensor.requires_grad for tensor in tensors)
+        known = self._variant.region.differentiable
+        if wanted not in known:
+            if len(known) >= MAX_SPELLINGS:
+                known.clear()
+            known[wanted] = self._look_up_differentiable()
+        return known[wanted]
+
+    def _look_up_differentiable(self) -> Differentiable | str:
+        # Hooks that keep what a forward saves for backward (checkpoints, offloading) must keep nothing of this run.
+        with originals(), torch.enable_grad(), saved_memory() as saved:
+            outputs, _ = self._variant.region.flat_outputs(self._original, self._leaves)
+        if is_connected(outputs):
+            return "one of its outputs is computed from another"
+        if has_reentrant_checkpoint(outputs):
+            return "it has a reentrant checkpoint"
+        wanted = tuple(isinstance(output, torch.Tensor) and output.requires_grad for output in outputs)
+        return Differentiable(wanted, unsaved(self._leaves, saved))
+
+    @contextmanager
+    def _as_in_forward(self) -> Iterator[None]:
+        """Within the block, in a backward pass, the model runs as it did in the forward pass: in eval mode, without
+        autocast or ``parametrize.cached()``.
+
+        Raises:
+            RuntimeError: something else has changed, which would make other gradients.
+        """
+        training = [module for module in self._model.modules() if module.training]
+        devices = {parameter.device.type for parameter in self._parameters} or {"cpu"}
+        with ExitStack() as stack:
+            stack.enter_context(parametrizations_computed())
+            for device in devices:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            try:
+                for module in training:
+                    module.training = False
+                current = [store.get(key) for store, key in self._state.parameter_places]
+                reason = self._state.refusal() or self._state.hooked_backward
+                if reason is None and not all(map(operator.is_, current, self._state.parameters)):
+                    reason = "a parameter was replaced"
+                if reason is None and any(map(_has_hooks, self._parameters)):
+                    reason = "a parameter was given hooks"
+                if reason is not None:
+                    raise RuntimeError(_CHANGED_IN_BETWEEN + reason)
+                yield
+            finally:
+                for module in training:
+                    module.training = True
+
+
+def _has_hooks(parameter: torch.Tensor) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)

@@ -1,0 +1,74 @@
+"""One way of a model to be called, with the program for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from ..region import Region, SymbolicGuard
+from .cuda_graphs import Ahead, CudaGraphs
+from .onlookers import default_device
+from .program import Program, lies_as
+from .tensor_facts import facts
+
+
+@dataclass
+class Variant:
+    """One captured call form of the model and the program that serves it."""
+
+    region: Region
+    program: Program
+    # The memory format of each image among the flat inputs of the example; empty if none was channels-last. If one was,
+    # images in another memory format give results in another memory format.
+    memory_formats: tuple[bool | str, ...] = ()
+    # Where and how those flat inputs lie that have to lie as in the example, see ``Program.strides``.
+    strides: list[Any] = field(default_factory=list)
+    # The answers to what its code asks of tensors, for the example's tensors and the weights.
+    facts: list[Any] = field(default_factory=list)
+    # The region's guard as compilers can follow it, once one has asked.
+    symbolic_guard: SymbolicGuard | None = None
+
+    def facts_of(self, leaves: list[Any]) -> list[Any]:
+        """The answers that the code behind the program would get to what it asks of tensors. Raises UnfitTensors where
+        a tensor was removed."""
+        asked = self.region.asked
+        return facts(asked, (*leaves, *self.program.tensors())) if asked else []
+
+    def refusal(self, leaves: list[Any] | None) -> str | None:
+        if leaves is None:
+            return "other arguments"
+        refusal = self.region.guard.refusal(leaves)
+        if refusal is None and self.region.default_device not in (None, default_device()):
+            return f"the default device is {default_device()}, and was {self.region.default_device}"
+        if refusal is None and self.memory_formats and self.program.memory_formats(leaves) != self.memory_formats:
+            return "an image has another memory format than that of the example, which was channels-last"
+        if refusal is None and self.strides and not lies_as(leaves, self.strides):
+            return "an argument lies otherwise in memory than in the example, which its code can tell"
+        if refusal is None and self.region.asked and self.facts_of(leaves) != self.facts:
+            return f"its code asks for {', '.join(sorted(self.region.asked))} of tensors, and these are others"
+        return refusal
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether CUDA graphs may be recorded of it. A cache that it takes has another length in each call, but for one
+        that is empty yet; a recording runs the program more than once, in which other ranks, that may record at other
+        times, would have to take part.
+        """
+        return not (self.region.call.takes_filled_cache or self.region.communicates)
+
+    def structured(self, outputs: tuple[Any, ...]) -> Any:
+        """The outputs of a region without caches; compilers follow this."""
+        return pytree.tree_unflatten(outputs, self.region.outputs.spec)
+
+    def run(self, leaves: list[Any], passed: Sequence[Any] = ()) -> Any:
+        """The outputs. The ``passed`` caches, whose tensors are among ``leaves``, are written to."""
+        return self.region.outputs.put_together(self.program.run(leaves), passed)
+
+    def flat(self, leaves: list[Any], graphs: CudaGraphs, is_part: bool, ahead: Ahead | None = None) -> tuple[Any, ...]:
+        """The flat outputs; by a recording of ``graphs`` where there is one."""
+        if not self.is_recorded:
+            return self.program.run(leaves)
+        return graphs.run(self.program, leaves, self.region.is_random, is_part, ahead)
