@@ -6,6 +6,7 @@ torch is imported only once there is work to do, so that ``--help`` and mistakes
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib.util
 import json
 import os
@@ -68,7 +69,9 @@ class _Group(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            raise click.UsageError(f"no command {args[0]!r}; models are named with --models {args[0]}")
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"models are named with --models {args[0]}"
+            raise click.UsageError(f"no command {args[0]!r}; {meant}")
         return super().resolve_command(ctx, args)
 
 

@@ -172,7 +172,9 @@ _EFFORT = _choice(
 _INCLUDE = _several("--include", metavar="NAME...", help="Patterns to fuse, with wildcards.  [default: all]")
 _EXCLUDE = _several("--exclude", metavar="NAME...", help="Patterns not to fuse, with wildcards, such as 'conv_bn*'.")
 _MODULES = _several(
-    "--modules", metavar="PATH...", help="Modules to fuse in, with wildcards, such as 'encoder.*'.  [default: all]"
+    "--modules",
+    metavar="PATH...",
+    help="Modules to fuse in, with wildcards, such as 'encoder.*', and with '!head' not.  [default: all]",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on stdout.")
 

@@ -62,7 +62,8 @@ class ConversionConfig(BaseModel):
         exclude: names of patterns, with shell wildcards, that are not fused, whether included or not.
         modules: dotted paths of modules, with shell wildcards: only sites all of whose operators lie in one of them,
             or in a module within it, are fused. ``"encoder.*"`` is the same as ``"encoder"``, and ``"*"`` reaches over
-            dots. None for all of them.
+            dots. ``"!head"`` is a module in which nothing is fused; where there are only such entries, all others are
+            meant. None for all of them.
         chosen_modules: the very paths of modules, without those within them: only sites all of whose operators are
             calls of these are fused. What a ``filter_fn`` has chosen is kept here. None for all of them.
 

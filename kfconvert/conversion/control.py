@@ -18,6 +18,8 @@ from .preparation import ConversionError, first_line
 
 # So many names of an option are in the reason of each site that it leaves out.
 NAMES_TOLD = 4
+# Begins an entry of ``modules`` that says where nothing is fused.
+NOT = "!"
 # Called with a module and its dotted path in the model; whether what it computes may be fused.
 FilterFn = Callable[[nn.Module, str], bool]
 
@@ -40,8 +42,9 @@ def with_chosen(config: ConversionConfig, model: nn.Module, filter_fn: FilterFn 
     """
     paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
     for entry in config.modules or ():
-        if not any(_lies_in(path, entry) for path in paths):
-            raise ConversionError(f"modules: {type(model).__name__} has no module {entry!r}{near(_stem(entry), paths)}")
+        name = entry.removeprefix(NOT)
+        if not any(_lies_in(path, name) for path in paths):
+            raise ConversionError(f"modules: {type(model).__name__} has no module {name!r}{near(_stem(name), paths)}")
     if filter_fn is None:
         return config
     chosen = []
@@ -97,7 +100,7 @@ class _Control:
         covered = [".".join(filter(None, (region, path))) for path in match.modules] or [region]
         for path in covered:
             paths = self._paths.get(path, [path])
-            if config.modules is not None and not _any_lies_in(paths, config.modules):
+            if config.modules is not None and not _is_wanted(paths, config.modules):
                 return f"excluded by modules={_told(config.modules)}: it covers {path or 'the model itself'}"
             if self._chosen is not None and self._chosen.isdisjoint(paths):
                 return f"excluded by filter_fn: it covers {path or 'the model itself'}"
@@ -107,6 +110,14 @@ class _Control:
 def _told(names: Sequence[str]) -> str:
     """A list of names as code, the first of many."""
     return f"[{', '.join(map(repr, names[:NAMES_TOLD]))}{', ...' if len(names) > NAMES_TOLD else ''}]"
+
+
+def _is_wanted(paths: Sequence[str], entries: Sequence[str]) -> bool:
+    """Whether a module that is called each of ``paths`` is among those that ``entries`` name: all, where these say but
+    which are not."""
+    wanted = [entry for entry in entries if not entry.startswith(NOT)]
+    unwanted = [entry.removeprefix(NOT) for entry in entries if entry.startswith(NOT)]
+    return (not wanted or _any_lies_in(paths, wanted)) and not _any_lies_in(paths, unwanted)
 
 
 def _any_lies_in(paths: Iterable[str], entries: Iterable[str]) -> bool:

@@ -117,11 +117,28 @@ def test_modules_are_those_named_and_all_within_them(entry):
     assert applied(stats) == [(name, f"encoder.{index}.linear") for index in range(2)]
 
 
+@pytest.mark.parametrize(
+    ("entries", "left_out"),
+    [
+        (["!encoder"], EVERY[1:3]),
+        (["encoder", "!encoder.0"], [EVERY[0], EVERY[1], EVERY[3]]),
+        (["!encoder.[0]"], EVERY[1:2]),
+    ],
+)
+def test_modules_may_name_those_in_which_nothing_is_fused(entries, left_out):
+    _, stats = converted(Net(), modules=entries)
+    assert applied(stats) == [site for site in EVERY if site not in left_out]
+    told = f"excluded by modules=[{', '.join(map(repr, entries))}]: it covers "
+    assert all(reasons(stats)[site].startswith(told) for site in left_out)
+
+
 def test_a_module_is_meant_by_each_of_its_names():
     model = Net()
     model.shared = model.encoder
     _, stats = converted(model, modules=["shared.0"])
     assert applied(stats) == EVERY[1:2]
+    _, stats = converted(model, modules=["!shared.0"])
+    assert applied(stats) == [EVERY[0], *EVERY[2:]]
 
 
 def test_a_filter_is_asked_once_for_each_module_of_the_model_that_was_given():
