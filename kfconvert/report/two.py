@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
 from typing import Any
 
@@ -13,7 +14,9 @@ from rich.text import Text
 from .words import bytes_text, error_text, time_text
 
 MOST_SITES_TOLD = 40
-# What makes times comparable, by the place in the statistics.
+# As much of an option's value is told.
+_WIDTH = 80
+# What makes times comparable, by the place in the statistics; the options of both are conditions, too.
 _CONDITIONS = {
     "model": ("model",),
     "inputs": ("inputs",),
@@ -22,7 +25,6 @@ _CONDITIONS = {
     "threads": ("environment", "threads"),
     "torch": ("environment", "torch"),
     "kfconvert": ("environment", "kfconvert"),
-    "effort": ("config", "effort"),
 }
 _NUMBERS = {
     "sites found": ("total_found",),
@@ -48,14 +50,16 @@ def comparison(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
         first, second: ``conversion_stats`` of each.
 
     Returns:
-        ``same_model``: whether both are of one class; ``conditions``: what of the model, its inputs and the place
-        differs, {name: [first, second]}; ``numbers``: {name: [first, second]}, None where one is not known, times in
-        milliseconds, memory in bytes; ``overlap``: the names of the times whose middle halves have values in common;
-        ``sites``: those that were decided otherwise, {"pattern", "module", "first", "second"}, none for two classes.
+        ``same_model``: whether both are of one class; ``conditions``: what of the model, its inputs, the place and the
+        options differs, {name: [first, second]}; ``numbers``: {name: [first, second]}, None where one is not known,
+        times in milliseconds, memory in bytes; ``overlap``: the names of the times whose middle halves have values in
+        common; ``sites``: those that were decided otherwise, {"pattern", "module", "first", "second"}, none for two
+        classes.
     """
     both = (first, second)
     same = _at(first, ("model",)) == _at(second, ("model",))
-    conditions = {name: [_at(stats, place) for stats in both] for name, place in _CONDITIONS.items()}
+    options = {name: ("config", name) for stats in both for name in stats.get("config") or ()}
+    conditions = {name: [_at(stats, place) for stats in both] for name, place in (_CONDITIONS | options).items()}
     return {
         "same_model": same,
         "conditions": {name: values for name, values in conditions.items() if values[0] != values[1]},
@@ -69,7 +73,8 @@ def render_comparison(names: tuple[str, str], found: dict[str, Any]) -> Renderab
     """``comparison`` for a terminal; ``names``: what the user calls the two."""
     parts: list[RenderableType] = [Text.assemble((letter, "bold"), f"  {name}") for letter, name in zip("AB", names)]
     for name, values in found["conditions"].items():
-        first, second = ("unknown" if value in (None, "") else str(value) for value in values)
+        missing = "unknown" if name in _CONDITIONS else "none"
+        first, second = (missing if value in (None, "") else textwrap.shorten(str(value), _WIDTH) for value in values)
         style = "yellow" if name in ("model", "inputs", "device", "dtype") else "dim"
         parts.append(Text(f"{name}: A {first}, B {second}", style=style))
     table = _table("", "A", "B", "change")

@@ -68,6 +68,16 @@ def test_times_alone_are_no_other_decision():
     assert "All sites were decided alike" in shown(made.statistics(), again)
 
 
+def test_options_that_differ_are_conditions():
+    first, second = made.statistics(), made.statistics()
+    first["config"] = {"select": "measured", "effort": "full", "modules": None}
+    second["config"] = {"select": "all", "effort": "full", "modules": ["encoder.layer.0"] * 20}
+    told = comparison(first, second)["conditions"]
+    assert told == {"select": ["measured", "all"], "modules": [None, ["encoder.layer.0"] * 20]}
+    text = shown(first, second)
+    assert "select: A measured, B all" in text and "modules: A none, B ['encoder.layer.0'," in text and "[...]" in text
+
+
 def test_two_models_are_compared_and_called_two():
     text = shown(made.statistics(), made.nothing_found() | {"model": "ResNet"})
     assert "model: A LanguageModel, B ResNet" in text and "their sites are not compared" in text
