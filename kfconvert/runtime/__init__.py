@@ -19,10 +19,10 @@ from .evidence import Untold, evidence_of
 from .freezing import freeze
 from .frozen import FrozenError
 from .guarded import GuardedForward, guarded_forward, install, uninstall
+from .hooks import global_hook, has_hooks, inner_hook
 from .ledger import Ledger
 from .merged_weights import merge, separate, whole
 from .miss_callback import MissCallback, OnMiss
-from .model_state import global_hook, has_hooks, inner_hook
 from .names_in_code import reads_of_attributes
 from .onlookers import default_device, function_mode
 from .original_forwards import originals

@@ -35,7 +35,8 @@ from ..version import __version__
 from .contents import is_of_project, is_plain_object, slotted
 from .fingerprint import fingerprints
 from .guarded import guarded_forward
-from .model_state import ModelState, global_hook, has_hooks
+from .hooks import global_hook, has_hooks
+from .model_state import ModelState
 from .onlookers import default_device, onlooker
 from .watch import Mark
 

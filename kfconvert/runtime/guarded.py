@@ -15,13 +15,14 @@ from torch import nn
 
 from ..inputs import MAX_SPELLINGS
 from ..torch_state import transformed
+from .code_state import Codes
 from .compilers import refuse_scripting, traced_here
 from .contents import OfConversion
 from .cuda_graphs import MOST_RECORDINGS, Ahead, CudaGraphs
 from .frozen import LOOK_EVERY, Frozen, Noted
 from .gradient_calls import GradientCall
 from .ledger import Ledger, MissNotices
-from .model_state import Codes, ModelState
+from .model_state import ModelState
 from .onlookers import onlooker
 from .original_forwards import originals_wanted
 from .program import UnfitTensors

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from kfconvert.runtime.model_state import Codes
+from kfconvert.runtime.code_state import Codes
 
 HELD = []
 READS = frozenset[str]()

@@ -1,0 +1,44 @@
+"""Hooks, which a fused program would not call."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from .output_recording import is_recording_hook
+
+HOOK_KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = tuple(
+    getattr(torch_module, name)
+    for name in (
+        "_global_forward_hooks",
+        "_global_forward_pre_hooks",
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+    )
+)
+
+
+def inner_hook(model: nn.Module, of_gradients: bool = False) -> str | None:
+    """Why a program of ``model`` would leave out hooks of its submodules, those around their forwards or those ``of
+    gradients``; None where there are none."""
+    for name, module in model.named_modules():
+        if module is not model and (_has_backward_hooks if of_gradients else has_hooks)(module):
+            return f"{name} has hooks, which a fused program would not call"
+    return None
+
+
+def global_hook() -> str | None:
+    """Why a program would leave out hooks of all modules of the process; None where there are none."""
+    return "hooks of all modules are registered, which a fused program would not call" if any(_GLOBAL_HOOKS) else None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether ``module`` itself has hooks that its ``__call__`` runs around its forward."""
+    kinds = (module._forward_hooks, module._forward_pre_hooks)
+    # Those that transformers leaves in place are asked for by themselves, see recorded_outputs.
+    return any(not is_recording_hook(hook) for kind in kinds for hook in kind.values())
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)

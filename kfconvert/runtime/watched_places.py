@@ -1,0 +1,201 @@
+"""The places in a model that its programs rely on, as entries of a ``Watch``, with what to say where one changed."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..region import Read
+from .configuration import HELD_BY_ALL, configurations, names_by_class
+from .contents import OF_CONVERSION, OF_EVERY_MODULE, Contents, Found, OfConversion, is_of_project, slotted
+from .hooks import HOOK_KINDS
+from .program import OF_EXPORT
+from .watch import DICT, ITEMS, MISSING, ROOT, SIZE, TYPE, Entry
+
+# What nn.Module itself and this package keep in the instance dict of a module is watched in other ways, or not at all.
+_OWN_KEYS = OF_EVERY_MODULE | OF_CONVERSION
+# Attributes that matter in training only, or only for how much memory training takes, in the classes of libraries.
+_TRAINING_KEYS = frozenset(("gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"))
+REPLACED = "a submodule or its forward was replaced after the conversion; convert it again"
+CHANGED = "was changed after the conversion; convert it again"
+
+
+def own_names(held: dict[str, Any]) -> set[str]:
+    """The names of attributes that are of the model's author."""
+    return {name for name in held.keys() - _OWN_KEYS if not isinstance(held[name], OfConversion)}
+
+
+def holder_of(module: nn.Module, root: nn.Module) -> Any:
+    """The holder of the attributes of ``module`` in an entry; the model itself is not to be kept alive."""
+    return ROOT if module is root else module
+
+
+# Path, the module (ROOT for the model itself), and its dicts of tensors.
+_Place = tuple[str, Any, dict[str, Any], dict[str, Any]]
+
+
+def layout(model: nn.Module) -> list[_Place]:
+    """All modules in their order, those that stand at several places at each."""
+    modules = model.named_modules(remove_duplicate=False)
+    return [(path, holder_of(module, model), module._parameters, module._buffers) for path, module in modules]
+
+
+def is_same_layout(layout: list[_Place], other: list[_Place]) -> bool:
+    """Whether two layouts are of the same modules and dicts, in the same order."""
+    return len(layout) == len(other) and all(
+        one[0] == two[0] and all(map(operator.is_, one[1:], two[1:])) for one, two in zip(layout, other)
+    )
+
+
+def entries_of_children(module: nn.Module, model: nn.Module) -> Iterator[Entry]:
+    """That a module has the submodules that it has now."""
+    yield holder_of(module, model), "_modules", module._modules
+    yield module._modules, SIZE, len(module._modules)
+    yield from ((module._modules, name, child) for name, child in module._modules.items())
+
+
+def entries_of_structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
+    """That all modules have their classes, forwards and dicts, and nothing where there was no parameter or buffer."""
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            # The program would not read a tensor that later takes the place of None.
+            for key, tensor in store.items():
+                if tensor is None:
+                    reason = f"the parameter or buffer {key} was None at the conversion; convert it again"
+                    yield (store, key, None), reason
+        for kind in ("_parameters", "_buffers", *HOOK_KINDS):
+            yield (holder_of(module, model), kind, vars(module)[kind]), REPLACED
+        if module is not model:
+            for name in ("forward", "_call_impl", "_compiled_call_impl"):
+                yield (module, name, vars(module).get(name, MISSING)), REPLACED
+            yield (module, TYPE, type(module)), REPLACED
+            yield (module, DICT, None), "all attributes of a submodule were replaced at once; convert it again"
+
+
+def entries_of_sizes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
+    """That no module has more parameters or buffers, or fewer."""
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            yield (store, SIZE, len(store)), "it had other parameters or buffers at the conversion; convert it again"
+
+
+def entries_of_modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, str]]:
+    """The modes of the modules that hold tensors themselves (``owners``), or of all others."""
+    for module in model.modules():
+        if bool(module._parameters or module._buffers) is owners:
+            name = "the model" if module is model else f"a {type(module).__name__} inside the model"
+            yield (holder_of(module, model), "training", False), f"{name} is in train mode"
+
+
+def entries_of_attributes(
+    model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]], contents: Contents, looks: bool
+) -> Iterator[tuple[Entry, str]]:
+    # Programs read tensors among the attributes anew in every call, but one that several modules hold at one of its
+    # places only.
+    holders = Counter(id(tensor) for module in model.modules() for tensor in _tensors(module))
+    by_class = names_by_class(reads)
+    for path, module in model.named_modules():
+        names, own = by_class.get(type(module), set()), vars(module)
+        named = names & HELD_BY_ALL
+        names = (names | own.keys() if "__dict__" in names else names) - _unwatched(type(module)) | named
+        for key in sorted(key for key in names - (_children_of(module) - own.keys()) if not key.startswith("__")):
+            value = own.get(key, MISSING)
+            name = f"{path}.{key}" if path else key
+            if not (isinstance(value, Tensor) and holders[id(value)] == 1 and (path, key) in slots):
+                yield (holder_of(module, model), key, value), f"the attribute {name} {CHANGED}"
+            # The code asked by hasattr() or getattr(). The dicts of the classes are searched here, as getattr would
+            # call descriptors.
+            if value is MISSING and not any(key in vars(kind) for kind in type(module).__mro__):
+                for store in (module._parameters, module._buffers, module._modules):
+                    yield (store, key, MISSING), f"{name} was not there at the conversion; convert it again"
+            if isinstance(module, nn.RNNBase) and key == "_flat_weights":
+                # The list holds the module's parameters again, with which the code only computes: their contents do not
+                # matter.
+                yield (value, ITEMS, tuple(value)), f"the attribute {name} {CHANGED}"
+            elif looks or not (isinstance(value, Tensor) and (path, key) in slots):
+                yield from _reasons(contents.of(name, value))
+
+
+def _unwatched(kind: type) -> frozenset[str]:
+    """The names of attributes of modules of a class that are watched in other ways, or not at all."""
+    return _OWN_KEYS if any(is_of_project(each.__module__) for each in kind.__mro__) else _OWN_KEYS | _TRAINING_KEYS
+
+
+def entries_of_covered(model: nn.Module, reads: frozenset[Read]) -> Iterator[tuple[Entry, str]]:
+    """That no attribute is put in the place of a parameter, buffer or submodule that the code reads: Python would find
+    it before these."""
+    by_class = names_by_class(reads)
+    for path, module in model.named_modules():
+        names = by_class.get(type(module), set())
+        names = _children_of(module) if "__dict__" in names else names & _children_of(module)
+        for key in sorted(names - vars(module).keys()):
+            name = f"{path}.{key}" if path else key
+            reason = f"an attribute was put in the place of {name} (as by weight_norm or pruning); convert it again"
+            yield (holder_of(module, model), key, MISSING), reason
+
+
+def _children_of(module: nn.Module) -> set[str]:
+    return module._modules.keys() | module._parameters.keys() | module._buffers.keys()
+
+
+def entries_of_unread(
+    model: nn.Module, reads: frozenset[Read], slots: Collection[tuple[str, str]]
+) -> Iterator[tuple[Entry, str]]:
+    """The parameters and buffers of which the code asks something, such as the shape, without computing with them."""
+    by_class = names_by_class(reads)
+    for path, key in sorted(slots):
+        module = model.get_submodule(path)
+        store = next((each for each in (module._parameters, module._buffers) if each.get(key) is not None), None)
+        if store is not None and key in by_class.get(type(module), ()):
+            name = f"{path}.{key}" if path else key
+            yield (store, key, store[key]), f"{name}, of which the forward asks more than its elements, {CHANGED}"
+
+
+def kind_of(tensor: Tensor) -> tuple[Any, ...]:
+    """What code can ask of a tensor besides its elements. Those that torch.export has in the places of others count as
+    what they stand for."""
+    kind: type = type(tensor)
+    if kind in OF_EXPORT:
+        kind = nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor
+    return kind, tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
+
+
+def _reasons(found: Iterable[Found]) -> Iterator[tuple[Entry, str]]:
+    for name, entry in found:
+        yield entry, f"what {name} holds {CHANGED}"
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    for store in (module._parameters, module._buffers, vars(module)):
+        yield from (value for value in store.values() if isinstance(value, Tensor))
+
+
+def entries_of_settings(model: nn.Module, reads: frozenset[Read], contents: Contents) -> Iterator[tuple[Entry, str]]:
+    names = sorted(name for name in reads if isinstance(name, str) and name != "__dict__")
+    by_class = names_by_class(reads)
+    for config in configurations(model):
+        yield (config, TYPE, type(config)), f"the class of an object of the model {CHANGED}"
+        yield (config, DICT, None), f"what an object of the model holds {CHANGED}"
+        for name in names:
+            value = vars(config).get(name, MISSING)
+            yield (config, name, value), f"{name} in the configuration of the model {CHANGED}"
+            yield from _reasons(contents.of(f"{name} in the configuration of the model", value))
+        if "__dict__" in reads or "__dict__" in by_class.get(type(config), ()):
+            yield (config, SIZE, len(vars(config))), f"what the configuration of the model holds {CHANGED}"
+        if slotted(config):
+            yield from _reasons(contents.of("the configuration of the model", config))
+
+
+def tied_places(model: nn.Module) -> list[list[tuple[dict[str, Any], str]]]:
+    """The groups of places that hold one and the same tensor; a region reads each group at one place only."""
+    groups: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for key, tensor in store.items():
+                if tensor is not None:
+                    groups.setdefault(id(tensor), []).append((store, key))
+    return [places for places in groups.values() if len(places) > 1]
