@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import importlib
+import inspect
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
@@ -14,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..inputs import capacity_for
-from ..runtime import OfConversion, Pool, Variant, WeakModule, can_record, guarded_forward
+from ..runtime import OfConversion, Pool, Variant, WeakModule, can_record, guarded_forward, has_hooks
 from .request import NotServed, Request, request
 from .session import Session
 
@@ -46,9 +49,9 @@ _OTHER_MODES = {
     )
     for name in names
 }
-# Methods by which transformers' loop makes the arguments of each step, and the module that has them.
-_OF_LOOP = ("generate", "_sample", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+# Where the methods are that transformers' loop calls, and the packages that may decorate them.
 _LOOPS = "transformers.generation.utils"
+_DECORATE = ("torch.", "transformers.", "contextlib")
 
 
 class Generate(OfConversion):
@@ -110,9 +113,9 @@ class Generate(OfConversion):
             value = kwargs.get(name)
             if (getattr(config, name, None) if value is None else value) not in plain:
                 return f"it is given {name}"
-        for name in _OF_LOOP:
-            if getattr(getattr(type(model), name, None), "__module__", None) != _LOOPS:
-                return f"its class has a {name} of its own"
+        for name in _of_loop():
+            if not _is_of_transformers(model, name):
+                return f"it has a {name} of its own"
         guarded = guarded_forward(model)
         if guarded is None or not any(map(_makes_steps, guarded.variants)):
             return "it was pickled, which does not keep fused programs"
@@ -214,6 +217,9 @@ class Generate(OfConversion):
                 step()
             made = end
             is_over = told.of(session, made)
+        if asked.do_sample and session.is_undrawable:
+            # As torch.multinomial says it, in transformers' loop at once.
+            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         told.end()
         count = int(session.length)
         if generator is not None and count < made:  # no more numbers are drawn than are needed
@@ -221,11 +227,13 @@ class Generate(OfConversion):
         return session.sequences[:, :count].clone()
 
     def _ready(self, model: Any, session: Session) -> None:
-        """Raises NotServed where the program does not hold for the model as it is now."""
+        """Raises NotServed where the program does not hold for the model as it is now, or a step would leave out what
+        a call of the model does around its forward."""
         guarded = guarded_forward(model)
-        reason = (
-            "it has no program any more" if guarded is None else guarded.refusal_of(session.variant, session.leaves)
-        )
+        if guarded is None:
+            raise NotServed("it has no program any more")
+        hooked = "it has hooks, which are to be called in each step" if has_hooks(model) else None
+        reason = hooked or guarded.refusal_of(session.variant, session.leaves)
         if reason is not None:
             raise NotServed(reason)
 
@@ -324,6 +332,26 @@ def _asked_after(criteria: Any, answers: list[Any]) -> Any:
 def _generator(device: torch.device) -> torch.Generator:
     """The one that all random operators on ``device`` use."""
     return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
+
+
+@functools.cache
+def _of_loop() -> tuple[str, ...]:
+    """The methods of a model that transformers' loop for greedy search and sampling calls, and it and ``generate``."""
+    loops = importlib.import_module(_LOOPS)
+    mixin = loops.GenerationMixin
+    called = inspect.unwrap(mixin._sample).__code__.co_names
+    return ("_sample", *sorted(name for name in called if inspect.isfunction(vars(mixin).get(name))))
+
+
+def _is_of_transformers(model: Any, name: str) -> bool:
+    """Whether a method of ``model``, found by its class, is what transformers' mixin has under that ``name``."""
+    found = getattr(type(model), name, None)
+    while found is not None and hasattr(found, "__wrapped__"):
+        if not str(found.__globals__.get("__name__")).startswith(_DECORATE):
+            return False
+        found = found.__wrapped__
+    code = getattr(found, "__code__", None)
+    return name not in vars(model) and code is not None and code.co_filename == importlib.import_module(_LOOPS).__file__
 
 
 def _makes_steps(variant: Variant) -> bool:

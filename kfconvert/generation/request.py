@@ -84,10 +84,12 @@ class Request:
             sequences: int64 of shape [batch, width]: the tokens of each row, which is filled up with its first.
             length: int64 of shape [1], how many tokens there are in a row so far.
             least: int64 of shape [1], a row does not end before it has so many.
-            logits: of shape [batch, words], of any floating dtype; the scores are float32 where there are processors.
+            logits: of shape [batch, words], of any floating dtype; the scores are float32, as those of transformers, or
+                where no processor changes them, which makes no difference, of a half type.
         """
         processors = self.processors[: self._first_of_last]
         if not processors and not self.do_sample:
+            logits = logits.float() if logits.dtype is torch.float64 else logits
             return logits if logits.stride(-1) == 1 else logits.contiguous()
         scores = logits.to(torch.float32, copy=True)
         for index, processor in enumerate(processors):
@@ -121,8 +123,14 @@ def request(
     """
     if str(config.get_generation_mode()).rpartition(".")[2] not in ("GREEDY_SEARCH", "SAMPLE"):
         raise NotServed("it is neither greedy search nor sampling")
-    if synced or config.return_dict_in_generate or not config.use_cache or config.prefill_chunk_size is not None:
-        raise NotServed("it returns more than tokens, uses no cache, or takes the prompt in pieces")
+    for is_so, reason in (
+        (synced, "its ranks wait for one another"),
+        (config.return_dict_in_generate, "it returns more than tokens"),
+        (not config.use_cache, "it uses no cache"),
+        (config.prefill_chunk_size is not None, "it takes the prompt in pieces"),
+    ):
+        if is_so:
+            raise NotServed(reason)
     if not _OF_MODEL.issuperset(of_model) or not input_ids.shape[1]:
         raise NotServed(f"the model gets {', '.join(sorted(of_model.keys() - _OF_MODEL)) or 'no tokens'}")
     cache: Any = of_model.get("past_key_values")
@@ -130,7 +138,7 @@ def request(
         raise NotServed("its cache is not a new DynamicCache")
     if getattr(cache, "_is_user_defined", False):
         raise NotServed("it is to fill a cache of the caller's")
-    named = {type(each).__name__: each for each in criteria if type(each).__name__ in _CRITERIA}
+    named = {type(each).__name__: each for each in criteria if _is_known_criterion(each)}
     unknown = [type(each).__name__ for each in processors if not _is_known(each)]
     if unknown:
         raise NotServed(f"its scores go through {unknown[0]}")
@@ -138,6 +146,10 @@ def request(
     pad = config._pad_token_tensor
     if ends and pad is None:
         raise NotServed("it has no token for finished rows")
+    if not ends and any(hasattr(each, "eos_token_id") for each in criteria):
+        raise NotServed("a stopping criterion has ends of its own, after which rows are filled up")
+    if _hold_back_differently(processors):
+        raise NotServed("some ends are held back for longer than others")
     return Request(
         tuple(processors),
         bool(config.do_sample),
@@ -147,6 +159,17 @@ def request(
         max((_least(each) for each in processors), default=0),
         criteria if len(named) < len(criteria) else None,
     )
+
+
+def _is_known_criterion(criterion: Any) -> bool:
+    return type(criterion).__name__ in _CRITERIA and type(criterion).__module__.startswith("transformers.")
+
+
+def _hold_back_differently(processors: Sequence[Any]) -> bool:
+    """Whether some processors hold other tokens back than others do, and for another length; a step knows but one."""
+    found = [each for each in processors if _holds_back(each)]
+    tokens = {tuple(sorted(each.eos_token_id.flatten().tolist())) for each in found}
+    return len(tokens) > 1 and len(set(map(_least, found))) > 1
 
 
 def _is_known(processor: Any) -> bool:

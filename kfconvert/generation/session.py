@@ -48,6 +48,8 @@ class Session:
             self.sequences = new(batch, capacity + 1, dtype=torch.long)
             self.length, self.least = new(1, dtype=torch.long), new(1, dtype=torch.long)
             self.finished = new(batch, dtype=torch.bool)
+            # Whether a token was to be drawn by scores of which some are no numbers.
+            self.is_undrawable = new(1, dtype=torch.bool)
             self._scratch = new(batch + 1, dtype=torch.long)
         self._noise: Tensor | None = None
         # How many words there are to choose from, from the first request on.
@@ -71,6 +73,7 @@ class Session:
         self.length.fill_(length)
         self.least.fill_(asked.least)
         self.finished.fill_(False)
+        self.is_undrawable.fill_(False)
         held = [tensor for layer in self.cache.layers for tensor in (layer.keys, layer.values)]
         found = [tensor for layer in filled.layers for tensor in (layer.keys, layer.values)]
         torch._foreach_zero_(held)
@@ -97,7 +100,7 @@ class Session:
         """Let ``larger`` go on where this one is."""
         larger.sequences.copy_(self.sequences[:, :1].expand_as(larger.sequences))
         larger.sequences[:, : self.capacity + 1] = self.sequences
-        for name in ("length", "least", "finished"):
+        for name in ("length", "least", "finished", "is_undrawable"):
             getattr(larger, name).copy_(getattr(self, name))
         for name, value in self.arguments.items():
             if name == "attention_mask":
@@ -138,7 +141,7 @@ class Session:
     def _make_noise(self) -> None:
         if self._noise is None:
             with torch.inference_mode(False):
-                self._noise = torch.empty(self.batch, self._words, device=self.device)
+                self._noise = torch.empty(self.batch, self._words, dtype=torch.float32, device=self.device)
 
     def _draw(self) -> None:
         if self._noise is not None:
@@ -168,6 +171,7 @@ class Session:
         scores = asked.scores(self.sequences, self.length, self.least, logits, fixed.endings)
         if asked.do_sample and self._noise is not None:
             scores = asked.drawn(scores, self._noise)
+            self.is_undrawable.logical_or_(scores.isnan().any())
         next_token_(
             scores, fixed.held_back, self.least, fixed.ends, asked.pad, self.sequences, self.length, self.finished,
             self.arguments["input_ids"], self.cache.position, self.arguments.get("position_ids"), self._scratch,

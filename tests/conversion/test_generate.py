@@ -1,6 +1,7 @@
 """``generate`` of a converted model over a static cache: token for token what transformers makes, in float64."""
 
 import copy
+import functools
 import pickle
 import threading
 
@@ -119,6 +120,114 @@ def test_fast_captures_what_continues_a_prompt(monkeypatch, family, recorded):
         assert served(fused) == 3 and fused.kfconvert_info()["generate"]["others"] == {"it is given num_beams": 1}
     else:
         assert fused.kfconvert_info()["guard"]["hits"] >= 16
+
+
+def negated(module, args, outputs):
+    outputs.logits = -outputs.logits
+    return outputs
+
+
+def shifted(module, args, kwargs):
+    return args, kwargs | {"input_ids": (kwargs["input_ids"] + 1) % 64}
+
+
+@pytest.mark.parametrize("register", [
+    lambda model: model.register_forward_hook(negated),
+    lambda model: model.register_forward_pre_hook(shifted, with_kwargs=True),
+])  # fmt: skip
+def test_hooks_of_the_model_itself_are_called_in_each_step(register):
+    model, fused = pair("gpt2")
+    handles = [register(each) for each in (model, fused)]
+    try:
+        before = served(fused)
+        assert_same(model, fused)
+        assert served(fused) == before
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert_same(model, fused)
+    assert served(fused) == before + 1
+
+
+def other_tokens(model, ids, *args, **kwargs):
+    made = type(model).prepare_inputs_for_generation(model, ids, *args, **kwargs)
+    return made | {"input_ids": (made["input_ids"] + 3) % 64}
+
+
+@pytest.mark.parametrize("place", ["instance", "class"])
+def test_methods_of_the_loop_that_are_others_are_called(monkeypatch, place):
+    model, fused = pair("llama")
+    before = served(fused)
+    for each in (model, fused):
+        if place == "instance":  # as peft does for prompts that are learnt
+            monkeypatch.setitem(vars(each), "prepare_inputs_for_generation", functools.partial(other_tokens, each))
+    if place == "class":
+        own = hf.GenerationMixin._prefill
+        wrapped = functools.wraps(own)(lambda self, ids, *args, **kwargs: own(self, (ids + 1) % 64, *args, **kwargs))
+        monkeypatch.setattr(hf.GenerationMixin, "_prefill", wrapped)
+    assert_same(model, fused)
+    assert served(fused) == before
+
+
+class EosTokenCriteria(hf.StoppingCriteria):
+    """Not that of transformers."""
+
+    def __call__(self, ids, scores, **kwargs):
+        return ids[:, -1] > 50
+
+
+class WithEnds(hf.StoppingCriteria):
+    eos_token_id = torch.tensor([30])
+
+    def __call__(self, ids, scores, **kwargs):
+        return (ids[:, -1] >= 20) & (ids[:, -1] < 40)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        lambda: {"stopping_criteria": [EosTokenCriteria()]},
+        lambda: {"stopping_criteria": [WithEnds()], "eos_token_id": None},
+        lambda: {
+            "logits_processor": [hf.MinLengthLogitsProcessor(25, eos_token_id=[*range(3, 15)])],
+            "min_new_tokens": 2,
+            "eos_token_id": [*range(20, 40)],
+        },
+    ],
+    ids=["a name of transformers", "ends of its own", "two lengths"],
+)
+def test_criteria_and_processors_that_look_like_known_ones(arguments):
+    model, fused = pair("llama")
+    config = model.generation_config.eos_token_id
+    try:
+        for each in (model, fused):
+            each.generation_config.eos_token_id = None if "eos_token_id" in arguments() else config
+        for one, other in zip(*(generated(each, max_new_tokens=20, **arguments()) for each in (fused, model))):
+            assert torch.equal(one, other)
+    finally:
+        for each in (model, fused):
+            each.generation_config.eos_token_id = config
+
+
+def test_scores_that_are_no_numbers_are_not_drawn_by():
+    model, fused = (copy.deepcopy(each) for each in pair("gpt2"))
+    with torch.no_grad():
+        for each in (model, fused):
+            each.get_output_embeddings().weight[7, 0] = float("nan")
+    for each in (model, fused):
+        with pytest.raises(RuntimeError, match="probability tensor contains either"):
+            generated(each, do_sample=True)
+    assert_same(model, fused)  # greedily, the largest is chosen
+
+
+def test_scores_that_are_equal_in_float32_are_equal():
+    model, fused = (copy.deepcopy(each) for each in pair("gpt2"))
+    with torch.no_grad():
+        for each in (model, fused):
+            words = each.get_output_embeddings().weight
+            words[33:64] = words[2:33] * (1 + 1e-12)
+    assert_same(model, fused, max_new_tokens=16)
+    assert served(fused) == 1
 
 
 @pytest.mark.parametrize("arguments", OTHERS)
