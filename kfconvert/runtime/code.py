@@ -193,6 +193,10 @@ class CodeWalk:
         classes = self._wanted, self._untraced, self._of_classes
         return self._functions, *classes, self._modules, self._objects, self._inner
 
+    def texts_among(self, names: Collection[str]) -> frozenset[str]:
+        """Those of ``names`` that the code holds as texts, by which it may look something up in a ``__dict__``."""
+        return frozenset(self._constants.intersection(names))
+
     def codes(self) -> list[types.CodeType]:
         """That of all functions that were reached, and of the functions within them."""
         pending = list({id(each.__code__): each.__code__ for each in self._functions.values()}.values())

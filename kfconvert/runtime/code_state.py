@@ -11,7 +11,7 @@ from torch import nn
 from ..process import is_of_trace, methods_stand_over, stood_over, switched_off
 from ..region import Read
 from .code import CodeWalk, code_walk, held_functions
-from .configuration import configurations, names_by_class
+from .configuration import HELD_BY_ALL, WHOLE, configurations, names_by_class
 from .contents import attributes_of, first_different, is_of_project, modules_around, outside_modules, types_held
 from .watch import MISSING, SIZE, Entry, Watch, renewed
 from .watched_places import CHANGED
@@ -91,6 +91,7 @@ class Code:
         self.of_cached = frozenset(walk.of_cached)
         self.around = frozenset(walk.around)
         self.named_by_handlers = frozenset(walk.named_by_handlers)
+        self.held_by_text = walk.texts_among(WHOLE | HELD_BY_ALL)
         self.compared = walk.contents.compared
         self.switches = {name: asked() for name, asked in _SWITCHES.items() if name in self.asked_for}
         self.watch = Watch(entry for _, entry in found)

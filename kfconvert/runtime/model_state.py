@@ -81,6 +81,7 @@ class ModelState:
         cached = self.code.of_cached | self.code.named_by_handlers
         reads |= {(type(module), name) for module in model.modules() for name in cached & vars(module).keys()} | cached
         reads |= read_around(model, self.code.around)
+        reads |= {(type(module), name) for module in model.modules() for name in self.code.held_by_text}
         fixed = *entries_of_structure(model), *entries_of_modes(model, owners=False)
         if any(isinstance(read, tuple) and read[1] in WHOLE for read in reads):
             fixed = *fixed, *entries_of_sizes(model)

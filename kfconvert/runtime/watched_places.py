@@ -87,7 +87,7 @@ def entries_of_modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, st
     """The modes of the modules that hold tensors themselves (``owners``), or of all others."""
     for module in model.modules():
         if bool(module._parameters or module._buffers) is owners:
-            name = "the model" if module is model else f"a {type(module).__name__} inside the model"
+            name = "the model" if module is model else f"a module of class {type(module).__name__} inside the model"
             yield (holder_of(module, model), "training", False), f"{name} is in train mode"
 
 

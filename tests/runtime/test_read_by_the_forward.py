@@ -758,3 +758,45 @@ def test_modules_at_two_places_are_watched(change):
             change(each)
         assert not torch.equal(model(x), before)
         torch.testing.assert_close(fused(x), model(x))
+
+
+class ByText(nn.Module):
+    """Looks by a text in a dict of its own whether something was registered."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.inner, self.held = nn.Linear(8, 8), held
+
+    def forward(self, x):
+        y, held = nn.functional.gelu(self.inner(x)), self.held(self)
+        return y * 2 if "added" in held else y
+
+
+BY_TEXT = {
+    "parameters": (lambda m: m.__dict__["_parameters"], lambda m: m.register_parameter("added", None)),
+    "buffers": (lambda m: vars(m).get("_buffers"), lambda m: m.register_buffer("added", torch.ones(1))),
+    "of a submodule": (
+        lambda m: m.inner.__dict__["_buffers"],
+        lambda m: m.inner.register_buffer("added", torch.ones(1)),
+    ),
+    "plainly": (lambda m: plainly(m, "_buffers"), lambda m: m.register_buffer("added", torch.ones(1))),
+    "hooks": (
+        lambda m: ["added"] * len(m.__dict__["_forward_pre_hooks"]),
+        lambda m: m.register_forward_pre_hook(lambda *args: None),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize("name", BY_TEXT)
+def test_what_a_module_holds_is_watched_where_a_text_names_it(name):
+    held, change = BY_TEXT[name]
+    model = ByText(held).eval()
+    fused = ModelConverter(select="all", effort="fast").convert_model(copy.deepcopy(model), input_shape=(4, 8))
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+        assert fused.kfconvert_info()["guard"]["hits"] == 1
+        for each in (model, fused):
+            change(each)
+        torch.testing.assert_close(fused(x), model(x))
