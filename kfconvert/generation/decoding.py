@@ -117,7 +117,9 @@ class Generate(OfConversion):
             if not _is_of_transformers(model, name):
                 return f"it has a {name} of its own"
         guarded = guarded_forward(model)
-        if guarded is None or not any(map(_makes_steps, guarded.variants)):
+        if guarded is None:
+            return "its forward was replaced, as by a compiler"
+        if not any(map(_makes_steps, guarded.variants)):
             return "it was pickled, which does not keep fused programs"
         return None
 
