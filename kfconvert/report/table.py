@@ -74,8 +74,11 @@ def speed_line(stats: dict[str, Any]) -> str:
 
 
 def generation_line(stats: dict[str, Any]) -> str:
-    """One line on ``generate`` where it was timed: tokens a second, the time to the first token, that of a step."""
+    """One line on ``generate`` where it was timed: tokens a second, the time to the first token, that of a step; and
+    where it was asked for but was not, why."""
     generation = stats.get("generation")
+    if not generation and (stats.get("config") or {}).get("new_tokens") and not stats.get("total_replaced"):
+        return "not timed, as nothing was fused"
     if not generation:
         return ""
     before, after = generation["original"], generation["converted"]

@@ -234,3 +234,10 @@ def test_what_became_of_cuda_graphs_is_told():
     assert "slower" in report.graphs_line(slower)
     refused = {"cuda_graphs": graphs | {"recordings": 0, "refused": {"an output lies in the memory of the host": 2}}}
     assert report.graphs_line(refused) == "not recorded: an output lies in the memory of the host"
+
+
+def test_that_generate_was_not_timed_is_told_where_it_was_asked_for():
+    nothing = {"generation": None, "total_replaced": 0, "config": {"new_tokens": 8}}
+    assert report.generation_line(nothing) == "not timed, as nothing was fused"
+    assert report.generation_line(nothing | {"config": {"new_tokens": None}}) == ""
+    assert report.generation_line(nothing | {"total_replaced": 3}) == ""  # a model that does not generate
