@@ -48,7 +48,8 @@ from .watch import DICT, INSIDE, ITEMS, MISSING, SIZE, TYPE, Mark, inside
 # Entries of classes and modules that no forward reads; the last is put there by the first copy of an instance.
 _NOTHING_READS = frozenset(("__dict__", "__weakref__", "__doc__", "__builtins__", "__slotnames__"))
 _ALWAYS = frozenset(("forward", "__call__", "_call_impl", "_wrapped_call_impl"))
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")  # of the environment
+# Of the environment. ``_`` alone, as code calls what it does not need, is the command that a shell has begun.
+_VARIABLE = re.compile(r"_*[A-Z][A-Z0-9_]*")
 # So many steps, from a value to what it holds or wraps, are followed.
 _DEPTH = 12
 # Ways from an instance to a class, of which methods can be read that nobody reads of the instance.
@@ -558,7 +559,7 @@ def _is_followed(module: str | None) -> bool:
 def _special(owner: type) -> set[str]:
     """The names of the special methods of a class, which code calls without naming them."""
     never = _NEVER_CALLED - {"__repr__"} if is_of_project(owner.__module__) else _NEVER_CALLED
-    return {key for kind in owner.__mro__ for key in vars(kind) if key.startswith("__")} - never
+    return {key for kind in owner.__mro__ for key in vars(kind) if key.startswith("__")} - never - _NOTHING_READS
 
 
 def _of_any_read(owner: type) -> set[str]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from support import stored_net
-from support.stored_net import Block, Net
+from support.stored_net import Asking, Block, Net
 from torch import nn
 
 from kfconvert.artifact import files as artifact
@@ -80,16 +80,21 @@ def test_nothing_is_traced_and_all_is_as_after_a_trace(path, traces, monkeypatch
             assert first[key] == second[key]
 
 
-def test_in_another_process_nothing_is_traced_either(saved):
-    """Where texts have other hashes, and sets another order."""
+@pytest.mark.parametrize("kind", [Net, Asking])
+def test_in_another_process_nothing_is_traced_either(tmp_path, kind):
+    """Where texts have other hashes, sets another order, and a shell tells another command by ``_``."""
+    example = IDS if kind is Net else torch.randn(4, 8)
+    fused = ModelConverter(select="all", effort="fast").convert_model(kind().eval(), example_inputs=example)
+    saved = artifact.save(fused, tmp_path / "net")
     code = (
-        "from support.stored_net import Net\n"
+        f"from support.stored_net import {kind.__name__}\n"
         "from kfconvert.artifact import files as artifact\n"
         "from kfconvert.capture import tracer\n"
         "tracer._export = None\n"
-        f"print(artifact.load({str(saved)!r}, model=Net()).kfconvert_info()['total_replaced'])"
+        f"print(artifact.load({str(saved)!r}, model={kind.__name__}()).kfconvert_info()['total_replaced'])"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": "5", "PYTHONPATH": os.pathsep.join(["", *sys.path])}
+    others = {"PYTHONHASHSEED": "5", "_": "/usr/bin/another", "PYTHONPATH": os.pathsep.join(["", *sys.path])}
+    environment = os.environ | others
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == str(artifact.read_record(saved)["statistics"]["total_replaced"])

@@ -1,5 +1,7 @@
 """A model of which an artifact keeps the graphs."""
 
+import os
+
 import torch
 from torch import nn
 
@@ -37,3 +39,20 @@ class Net(nn.Module):
             x = block(x)
         x = shifted(x) * FACTOR * torch.tensor(0.25)
         return dict(zip(self.names, (x, x.mean(1))))
+
+
+class Settings:
+    def __init__(self):
+        self.factor = 2.0
+
+
+class Asking(nn.Module):
+    """Reads an object of its own, and the environment by a name that it puts together."""
+
+    def __init__(self):
+        super().__init__()
+        self.settings, self.linear, self.mark = Settings(), nn.Linear(8, 8), "_"
+
+    def forward(self, x):
+        x = torch.relu(self.linear(x)) * self.settings.factor
+        return x if self.mark and os.environ.get("".join(("STORED_", "NET"))) is None else -x
