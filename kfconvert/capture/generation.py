@@ -93,7 +93,7 @@ def _generation_calls(
             put_back()
         observed.append(calls)
     if fewest:
-        observed = [calls[: 1 if on_static else None] for calls in observed[:1]]
+        observed = [calls[:1] if on_static else calls for calls in observed[:1]]
     found: dict[Any, GenerationCall] = {}
     for calls in observed:
         for place, each in enumerate(calls):

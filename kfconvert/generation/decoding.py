@@ -113,8 +113,9 @@ class Generate(OfConversion):
             value = kwargs.get(name)
             if (getattr(config, name, None) if value is None else value) not in plain:
                 return f"it is given {name}"
+        own = vars(model).keys() - {"generate"}  # which is this
         for name in _of_loop():
-            if not _is_of_transformers(model, name):
+            if name in own or not _is_of_transformers(type(model), name):
                 return f"it has a {name} of its own"
         guarded = guarded_forward(model)
         if guarded is None:
@@ -338,22 +339,22 @@ def _generator(device: torch.device) -> torch.Generator:
 
 @functools.cache
 def _of_loop() -> tuple[str, ...]:
-    """The methods of a model that transformers' loop for greedy search and sampling calls, and it and ``generate``."""
-    loops = importlib.import_module(_LOOPS)
-    mixin = loops.GenerationMixin
+    """The methods of a model by which transformers generates greedily or samples: ``generate``, its loop, and those
+    that the loop calls."""
+    mixin = importlib.import_module(_LOOPS).GenerationMixin
     called = inspect.unwrap(mixin._sample).__code__.co_names
-    return ("_sample", *sorted(name for name in called if inspect.isfunction(vars(mixin).get(name))))
+    return ("generate", "_sample", *sorted(name for name in called if inspect.isfunction(vars(mixin).get(name))))
 
 
-def _is_of_transformers(model: Any, name: str) -> bool:
-    """Whether a method of ``model``, found by its class, is what transformers' mixin has under that ``name``."""
-    found = getattr(type(model), name, None)
-    while found is not None and hasattr(found, "__wrapped__"):
-        if not str(found.__globals__.get("__name__")).startswith(_DECORATE):
+def _is_of_transformers(kind: type, name: str) -> bool:
+    """Whether instances of a class have the method that transformers' mixin has under that ``name``."""
+    found: Any = getattr(kind, name, None)
+    while hasattr(found, "__wrapped__"):
+        if not str(getattr(found, "__globals__", {}).get("__name__")).startswith(_DECORATE):
             return False
         found = found.__wrapped__
     code = getattr(found, "__code__", None)
-    return name not in vars(model) and code is not None and code.co_filename == importlib.import_module(_LOOPS).__file__
+    return code is not None and code.co_filename == importlib.import_module(_LOOPS).__file__
 
 
 def _makes_steps(variant: Variant) -> bool:

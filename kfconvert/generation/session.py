@@ -171,7 +171,8 @@ class Session:
         scores = asked.scores(self.sequences, self.length, self.least, logits, fixed.endings)
         if asked.do_sample and self._noise is not None:
             scores = asked.drawn(scores, self._noise)
-            self.is_undrawable.logical_or_(scores.isnan().any())
+            # Shares are no numbers in all of a row, or in none of it.
+            self.is_undrawable.logical_or_(scores[:, 0].isnan().any())
         next_token_(
             scores, fixed.held_back, self.least, fixed.ends, asked.pad, self.sequences, self.length, self.finished,
             self.arguments["input_ids"], self.cache.position, self.arguments.get("position_ids"), self._scratch,

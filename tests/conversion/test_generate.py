@@ -484,11 +484,12 @@ def test_copies_and_pickles_generate():
     assert_same(model, again)
 
 
-def test_a_class_with_a_loop_of_its_own_keeps_it():
-    class Own(hf.GPT2LMHeadModel):
-        def prepare_inputs_for_generation(self, *args, **kwargs):
-            return super().prepare_inputs_for_generation(*args, **kwargs)
+@pytest.mark.parametrize("name", ["prepare_inputs_for_generation", "generate"])
+def test_a_class_with_a_loop_of_its_own_keeps_it(name):
+    def own(self, input_ids, **kwargs):
+        return getattr(hf.GPT2LMHeadModel, name)(self, input_ids, **kwargs)
 
+    Own = type("Own", (hf.GPT2LMHeadModel,), {name: own})
     model, fused = copy.deepcopy(pair("gpt2"))
     model.__class__ = Own
     fused = ModelConverter(select="all", new_tokens=0).convert_model(model, input_shape=(2, 6))
