@@ -17,7 +17,7 @@ from torch import nn
 from ..capture import Capture, recaptured, unfit_tensor
 from ..inputs import CallForm, build
 from ..region import ClassName, Read, Region, Unstorable, class_name, kept, made_reads, made_region
-from ..runtime import Untold, configurations, evidence_of, guarded_forward
+from ..runtime import ELEMENTS, Untold, configurations, evidence_of, guarded_forward
 from .schema import StoredRegion
 
 _LOG = logging.getLogger(__name__)
@@ -40,15 +40,17 @@ def stored_graphs(
         for region, paths in every
     }
     usable = [(region, paths) for region, paths in every if stored[id(region)] is not None]
-    if (
-        not usable
-        or any(region.asked or region.is_read_by_layout for region, _ in every)
-        or not _is_as_converted(model)
-    ):
+    asked = frozenset[str]().union(*(region.asked for region, _ in every))
+    # A call by the record's description has other elements, at which no trace can look, but not all else that can be
+    # asked of tensors.
+    if not usable or asked - {ELEMENTS} or any(region.is_read_by_layout for region, _ in every):
+        return None
+    if not _is_as_converted(model):
         return None
     reads = frozenset[Read]().union(*(region.reads for region, _ in usable))
     try:
-        told = evidence_of(model, reads, _slots((stored[id(region)], paths) for region, paths in usable))
+        slots = _slots((stored[id(region)], paths) for region, paths in usable)
+        told = evidence_of(model, reads, slots, looks=ELEMENTS in asked)
     except Untold as reason:
         _LOG.debug("the graphs of %s are not stored: %s", type(model).__name__, reason)
         return None
@@ -110,10 +112,16 @@ class Graphs:
     Args:
         stored: the content of ``graphs.json``, of the form ``schema.StoredGraphs``; None where there is none.
         parts: as of the record.
+        asked: what the code of the model asks of tensors, as of the record.
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device, stored: dict[str, Any] | None, parts: list[dict[str, Any]]
+        self,
+        model: nn.Module,
+        device: torch.device,
+        stored: dict[str, Any] | None,
+        parts: list[dict[str, Any]],
+        asked: frozenset[str],
     ):
         self._model = model
         self._classes = _classes(model)
@@ -121,13 +129,15 @@ class Graphs:
         self._parts: list[Any] = []
         if stored is None:
             return
-        reason = self._misfit(device, stored, parts)
+        reason = self._misfit(device, stored, parts, ELEMENTS in asked)
         if reason is None:
             self._calls, self._parts = stored["calls"], stored["parts"]
         else:
             _LOG.warning("%s is traced again, as its stored graphs are not used: %s", type(model).__name__, reason)
 
-    def _misfit(self, device: torch.device, stored: dict[str, Any], parts: list[dict[str, Any]]) -> str | None:
+    def _misfit(
+        self, device: torch.device, stored: dict[str, Any], parts: list[dict[str, Any]], looks: bool
+    ) -> str | None:
         """Why the graphs are not used, None where they are."""
         if str(device) != stored["device"]:
             return f"they are for {stored['device']}, and it is on {device}"
@@ -136,7 +146,7 @@ class Graphs:
         found = [(each, paths) for each, paths in found if each is not None]
         try:
             reads = frozenset[Read]().union(*(made_reads(each, self._classes) for each, _ in found))
-            told = evidence_of(self._model, reads, _slots(found))
+            told = evidence_of(self._model, reads, _slots(found), looks)
         except (Untold, Unstorable) as reason:
             return str(reason)
         except (AttributeError, KeyError):  # of modules that are not there

@@ -74,7 +74,7 @@ def replay(
         model = model.to(device).eval()
         own_state = OwnState(model)
         replayed = can_record(device) and config.cuda_graphs is not False
-        known = Graphs(model, device, graphs, parts)
+        known = Graphs(model, device, graphs, parts, asked)
         found = _captures(model, device, calls, parts, statistics, own_state, stages, replayed, known)
         captures = controlled(found, config, model)
         match(captures, stages)

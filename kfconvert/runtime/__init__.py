@@ -29,7 +29,7 @@ from .original_forwards import originals
 from .program import OF_EXPORT, Program, UnfitTensors
 from .random_generators import GENERATORS, as_bytes, generator_state, put_back
 from .recording import Pool, Recording, Repeated, Unrecordable
-from .tensor_facts import LAYOUT, UNKNOWN, Asked, asked_attributes, attribute_facts, named_by_code, unsteady
+from .tensor_facts import ELEMENTS, LAYOUT, UNKNOWN, Asked, asked_attributes, attribute_facts, named_by_code, unsteady
 from .variant import Variant
 from .watch import MISSING, Entry, Watch
 from .weak_module import WeakModule
@@ -40,6 +40,7 @@ __all__ = [
     "CALLS_BEFORE",
     "CudaGraphs",
     "Derived",
+    "ELEMENTS",
     "Entry",
     "FrozenError",
     "GENERATORS",

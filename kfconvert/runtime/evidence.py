@@ -73,6 +73,7 @@ def evidence_of(
     model: nn.Module,
     reads: Collection[Read],
     slots: Collection[tuple[str, str]],
+    looks: bool = False,
 ) -> str:
     """A digest of all that traces of ``model``, and of modules within it, depend on beside their arguments. That the
     model is converted makes no difference.
@@ -80,6 +81,7 @@ def evidence_of(
     Args:
         reads: what these traces have read.
         slots: path and name of each tensor that their programs read anew in every call.
+        looks: whether the code looks at elements of tensors, so that those of attributes matter.
 
     Raises:
         Untold: there is something that cannot be told.
@@ -89,7 +91,7 @@ def evidence_of(
     # Those that are plain attributes are in no store of their module. Slots from an unknown hand may be nowhere.
     held = {path: vars(module) for path, module in model.named_modules(remove_duplicate=False)}
     lines += [f"{path}.{name}: {teller.told(held[path][name])}" for path, name in slots if name in held.get(path, ())]
-    state = ModelState(model, reads, slots)
+    state = ModelState(model, reads, slots, looks=looks)
     lines += [f"{name} is {value!r}" for name, value in sorted(state.code.switches.items())]
     for name, entry in zip(state.code.names, state.code.watch.entries):
         lines += teller.entry(name, *entry)

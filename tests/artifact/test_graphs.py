@@ -100,25 +100,29 @@ def test_in_another_process_nothing_is_traced_either(tmp_path, kind):
     assert run.stdout.strip() == str(artifact.read_record(saved)["statistics"]["total_replaced"])
 
 
-def test_a_hugging_face_model_is_not_traced(tmp_path, traces):
+@pytest.mark.parametrize("arguments", [["input_ids"], ["input_ids", "attention_mask"]], ids=" ".join)
+def test_a_hugging_face_model_is_not_traced(tmp_path, traces, arguments):
+    """Nor where the model looks, outside of traces, whether a mask hides anything."""
     config = transformers.BertConfig(
         vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
     )
     ids = torch.randint(50, (2, 6))
+    example = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     model = ModelConverter(select="all").convert_model(
-        transformers.BertModel(config).eval(), example_inputs={"input_ids": ids}
+        transformers.BertModel(config).eval(), example_inputs={name: example[name] for name in arguments}
     )
     artifact.save(model, tmp_path / "bert")
     traces.clear()
     loaded = artifact.load(tmp_path / "bert")
     assert not traces
     with torch.no_grad():
-        ours, theirs = loaded(ids), model(ids)
+        ours, theirs = (each(*(example[name] for name in arguments)) for each in (loaded, model))
     assert type(ours) is type(theirs) and torch.equal(ours.last_hidden_state, theirs.last_hidden_state)
     again = artifact.load(artifact.save(loaded, tmp_path / "again"))
     assert not traces
     with torch.no_grad():
-        assert torch.equal(again(ids).pooler_output, theirs.pooler_output)
+        ours = again(*(example[name] for name in arguments))
+        assert torch.equal(ours.pooler_output, theirs.pooler_output)
 
 
 class Doubled(Block):
@@ -262,6 +266,31 @@ def test_tensors_of_another_kind(tmp_path, traces, change, dtype, keeps):
     model = OfTwoKinds(dtype).eval()
     loaded = artifact.load(path, model=model)
     assert bool(traces) == (not keeps or dtype is not torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x), type(model).forward(model, x))
+    assert loaded.kfconvert_info()["guard"]["hits"] == 1
+
+
+class OfElements(nn.Module):
+    """Looks at the element of an attribute, which is a number in the graph."""
+
+    def __init__(self, factor=2.0):
+        super().__init__()
+        self.linear, self.factor = nn.Linear(8, 8), torch.tensor(factor)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * self.factor.item()
+
+
+@pytest.mark.parametrize("factor", [2.0, 1.0])
+def test_elements_of_attributes(tmp_path, traces, factor):
+    x = torch.randn(4, 8)
+    path = artifact.save(ModelConverter(select="all").convert_model(OfElements(), example_inputs=x), tmp_path / "net")
+    assert (path / "graphs.json").exists()
+    traces.clear()
+    model = OfElements(factor)
+    loaded = artifact.load(path, model=model)
+    assert bool(traces) == (factor != 2.0)
     with torch.no_grad():
         torch.testing.assert_close(loaded(x), type(model).forward(model, x))
     assert loaded.kfconvert_info()["guard"]["hits"] == 1
