@@ -131,7 +131,7 @@ def telling(
     """What writes to a folder all that ``load`` reads beside the tensors ``stored``, and the report: the other buffers,
     the graphs, and last the ``record``, with the checksums of what is there and of others that are given."""
     buffers = other_buffers(model, stored)
-    graphs = stored_graphs(model, record["device"], _calls(model), _parts(model))
+    graphs = stored_graphs(model, record["device"], _calls(model), _generation(model), _parts(model))
 
     def write(folder: Path, others: Mapping[str, Any]) -> None:
         if buffers:
@@ -350,10 +350,19 @@ def _recipe(model: nn.Module) -> dict[str, Any] | None:
 
 def _calls(model: nn.Module) -> list[Region]:
     """Those of each call form that was converted; none where nothing was fused. Those in which ``generate`` calls the
-    model are not among them: they are found again when it is loaded."""
-    guarded = guarded_forward(model)
-    regions = [variant.region for variant in guarded.variants] if guarded else []
+    model are not among them: where their graphs cannot be stored they are found again when it is loaded."""
+    regions = _forms(model)
     return regions[:1] + [region for region in regions[1:] if not region.call.form.caches]
+
+
+def _generation(model: nn.Module) -> list[Region]:
+    """Those in which ``generate`` calls the model."""
+    return [region for region in _forms(model)[1:] if region.call.form.caches]
+
+
+def _forms(model: nn.Module) -> list[Region]:
+    guarded = guarded_forward(model)
+    return [variant.region for variant in guarded.variants] if guarded else []
 
 
 def _parts(model: nn.Module) -> list[tuple[Region, list[str]]]:

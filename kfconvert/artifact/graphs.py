@@ -17,23 +17,28 @@ from torch import nn
 from ..capture import Capture, recaptured, unfit_tensor
 from ..inputs import CallForm, build
 from ..region import ClassName, Read, Region, Unstorable, class_name, kept, made_reads, made_region
-from ..runtime import ELEMENTS, Untold, configurations, evidence_of, guarded_forward
+from ..runtime import ELEMENTS, Codes, Untold, configurations, evidence_of, guarded_forward
 from .schema import StoredRegion
 
 _LOG = logging.getLogger(__name__)
 
 
 def stored_graphs(
-    model: nn.Module, device: str, calls: list[Region], parts: list[tuple[Region, list[str]]]
+    model: nn.Module,
+    device: str,
+    calls: list[Region],
+    generation: list[Region],
+    parts: list[tuple[Region, list[str]]],
 ) -> dict[str, Any] | None:
     """The content of ``graphs.json`` for a converted ``model``; None where nothing of it can be stored.
 
     Args:
         device: where it is, as in its record.
         calls: the regions of the calls in its record.
+        generation: those of the calls that ``generate`` makes.
         parts: those of the parts in its record, each with the paths of its modules.
     """
-    every = [*((region, [""]) for region in calls), *parts]
+    every = [*((region, [""]) for region in (*calls, *generation)), *parts]
     classes = _classes(model)
     stored = {
         id(region): _usable(region, [model.get_submodule(path) for path in paths], classes, device)
@@ -59,8 +64,16 @@ def stored_graphs(
         "device": device,
         "evidence": told,
         "calls": [stored[id(region)] for region in calls],
+        "generation": _all_with_examples(generation, [stored[id(region)] for region in generation]),
         "parts": [stored[id(region)] for region, _ in parts],
     }
+
+
+def _all_with_examples(regions: list[Region], stored: list[dict[str, Any] | None]) -> list[dict[str, Any]] | None:
+    """None where there are none, or one cannot be stored."""
+    if not stored or None in stored:
+        return None
+    return [{"graph": graph, "example": region.example} for graph, region in zip(stored, regions)]
 
 
 def _usable(
@@ -123,15 +136,18 @@ class Graphs:
         parts: list[dict[str, Any]],
         asked: frozenset[str],
     ):
-        self._model = model
+        self._model, self._device = model, device
         self._classes = _classes(model)
         self._calls: list[Any] = []
         self._parts: list[Any] = []
+        self._generation: list[Any] | None = None
+        # The code behind the model, as it was when the graphs were found to fit.
+        self.codes = Codes()
         if stored is None:
             return
         reason = self._misfit(device, stored, parts, ELEMENTS in asked)
         if reason is None:
-            self._calls, self._parts = stored["calls"], stored["parts"]
+            self._calls, self._parts, self._generation = stored["calls"], stored["parts"], stored.get("generation")
         else:
             _LOG.warning("%s is traced again, as its stored graphs are not used: %s", type(model).__name__, reason)
 
@@ -141,12 +157,13 @@ class Graphs:
         """Why the graphs are not used, None where they are."""
         if str(device) != stored["device"]:
             return f"they are for {stored['device']}, and it is on {device}"
-        found = [(each, [""]) for each in stored["calls"]]
+        generation = [each["graph"] for each in stored.get("generation") or ()]
+        found = [(each, [""]) for each in (*stored["calls"], *generation)]
         found += [(each, part["modules"]) for each, part in zip(stored["parts"], parts)]
         found = [(each, paths) for each, paths in found if each is not None]
         try:
             reads = frozenset[Read]().union(*(made_reads(each, self._classes) for each, _ in found))
-            told = evidence_of(self._model, reads, _slots(found), looks)
+            told = evidence_of(self._model, reads, _slots(found), looks, self.codes)
         except (Untold, Unstorable) as reason:
             return str(reason)
         except (AttributeError, KeyError):  # of modules that are not there
@@ -155,9 +172,25 @@ class Graphs:
             return "the model, its code or the libraries are others than those that it was saved with"
         return None
 
+    def are_all(self, generates: bool) -> bool:
+        """Whether nothing of the record need be traced; ``generates``: as of its statistics."""
+        whole = bool(self._calls) and None not in (*self._calls, *self._parts)
+        return whole and not (generates and self._generation is None)
+
     def call(self, number: int, arguments: dict[str, Any], example: Any) -> Capture | None:
         """The capture of the call of this number in the record; None where it must be traced. Raises Unstorable."""
         return self._made(self._calls, number, "", self._model, arguments, example)
+
+    def generation(self) -> list[tuple[dict[str, Any], Capture]] | None:
+        """The arguments and the capture of each call that ``generate`` makes; None where these must be traced. Raises
+        Unstorable, or InputSpecError."""
+        if self._generation is None:
+            return None
+        found = []
+        for each in self._generation:
+            arguments = build(each["example"], self._device)
+            found.append((arguments, self._recaptured(each["graph"], "", self._model, arguments, each["example"])))
+        return found
 
     def part(self, number: int, path: str, arguments: dict[str, Any], example: Any) -> Capture | None:
         """The capture of the module at ``path``, the first in the part of this number; else as of ``call``."""
@@ -168,6 +201,11 @@ class Graphs:
     ) -> Capture | None:
         if number >= len(stored) or stored[number] is None:
             return None
+        return self._recaptured(stored[number], path, module, arguments, example)
+
+    def _recaptured(
+        self, stored: dict[str, Any], path: str, module: nn.Module, arguments: dict[str, Any], example: Any
+    ) -> Capture:
         form = CallForm(module.forward, (), arguments)
-        region = made_region(stored[number], form, example, self._classes)
+        region = made_region(stored, form, example, self._classes)
         return recaptured(module, path, region, form.leaves((), arguments))

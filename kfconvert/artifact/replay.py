@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from ..capture import Part, capture, capture_forms, capture_generation, groups
 from ..conversion import (
+    EFFORTS,
     Captures,
     ConversionConfig,
     Decision,
@@ -72,17 +74,18 @@ def replay(
     with one_at_a_time(), parametrizations_computed(), same_generators():
         uninstall(model)
         model = model.to(device).eval()
-        own_state = OwnState(model)
         replayed = can_record(device) and config.cuda_graphs is not False
         known = Graphs(model, device, graphs, parts, asked)
-        found = _captures(model, device, calls, parts, statistics, own_state, stages, replayed, known)
+        # Where the model will not run, nothing of it will have to be put back.
+        restore = _nothing if known.are_all(bool(statistics.get("generates"))) else OwnState(model).restore
+        found = _captures(model, device, calls, parts, statistics, restore, stages, replayed, known)
         captures = controlled(found, config, model)
         match(captures, stages)
         _decide(captures, statistics)
         variants = programs(captures, stages)
-        ledger = replace(model, variants, most, static_outputs)
+        ledger = replace(model, variants, most, static_outputs, known.codes)
         merge_weights(model, variants)
-        own_state.restore()
+        restore()
     ledger.graphs.enabled = can_record(device) and bool(recorded.get("enabled"))
     check_weights = calls_between_checks(statistics.get("check_weights"), device)
     call, not_written = ExampleCall(), frozenset[str]()
@@ -98,13 +101,17 @@ def config_of(statistics: dict[str, Any]) -> ConversionConfig:
     return ConversionConfig(**statistics.get("config") or {})
 
 
+def _nothing() -> None:
+    pass
+
+
 def _captures(
     model: nn.Module,
     device: torch.device,
     calls: list[Any],
     parts: list[dict[str, Any]],
     statistics: dict[str, Any],
-    own_state: OwnState,
+    restore: Callable[[], None],
     stages: Stages,
     replayed: bool,
     known: Graphs,
@@ -122,7 +129,8 @@ def _captures(
                 found.append(stored)
                 advance()
         if statistics.get("generates"):
-            for call, captured in capture_generation(model, forms[0], found[0], own_state.restore, replayed):
+            fewest = not EFFORTS[config_of(statistics).effort].other_calls
+            for call, captured in _generation(model, forms[0], found[0], restore, replayed, known, fewest):
                 forms.append(call)
                 found.append(captured)
         again = []
@@ -132,15 +140,31 @@ def _captures(
     return gathered(model, forms, found, again, asked)
 
 
+def _generation(
+    model: nn.Module,
+    call: ExampleCall,
+    first: Any,
+    restore: Callable[[], None],
+    replayed: bool,
+    known: Graphs,
+    fewest: bool,
+) -> list[tuple[ExampleCall, Any]]:
+    """The calls that ``generate`` makes, and what was captured for each."""
+    stored = known.generation()
+    if stored is None:
+        return capture_generation(model, call, first, restore, replayed, fewest)
+    return [(ExampleCall(kwargs=arguments), captured) for arguments, captured in stored]
+
+
 def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, known: Graphs, number: int) -> list[Part]:
     """The modules in parts of one structure; these are several only where the record was not made of this model."""
     modules = {model.get_submodule(path): path for path in recorded["modules"]}
     free = {name: [tuple(place) for place in dimensions] for name, dimensions in recorded["free"].items()}
     parts = []
     for first, *others in groups(modules, lambda module: None):
-        call = _taken(first, ExampleCall(kwargs=build(recorded["call"], device)))
+        call = ExampleCall(kwargs=build(recorded["call"], device))
         stored = known.part(number, modules[first], call.kwargs, recorded["call"])
-        captured = capture(first, modules[first], call, [free]) if stored is None else stored
+        captured = capture(first, modules[first], _taken(first, call), [free]) if stored is None else stored
         parts.append(Part([captured, *(captured.alike(modules[module], module) for module in others)]))
     return parts
 

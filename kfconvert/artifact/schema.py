@@ -341,17 +341,28 @@ class StoredRegion(_Part):
     slots: dict[str, Annotated[list[str], Field(min_length=2, max_length=2)]]
     constants: dict[str, _Constant]
     outputs: Any
+    caches: list[Annotated[list[Any], Field(min_length=2, max_length=2)]] = Field([], max_length=1000)
+    written: list[Any] = Field([], max_length=1000)
     reads: list[str | Annotated[list[str], Field(min_length=3, max_length=3)]]
     guard: _Guard
     default_device: str | None
 
 
+class _StoredForm(_Part):
+    """A graph with the arguments of its example, as ``inputs.described`` gives them."""
+
+    graph: StoredRegion
+    example: dict[str, Any]
+
+
 class StoredGraphs(_Part):
     """``graphs.json``: what was traced of the calls and of the parts of a record, in their order; None for a graph that
-    cannot be stored. ``evidence``: see ``runtime.evidence``."""
+    cannot be stored. ``generation``: of all calls that ``generate`` makes, in their order; None where one of these
+    cannot be stored, or none was captured. ``evidence``: see ``runtime.evidence``."""
 
     format: Literal[1]
     device: str = Field(max_length=100)
     evidence: str = Field(pattern="^[0-9a-f]{64}$")
     calls: list[StoredRegion | None] = Field(max_length=1000)
     parts: list[StoredRegion | None] = Field(max_length=100_000)
+    generation: list[_StoredForm] | None = Field(None, max_length=1000)

@@ -19,10 +19,9 @@ from ..inputs import ExampleCall, bounded_lookups, is_equal, variations
 from ..process import ThisThread, method_over
 from ..runtime import (
     OF_EVERY_MODULE,
+    Holdings,
     code_walk,
-    configurations,
     grouped_by_class,
-    held_functions,
     memory_of,
     reads_of_attributes,
 )
@@ -110,8 +109,8 @@ def run_keeping(model: nn.Module, call: ExampleCall) -> dict[str, Tensor]:
 def _places_read(model: nn.Module) -> dict[str, set[Place]]:
     """The places at which the code behind ``model`` reads attributes, by their names, as far as that code can be
     reached from the forwards of its modules."""
-    classes = [type(each) for each in (*model.modules(), *configurations(model))]
-    walk = code_walk(classes, held_functions(model), None)
+    held = Holdings(model)
+    walk = code_walk([type(each) for each in (*model.modules(), *held.configurations)], held.functions, None)
     walk.reach()
     found: dict[str, set[Place]] = {}
     for code in walk.codes():

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..runtime import MISSING, OF_EXPORT, code_walk, configurations, held_functions, reached
+from ..runtime import MISSING, OF_EXPORT, Holdings, code_walk, reached
 from .kept import own_attributes
 
 
@@ -16,11 +16,11 @@ class OutsideCaches:
     """The dicts and the functions with a cache that the code of a model finds in the globals and in closures."""
 
     def __init__(self, model: nn.Module):
-        classes = [type(each) for each in (*model.modules(), *configurations(model))]
-        walk = code_walk(classes, held_functions(model), None)
+        held = Holdings(model)
+        walk = code_walk([type(each) for each in (*model.modules(), *held.configurations)], held.functions, None)
         walk.reach()
-        held = reached(list(walk.contents.containers.values()))
-        self._dicts = [(each, dict(dict.items(each))) for each in held if isinstance(each, dict)]
+        found = reached(list(walk.contents.containers.values()))
+        self._dicts = [(each, dict(dict.items(each))) for each in found if isinstance(each, dict)]
         self._cached = list(walk.cached.values())
 
     def remove_stand_ins(self) -> None:

@@ -21,6 +21,7 @@ from ..region import keep
 from ..runtime import (
     CALLS_BEFORE,
     MOST_RECORDINGS,
+    Codes,
     CudaGraphs,
     Ledger,
     MissCallback,
@@ -90,9 +91,11 @@ def replace(
     variants: dict[str, list[Variant]],
     max_recordings: int = MOST_RECORDINGS,
     static_outputs: bool = False,
+    codes: Codes | None = None,
 ) -> Ledger:
-    """Put the programs in the place of forwards, with so many CUDA graphs of each at most."""
-    ledger = install(model, variants, {}, max_recordings, static_outputs)
+    """Put the programs in the place of forwards, with so many CUDA graphs of each at most; ``codes`` as of
+    ``install``."""
+    ledger = install(model, variants, {}, max_recordings, static_outputs, codes)
     ledger.generate = install_generate(model)
     install_save_pretrained(model)
     ledger.notices.silent = True  # until it is handed over: misses within a conversion concern nobody

@@ -20,24 +20,29 @@ from .example import (
     widened,
 )
 from .lookups import BoundedLookups, bounded_lookups
+from .records import ClassName, class_name, is_record, record_named
 from .spec import InputSpecError, build, described
 from .static_cache import capacity_for, is_static_kind, static_key_values
+from .stored_caches import UnstorableCache, made_kind, stored_kind
 from .weighted_inputs import Weighted, weighted
 
 __all__ = [
     "BoundedLookups",
     "CallForm",
+    "ClassName",
     "ExampleCall",
     "InputError",
     "InputSpecError",
     "MAX_SPELLINGS",
     "TreeForm",
     "UnknownCache",
+    "UnstorableCache",
     "Weighted",
     "bounded_lookups",
     "build",
     "capacity_for",
     "caches_in",
+    "class_name",
     "copy_of",
     "described",
     "shown",
@@ -45,13 +50,17 @@ __all__ = [
     "holds_tokens",
     "is_cache",
     "is_equal",
+    "is_record",
     "is_static_kind",
     "is_token_model",
     "is_whole",
+    "made_kind",
     "map_tensors",
     "numbered",
+    "record_named",
     "resized",
     "static_key_values",
+    "stored_kind",
     "taken_apart",
     "to_each",
     "token_calls",

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from .static_cache import is_static
 
 # Where transformers has the classes of caches. Nobody has a cache who has not imported it.
-_MODULE = "transformers.cache_utils"
+MODULE = "transformers.cache_utils"
 _GROWING = frozenset(("DynamicLayer", "DynamicSlidingWindowLayer"))
 _SLIDING = "DynamicSlidingWindowLayer"
 # What follows from the keys and the other attributes of a layer.
@@ -94,7 +94,7 @@ class CacheKind:
 
 def is_cache(value: Any) -> bool:
     """Whether ``value`` is of a class of caches that are known here, which need not be true of its layers."""
-    of_transformers = type(value).__module__ == _MODULE
+    of_transformers = type(value).__module__ == MODULE
     return is_static(value) or (of_transformers and type(value).__name__ in ("DynamicCache", "EncoderDecoderCache"))
 
 
@@ -124,7 +124,7 @@ def kind_of(cache: Any) -> tuple[CacheKind, list[Any]] | None:
     for layer in layers:
         own = vars(layer)
         cls, keys = type(layer), own.get("keys")
-        if cls.__module__ != _MODULE or cls.__name__ not in _GROWING or (keys is None) != (own.get("values") is None):
+        if cls.__module__ != MODULE or cls.__name__ not in _GROWING or (keys is None) != (own.get("values") is None):
             return None
         derived = _TENSORS
         if cls.__name__ == _SLIDING:
@@ -162,6 +162,12 @@ class TreeForm:
     @property
     def holds_caches(self) -> bool:
         return bool(self.caches or self.written)
+
+    @property
+    def count(self) -> int:
+        """How many flat values there are."""
+        new = [kind for kind in self.caches.values() if isinstance(kind, CacheKind)]
+        return self.spec.num_leaves - len(self.caches) + sum(kind.count for kind in (*new, *self.written))
 
     def put_together(self, flat: Sequence[Any], passed: Sequence[Any] = ()) -> Any:
         """The values again; ``passed`` caches are written to, and stand where they stood."""

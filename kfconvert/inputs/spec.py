@@ -1,4 +1,5 @@
-"""Example inputs as JSON: shapes, dtypes and value ranges, from which such inputs are made again."""
+"""Example inputs as JSON: shapes, dtypes and value ranges, from which such inputs are made again; of key-value caches
+also their kinds, and of outputs by name their classes."""
 
 from __future__ import annotations
 
@@ -7,6 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .caches import is_cache, kind_of
+from .records import class_name, is_record, record_named
+from .stored_caches import UnstorableCache, made_kind, stored_kind
 
 LARGEST = 2**33  # bytes of the tensors of one call
 _PLAIN = (bool, int, float, str, type(None))
@@ -26,7 +31,7 @@ def describe(inputs: Any) -> Any:
     by its number among the tensors, in their order.
 
     Raises:
-        InputSpecError: a leaf that is no tensor, number, string, bool or None, or more than LARGEST bytes.
+        InputSpecError: a leaf that is no tensor, number, string, bool, None or known cache, or more than LARGEST bytes.
     """
     spec = _describe(inputs, [])
     _check_size(spec)
@@ -64,8 +69,23 @@ def _describe(inputs: Any, tensors: list[Tensor]) -> Any:
     if isinstance(inputs, dict):
         if not all(isinstance(key, str) for key in inputs):
             raise InputSpecError("an example input is a dict whose keys are no texts")
-        return {"dict": {key: _describe(value, tensors) for key, value in inputs.items()}}
+        items = {key: _describe(value, tensors) for key, value in inputs.items()}
+        kind = type(inputs)
+        return {"record": {"class": list(class_name(kind)), "items": items}} if is_record(kind) else {"dict": items}
+    if is_cache(inputs):
+        return {"cache": _described_cache(inputs, tensors)}
     raise InputSpecError(f"an example input of type {type(inputs).__name__} cannot be described")
+
+
+def _described_cache(cache: Any, tensors: list[Tensor]) -> dict[str, Any]:
+    found = kind_of(cache)
+    if found is None:
+        raise InputSpecError("an example input is a cache of an unknown kind")
+    try:
+        kind = stored_kind(found[0])
+    except UnstorableCache as error:
+        raise InputSpecError(f"an example input cannot be described: {error}") from error
+    return {"kind": kind, "tensors": [_describe(tensor, tensors) for tensor in found[1]]}
 
 
 def _bounded(value: Any) -> int:
@@ -95,8 +115,32 @@ def _build(spec: Any, device: torch.device, generator: torch.Generator, tensors:
         return tensors[-1]
     if kind == "dict":
         return {key: _build(item, device, generator, tensors) for key, item in value.items()}
+    if kind == "record":
+        return _record(value, {key: _build(item, device, generator, tensors) for key, item in value["items"].items()})
+    if kind == "cache":
+        return _cache(value, [_build(item, device, generator, tensors) for item in value["tensors"]])
     items = [_build(item, device, generator, tensors) for item in value]
     return tuple(items) if kind == "tuple" else items
+
+
+def _record(spec: dict[str, Any], items: dict[str, Any]) -> Any:
+    kind = record_named(spec.get("class"))
+    if kind is None:
+        raise _unreadable("it names a class of outputs that is not there")
+    try:
+        return kind(**items)
+    except (TypeError, ValueError) as error:  # of names that it does not have
+        raise _unreadable(f"a {kind.__name__} cannot be made of its items") from error
+
+
+def _cache(spec: dict[str, Any], tensors: list[Tensor]) -> Any:
+    try:
+        kind = made_kind(spec["kind"])
+    except UnstorableCache as error:
+        raise _unreadable(str(error)) from error
+    if len(tensors) != kind.count:
+        raise _unreadable("a cache holds another number of tensors than one of its kind")
+    return kind.made(tensors)
 
 
 def _laid_out(spec: dict[str, Any], generator: torch.Generator) -> Tensor:
@@ -123,7 +167,9 @@ def _bytes(spec: Any) -> int:
         return math.prod(value["shape"]) * _dtype(value).itemsize
     if kind in ("value", "number"):
         return 0
-    return sum(_bytes(item) for item in (value.values() if kind == "dict" else value))
+    within = {"cache": "tensors", "record": "items"}
+    items = value[within[kind]] if kind in within else value
+    return sum(map(_bytes, items.values() if isinstance(items, dict) else items))
 
 
 def _item(spec: Any) -> tuple[str, Any]:
@@ -132,15 +178,24 @@ def _item(spec: Any) -> tuple[str, Any]:
         raise _unreadable("it is no dict of one kind")
     ((kind, value),) = spec.items()
     types: dict[str, Any] = {"value": _PLAIN, "number": str, "tensor": dict, "dict": dict, "tuple": list, "list": list}
+    types |= {"cache": dict, "record": dict}
     if kind not in types:
         raise InputSpecError(f"the description of the example inputs has the unknown kind {str(kind)[:50]!r}")
     if not isinstance(value, types[kind]):
         raise _unreadable(f"{kind} holds {type(value).__name__}")
     if kind == "tensor":
         _check_tensor(value)
+    if kind == "record" and not isinstance(value.get("items"), dict):
+        raise _unreadable("a record has no items")
+    if kind == "cache" and not _is_of_tensors(value.get("tensors")):
+        raise _unreadable("a cache holds no list of tensors")
     if kind == "number" and value not in _NOT_FINITE:
         raise _unreadable("a number is none that JSON lacks")
     return kind, value
+
+
+def _is_of_tensors(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) and each.keys() == {"tensor"} for each in value)
 
 
 def _check_tensor(spec: dict[str, Any]) -> None:

@@ -7,14 +7,12 @@ model has. Whether the graph is that of the model is for others to know, see ``r
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import keyword
 import logging
 import math
 import re
 import zlib
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,15 +35,23 @@ from ..graph import (
     module_path,
     storage_of,
 )
-from ..inputs import CallForm, TreeForm
+from ..inputs import (
+    CallForm,
+    ClassName,
+    TreeForm,
+    UnstorableCache,
+    class_name,
+    is_record,
+    made_kind,
+    record_named,
+    stored_kind,
+)
 from .expressions import Unstorable, made_expression, stored_expression, symbol
 from .guard import Answer, Guard, TensorGuard
 from .operators import operator_name, operator_named
 from .region import Read, Region
 
 _LOG = logging.getLogger(__name__)
-# A class by the Python module that has it and its name there.
-ClassName = tuple[str, str]
 
 _DEVICE = re.compile(r"(cpu|cuda)(:[0-9]{1,3})?")
 _OF_TORCH = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
@@ -54,14 +60,8 @@ _FEW = 64  # elements of a number or a short list that a forward makes a tensor 
 _CONTAINERS: dict[str, type] = {"tuple": tuple, "list": list}
 
 
-def class_name(kind: type) -> ClassName:
-    return kind.__module__, kind.__qualname__
-
-
 def stored_region(region: Region) -> dict[str, Any]:
     """``region``, whose graph is still there, as JSON values but for its example. Raises Unstorable."""
-    if region.has_caches:
-        raise Unstorable("it takes or returns a key-value cache")
     if region.shards:
         raise Unstorable("it reads shards of distributed parameters")
     writer = _Writer(region)
@@ -73,6 +73,11 @@ def stored_region(region: Region) -> dict[str, Any]:
         "slots": {name: list(slot) for name, slot in region.slots.items()},
         "constants": {name: _stored_constant(writer.placeholder(name), t) for name, t in region.constants.items()},
         "outputs": _stored_spec(region.outputs.spec),
+        "caches": [
+            [index, kind if isinstance(kind, int) else stored_kind(kind)]
+            for index, kind in region.outputs.caches.items()
+        ],
+        "written": [stored_kind(kind) for kind in region.outputs.written],
         "reads": [read if isinstance(read, str) else [*class_name(read[0]), read[1]] for read in _sorted_reads(region)],
         "guard": _stored_guard(region.guard),
         "default_device": None if region.default_device is None else _stored_device(region.default_device),
@@ -262,11 +267,6 @@ def _made_tensor(stored: dict[str, Any]) -> Tensor:
         raise Unstorable("a constant is no tensor of numbers") from error
 
 
-def _is_record(kind: Any) -> bool:
-    """Whether it is a class of outputs by name, as transformers has them."""
-    return isinstance(kind, type) and issubclass(kind, OrderedDict) and dataclasses.is_dataclass(kind)
-
-
 def _stored_spec(spec: pytree.TreeSpec) -> Any:
     if spec.is_leaf():
         return None
@@ -275,7 +275,7 @@ def _stored_spec(spec: pytree.TreeSpec) -> Any:
     if kind in (tuple, list):
         return {kind.__name__: inner}
     keys = spec.context
-    if not (kind is dict or _is_record(kind)) or type(keys) is not list or not all(type(key) is str for key in keys):
+    if not (kind is dict or is_record(kind)) or type(keys) is not list or not all(type(key) is str for key in keys):
         raise Unstorable(f"it returns a {kind.__name__}")
     return {"class": list(class_name(kind)), "keys": keys, "items": inner}
 
@@ -290,9 +290,8 @@ def _made_spec(stored: Any) -> pytree.TreeSpec:
         if name in _CONTAINERS and isinstance(inner, list):
             return pytree.TreeSpec(_CONTAINERS[name], None, [_made_spec(each) for each in inner])
     keys, inner = stored.get("keys"), stored.get("items")
-    known = {class_name(kind): kind for kind in pytree.SUPPORTED_NODES if kind is dict or _is_record(kind)}
     named = stored.get("class")
-    kind = known.get(tuple(named)) if isinstance(named, list) and all(isinstance(each, str) for each in named) else None
+    kind = dict if named == list(class_name(dict)) else record_named(named)
     if kind is None or not isinstance(keys, list) or not isinstance(inner, list) or len(keys) != len(inner):
         raise Unstorable("what it returns is of no known structure")
     if len(set(map(str, keys))) < len(keys) or not all(isinstance(key, str) for key in keys):
@@ -395,17 +394,34 @@ def made_region(stored: dict[str, Any], call: CallForm, example: Any, classes: M
         if constant.numel() == 1:
             placeholders[name].meta["kfconvert_value"] = constant.item()  # see constant_value
     device = None if stored["default_device"] is None else _device(stored["default_device"])
-    outputs, returned = _made_spec(stored["outputs"]), reader.graph.output_node().args[0]
-    if not isinstance(returned, tuple) or outputs.num_leaves != len(returned):
+    outputs, returned = _made_outputs(stored, call), reader.graph.output_node().args[0]
+    if not isinstance(returned, tuple) or outputs.count != len(returned):
         raise Unstorable("its graph returns another number of values than it tells of")
     guard = _made_guard(stored["guard"])
     inputs = range(len(stored["inputs"]))
     if sorted([each.index for each in guard.tensors] + [index for index, _ in guard.constants]) != list(inputs):
         raise Unstorable("its guard is about other arguments than it takes")
-    form = TreeForm(outputs, {})
-    region = Region(reader.graph, nn.Module(), call, guard, stored["inputs"], slots, constants, form, example)
+    region = Region(reader.graph, nn.Module(), call, guard, stored["inputs"], slots, constants, outputs, example)
     region.reads, region.default_device, region.stored = made_reads(stored, classes), device, _packed(stored)
     return region
+
+
+def _made_outputs(stored: dict[str, Any], call: CallForm) -> TreeForm:
+    """What it returns. Without caches in what older versions have stored."""
+    spec = _made_spec(stored["outputs"])
+    try:
+        caches = {index: kind if type(kind) is int else made_kind(kind) for index, kind in stored.get("caches") or ()}
+        written = tuple(map(made_kind, stored.get("written") or ()))
+    except UnstorableCache as error:
+        raise Unstorable(str(error)) from error
+    passed = len(call.form.caches)
+    given = [kind for kind in caches.values() if isinstance(kind, int)]
+    are_leaves = all(type(index) is int and 0 <= index < spec.num_leaves for index in caches)
+    if not (are_leaves and all(0 <= each < passed for each in given)):
+        raise Unstorable("what it returns has caches in places that are not there")
+    if len(written) != passed:
+        raise Unstorable("it writes to other caches than it takes")
+    return TreeForm(spec, caches, written)
 
 
 class _Reader:

@@ -1,7 +1,8 @@
 """What a converted model runs: a guard over all that its program relies on, then the program."""
 
-from .code import OF_COMPILERS, class_dict, code_walk, held_functions, is_same_compiled
-from .configuration import configurations, grouped_by_class, recorded_reads, without_cache
+from .code import OF_COMPILERS, class_dict, code_walk, is_same_compiled
+from .code_state import Codes
+from .configuration import grouped_by_class, recorded_reads, without_cache
 from .contents import (
     OF_CONVERSION,
     OF_EVERY_MODULE,
@@ -19,6 +20,7 @@ from .evidence import Untold, evidence_of
 from .freezing import freeze
 from .frozen import FrozenError
 from .guarded import GuardedForward, guarded_forward, install, uninstall
+from .holdings import Holdings, configurations
 from .hooks import global_hook, has_hooks, inner_hook
 from .ledger import Ledger
 from .merged_weights import merge, separate, whole
@@ -38,6 +40,7 @@ __all__ = [
     "OF_COMPILERS",
     "Asked",
     "CALLS_BEFORE",
+    "Codes",
     "CudaGraphs",
     "Derived",
     "ELEMENTS",
@@ -45,6 +48,7 @@ __all__ = [
     "FrozenError",
     "GENERATORS",
     "GuardedForward",
+    "Holdings",
     "Ledger",
     "MISSING",
     "OF_EXPORT",
@@ -84,7 +88,6 @@ __all__ = [
     "grouped_by_class",
     "guarded_forward",
     "has_hooks",
-    "held_functions",
     "inner_hook",
     "install",
     "memory_of",

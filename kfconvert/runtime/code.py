@@ -36,11 +36,10 @@ from .contents import (
     is_weak,
     items,
     opened,
-    outside_modules,
-    reached,
     referent,
     slotted,
 )
+from .holdings import Holdings
 from .names_in_code import LONGEST, names_in, texts_in
 from .watch import DICT, INSIDE, ITEMS, MISSING, SIZE, TYPE, Mark, inside
 
@@ -75,7 +74,7 @@ def code_walk(
     classes: Iterable[type],
     functions: Iterable[Any],
     reads: Collection[Read] | None,
-    model: nn.Module | None = None,
+    held: Holdings | None = None,
     looks: bool = False,
 ) -> CodeWalk:
     """The code that instances of ``classes`` run, found from ``forward`` on, and that of ``functions``.
@@ -83,29 +82,20 @@ def code_walk(
     Args:
         reads: what a trace has read of instances, None where there was no trace. Methods and properties among it are
             followed, and of modules no others but special methods and what is read of a class.
-        model: the model whose code this is, if other modules that the code reaches are to be followed too.
+        held: what the model holds whose code this is, if other modules that the code reaches are to be followed too.
         looks: whether the code looks at elements of tensors, so that those of globals matter.
     """
-    walk = CodeWalk(model, looks)
+    walk = CodeWalk(None if held is None else held.model, looks)
     of_class, of_objects = names_by_class(reads or ()), {read for read in reads or () if isinstance(read, str)}
     traced = set[type]()
-    if model is not None and reads is not None:  # modules outside of the tree are not recorded
-        traced = set(map(type, model.modules())) - set(map(type, outside_modules(model)))
+    if held is not None and reads is not None:  # modules outside of the tree are not recorded
+        traced = set(map(type, held.model.modules())) - set(map(type, held.outside))
     for each in dict.fromkeys(classes):
         names = of_class.get(each, set()) if issubclass(each, nn.Module) else of_objects | _of_any_read(each)
         walk.add_class(each, names | _ALWAYS, each in traced and "__dict__" not in names)
     for function in functions:
         walk.follow(function, getattr(function, "__qualname__", "a function"))
     return walk
-
-
-def held_functions(model: nn.Module) -> list[Any]:
-    """What can be called among the attributes of the modules, and in the containers and objects there; and Python
-    modules."""
-    modules = (*model.modules(), *outside_modules(model))
-    values = [v for m in modules for k, v in vars(m).items() if k not in OF_EVERY_MODULE | OF_CONVERSION]
-    found = [value for value in reached(values) if callable(value) or isinstance(value, types.ModuleType)]
-    return [value for value in found if not isinstance(value, nn.Module)]
 
 
 def is_same_compiled(module: str | None) -> bool:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..process import is_of_trace, methods_stand_over, stood_over, switched_off
 from ..region import Read
-from .code import CodeWalk, code_walk, held_functions
-from .configuration import HELD_BY_ALL, WHOLE, configurations, names_by_class
-from .contents import attributes_of, first_different, is_of_project, modules_around, outside_modules, types_held
+from .code import CodeWalk, code_walk
+from .configuration import HELD_BY_ALL, WHOLE, names_by_class, settings_of
+from .contents import first_different, is_of_project
+from .holdings import Holdings
 from .watch import MISSING, SIZE, Entry, Watch, renewed
 from .watched_places import CHANGED
 
@@ -63,20 +63,19 @@ class Codes:
     def __init__(self) -> None:
         self._known: dict[Hashable, Code] = {}
 
-    def of(self, model: nn.Module, reads: frozenset[Read], looks: bool) -> Code:
-        others = outside_modules(model)
-        classes = [type(each) for each in (*model.modules(), *others, *configurations(model))]
-        classes += types_held([value for module in model.modules() for value in attributes_of(module).values()])
-        functions, words = held_functions(model), frozenset(_words(model, reads))
+    def of(self, held: Holdings, reads: frozenset[Read], looks: bool) -> Code:
+        modules = [*held.model.modules(), *held.outside]
+        classes = [*(type(each) for each in (*modules, *held.configurations)), *held.types]
+        words = frozenset(_words(held, reads))
         # What a walk meets depends on these, and on the model itself where it meets modules, which may be its own.
-        key = tuple(dict.fromkeys(classes)), tuple(map(id, functions)), words, reads, looks
-        known = None if others else self._known.get(key)
+        key = tuple(dict.fromkeys(classes)), tuple(map(id, held.functions)), words, reads, looks
+        known = None if held.outside else self._known.get(key)
         if known is not None:
             return known
-        walk = code_walk(classes, functions, reads, model, looks)
+        walk = code_walk(classes, held.functions, reads, held, looks)
         walk.words.update(words)
         code = Code(walk)
-        if not (others or walk.meets_modules or walk.contents.meets_modules or modules_around(model)):
+        if not (held.outside or walk.meets_modules or walk.contents.meets_modules or held.around):
             self._known[key] = code
         return code
 
@@ -129,7 +128,7 @@ class Code:
         return self
 
 
-def read_around(model: nn.Module, around: frozenset[str]) -> set[Read]:
+def read_around(held: Holdings, around: frozenset[str]) -> set[Read]:
     """What may have been read unseen by code of the Python modules ``around``, which goes around the way in which
     classes look up attributes: all attributes of instances of classes there and, for code of the user's own, of all
     such classes."""
@@ -141,19 +140,20 @@ def read_around(model: nn.Module, around: frozenset[str]) -> set[Read]:
 
     found: set[Read] = set()
     if around:
-        found.update((type(module), "__dict__") for module in model.modules() if is_read(type(module)))
-        for config in configurations(model):
+        found.update((type(module), "__dict__") for module in held.model.modules() if is_read(type(module)))
+        for config in held.configurations:
             if is_read(type(config)):
-                found |= {(type(config), "__dict__"), *vars(config)}
+                found |= {(type(config), "__dict__"), *settings_of(config)}
     return found
 
 
-def _words(model: nn.Module, reads: frozenset[Read]) -> Iterator[str]:
+def _words(held: Holdings, reads: frozenset[Read]) -> Iterator[str]:
     """The texts that were read of modules and objects, by which code may look something up."""
     by_class, of_objects = names_by_class(reads), {read for read in reads if isinstance(read, str)}
-    holders: list[tuple[Any, set[str]]] = [(module, by_class.get(type(module), set())) for module in model.modules()]
-    holders += [(config, of_objects) for config in configurations(model)]
-    for kind in set(map(type, model.modules())):
+    modules = list(held.model.modules())
+    holders: list[tuple[Any, set[str]]] = [(module, by_class.get(type(module), set())) for module in modules]
+    holders += [(config, of_objects) for config in held.configurations]
+    for kind in set(map(type, modules)):
         yield from (kind.__name__, kind.__qualname__, f"{kind.__module__}.{kind.__qualname__}", str(kind))
     for holder, names in holders:
         yield from (value for name in names & vars(holder).keys() if type(value := vars(holder)[name]) is str)

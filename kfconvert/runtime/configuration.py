@@ -15,14 +15,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..process import ThisThread, method_over
 from ..region import Read
-from .contents import (
-    OF_CONVERSION,
-    OF_EVERY_MODULE,
-    attributes_of,
-    modules_around,
-    outside_modules,
-    plain_objects,
-)
+from .contents import OF_CONVERSION, OF_EVERY_MODULE
+from .holdings import configurations
 
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
 # An attribute that a module has by the name of one of these comes before it.
@@ -34,19 +28,6 @@ HELD_BY_ALL = OF_EVERY_MODULE - {"training", "_parameters", "_buffers", "_module
 WHOLE = frozenset(
     ("parameters", "named_parameters", "buffers", "named_buffers", "_parameters", "_buffers", "state_dict")
 )
-
-
-def configurations(model: nn.Module) -> list[Any]:
-    """The distinct plain objects that ``model`` and its submodules hold, such as a ``config``, in containers too; and
-    those that a larger model holds where ``model`` knows in which one it lies."""
-    modules = [*model.modules(), *outside_modules(model), *modules_around(model)]
-    found = [value for module in modules for name, value in attributes_of(module).items() if _is_read(name)]
-    return plain_objects(found)
-
-
-def _is_read(name: str) -> bool:
-    # Only generate() reads the generation_config, and no forward does.
-    return name != "generation_config" and name not in OF_CONVERSION
 
 
 def names_by_class(reads: Collection[Read]) -> dict[type, set[str]]:
@@ -87,12 +68,18 @@ def implied(reads: Collection[Read], model: nn.Module) -> set[Read]:
     found: set[Read] = set()
     for config in configurations(model):
         if "__dict__" in reads:
-            found.update(vars(config))
+            found |= settings_of(config)
         # transformers lets some settings go by several names.
         aliases = getattr(config, "attribute_map", None)
         if isinstance(aliases, dict):
             found.update([aliases[name] for name in reads if name in aliases])
     return found
+
+
+def settings_of(config: Any) -> set[str]:
+    """The names of all that ``config`` holds, but for where transformers has read it from, which is another folder for
+    each artifact: that counts only where it was read by its name."""
+    return vars(config).keys() - {"_name_or_path"}
 
 
 @contextmanager

@@ -192,26 +192,6 @@ def generators(values: list[Any]) -> list[Any]:
     return [value for value in reached(values) if isinstance(value, GENERATORS)]
 
 
-def outside_modules(model: nn.Module) -> list[nn.Module]:
-    """The distinct modules that ``model`` holds in containers and objects, without having registered them; none that
-    ``model`` is registered in."""
-    return _held_modules(model, around=False)
-
-
-def modules_around(model: nn.Module) -> list[nn.Module]:
-    """The distinct modules of a larger model that ``model`` lies in, where one of its own modules holds that."""
-    return _held_modules(model, around=True)
-
-
-def _held_modules(model: nn.Module, around: bool) -> list[nn.Module]:
-    """The modules without ``model``'s own in what these hold: of trees ``around`` it, or of others."""
-    own = dict.fromkeys(model.modules())
-    held = reached([value for module in own for value in attributes_of(module).values()])
-    tops = [value for value in held if isinstance(value, nn.Module) and value not in own]
-    found = dict.fromkeys(module for top in tops if lies_in(model, top) is around for module in top.modules())
-    return [module for module in found if module not in own]
-
-
 def lies_in(model: nn.Module, module: nn.Module) -> bool:
     """Whether ``model`` is ``module`` or one of the modules within it."""
     return any(each is model for each in module.modules())
@@ -283,14 +263,9 @@ def slotted(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name, MISSING) for kind in type(value).__mro__ for name in _slots(kind)}
 
 
-def types_held(values: list[Any]) -> list[type]:
-    """The distinct classes of an author among those of containers and of objects with slots that ``values`` reach."""
-    found = dict.fromkeys(type(value) for value in reached(values) if not isinstance(value, (nn.Module, Tensor, type)))
-    return [kind for kind in found if is_class_of_author(kind) and (issubclass(kind, _HELD) or _has_slots(kind))]
-
-
-def _has_slots(kind: type) -> bool:
-    return any(_slots(each) for each in kind.__mro__)
+def is_container_or_has_slots(kind: type) -> bool:
+    """Whether instances of ``kind`` hold something that their attributes do not tell."""
+    return issubclass(kind, _HELD) or any(_slots(each) for each in kind.__mro__)
 
 
 def _slots(kind: type) -> list[str]:

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from ..region import Read, class_name
 from ..version import __version__
+from .code_state import Codes
 from .contents import is_of_project, is_plain_object, slotted
 from .fingerprint import fingerprints
 from .guarded import guarded_forward
@@ -74,6 +75,7 @@ def evidence_of(
     reads: Collection[Read],
     slots: Collection[tuple[str, str]],
     looks: bool = False,
+    codes: Codes | None = None,
 ) -> str:
     """A digest of all that traces of ``model``, and of modules within it, depend on beside their arguments. That the
     model is converted makes no difference.
@@ -82,6 +84,7 @@ def evidence_of(
         reads: what these traces have read.
         slots: path and name of each tensor that their programs read anew in every call.
         looks: whether the code looks at elements of tensors, so that those of attributes matter.
+        codes: takes up the code behind the model, for those who watch it from now on.
 
     Raises:
         Untold: there is something that cannot be told.
@@ -91,7 +94,7 @@ def evidence_of(
     # Those that are plain attributes are in no store of their module. Slots from an unknown hand may be nowhere.
     held = {path: vars(module) for path, module in model.named_modules(remove_duplicate=False)}
     lines += [f"{path}.{name}: {teller.told(held[path][name])}" for path, name in slots if name in held.get(path, ())]
-    state = ModelState(model, reads, slots, looks=looks)
+    state = ModelState(model, reads, slots, looks=looks, codes=codes)
     lines += [f"{name} is {value!r}" for name, value in sorted(state.code.switches.items())]
     for name, entry in zip(state.code.names, state.code.watch.entries):
         lines += teller.entry(name, *entry)

@@ -389,11 +389,13 @@ def install(
     stats: dict[str, Any],
     recordings: int = MOST_RECORDINGS,
     static_outputs: bool = False,
+    codes: Codes | None = None,
 ) -> Ledger:
     """Give the submodules of ``model`` named in ``variants`` their guarded forwards ("" is the model itself), and the
-    model ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays."""
+    model ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays. ``codes``: the code behind it, as far as
+    that is known already, as it was when the programs were found to be right."""
     notices, graphs = MissNotices(model), CudaGraphs(type(model).__name__, recordings, static_outputs)
-    ledger, codes = Ledger(stats, notices, graphs), Codes()
+    ledger, codes = Ledger(stats, notices, graphs), codes or Codes()
     # From the inside out: the ModelState of a module expects the guarded forwards of the modules within it.
     for path in sorted(variants, key=lambda path: path.count(".") + bool(path), reverse=True):
         module = model.get_submodule(path)

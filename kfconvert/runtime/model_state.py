@@ -15,6 +15,7 @@ from .code_state import Codes, read_around
 from .configuration import WHOLE, names_by_class
 from .contents import Contents, first_different
 from .fingerprint import may_fetch
+from .holdings import Holdings, configurations
 from .hooks import HOOK_KINDS, global_hook, inner_hook
 from .output_recording import recorded_outputs, wanted_outputs
 from .watch import MISSING, ROOT, SIZE, Entry, Watch, renewed
@@ -77,17 +78,18 @@ class ModelState:
         stores = [module._parameters for module in model.modules()]
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
         self.parameters = [store[key] for store, key in self.parameter_places]
-        self.code = (Codes() if codes is None else codes).of(model, reads, looks)
+        held = Holdings(model)
+        self.code = (Codes() if codes is None else codes).of(held, reads, looks)
         cached = self.code.of_cached | self.code.named_by_handlers
         reads |= {(type(module), name) for module in model.modules() for name in cached & vars(module).keys()} | cached
-        reads |= read_around(model, self.code.around)
+        reads |= read_around(held, self.code.around)
         reads |= {(type(module), name) for module in model.modules() for name in self.code.held_by_text}
         fixed = *entries_of_structure(model), *entries_of_modes(model, owners=False)
         if any(isinstance(read, tuple) and read[1] in WHOLE for read in reads):
             fixed = *fixed, *entries_of_sizes(model)
         self.fixed, self.fixed_reasons = _watched(*fixed, *entries_of_covered(model, reads))
         self._reads, self._slots, self._unread, self._looks = reads, slots, unread, looks
-        self._watch_attributes()
+        self._watch_attributes(held.configurations)
         self.asks_for_gradients = next(iter(sorted(_OF_GRADIENTS & self.code.asked_for)), None)
         self._watch_hooks()
         # Programs check every tensor that they read themselves. Here one tensor is enough to tell a model that was
@@ -147,7 +149,7 @@ class ModelState:
         if reason is not None:
             return reason
         if self.code.is_outdated and self.code.switched() is None:  # else the switches of now would be expected
-            self.code = Codes().of(model, self._reads, self._looks)
+            self.code = Codes().of(Holdings(model), self._reads, self._looks)
         for tensor, dtype, device in self.samples:
             if tensor.dtype is not dtype or tensor.device != device:
                 return f"the model was moved to {tensor.dtype} on {tensor.device}; convert it again"
@@ -239,13 +241,13 @@ class ModelState:
         self.closely, self._unchecked = False, 0
         return True
 
-    def _watch_attributes(self) -> None:
+    def _watch_attributes(self, of_model: list[Any]) -> None:
         model = self._root()
         contents = Contents(model)
         unread = list(entries_of_unread(model, self._reads, self._unread))
         self._first_attribute = len(unread)
         attributes = entries_of_attributes(model, self._reads, self._slots, contents, self._looks)
-        found = *attributes, *entries_of_settings(model, self._reads, contents)
+        found = *attributes, *entries_of_settings(of_model, self._reads, contents)
         self.attributes, self.attribute_reasons = _watched(*unread, *found)
         self.compared = contents.compared
         self.cut_off = contents.cut_off
@@ -269,7 +271,7 @@ class ModelState:
         self.attributes, changed = renewed(self.attributes, changed, root)
         if changed is not None:
             return self.attribute_reasons[changed]
-        self._watch_attributes()  # for what equal containers hold
+        self._watch_attributes(configurations(self._root()))  # for what equal containers hold
         return None
 
 

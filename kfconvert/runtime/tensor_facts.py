@@ -15,8 +15,9 @@ from torch.utils import weak
 
 from ..graph import only_splits
 from ..process import ThisThread
-from .code import code_walk, held_functions
+from .code import code_walk
 from .contents import is_of_author
+from .holdings import Holdings
 from .shared_by_layout import SharedByLayout
 
 
@@ -176,7 +177,7 @@ def _is_answer(result: Any, is_getter: bool) -> bool:
 def named_by_code(model: nn.Module) -> set[str]:
     """The classes of tensors of which the code of ``model`` may ask whether a tensor is one, and what it names to find
     out whether it is compiled."""
-    walk = code_walk(map(type, model.modules()), held_functions(model), None)
+    walk = code_walk(map(type, model.modules()), Holdings(model).functions, None)
     walk.reach()
     return {"Parameter", "Buffer"} & walk.asked_for | walk.of_compilers
 

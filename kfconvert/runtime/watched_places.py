@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..region import Read
-from .configuration import HELD_BY_ALL, configurations, names_by_class
+from .configuration import HELD_BY_ALL, names_by_class
 from .contents import OF_CONVERSION, OF_EVERY_MODULE, Contents, Found, OfConversion, is_of_project, slotted
 from .hooks import HOOK_KINDS
 from .program import OF_EXPORT
@@ -174,10 +174,12 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
         yield from (value for value in store.values() if isinstance(value, Tensor))
 
 
-def entries_of_settings(model: nn.Module, reads: frozenset[Read], contents: Contents) -> Iterator[tuple[Entry, str]]:
+def entries_of_settings(
+    configurations: Iterable[Any], reads: frozenset[Read], contents: Contents
+) -> Iterator[tuple[Entry, str]]:
     names = sorted(name for name in reads if isinstance(name, str) and name != "__dict__")
     by_class = names_by_class(reads)
-    for config in configurations(model):
+    for config in configurations:
         yield (config, TYPE, type(config)), f"the class of an object of the model {CHANGED}"
         yield (config, DICT, None), f"what an object of the model holds {CHANGED}"
         for name in names:

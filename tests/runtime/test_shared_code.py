@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from kfconvert.runtime.code_state import Codes
+from kfconvert.runtime.holdings import Holdings
 
 HELD = []
 READS = frozenset[str]()
@@ -39,7 +40,7 @@ class Reaching(nn.Module):
 
 def code_of(*modules):
     codes = Codes()
-    return [codes.of(module, READS, False) for module in modules]
+    return [codes.of(Holdings(module), READS, False) for module in modules]
 
 
 def test_layers_of_one_structure_share_their_code():

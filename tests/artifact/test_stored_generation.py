@@ -1,0 +1,203 @@
+"""Models that generate are loaded without a trace: the graphs of their calls with key-value caches are kept as well."""
+
+import copy
+import functools
+import json
+
+import pytest
+import torch
+import transformers as hf
+
+import kfconvert.artifact.replay
+import kfconvert.converter
+from kfconvert.artifact import files as artifact
+from kfconvert.artifact import record as record_file
+from kfconvert.artifact.files import ArtifactError
+from kfconvert.capture import tracer
+from kfconvert.converter import ModelConverter
+from kfconvert.inputs import UnstorableCache, build, described, made_kind, stored_kind, taken_apart
+
+SIZES = dict(
+    vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    intermediate_size=48, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+FAMILIES = {
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=12)),
+    "t5": lambda: hf.T5ForConditionalGeneration(
+        hf.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0)
+    ),
+}
+IDS = torch.arange(3, 15).reshape(2, 6)
+
+
+@pytest.fixture(autouse=True)
+def steps_on_the_cpu(monkeypatch):
+    """As on a GPU, but for the recordings."""
+    for module in (kfconvert.converter, kfconvert.artifact.replay):
+        monkeypatch.setattr(module, "can_record", lambda device: True)
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """The modules that were traced since."""
+    found, own = [], tracer._export
+    monkeypatch.setattr(tracer, "_export", lambda model, *rest: (found.append(model), own(model, *rest))[1])
+    return found
+
+
+def inputs_of(family):
+    return {"input_ids": IDS, "decoder_input_ids": IDS[:, :3]} if family == "t5" else {"input_ids": IDS}
+
+
+@functools.cache
+def converted(family):
+    torch.manual_seed(0)
+    model = FAMILIES[family]().eval()
+    converter = ModelConverter(select="all", effort="fast", new_tokens=0)
+    return converter.convert_model(model, example_inputs=inputs_of(family))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_generates_is_not_traced(tmp_path, traces, family):
+    fused = converted(family)
+    assert fused.kfconvert_info()["generates"]
+    hits = fused.kfconvert_info()["guard"]["hits"]
+    path = artifact.save(fused, tmp_path / "saved")
+    traces.clear()
+    loaded = artifact.load(path)
+    assert not traces
+    for key in ("regions", "sites", "dynamic", "generates"):
+        assert loaded.kfconvert_info()[key] == fused.kfconvert_info()[key]
+    tokens = [model.generate(IDS, max_new_tokens=14, do_sample=False) for model in (fused, loaded)]
+    assert torch.equal(*tokens)
+    guard = loaded.kfconvert_info()["guard"]
+    assert not guard["misses"] and 0 < guard["hits"] == fused.kfconvert_info()["guard"]["hits"] - hits
+    with torch.no_grad():
+        (ours, form), (theirs, other) = (taken_apart(model(**inputs_of(family))) for model in (loaded, fused))
+    assert form == other and all(map(torch.equal, ours, theirs))
+    # Where the graphs are not there, the same calls are traced again as were captured then.
+    record = artifact.read_record(path)
+    (path / "graphs.json").unlink()
+    (path / "kfconvert.json").unlink()
+    (path / "kfconvert.json").write_text(record_file.sealed(record, path))
+    again = artifact.load(path)
+    assert traces and again.kfconvert_info()["regions"] == fused.kfconvert_info()["regions"]
+    assert torch.equal(again.generate(IDS, max_new_tokens=14, do_sample=False), tokens[0])
+
+
+@pytest.fixture(scope="module")
+def caches():
+    """Caches of each class and layer, filled and empty."""
+    torch.manual_seed(0)
+    filled = {}
+    with torch.no_grad():
+        for family, make in FAMILIES.items():
+            filled[family] = make().eval()(**inputs_of(family), use_cache=True).past_key_values
+    return [*filled.values(), hf.DynamicCache(), hf.DynamicCache(config=hf.MistralConfig(**SIZES, sliding_window=12))]
+
+
+def test_caches_and_records_as_json(caches):
+    record = hf.modeling_outputs.BaseModelOutput(last_hidden_state=torch.randn(2, 3))
+    for value in (*caches, record):
+        spec = json.loads(json.dumps(described({"given": value}), allow_nan=False))
+        built = build(spec)["given"]
+        assert type(built) is type(value)
+        (ours, form), (theirs, other) = taken_apart(built), taken_apart(value)
+        assert form == other and [x.shape for x in ours] == [x.shape for x in theirs]
+    kinds = [kind for cache in caches for kind in taken_apart(cache)[1].caches.values()]
+    assert len(kinds) == len(caches) and all(made_kind(stored_kind(kind)) == kind for kind in kinds)
+
+
+def test_caches_of_other_classes_are_not_told(caches):
+    class Own(hf.cache_utils.DynamicLayer):
+        pass
+
+    cache = copy.deepcopy(caches[0])
+    cache.layers[0].__class__ = Own
+    assert described({"cache": cache}) is None
+
+
+GROWING = {"class": "DynamicCache", "attributes": {}, "layers": [["DynamicLayer", {}]], "filled": [True]}
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        None,
+        [],
+        GROWING | {"class": "Popen"},
+        GROWING | {"class": "DynamicLayer"},
+        GROWING | {"class": ["DynamicCache"]},
+        GROWING | {"attributes": {"update": 1}},
+        GROWING | {"attributes": {"__class__": 1}},
+        GROWING | {"attributes": {"a b": 1}},
+        GROWING | {"attributes": {"held": {"class": "Popen"}}},
+        GROWING | {"attributes": {"held": {"dtype": "load"}}},
+        GROWING | {"attributes": {"held": {"device": "meta"}}},
+        GROWING | {"attributes": {"held": {"flags": [[0, "x"]]}}},
+        GROWING | {"attributes": []},
+        GROWING | {"layers": [["StaticLayer", {}]]},
+        GROWING | {"layers": [["DynamicLayer"]]},
+        GROWING | {"layers": [["DynamicSlidingWindowLayer", {}]]},
+        GROWING | {"layers": 3},
+        GROWING | {"filled": [1]},
+        GROWING | {"filled": []},
+        GROWING | {"filled": None},
+        GROWING | {"inner": [["self_attention_cache", GROWING], ["cross_attention_cache", GROWING]]},
+        {"class": "EncoderDecoderCache", "attributes": {}, "inner": [["self_attention_cache", GROWING]]},
+        {"class": "EncoderDecoderCache", "attributes": {}, "inner": [["layers", GROWING], ["x", GROWING]]},
+        {"class": "EncoderDecoderCache", "attributes": {}, "layers": [], "filled": []},
+        {"class": "StaticKeyValues"},
+        {"class": "StaticKeyValues", "static": 4},
+        {"class": "StaticKeyValues", "static": 10**9 + 1},
+    ],
+    ids=str,
+)
+def test_what_tells_of_no_cache_is_refused(stored):
+    assert made_kind(GROWING).count == 2
+    with pytest.raises(UnstorableCache):
+        made_kind(stored)
+
+
+def first_cache(graphs):
+    return graphs["calls"][0]["caches"][0]
+
+
+HARM = {
+    "a place that is not there": lambda graphs: first_cache(graphs).__setitem__(0, 99),
+    "a place that is no number": lambda graphs: first_cache(graphs).__setitem__(0, "0"),
+    "a cache that is not taken": lambda graphs: first_cache(graphs).__setitem__(1, 3),
+    "another class": lambda graphs: first_cache(graphs)[1].__setitem__("class", "Popen"),
+    "fewer layers": lambda graphs: [first_cache(graphs)[1][key].pop() for key in ("layers", "filled")],
+    "more that are written": lambda graphs: graphs["calls"][0]["written"].append(GROWING),
+    "a class of outputs": lambda graphs: graphs["generation"][0]["example"].update(
+        dict={"input_ids": {"record": {"class": ["subprocess", "Popen"], "items": {}}}}
+    ),
+    "an argument": lambda graphs: graphs["generation"][0]["example"].update(dict={"other": {"value": 1}}),
+    "no example": lambda graphs: graphs["generation"][0].pop("example"),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kfconvert.converter, "can_record", lambda device: True)
+        return artifact.save(converted("mistral"), tmp_path_factory.mktemp("saved") / "mistral")
+
+
+@pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
+def test_a_graph_with_caches_that_means_harm_is_refused_in_one_line(saved, harm, monkeypatch):
+    graphs = json.loads((saved / "graphs.json").read_text())
+    before = {name: (saved / name).read_text() for name in ("graphs.json", "kfconvert.json")}
+    harm(graphs)
+    record = artifact.read_record(saved)
+    (saved / "kfconvert.json").unlink()
+    (saved / "graphs.json").write_text(json.dumps(graphs))
+    (saved / "kfconvert.json").write_text(record_file.sealed(record, saved))
+    try:
+        with pytest.raises(ArtifactError) as caught:
+            artifact.load(saved)
+    finally:
+        for name, text in before.items():
+            (saved / name).write_text(text)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
