@@ -20,7 +20,6 @@ from torch.utils import _python_dispatch
 
 from kfconvert import ModelConverter, load, save, validate_optimization
 from kfconvert.capture.tracer import trace
-from kfconvert.conversion import steps as conversion
 from kfconvert.inputs.example import ExampleCall
 from kfconvert.process.garbage import only_new_garbage
 from kfconvert.process.shield import is_of_trace
@@ -274,8 +273,7 @@ def conv_net():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()).eval()
 
 
-def test_eight_threads_convert_while_eight_call(tmp_path, monkeypatch):
-    monkeypatch.setattr(conversion, "SECONDS_PER_MODEL", 0.05)
+def test_eight_threads_convert_while_eight_call(tmp_path):
     kinds = {mlp: (2, 8), conv_net: (1, 3, 10, 10), Visited: (2, 8)}
     models = [(make().eval(), shape) for make, shape in kinds.items()]
     alone = [convert(model, input_shape=shape) for model, shape in models]

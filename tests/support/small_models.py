@@ -4,7 +4,6 @@ import copy
 import gc
 from collections.abc import Callable
 from functools import cache
-from unittest import mock
 
 import torch
 import transformers
@@ -91,8 +90,7 @@ def convert(model: nn.Module, **options) -> nn.Module:
     """Every accurate site applied, of which there must be some, whether faster on this machine or not."""
     options.setdefault("example_inputs", inputs_of(model))
     converter = ModelConverter(validate_accuracy=options.pop("validate_accuracy", True), select="all")
-    with mock.patch("kfconvert.conversion.steps.SECONDS_PER_MODEL", 0.05):
-        converted = converter.convert_model(model, **options)
+    converted = converter.convert_model(model, **options)
     stats = converter.conversion_stats
     assert stats["total_replaced"], stats["nothing_fused"]
     return converted
