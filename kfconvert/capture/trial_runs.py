@@ -278,6 +278,18 @@ def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial |
         raise CaptureError(reason) from error
     if form != seen.form or not all(map(is_close, seen.outputs, outputs)):
         raise CaptureError(reason)
+    given = set(map(id, seen.leaves))
+    if not all(_is_of_one_kind(*each) for each in zip(seen.outputs, outputs) if id(each[0]) not in given):
+        raise CaptureError("it returns what it has made a parameter, or has given a gradient, which no graph shows")
+
+
+def _is_of_one_kind(value: Any, other: Any) -> bool:
+    """Whether two tensors are of one class, and the same to autograd."""
+    if value is other or not (isinstance(value, Tensor) and isinstance(other, Tensor)):
+        return True
+    if type(value) is not type(other) or value.requires_grad != other.requires_grad:
+        return False
+    return not value.is_leaf or (value.grad is None) == (other.grad is None)
 
 
 @torch.no_grad()

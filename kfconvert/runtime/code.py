@@ -41,7 +41,7 @@ from .contents import (
 )
 from .holdings import Holdings
 from .names_in_code import LONGEST, names_in, texts_in
-from .watch import DICT, INSIDE, ITEMS, MISSING, SIZE, TYPE, Mark, inside
+from .watch import DICT, INSIDE, ITEMS, MISSING, TYPE, Mark, inside
 
 # nn.Module itself looks these names up in the class of every module.
 # Entries of classes and modules that no forward reads; the last is put there by the first copy of an instance.
@@ -218,7 +218,7 @@ class CodeWalk:
         for name, value in [*self._objects.values(), *self._inner.values()]:
             self._nearer(name, value)
             if self._reads_dicts:
-                self._note_size(name, value)
+                self._note_names(name, value)
         if "__subclasses__" in self._names:
             for owner in (each for each in self._wanted if is_of_author(each.__module__)):
                 self.contents.subclasses_of(f"{owner.__qualname__}.__subclasses__()", owner)
@@ -371,7 +371,7 @@ class CodeWalk:
                 elif own and (is_plain_object(item) or slotted(item)):
                     self.follow(item, f"{name}.{key}", depth + 1, inner=True)
             if own:
-                self._note_size(name, value)
+                self._note_names(name, value)
         if type(value) not in self._wanted:
             self.add_class(type(value), _special(type(value)))
         if slotted(value):
@@ -452,7 +452,7 @@ class CodeWalk:
         for argument, default in zip(arguments[len(arguments) - len(defaults) :], defaults):
             self.follow(default, f"{function.__qualname__}.{argument}", depth + 1)
         if is_of_project(function.__module__):
-            self._note_size(function.__qualname__, function)
+            self._note_names(function.__qualname__, function)
             self._found[id(function), DICT] = (function.__qualname__, (function, DICT, None))
         for key in sorted(vars(function).keys() - {"__wrapped__"}):
             self._note(vars(function), key, f"{function.__qualname__}.{key}")
@@ -529,9 +529,9 @@ class CodeWalk:
             else:
                 self.follow(value, f"{module.__name__}.{name}")
 
-    def _note_size(self, name: str, value: Any) -> None:
-        """Note how many attributes an object or function has."""
-        self._found[id(value), SIZE] = (f"the attributes of {name}", (vars(value), SIZE, len(vars(value))))
+    def _note_names(self, name: str, value: Any) -> None:
+        """Note which attributes an object or function has, in their order."""
+        self._found[id(value), ITEMS] = (f"the attributes of {name}", (vars(value), ITEMS, tuple(vars(value))))
 
     def _note(self, store: dict[Any, Any], key: Any, name: str) -> None:
         if key not in _NOTHING_READS:

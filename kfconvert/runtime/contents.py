@@ -386,7 +386,7 @@ class Contents:
         if attributes is not None:
             yield name, (value, DICT, None)
             if sized:  # what is added may come before what the class makes of a missing name
-                yield name, (Attributes(value), SIZE, len(attributes))
+                yield name, (Attributes(value), ITEMS, tuple(attributes))
         for key, item in list((attributes or {}).items()):
             yield name, (Attributes(value), key, item)
             yield from self.of(f"{name}.{key}", item, sized, depth + 1)

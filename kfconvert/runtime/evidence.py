@@ -22,6 +22,7 @@ import sys
 import threading
 import types
 import typing
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import Field
 from typing import Any
@@ -96,19 +97,34 @@ def evidence_of(
     lines += [f"{path}.{name}: {teller.told(held[path][name])}" for path, name in slots if name in held.get(path, ())]
     state = ModelState(model, reads, slots, looks=looks, codes=codes)
     lines += [f"{name} is {value!r}" for name, value in sorted(state.code.switches.items())]
-    for name, entry in zip(state.code.names, state.code.watch.entries):
-        lines += teller.entry(name, *entry)
-    for name, entry in zip(state.attribute_reasons, state.attributes.entries):
-        lines += teller.entry(name, *entry)
+    named = [*zip(state.code.names, state.code.watch.entries), *zip(state.attribute_reasons, state.attributes.entries)]
+    found = [(name, told) for name, entry in named for told in teller.entry(name, *entry)]
     for name, value, known in (*state.code.compared, *state.compared):
-        told = fingerprints([value]) if isinstance(value, Tensor) else teller.told(known)
-        lines.append(f"{name}: {teller.told(value)} {told}")
-    lines += [f"attributes: {sorted(names)}" for _, names in state.namespaces]
+        content = fingerprints([value]) if isinstance(value, Tensor) else teller.told(known)
+        found.append((name, f"{teller.told(value)} {content}"))
+    lines += _numbered(found)
+    lines += [f"attributes: {names}" for _, names in state.namespaces]
     if len(lines) > _MOST:
         raise Untold("it depends on so much that not all of it is watched")
     for package in {str(name).partition(".")[0] for name in teller.modules}:
         lines.append(f"{package} {getattr(sys.modules.get(package), '__version__', '')}")
     return hashlib.sha256("\n".join(sorted(lines)).encode(errors="surrogatepass")).hexdigest()
+
+
+def _numbered(found: list[tuple[str, str]]) -> Iterator[str]:
+    """What was told by each name, with its place among what has that name: several holders may go by one, such as the
+    lists in a list, and may not change places. Libraries fill dicts in an order that differs from process to
+    process."""
+    counts = Counter[str]()
+    for name, told in found:
+        counts[name] += not _is_of_library(name)
+        yield f"{name} {counts[name]} | {told}"
+
+
+def _is_of_library(name: str) -> bool:
+    """Whether it is the name of what a module of Python's, or of an installed library, has in its globals."""
+    root, dot, _ = name.partition(".")
+    return bool(dot) and root in sys.modules and not is_of_project(root)
 
 
 def _process() -> Iterator[str]:
@@ -133,7 +149,7 @@ def _structure(model: nn.Module, teller: _Teller) -> Iterator[str]:
         if not vars(module).keys().isdisjoint((*module._parameters, *module._buffers, *module._modules)):
             raise Untold(f"{path or 'the model'} has attributes in the place of parameters, buffers or submodules")
         number = numbers.setdefault(id(module), len(numbers))
-        yield f"{path} is {number}, {class_name(type(module))}, {module.training}"
+        yield f"{path} is {number}, {teller.told(type(module))}, {module.training}"
         for kind, store in (("parameter", module._parameters), ("buffer", module._buffers)):
             for key, tensor in store.items():
                 one = None if tensor is None else numbers.setdefault(id(tensor), len(numbers))
@@ -152,7 +168,7 @@ class _Teller:
             return []
         if key == () and name.startswith("the answer of ") and not is_of_project(_module_in(name)):
             return []  # a library's answer follows from its code
-        return [f"{name} | {self.told(key)} | {self.told(expected)}"]
+        return [f"{self.told(key)} | {self.told(expected)}"]
 
     def told(self, value: Any, depth: int = 0) -> str:
         known = self._told.get(id(value))
@@ -180,7 +196,7 @@ class _Teller:
             return f"{class_name(kind)} of {len(value)}"
         if isinstance(value, type):
             self.modules.add(value.__module__)
-            return f"class {class_name(value)}"
+            return f"class {[class_name(base) for base in value.__mro__]} {_members_of(value)} {_annotations_of(value)}"
         if isinstance(value, types.ModuleType):
             return f"module {value.__name__}"
         told = self._tell_code(value, depth)
@@ -197,7 +213,8 @@ class _Teller:
             return f"code {value.co_name} {value.co_code!r} {numbers} {names} {jumps!r} {self.told(inner, depth + 1)}"
         if isinstance(value, types.FunctionType):
             self.modules.add(value.__module__)
-            return f"function {class_name(value)} {self.told(value.__code__, depth + 1)}"  # type: ignore[arg-type]
+            code, annotations = self.told(value.__code__, depth + 1), _annotations_of(value)
+            return f"function {class_name(value)} {code} {annotations}"  # type: ignore[arg-type]
         if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
             return f"{value.__module__}.{value.__qualname__} of a {class_name(type(value.__self__))}"
         if isinstance(value, types.MethodType):
@@ -228,8 +245,25 @@ class _Teller:
         # What objects of an author's hold has entries of its own.
         known = isinstance(value, (nn.Module, *_STATELESS)) or kind is object or class_name(kind) in _STATELESS_BY_NAME
         if known or is_plain_object(value) or slotted(value):
-            return f"a {class_name(kind)}"
+            return f"a {self.told(kind)}"
         raise Untold(f"it depends on a {kind.__module__}.{kind.__qualname__}")
+
+
+def _members_of(kind: type) -> list[str]:
+    """The names of what a class of the user's own has, in their order, in which the members of an enumeration come, and
+    its text."""
+    if not is_of_project(kind.__module__):
+        return []
+    return [*(name for name in vars(kind) if not name.startswith("_")), str(vars(kind).get("__doc__"))]
+
+
+def _annotations_of(value: Any) -> list[str]:
+    """Those of a function or class of the user's own."""
+    found = vars(value).get("__annotations__", {}) if isinstance(value, type) else value.__annotations__
+    if not is_of_project(value.__module__) or not isinstance(found, dict):
+        return []
+    texts = (k if isinstance(k, str) else getattr(k, "__qualname__", type(k).__qualname__) for k in found.values())
+    return [f"{name}: {text}" for name, text in zip(found, texts)]
 
 
 def _module_in(name: str) -> str:

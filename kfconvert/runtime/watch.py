@@ -65,12 +65,13 @@ class Watch:
     """Tells whether any of ``entries`` no longer holds.
 
     An entry is (dict, key, object): the dict holds that very object under the key; (dict, key, MISSING): it does not
-    have the key; (dict, SIZE, number): it has so many items; (list, ITEMS, tuple): it holds those very objects;
-    (dict, ITEMS, tuple): its keys are these, in this order; (object, TYPE, class): it is of that very class;
-    (function, INSIDE, tuple): see ``inside``; (object, DICT, None): it has not been given another ``__dict__`` since
-    the first check. Instead of a dict an object may be given, for its ``__dict__``, which is looked up once; use that
-    for the attributes of a module, because a deep copy of a module has another ``__dict__`` than the deep copy of
-    ``module.__dict__``. ROOT stands for a ``__dict__`` that is given to each check, and which is not kept alive.
+    have the key; (dict, SIZE, number): it has so many items; (list, ITEMS, tuple): it holds those very objects; (dict,
+    ITEMS, tuple): its keys are these, in this order; (object, TYPE, class): it is of that very class; (function,
+    INSIDE, tuple): see ``inside``; (object, DICT, None): it has not been given another ``__dict__`` since the first
+    check. Instead of a dict an object may be given, for its ``__dict__``, which is looked up once (with ITEMS as
+    ``Attributes``); use that for the attributes of a module, because a deep copy of a module has another ``__dict__``
+    than the deep copy of ``module.__dict__``. ROOT stands for a ``__dict__`` that is given to each check, and which is
+    not kept alive.
 
     A deep copy, made together with what the entries speak of, watches the copies.
     """
@@ -152,6 +153,7 @@ def _equal_to(holder: Any, key: Any, expected: Any, default: Any = _ABSENT) -> A
     """What stands there now, where it is equal to ``expected``; else ``default``."""
     held: Any
     if key is ITEMS:
+        holder = own_dict(holder.owner) if type(holder) is Attributes else holder
         held = tuple(dict.__iter__(holder) if isinstance(holder, dict) else holder)
     elif isinstance(key, Mark):
         return default
@@ -177,7 +179,7 @@ def gather(places: tuple[Any, ...], root: dict[str, Any] | None = None) -> list[
 def _resolved(holder: Any, key: Any, expected: Any) -> Entry:
     if holder is ROOT:
         holder = None
-    elif key not in _OF_OBJECTS:
+    elif key not in _OF_OBJECTS or type(holder) is Attributes:
         holder = _dict_of(holder)
     return holder, _interned(key), expected
 

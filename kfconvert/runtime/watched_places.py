@@ -14,7 +14,7 @@ from .configuration import HELD_BY_ALL, names_by_class
 from .contents import OF_CONVERSION, OF_EVERY_MODULE, Contents, Found, OfConversion, is_of_project, slotted
 from .hooks import HOOK_KINDS
 from .program import OF_EXPORT
-from .watch import DICT, ITEMS, MISSING, ROOT, SIZE, TYPE, Entry
+from .watch import DICT, ITEMS, MISSING, ROOT, SIZE, TYPE, Attributes, Entry
 
 # What nn.Module itself and this package keep in the instance dict of a module is watched in other ways, or not at all.
 _OWN_KEYS = OF_EVERY_MODULE | OF_CONVERSION
@@ -24,9 +24,9 @@ REPLACED = "a submodule or its forward was replaced after the conversion; conver
 CHANGED = "was changed after the conversion; convert it again"
 
 
-def own_names(held: dict[str, Any]) -> set[str]:
-    """The names of attributes that are of the model's author."""
-    return {name for name in held.keys() - _OWN_KEYS if not isinstance(held[name], OfConversion)}
+def own_names(held: dict[str, Any]) -> list[str]:
+    """The names of attributes that are of the model's author, in their order."""
+    return [name for name in held if name not in _OWN_KEYS and not isinstance(held[name], OfConversion)]
 
 
 def holder_of(module: nn.Module, root: nn.Module) -> Any:
@@ -77,10 +77,10 @@ def entries_of_structure(model: nn.Module) -> Iterator[tuple[Entry, str]]:
 
 
 def entries_of_sizes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
-    """That no module has more parameters or buffers, or fewer."""
+    """That no module has more parameters or buffers, or fewer, or has them in another order."""
     for module in model.modules():
         for store in (module._parameters, module._buffers):
-            yield (store, SIZE, len(store)), "it had other parameters or buffers at the conversion; convert it again"
+            yield (store, ITEMS, tuple(store)), "it had other parameters or buffers at the conversion; convert it again"
 
 
 def entries_of_modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, str]]:
@@ -187,7 +187,8 @@ def entries_of_settings(
             yield (config, name, value), f"{name} in the configuration of the model {CHANGED}"
             yield from _reasons(contents.of(f"{name} in the configuration of the model", value))
         if "__dict__" in reads or "__dict__" in by_class.get(type(config), ()):
-            yield (config, SIZE, len(vars(config))), f"what the configuration of the model holds {CHANGED}"
+            names_in_order = tuple(vars(config))
+            yield (Attributes(config), ITEMS, names_in_order), f"what the configuration of the model holds {CHANGED}"
         if slotted(config):
             yield from _reasons(contents.of("the configuration of the model", config))
 

@@ -237,3 +237,39 @@ def test_lists_and_dicts_that_are_new_in_each_call(name):
     model, fused, example = returned_by(NEW[name])
     torch.testing.assert_close(fused(*example), model(*example))
     assert fused.kfconvert_info()["guard"]["hits"] == 1
+
+
+class OfAnotherKind(nn.Module):
+    """Gives what it returns something that no graph shows."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.linear, self.change = nn.Linear(8, 8), change
+
+    def forward(self, x):
+        return self.change(torch.relu(self.linear(x)).detach())
+
+
+def with_gradient(y):
+    y.grad = torch.ones_like(y)
+    return y
+
+
+KINDS = {
+    "a parameter": nn.Parameter,
+    "a frozen parameter": lambda y: nn.Parameter(y, requires_grad=False),
+    "a leaf that wants a gradient": lambda y: y.requires_grad_(),
+    "a gradient": with_gradient,
+}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_autograd_does_with_a_result(kind, gradients):
+    x, model = torch.randn(4, 8), OfAnotherKind(KINDS[kind]).eval()
+    fused = ModelConverter(select="all", effort="fast").convert_model(model, example_inputs=x)
+    with torch.set_grad_enabled(gradients):
+        ours, theirs = fused(x), model(x)
+    torch.testing.assert_close(ours, theirs)
+    assert type(ours) is type(theirs) and ours.requires_grad == theirs.requires_grad
+    assert (ours.grad is None) == (theirs.grad is None)
