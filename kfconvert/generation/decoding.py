@@ -64,10 +64,14 @@ class Generate(OfConversion):
     __name__ = "generate"
 
     def __init__(self, model: nn.Module):
-        self._begin(WeakModule(model))
+        self._begin(WeakModule(model), type(model))
 
-    def _begin(self, model: WeakModule) -> None:
-        self._model = model
+    def _begin(self, model: WeakModule, kind: Any) -> None:
+        self._model, self._kind = model, kind
+        # Who asks for help gets that of the method in whose place this stands.
+        self.__doc__ = kind.generate.__doc__
+        signature = inspect.signature(kind.generate)
+        self.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
         self._lock = threading.Lock()
         # Whether the call that has the lock tells a streamer or asks criteria, which may do anything meanwhile.
         self._tells = False
@@ -94,10 +98,10 @@ class Generate(OfConversion):
         return {"served": self.served, "others": dict(self.others), "sessions": len(self._sessions)}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_model": self._model}  # a copy makes its own caches
+        return {"_model": self._model, "_kind": self._kind}  # a copy makes its own caches
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._begin(state["_model"])
+        self._begin(state["_model"], state["_kind"])
 
     def reset_counters(self) -> None:
         self.served = 0

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import pickle
 import threading
 
@@ -476,6 +477,9 @@ def test_copies_and_pickles_generate():
     twin = copy.deepcopy(fused)
     assert_same(model, twin)
     assert served(twin)
+    for each in (fused, twin):  # what help() and an editor show
+        assert inspect.signature(each.generate) == inspect.signature(model.generate)
+        assert each.generate.__doc__ == model.generate.__doc__
     assert_same(model, copy.copy(fused))
     assert "generate" not in vars(copy.copy(fused))
     assert_same(model, pickle.loads(pickle.dumps(fused)))
