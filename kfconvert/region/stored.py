@@ -11,7 +11,6 @@ import json
 import keyword
 import logging
 import math
-import re
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 
 from ..graph import (
@@ -38,26 +36,18 @@ from ..graph import (
 from ..inputs import (
     CallForm,
     ClassName,
-    TreeForm,
-    UnstorableCache,
     class_name,
-    is_record,
-    made_kind,
-    record_named,
-    stored_kind,
 )
 from .expressions import Unstorable, made_expression, stored_expression, symbol
-from .guard import Answer, Guard, TensorGuard
 from .operators import operator_name, operator_named
 from .region import Read, Region
+from .stored_guard import made_guard, stored_guard
+from .stored_outputs import CONTAINERS, made_outputs, stored_outputs
+from .stored_values import made_constant, made_device, stored_constant, stored_device
 
 _LOG = logging.getLogger(__name__)
 
-_DEVICE = re.compile(r"(cpu|cuda)(:[0-9]{1,3})?")
-_OF_TORCH = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
-_FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _FEW = 64  # elements of a number or a short list that a forward makes a tensor of
-_CONTAINERS: dict[str, type] = {"tuple": tuple, "list": list}
 
 
 def stored_region(region: Region) -> dict[str, Any]:
@@ -72,15 +62,10 @@ def stored_region(region: Region) -> dict[str, Any]:
         "inputs": region.inputs,
         "slots": {name: list(slot) for name, slot in region.slots.items()},
         "constants": {name: _stored_constant(writer.placeholder(name), t) for name, t in region.constants.items()},
-        "outputs": _stored_spec(region.outputs.spec),
-        "caches": [
-            [index, kind if isinstance(kind, int) else stored_kind(kind)]
-            for index, kind in region.outputs.caches.items()
-        ],
-        "written": [stored_kind(kind) for kind in region.outputs.written],
         "reads": [read if isinstance(read, str) else [*class_name(read[0]), read[1]] for read in _sorted_reads(region)],
-        "guard": _stored_guard(region.guard),
-        "default_device": None if region.default_device is None else _stored_device(region.default_device),
+        "guard": stored_guard(region.guard),
+        "default_device": None if region.default_device is None else stored_device(region.default_device),
+        **stored_outputs(region.outputs),
     }
 
 
@@ -173,7 +158,7 @@ class _Writer:
                 raise Unstorable(f"it computes with the layout {value.layout}")
             return {
                 "dtype": str(value.dtype).removeprefix("torch."),
-                "device": _stored_device(value.device),
+                "device": stored_device(value.device),
                 "shape": [_stored_size(size) for size in value.shape],
                 "strides": [_stored_size(size) for size in value.stride()],
             }
@@ -200,47 +185,6 @@ def _stored_sizes(region: Region) -> dict[str, Any]:
     return found
 
 
-def stored_constant(value: Any) -> Any:
-    """A value that stands in a graph as JSON values. Raises Unstorable."""
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if type(value) is float:
-        return value if math.isfinite(value) else {"float": str(value)}
-    if isinstance(value, torch.device):
-        return {"device": _stored_device(value)}
-    if type(value) in _OF_TORCH:
-        return {_OF_TORCH[type(value)]: str(value).removeprefix("torch.")}
-    raise Unstorable(f"it computes with a {type(value).__name__}")
-
-
-def made_constant(stored: Any) -> Any:
-    """What ``stored_constant`` has made ``stored`` of. Raises Unstorable."""
-    if stored is None or type(stored) in (bool, int, float, str):
-        return stored
-    (kind, text), *others = stored.items() if isinstance(stored, dict) and stored else ((None, None),)
-    if isinstance(text, str) and not others:
-        if kind == "float" and text in _FLOATS:
-            return _FLOATS[text]
-        if kind == "device":
-            return _device(text)
-        found = getattr(torch, text, None) if text.isidentifier() else None
-        if found is not None and _OF_TORCH.get(type(found)) == kind:
-            return found
-    raise Unstorable(f"{str(stored)[:50]} is no value")
-
-
-def _stored_device(device: torch.device) -> str:
-    if _DEVICE.fullmatch(str(device)) is None:
-        raise Unstorable(f"it computes on {device}")
-    return str(device)
-
-
-def _device(text: Any) -> torch.device:
-    if not isinstance(text, str) or _DEVICE.fullmatch(text) is None:
-        raise Unstorable(f"{str(text)[:50]} is no device")
-    return torch.device(text)
-
-
 def _stored_constant(node: fx.Node, tensor: Tensor) -> dict[str, Any]:
     """A number or list that the forward makes a tensor of in each call. Other tensors, which somebody may write to, are
     not stored."""
@@ -265,100 +209,6 @@ def _made_tensor(stored: dict[str, Any]) -> Tensor:
         return torch.tensor(elements, dtype=dtype).reshape(shape)
     except (RuntimeError, OverflowError, TypeError) as error:
         raise Unstorable("a constant is no tensor of numbers") from error
-
-
-def _stored_spec(spec: pytree.TreeSpec) -> Any:
-    if spec.is_leaf():
-        return None
-    inner = [_stored_spec(each) for each in spec.children()]
-    kind: Any = spec.type
-    if kind in (tuple, list):
-        return {kind.__name__: inner}
-    keys = spec.context
-    if not (kind is dict or is_record(kind)) or type(keys) is not list or not all(type(key) is str for key in keys):
-        raise Unstorable(f"it returns a {kind.__name__}")
-    return {"class": list(class_name(kind)), "keys": keys, "items": inner}
-
-
-def _made_spec(stored: Any) -> pytree.TreeSpec:
-    if stored is None:
-        return pytree.tree_structure(0)
-    if not isinstance(stored, dict):
-        raise Unstorable("what it returns is of no known structure")
-    if len(stored) == 1:
-        ((name, inner),) = stored.items()
-        if name in _CONTAINERS and isinstance(inner, list):
-            return pytree.TreeSpec(_CONTAINERS[name], None, [_made_spec(each) for each in inner])
-    keys, inner = stored.get("keys"), stored.get("items")
-    named = stored.get("class")
-    kind = dict if named == list(class_name(dict)) else record_named(named)
-    if kind is None or not isinstance(keys, list) or not isinstance(inner, list) or len(keys) != len(inner):
-        raise Unstorable("what it returns is of no known structure")
-    if len(set(map(str, keys))) < len(keys) or not all(isinstance(key, str) for key in keys):
-        raise Unstorable("what it returns is of no known structure")
-    return pytree.TreeSpec(kind, keys, [_made_spec(each) for each in inner])
-
-
-def _stored_answer(answer: Answer) -> list[Any]:
-    value = answer.value
-    told = stored_constant(value) if type(value) is float else stored_expression(value)  # which sympy has numbers for
-    return [stored_expression(answer.expression), told, answer.within]
-
-
-def _stored_guard(guard: Guard) -> dict[str, Any]:
-    answers = list(guard.answers)
-    return {
-        "tensors": [
-            {
-                "index": each.index,
-                "dtype": str(each.dtype).removeprefix("torch."),
-                "device": _stored_device(each.device),
-                "sizes": [stored_expression(size) for size in each.sizes],
-            }
-            for each in guard.tensors
-        ],
-        "constants": [[index, stored_constant(value)] for index, value in guard.constants],
-        "constraints": [stored_expression(each) for each in guard.constraints],
-        "ranges": {str(size): list(bounds) for size, bounds in guard.ranges.items()},
-        "free": {name: [list(place) for place in places] for name, places in guard.free.items()},
-        "one_is_safe": sorted(str(size) for size in guard.one_is_safe),
-        "answers": [_stored_answer(answer) for answer in answers],
-        "tried": sorted(sorted(answers.index(answer) for answer in tried) for tried in guard.tried),
-        "may_be_one": sorted(map(list, guard.may_be_one)),
-    }
-
-
-def _made_guard(stored: dict[str, Any]) -> Guard:
-    answers = [
-        Answer(made_expression(expression), made_constant(value), within)
-        for expression, value, within in stored["answers"]
-    ]
-    if any(isinstance(answer.expression, int) for answer in answers):
-        raise Unstorable("an answer is about no size")
-    tensors = [
-        TensorGuard(
-            each["index"],
-            made_constant({"dtype": each["dtype"]}),
-            _device(each["device"]),
-            tuple(made_expression(size) for size in each["sizes"]),
-        )
-        for each in stored["tensors"]
-    ]
-    try:
-        tried = {frozenset(answers[index] for index in indices) for indices in stored["tried"]}
-    except IndexError:
-        raise Unstorable("a guard names an answer that it does not have") from None
-    return Guard(
-        tensors,
-        [(index, made_constant(value)) for index, value in stored["constants"]],
-        [made_expression(each) for each in stored["constraints"]],
-        {symbol(name): (lower, upper) for name, (lower, upper) in stored["ranges"].items()},
-        {name: [(index, dimension) for index, dimension in places] for name, places in stored["free"].items()},
-        set(map(symbol, stored["one_is_safe"])),
-        answers,
-        tried,
-        set(map(tuple, stored["may_be_one"])),
-    )
 
 
 def made_reads(stored: dict[str, Any], classes: Mapping[ClassName, type]) -> frozenset[Read]:
@@ -393,35 +243,17 @@ def made_region(stored: dict[str, Any], call: CallForm, example: Any, classes: M
     for name, constant in constants.items():
         if constant.numel() == 1:
             placeholders[name].meta["kfconvert_value"] = constant.item()  # see constant_value
-    device = None if stored["default_device"] is None else _device(stored["default_device"])
-    outputs, returned = _made_outputs(stored, call), reader.graph.output_node().args[0]
+    device = None if stored["default_device"] is None else made_device(stored["default_device"])
+    outputs, returned = made_outputs(stored, call), reader.graph.output_node().args[0]
     if not isinstance(returned, tuple) or outputs.count != len(returned):
         raise Unstorable("its graph returns another number of values than it tells of")
-    guard = _made_guard(stored["guard"])
+    guard = made_guard(stored["guard"])
     inputs = range(len(stored["inputs"]))
     if sorted([each.index for each in guard.tensors] + [index for index, _ in guard.constants]) != list(inputs):
         raise Unstorable("its guard is about other arguments than it takes")
     region = Region(reader.graph, nn.Module(), call, guard, stored["inputs"], slots, constants, outputs, example)
     region.reads, region.default_device, region.stored = made_reads(stored, classes), device, _packed(stored)
     return region
-
-
-def _made_outputs(stored: dict[str, Any], call: CallForm) -> TreeForm:
-    """What it returns. Without caches in what older versions have stored."""
-    spec = _made_spec(stored["outputs"])
-    try:
-        caches = {index: kind if type(kind) is int else made_kind(kind) for index, kind in stored.get("caches") or ()}
-        written = tuple(map(made_kind, stored.get("written") or ()))
-    except UnstorableCache as error:
-        raise Unstorable(str(error)) from error
-    passed = len(call.form.caches)
-    given = [kind for kind in caches.values() if isinstance(kind, int)]
-    are_leaves = all(type(index) is int and 0 <= index < spec.num_leaves for index in caches)
-    if not (are_leaves and all(0 <= each < passed for each in given)):
-        raise Unstorable("what it returns has caches in places that are not there")
-    if len(written) != passed:
-        raise Unstorable("it writes to other caches than it takes")
-    return TreeForm(spec, caches, written)
 
 
 class _Reader:
@@ -484,8 +316,8 @@ class _Reader:
     def _argument(self, stored: Any) -> Any:
         if isinstance(stored, dict) and len(stored) == 1:
             ((kind, value),) = stored.items()
-            if kind in _CONTAINERS and isinstance(value, list):
-                return _CONTAINERS[kind](self._argument(each) for each in value)
+            if kind in CONTAINERS and isinstance(value, list):
+                return CONTAINERS[kind](self._argument(each) for each in value)
             if kind == "node":
                 if type(value) is not int or not 0 <= value < len(self._nodes):
                     raise Unstorable("a node reads a value that is not there yet")
@@ -495,7 +327,7 @@ class _Reader:
     def _value(self, stored: dict[str, Any]) -> Any:
         if "shape" in stored:
             shape, strides = ([self._size(each) for each in stored[key]] for key in ("shape", "strides"))
-            dtype, device = made_constant({"dtype": stored["dtype"]}), _device(stored["device"])
+            dtype, device = made_constant({"dtype": stored["dtype"]}), made_device(stored["device"])
             if len(shape) != len(strides):
                 raise Unstorable("a value has another number of strides than of dimensions")
             try:
@@ -504,7 +336,7 @@ class _Reader:
                 raise Unstorable(f"a value is no tensor: {str(error).partition(chr(10))[0][:100]}") from error
         if "size" in stored:
             return self._size(stored["size"])
-        for name, kind in _CONTAINERS.items():
+        for name, kind in CONTAINERS.items():
             if isinstance(stored.get(name), list):
                 return kind(self._value(each) for each in stored[name])
         return made_constant(stored.get("constant"))
