@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from ..graph import (
     aten,
@@ -265,9 +266,13 @@ class _Reader:
         self._environment = ShapeEnv()
         for name, size in stored["sizes"].items():
             free, upper = symbol(name), int_oo if size["upper"] is None else size["upper"]
+            if not size["lower"] <= size["hint"] <= upper:
+                raise Unstorable("a size is not between its bounds")
             self._hints[free] = size["hint"]
             self._environment.add_backed_var_to_val(free, size["hint"])
-            self._environment.constrain_symbol_range(free, compiler_min=size["lower"], compiler_max=upper)
+            # Who has the environment do that has it look for the place in the user's code, and so import the exporter
+            # with all that it needs.
+            self._environment.var_to_range[free] = ValueRanges(size["lower"], upper)
         self._mode = FakeTensorMode(shape_env=self._environment, allow_non_fake_inputs=True)
         with self._mode:
             self._values = [self._value(each) for each in stored["values"]]
