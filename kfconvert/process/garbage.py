@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import linecache
-import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
+from typing import Any
 
 from torch.fx import graph_module
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -22,33 +23,42 @@ def only_new_garbage() -> Iterator[None]:
     At the end garbage is collected once: traced graphs are cycles, and refer to the weights. What PyTorch keeps of them
     is forgotten before: sizes in caches of a class, and the sources of generated code that is gone.
     """
-    sources = frozenset(_sources)
-    theirs, count = gc.get_freeze_count(), sys.maxsize
+    # To count frozen objects takes as long as to look at each; where there are none, no time.
+    freezes = not gc.get_freeze_count()
+    sources, mark = frozenset(_sources), None
     try:
-        if not theirs:
+        if freezes:
             gc.freeze()
-        count = gc.get_freeze_count()
+        mark = list[Any]()  # which is frozen only if somebody freezes objects from now on
         yield
     finally:
         for method in vars(ShapeEnv).values():
             if hasattr(method, "cache_clear"):
                 method.cache_clear()
         gc.collect()
-        if not theirs and gc.get_freeze_count() <= count:
+        new = gc.get_objects()
+        if freezes and (mark is None or any(each is mark for each in new)):
             gc.unfreeze()
-        _ours.update(_sources.keys() - sources)
-        if not gc.get_freeze_count():
-            _forget_sources()
+        _note_functions(_sources.keys() - sources, new)
+        _forget_sources()
 
 
 _sources = graph_module._loader.eval_cache
-_ours: set[str] = set()  # those that came during a conversion
+# The names of those that came during a conversion, with the functions that were made of them.
+_ours: dict[str, list[weakref.ref[FunctionType]]] = {}
+
+
+def _note_functions(names: Iterable[str], objects: Iterable[Any]) -> None:
+    found: dict[str, list[weakref.ref[FunctionType]]] = {name: [] for name in names}
+    for each in objects:
+        if type(each) is FunctionType and (known := found.get(each.__code__.co_filename)) is not None:
+            known.append(weakref.ref(each))
+    _ours.update(found)
 
 
 def _forget_sources() -> None:
-    """Forget the sources that came during conversions and whose code is gone."""
-    alive = {each.__code__.co_filename for each in gc.get_objects() if type(each) is FunctionType}
-    for name in list(_ours - alive):
-        _ours.discard(name)
+    """Forget the sources that came during conversions and of which no function is left."""
+    for name in [name for name, functions in _ours.items() if all(each() is None for each in functions)]:
+        del _ours[name]
         _sources.pop(name, None)
         linecache.cache.pop(name, None)

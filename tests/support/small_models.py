@@ -1,7 +1,6 @@
 """Small models with random weights, shared by test files, and what those ask of a converted one."""
 
 import copy
-import gc
 from collections.abc import Callable
 from functools import cache
 
@@ -103,9 +102,7 @@ def converted(make: Callable[[], nn.Module]) -> nn.Module:
 
 @cache
 def _converted(make: Callable[[], nn.Module]) -> nn.Module:
-    fused = convert(make())
-    gc.freeze()  # each validation collects garbage, which takes long where it looks through all of PyTorch
-    return fused
+    return convert(make())
 
 
 def assert_valid(original: nn.Module, converted: nn.Module, inputs=None) -> None:
