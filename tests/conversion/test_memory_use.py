@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import kfconvert
 from kfconvert.conversion import Decision, Selector
 from kfconvert.report.table import memory_line
+from kfconvert.runtime import guarded_forward
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -165,6 +166,15 @@ def test_conversions_leave_nothing_behind(nothing_frozen):
     first = kept()
     for _ in range(3):
         assert kept() == first
+
+
+def test_the_source_of_a_program_is_kept_as_long_as_it_lives():
+    """As tracebacks show it."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU()).eval()
+    fused = kfconvert.auto_convert_model(model, example_inputs=torch.randn(2, 8), select="all", effort="fast")
+    statistics(model, torch.randn(2, 8))
+    (variant,) = guarded_forward(fused).variants
+    assert linecache.getlines(variant.program.code.__code__.co_filename)
 
 
 @pytest.mark.parametrize("limit", [10**20, 1e30, 1e308])
