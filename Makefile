@@ -47,10 +47,10 @@ demo: build
 	$(BIN)/kfconvert $(DEMO)
 
 test: build
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests
 
 quick: build
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 $(QUICK)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile $(QUICK)
 
 check: $(VENV)/.packages
 	$(BIN)/ruff check $(PYTHON_FILES)
@@ -60,7 +60,7 @@ check: $(VENV)/.packages
 
 check-all: docs
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(HEAVY_PACKAGES)
-	KFCONVERT_HEAVY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m heavy tests
+	KFCONVERT_HEAVY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m heavy tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --nbmake docs/first_ten_minutes.ipynb
 
 docs: build
