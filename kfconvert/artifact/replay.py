@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -76,14 +77,16 @@ def replay(
         model = model.to(device).eval()
         replayed = can_record(device) and config.cuda_graphs is not False
         known = Graphs(model, device, graphs, parts, asked)
+        whole = known.are_all(bool(statistics.get("generates")))
         # Where the model will not run, nothing of it will have to be put back.
-        restore = _nothing if known.are_all(bool(statistics.get("generates"))) else OwnState(model).restore
+        restore = _nothing if whole else _settled(model, device, calls[0] if calls else statistics.get("example"))
         found = _captures(model, device, calls, parts, statistics, restore, stages, replayed, known)
+        restore()  # of what the traces have left, which is not to be watched
         captures = controlled(found, config, model)
         match(captures, stages)
         _decide(captures, statistics)
         variants = programs(captures, stages)
-        ledger = replace(model, variants, most, static_outputs, known.codes)
+        ledger = replace(model, variants, most, static_outputs, known.codes if whole else None)
         merge_weights(model, variants)
         restore()
     ledger.graphs.enabled = can_record(device) and bool(recorded.get("enabled"))
@@ -103,6 +106,23 @@ def config_of(statistics: dict[str, Any]) -> ConversionConfig:
 
 def _nothing() -> None:
     pass
+
+
+def _settled(model: nn.Module, device: torch.device, example: Any) -> Callable[[], None]:
+    """What gives ``model`` the state back that it keeps for itself, after its first call, with real tensors, as in a
+    conversion: what that leaves, such as a table in a global variable, a trace must not make of its own tensors, which
+    hold nothing.
+
+    Args:
+        example: its inputs, as ``inputs.described`` tells them; None where they are not told.
+    """
+    own_state = OwnState(model)
+    if example is not None:
+        inputs = build(example, device)
+        with suppress(Exception), torch.no_grad():  # it may have been changed, and not take them any more
+            model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+        own_state.settled(model)
+    return own_state.restore
 
 
 def _captures(

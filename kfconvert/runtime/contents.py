@@ -171,7 +171,8 @@ def items(value: Any) -> list[Any]:
     value = opened(value)
     if isinstance(value, dict):
         # A subclass may have a method of its own.
-        return [*dict.values(value), *(key for key in dict.__iter__(value) if type(key) not in _KEYS)]
+        found = [*dict.values(value), *(key for key in dict.__iter__(value) if type(key) not in _KEYS)]
+        return [*found, value.default_factory] if isinstance(value, collections.defaultdict) else found
     return list(value) if isinstance(value, (list, tuple, set, frozenset, collections.deque)) else []
 
 
@@ -234,7 +235,8 @@ def _held_by(value: Any) -> list[Any]:
 
 def _copied(value: Any) -> Any:
     """What a container holds that a Watch cannot look into, in a form to be compared with; None for other values. Of a
-    dict with an order of its own that alone, and of a class those that are derived from it."""
+    dict with an order of its own that alone, of one with a default the function that makes it, and of a class those
+    that are derived from it."""
     if isinstance(value, contextvars.ContextVar):
         return tuple(_value_of(value)) or (MISSING,)
     if isinstance(value, type):
@@ -243,6 +245,8 @@ def _copied(value: Any) -> Any:
         return frozenset(value)
     if isinstance(value, collections.OrderedDict):
         return tuple(collections.OrderedDict.__iter__(value))
+    if isinstance(value, collections.defaultdict):
+        return (value.default_factory,)
     if isinstance(value, (collections.deque, bytearray, array.array)):
         return tuple(value)
     if isinstance(value, multiprocessing.sharedctypes.SynchronizedBase):
@@ -375,6 +379,8 @@ class Contents:
             return
         self._seen[id(value)] = value
         self.containers.setdefault(name, value)
+        if isinstance(value, collections.defaultdict):
+            self.compared.append((name, value, _copied(value)))
         if isinstance(value, list):
             yield name, (value, ITEMS, tuple(value))
         elif isinstance(value, dict):

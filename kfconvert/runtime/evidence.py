@@ -62,6 +62,11 @@ _DESCRIPTORS: tuple[type, ...] = (
     types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
     types.ClassMethodDescriptorType,
 )  # fmt: skip
+# Of these, and of objects and containers, it matters which of several equal ones stands at a place.
+_OF_PLACES: tuple[type, ...] = (
+    types.FunctionType, functools.partial, functools._lru_cache_wrapper, nn.Module, Tensor, numpy.ndarray,
+    list, dict, set,
+)  # fmt: skip
 _DEEPEST = 20
 # Of containers and objects no more are watched, see ``contents``.
 _MOST = 50_000
@@ -90,19 +95,22 @@ def evidence_of(
     Raises:
         Untold: there is something that cannot be told.
     """
-    teller = _Teller()
+    state = ModelState(model, reads, slots, looks=looks, codes=codes)
+    entries = [
+        *zip(state.code.names, state.code.watch.entries),
+        *zip(state.attribute_reasons, state.attributes.entries),
+    ]
+    compared = [*state.code.compared, *state.compared]
+    found = [(name, (key, value)) for name, (_, key, value) in entries if not _follows(name, key)]
+    found += [(name, (value, fingerprints([value]) if isinstance(value, Tensor) else k)) for name, value, k in compared]
+    placed = list(_placed(found))
+    teller = _Teller(_places(model, placed))
     lines = [*_process(), *_structure(model, teller)]
     # Those that are plain attributes are in no store of their module. Slots from an unknown hand may be nowhere.
     held = {path: vars(module) for path, module in model.named_modules(remove_duplicate=False)}
     lines += [f"{path}.{name}: {teller.told(held[path][name])}" for path, name in slots if name in held.get(path, ())]
-    state = ModelState(model, reads, slots, looks=looks, codes=codes)
     lines += [f"{name} is {value!r}" for name, value in sorted(state.code.switches.items())]
-    named = [*zip(state.code.names, state.code.watch.entries), *zip(state.attribute_reasons, state.attributes.entries)]
-    found = [(name, told) for name, entry in named for told in teller.entry(name, *entry)]
-    for name, value, known in (*state.code.compared, *state.compared):
-        content = fingerprints([value]) if isinstance(value, Tensor) else teller.told(known)
-        found.append((name, f"{teller.told(value)} {content}"))
-    lines += _numbered(found)
+    lines += [f"{place or name} | {teller.told(value, placed=bool(place))}" for name, place, value in placed]
     lines += [f"attributes: {names}" for _, names in state.namespaces]
     if len(lines) > _MOST:
         raise Untold("it depends on so much that not all of it is watched")
@@ -111,20 +119,68 @@ def evidence_of(
     return hashlib.sha256("\n".join(sorted(lines)).encode(errors="surrogatepass")).hexdigest()
 
 
-def _numbered(found: list[tuple[str, str]]) -> Iterator[str]:
-    """What was told by each name, with its place among what has that name: several holders may go by one, such as the
-    lists in a list, and may not change places. Libraries fill dicts in an order that differs from process to
-    process."""
+def _follows(name: str, key: Any) -> bool:
+    """Whether what stands in an entry follows from other entries."""
+    if isinstance(key, str) and key.startswith(_OF_DYNAMO):
+        return True
+    # A library's answer follows from its code.
+    return key == () and name.startswith("the answer of ") and not is_of_project(_module_in(name))
+
+
+def _placed(found: list[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+    """Each value with its name and its place, which is the name with a number: several holders may go by one name, such
+    as the lists in a list, and may not change places. Libraries fill dicts in an order that differs from process to
+    process: what they have in their globals has no place."""
     counts = Counter[str]()
-    for name, told in found:
-        counts[name] += not _is_of_library(name)
-        yield f"{name} {counts[name]} | {told}"
+    for name, value in found:
+        counts[name] += 1
+        yield name, "" if _is_of_library(name) else f"{name} {counts[name]}", value
+
+
+def _places(model: nn.Module, placed: list[tuple[str, str, Any]]) -> dict[int, str]:
+    """Of each module, tensor, function, object and container the first of its places, in the order of their names: by
+    it is told which of several equal ones stands at the others."""
+    own: dict[int, str] = {}
+    for path, module in model.named_modules():
+        own[id(module)] = f"the module {path}"
+        for store in (module._parameters, module._buffers):
+            for name, tensor in store.items():
+                own.setdefault(id(tensor), f"{path}.{name}")
+    found: dict[int, str] = {}
+    for _, place, value in placed:
+        for index, each in enumerate(_of_places(value) if place else ()):
+            found[id(each)] = min(f"{place}.{index}", found.get(id(each), f"{place}.{index}"))
+    return found | own
+
+
+def _of_places(value: Any, depth: int = 0) -> Iterator[Any]:
+    """``value`` and what tuples, methods and partial functions in it are made of, as far as they are one of those that
+    may change places."""
+    inner: tuple[Any, ...] = ()
+    if isinstance(value, tuple):
+        inner = tuple(value)
+    elif isinstance(value, (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)):
+        inner = (getattr(value, "__func__", None), value.__self__)
+    elif isinstance(value, functools.partial):
+        inner = (value.func, *value.args, *value.keywords.values())
+    if isinstance(value, _OF_PLACES) or is_plain_object(value) or slotted(value):
+        yield value
+    if depth < _DEEPEST:
+        for each in inner:
+            yield from _of_places(each, depth + 1)
 
 
 def _is_of_library(name: str) -> bool:
     """Whether it is the name of what a module of Python's, or of an installed library, has in its globals."""
-    root, dot, _ = name.partition(".")
-    return bool(dot) and root in sys.modules and not is_of_project(root)
+    path, rest = name.partition(".")[0], name
+    if path not in sys.modules or is_of_project(path) or "<locals>" in name:
+        return False
+    while path in sys.modules:  # a function or class of the user's own may have the name of a module, too
+        rest = name[len(path) + 1 :].partition(".")[0]
+        if rest in vars(sys.modules[path]) and f"{path}.{rest}" not in sys.modules:
+            return True
+        path = f"{path}.{rest}"
+    return False
 
 
 def _process() -> Iterator[str]:
@@ -157,26 +213,24 @@ def _structure(model: nn.Module, teller: _Teller) -> Iterator[str]:
 
 
 class _Teller:
-    """Tells values and entries of a Watch. It keeps what it has told, as most is told many times."""
+    """Tells values. It keeps what it has told, as most is told many times. What is told as ``placed`` has its place
+    among ``places``, by the ids of objects."""
 
-    def __init__(self) -> None:
-        self._told: dict[int, tuple[Any, str]] = {}
+    def __init__(self, places: dict[int, str]) -> None:
+        self._told: dict[tuple[int, bool], tuple[Any, str]] = {}
+        self._places = places
         self.modules: set[str] = set()  # the names of Python modules that have functions and classes among it
 
-    def entry(self, name: str, holder: Any, key: Any, expected: Any) -> list[str]:
-        if isinstance(key, str) and key.startswith(_OF_DYNAMO):
-            return []
-        if key == () and name.startswith("the answer of ") and not is_of_project(_module_in(name)):
-            return []  # a library's answer follows from its code
-        return [f"{self.told(key)} | {self.told(expected)}"]
-
-    def told(self, value: Any, depth: int = 0) -> str:
-        known = self._told.get(id(value))
+    def told(self, value: Any, depth: int = 0, placed: bool = False) -> str:
+        known = self._told.get((id(value), placed))
         if known is None:
-            known = self._told[id(value)] = value, self._tell(value, depth)
+            told = self._tell(value, depth, placed)
+            if placed and id(value) in self._places:
+                told = f"{told} as {self._places[id(value)]}"
+            known = self._told[id(value), placed] = value, told
         return known[1]
 
-    def _tell(self, value: Any, depth: int) -> str:
+    def _tell(self, value: Any, depth: int, placed: bool) -> str:
         kind = type(value)
         if depth > _DEEPEST:
             raise Untold("it depends on values that are nested too deeply")
@@ -185,9 +239,12 @@ class _Teller:
         if isinstance(value, Mark):
             return value.name
         if isinstance(value, enum.Enum):
-            return f"{class_name(kind)}.{value.name}"
+            return f"{class_name(kind)}.{value.name} {self.told(value._value_, depth + 1, placed)}"
+        for plain in (int, float, str, bytes):
+            if isinstance(value, plain):  # of a class that is derived from it
+                return f"{self.told(kind)} {plain.__repr__(value)}"
         if isinstance(value, (tuple, frozenset)):
-            items = [self.told(each, depth + 1) for each in value]
+            items = [self.told(each, depth + 1, placed) for each in value]
             return f"{class_name(kind)}{sorted(items) if isinstance(value, frozenset) else items}"
         if isinstance(value, Tensor):
             strides = value.stride() if value.layout is torch.strided else value.layout
@@ -199,10 +256,10 @@ class _Teller:
             return f"class {[class_name(base) for base in value.__mro__]} {_members_of(value)} {_annotations_of(value)}"
         if isinstance(value, types.ModuleType):
             return f"module {value.__name__}"
-        told = self._tell_code(value, depth)
+        told = self._tell_code(value, depth, placed)
         return self._tell_object(value) if told is None else told
 
-    def _tell_code(self, value: Any, depth: int) -> str | None:
+    def _tell_code(self, value: Any, depth: int, placed: bool) -> str | None:
         """Functions, what they are made of, and what is made of them."""
         inner: tuple[Any, ...]
         if isinstance(value, types.CodeType):
@@ -216,9 +273,11 @@ class _Teller:
             code, annotations = self.told(value.__code__, depth + 1), _annotations_of(value)
             return f"function {class_name(value)} {code} {annotations}"  # type: ignore[arg-type]
         if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
-            return f"{value.__module__}.{value.__qualname__} of a {class_name(type(value.__self__))}"
+            owner = self._places.get(id(value.__self__), "") if placed else ""
+            return f"{value.__module__}.{value.__qualname__} of a {class_name(type(value.__self__))} {owner}"
         if isinstance(value, types.MethodType):
-            inner = value.__func__, type(value.__self__)
+            owner = self._places.get(id(value.__self__), "") if placed else ""
+            inner = value.__func__, type(value.__self__), owner
         elif isinstance(value, property):
             inner = value.fget, value.fset
         elif isinstance(value, (staticmethod, classmethod, functools._lru_cache_wrapper)):
@@ -229,7 +288,7 @@ class _Teller:
             inner = value.func, value.args, tuple(sorted(value.keywords.items()))
         else:
             return None
-        return f"{class_name(type(value))} of {self.told(inner, depth + 1)}"
+        return f"{class_name(type(value))} of {self.told(inner, depth + 1, placed)}"
 
     def _tell_object(self, value: Any) -> str:
         kind = type(value)

@@ -1,5 +1,6 @@
 """Stored graphs are not used for a model in which values have changed places, or stand in another order."""
 
+import collections
 import enum
 import functools
 import types
@@ -83,6 +84,90 @@ def test_values_that_have_changed_places(tmp_path, make):
     assert_loads_as(Net([make(3.0), make(2.0)]), path, x)
 
 
+@pytest.mark.parametrize("make", HOLDERS.values(), ids=HOLDERS)
+def test_places_that_share_one_value(tmp_path, make):
+    """What is there is the same, and so are the kinds of what stands at the places."""
+    first, second = make(2.0), make(3.0)
+    path, x = saved(Net([first, first, second]), tmp_path)
+    first, second = make(2.0), make(3.0)
+    assert_loads_as(Net([first, second, second]), path, x)
+
+
+class InOrder(nn.Module):
+    """Holds its registered submodules, or their forwards, in a list as well."""
+
+    def __init__(self, first, bound=False):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.order = [self.a, self.b] if first else [self.b, self.a]
+        self.order = [each.forward for each in self.order] if bound else self.order
+
+    def forward(self, x):
+        for each in self.order:
+            x = torch.relu(each(x))
+        return x
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_registered_modules_in_another_order(tmp_path, bound):
+    path, x = saved(InOrder(True, bound), tmp_path)
+    assert_loads_as(InOrder(False, bound), path, x)
+
+
+def operator(factor):
+    """Has the name of a module of Python's."""
+    return lambda x: x * factor
+
+
+def test_closures_of_a_function_that_is_called_as_a_module_is(tmp_path):
+    path, x = saved(Net([operator(2.0), operator(3.0)]), tmp_path)
+    assert_loads_as(Net([operator(3.0), operator(2.0)]), path, x)
+
+
+class Number(float):
+    pass
+
+
+class Whole(int):
+    pass
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def level(value):
+    return enum.IntEnum("Level", {"A": value, "B": 9}).A
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.linear, self.factor = nn.Linear(8, 8), factor
+
+    def forward(self, x):
+        factor = self.factor
+        if isinstance(factor, collections.defaultdict):
+            factor = factor.get("absent", factor.default_factory())
+        return torch.relu(self.linear(x)) * (len(factor) if isinstance(factor, str) else factor)
+
+
+VALUES = {
+    "a float": (Number(2.0), Number(3.0)),
+    "an int": (Whole(2), Whole(3)),
+    "a text": (Text("ab"), Text("abc")),
+    "a member": (level(2), level(3)),
+    "a default": (collections.defaultdict(lambda: 2.0), collections.defaultdict(lambda: 3.0)),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_another_value_of_a_class_that_is_derived(tmp_path, name):
+    before, after = VALUES[name]
+    path, x = saved(Scaled(before), tmp_path)
+    assert_loads_as(Scaled(after), path, x)
+
+
 class Base(nn.Module):
     def __init__(self):
         super().__init__()
@@ -163,6 +248,29 @@ def with_annotations(first):
 
     told.__annotations__["x"] = "double" if first else "triple"
     return Net()
+
+
+class Table(Base):
+    """Makes a table for all at its first call, and counts it."""
+
+    table, made = None, 0
+
+    def tail(self, x):
+        if Table.table is None:
+            Table.table, Table.made = torch.linspace(1, 2, 8), 1
+        return x * Table.table * Table.made
+
+
+def test_what_a_first_call_leaves_in_a_class_is_not_of_a_trace(tmp_path):
+    """Where it is loaded in a process in which it has not run."""
+    path, x = saved(Table(), tmp_path)
+    Table.table, Table.made = None, 0
+    loaded = artifact.load(path, model=Table())
+    assert type(Table.table) is torch.Tensor
+    with torch.no_grad():
+        assert type(loaded(x)) is torch.Tensor
+    assert loaded.kfconvert_info()["guard"] == {"hits": 1, "misses": {}}
+    Table.table = None
 
 
 @pytest.mark.parametrize("make", [with_bases, with_bases_within, with_attributes, with_members, with_annotations])

@@ -138,6 +138,12 @@ HOLDERS = {
     ),
     "slots": (Slots(), lambda h: h.scale, None, lambda m: setattr(m.held, "scale", 3.0)),
     "equal object": (Partial(), lambda h: h.scale, lambda m: setattr(m, "held", Partial(3.0)), lambda m: None),
+    "default of a dict": (
+        collections.defaultdict(lambda: 2.0),
+        lambda h: h.get("absent", h.default_factory()),
+        None,
+        lambda m: setattr(m.held, "default_factory", lambda: 3.0),
+    ),
     "order of a dict": (
         {"a": 2.0, "b": 5.0},
         lambda h: next(iter(h.values())),
