@@ -102,7 +102,9 @@ def evidence_of(
     ]
     compared = [*state.code.compared, *state.compared]
     found = [(name, (key, value)) for name, (_, key, value) in entries if not _follows(name, key)]
-    found += [(name, (value, fingerprints([value]) if isinstance(value, Tensor) else k)) for name, value, k in compared]
+    found += [
+        (name, (value, str(fingerprints([value])) if isinstance(value, Tensor) else k)) for name, value, k in compared
+    ]
     placed = list(_placed(found))
     teller = _Teller(_places(model, placed))
     lines = [*_process(), *_structure(model, teller)]
