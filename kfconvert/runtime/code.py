@@ -61,6 +61,9 @@ OF_COMPILERS = frozenset(("_is_compiling_flag", "FakeTensor"))
 # By these code reads attributes of an object, whatever its class does where one is looked up.
 _AROUND = frozenset(("__getattribute__", "getattr_static"))
 _HANDLERS = frozenset(("__getattribute__", "__setattr__", "__delattr__"))
+# There transformers keeps what hooks may record of each class of models that an object was made of, with classes of
+# submodules. Hooks are watched as such, and the other models of a process are no matter of this one.
+_OF_RECORDERS = "_CAN_RECORD_REGISTRY"
 _OF_NEW_OBJECTS = frozenset(("__init__", "__new__", "__post_init__"))
 # Special methods that no code of a forward calls of an object that it finds.
 _NEVER_CALLED = {
@@ -505,6 +508,8 @@ class CodeWalk:
 
     def _global(self, store: dict[str, Any], name: str, names: frozenset[str], module: str) -> None:
         value = store[name]
+        if name == _OF_RECORDERS:
+            return
         if isinstance(value, types.ModuleType):
             root = value.__name__.partition(".")[0]
             if root == "torch" or is_of_author(root):

@@ -102,7 +102,8 @@ def test_in_another_process_nothing_is_traced_either(tmp_path, kind):
 
 @pytest.mark.parametrize("arguments", [["input_ids"], ["input_ids", "attention_mask"]], ids=" ".join)
 def test_a_hugging_face_model_is_not_traced(tmp_path, traces, arguments):
-    """Nor where the model looks, outside of traces, whether a mask hides anything."""
+    """Nor where the model looks, outside of traces, whether a mask hides anything; nor where another model has come, of
+    whose classes transformers takes note."""
     config = transformers.BertConfig(
         vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
     )
@@ -113,6 +114,7 @@ def test_a_hugging_face_model_is_not_traced(tmp_path, traces, arguments):
     )
     artifact.save(model, tmp_path / "bert")
     traces.clear()
+    type("Another", (transformers.BertModel,), {})(config)
     loaded = artifact.load(tmp_path / "bert")
     assert not traces
     with torch.no_grad():
