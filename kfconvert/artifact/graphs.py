@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from ..capture import Capture, recaptured, unfit_tensor
-from ..inputs import CallForm, build
-from ..region import ClassName, Read, Region, Unstorable, class_name, kept, made_reads, made_region
+from ..inputs import CallForm, ClassName, build, class_name
+from ..region import Read, Region, Unstorable, kept, made_reads, made_region
 from ..runtime import ELEMENTS, Codes, Untold, configurations, evidence_of, guarded_forward
 from .schema import StoredRegion
 

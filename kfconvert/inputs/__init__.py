@@ -23,13 +23,14 @@ from .lookups import BoundedLookups, bounded_lookups
 from .records import ClassName, class_name, is_record, record_named
 from .spec import InputSpecError, build, described
 from .static_cache import capacity_for, is_static_kind, static_key_values
-from .stored_caches import UnstorableCache, made_kind, stored_kind
+from .stored_caches import DEVICE, UnstorableCache, made_kind, stored_kind
 from .weighted_inputs import Weighted, weighted
 
 __all__ = [
     "BoundedLookups",
     "CallForm",
     "ClassName",
+    "DEVICE",
     "ExampleCall",
     "InputError",
     "InputSpecError",

@@ -17,8 +17,11 @@ from .static_cache import is_static
 
 # Where transformers has the classes of caches. Nobody has a cache who has not imported it.
 MODULE = "transformers.cache_utils"
-_GROWING = frozenset(("DynamicLayer", "DynamicSlidingWindowLayer"))
-_SLIDING = "DynamicSlidingWindowLayer"
+CACHES = frozenset(("DynamicCache", "EncoderDecoderCache"))
+SLIDING = "DynamicSlidingWindowLayer"
+LAYERS = frozenset(("DynamicLayer", SLIDING))
+# The caches within an EncoderDecoderCache.
+INNER = ("self_attention_cache", "cross_attention_cache")
 # What follows from the keys and the other attributes of a layer.
 _TENSORS = frozenset(("keys", "values"))
 _OF_WINDOW = frozenset(("cumulative_length", "_sliding_window_tensor"))
@@ -84,7 +87,7 @@ class CacheKind:
             own = vars(layer)
             own["keys"], own["values"] = (next(rest), next(rest)) if filled else (None, None)
             own.update(attributes)
-            if cls.__name__ == _SLIDING:
+            if cls.__name__ == SLIDING:
                 own["cumulative_length"] = own["keys"].shape[-2] if filled else 0
                 window = own.get("_sliding_window_tensor")
                 if window is None:
@@ -95,7 +98,7 @@ class CacheKind:
 def is_cache(value: Any) -> bool:
     """Whether ``value`` is of a class of caches that are known here, which need not be true of its layers."""
     of_transformers = type(value).__module__ == MODULE
-    return is_static(value) or (of_transformers and type(value).__name__ in ("DynamicCache", "EncoderDecoderCache"))
+    return is_static(value) or (of_transformers and type(value).__name__ in CACHES)
 
 
 def kind_of(cache: Any) -> tuple[CacheKind, list[Any]] | None:
@@ -106,12 +109,11 @@ def kind_of(cache: Any) -> tuple[CacheKind, list[Any]] | None:
         return CacheKind(type(cache), {}, static=len(tensors)), tensors
     held = vars(cache)
     if type(cache).__name__ == "EncoderDecoderCache":
-        names = ("self_attention_cache", "cross_attention_cache")
-        found = [kind_of(held[name]) if type(held.get(name)).__name__ == "DynamicCache" else None for name in names]
-        rest = {name: dict(v) if type(v) is dict else v for name, v in held.items() if name not in names}
-        if None in found or held[names[0]] is held[names[1]] or not all(map(_is_plain_or_flags, rest.values())):
+        found = [kind_of(held[name]) if type(held.get(name)).__name__ == "DynamicCache" else None for name in INNER]
+        rest = {name: dict(v) if type(v) is dict else v for name, v in held.items() if name not in INNER}
+        if None in found or held[INNER[0]] is held[INNER[1]] or not all(map(_is_plain_or_flags, rest.values())):
             return None
-        kinds = tuple((name, kind) for name, (kind, _) in zip(names, found))  # type: ignore[misc]  # none is None
+        kinds = tuple((name, kind) for name, (kind, _) in zip(INNER, found))  # type: ignore[misc]  # none is None
         return CacheKind(type(cache), rest, inner=kinds), [t for _, tensors in found for t in tensors]  # type: ignore[misc]
     attributes = {name: value for name, value in held.items() if name != "layers"}
     layers = held["layers"]
@@ -124,10 +126,10 @@ def kind_of(cache: Any) -> tuple[CacheKind, list[Any]] | None:
     for layer in layers:
         own = vars(layer)
         cls, keys = type(layer), own.get("keys")
-        if cls.__module__ != MODULE or cls.__name__ not in _GROWING or (keys is None) != (own.get("values") is None):
+        if cls.__module__ != MODULE or cls.__name__ not in LAYERS or (keys is None) != (own.get("values") is None):
             return None
         derived = _TENSORS
-        if cls.__name__ == _SLIDING:
+        if cls.__name__ == SLIDING:
             if own.get("cumulative_length") != (0 if keys is None else keys.shape[-2]):
                 return None
             derived = _TENSORS | _OF_WINDOW

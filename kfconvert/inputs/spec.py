@@ -177,8 +177,8 @@ def _item(spec: Any) -> tuple[str, Any]:
     if not (isinstance(spec, dict) and len(spec) == 1):
         raise _unreadable("it is no dict of one kind")
     ((kind, value),) = spec.items()
-    types: dict[str, Any] = {"value": _PLAIN, "number": str, "tensor": dict, "dict": dict, "tuple": list, "list": list}
-    types |= {"cache": dict, "record": dict}
+    mappings = dict.fromkeys(("tensor", "dict", "cache", "record"), dict)
+    types: dict[str, Any] = {"value": _PLAIN, "number": str, "tuple": list, "list": list, **mappings}
     if kind not in types:
         raise InputSpecError(f"the description of the example inputs has the unknown kind {str(kind)[:50]!r}")
     if not isinstance(value, types[kind]):

@@ -12,15 +12,14 @@ from typing import Any, TypeGuard
 
 import torch
 
-from .caches import MODULE, CacheKind
+from .caches import CACHES, INNER, LAYERS, MODULE, SLIDING, CacheKind
 from .static_cache import NAME, static_key_values
 
 # Those that a cache is, is made of, or makes.
-_CACHES = frozenset(("DynamicCache", "EncoderDecoderCache"))
-_CLASSES = _CACHES | {"DynamicLayer", "DynamicSlidingWindowLayer"}
-_INNER = ("self_attention_cache", "cross_attention_cache")
+_CLASSES = CACHES | LAYERS
 _PLAIN = (bool, int, float, str, type(None))
-_DEVICE = re.compile(r"(cpu|cuda)(:[0-9]{1,3})?")
+#: The names of devices that may be stored.
+DEVICE = re.compile(r"(cpu|cuda)(:[0-9]{1,3})?")
 _MOST = 10_000  # layers, and attributes of one
 
 
@@ -47,14 +46,14 @@ def made_kind(stored: Any) -> CacheKind:
         if type(count) is not int or not 0 < count <= 2 * _MOST or count % 2 == 0:
             raise UnstorableCache("a static cache holds a position, keys and values")
         return CacheKind(_static_class(), {}, static=count)
-    cls = _class(stored.get("class"), _CACHES)
+    cls = _class(stored.get("class"), CACHES)
     attributes = _attributes(cls, stored.get("attributes"))
     if "inner" in stored:
         inner = stored["inner"]
         if cls.__name__ != "EncoderDecoderCache" or not _is_list_of_pairs(inner):
             raise UnstorableCache("a cache within a cache is told by its name and kind")
         kinds = tuple((name, made_kind(each)) for name, each in inner)
-        if tuple(name for name, _ in kinds) != _INNER or not all(_is_growing(kind) for _, kind in kinds):
+        if tuple(name for name, _ in kinds) != INNER or not all(_is_growing(kind) for _, kind in kinds):
             raise UnstorableCache("a cache has other caches within it than one of its class")
         return CacheKind(cls, attributes, inner=kinds)
     layers, filled = stored.get("layers"), stored.get("filled")
@@ -64,9 +63,9 @@ def made_kind(stored: Any) -> CacheKind:
         raise UnstorableCache("a cache does not tell which of its layers are filled")
     found = []
     for name, held in layers:
-        layer = _class(name, _CLASSES - _CACHES)
+        layer = _class(name, LAYERS)
         found.append((layer, _attributes(layer, held)))
-        if layer.__name__ == "DynamicSlidingWindowLayer" and type(found[-1][1].get("sliding_window")) is not int:
+        if layer.__name__ == SLIDING and type(found[-1][1].get("sliding_window")) is not int:
             raise UnstorableCache("a layer with a sliding window does not tell how long that is")
     return CacheKind(cls, attributes, tuple(found), tuple(filled))
 
@@ -119,7 +118,7 @@ def _stored(value: Any) -> Any:
         return value
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.device) and _DEVICE.fullmatch(str(value)):
+    if isinstance(value, torch.device) and DEVICE.fullmatch(str(value)):
         return {"device": str(value)}
     if isinstance(value, type):
         return {"class": _stored_class(value)}
@@ -134,7 +133,7 @@ def _made(stored: Any) -> Any:
     ((kind, value),) = stored.items() if isinstance(stored, dict) and len(stored) == 1 else ((None, None),)
     if kind == "dtype" and isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype):
         return getattr(torch, value)
-    if kind == "device" and isinstance(value, str) and _DEVICE.fullmatch(value):
+    if kind == "device" and isinstance(value, str) and DEVICE.fullmatch(value):
         return torch.device(value)
     if kind == "class":
         return _class(value, _CLASSES)

@@ -4,13 +4,12 @@ from .expressions import Unstorable
 from .guard import Answer, Dimensions, Guard, given_as, guard_from_placeholders
 from .live_tensors import LiveTensors, Place
 from .region import CaptureError, Read, Region
-from .stored import ClassName, class_name, keep, kept, made_reads, made_region
+from .stored import keep, kept, made_reads, made_region
 from .symbolic_guard import SymbolicGuard, UntraceableGuard, is_comparable, is_known_to_be
 
 __all__ = [
     "Answer",
     "CaptureError",
-    "ClassName",
     "Guard",
     "LiveTensors",
     "Place",
@@ -20,7 +19,6 @@ __all__ = [
     "SymbolicGuard",
     "Unstorable",
     "UntraceableGuard",
-    "class_name",
     "given_as",
     "guard_from_placeholders",
     "is_comparable",

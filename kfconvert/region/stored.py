@@ -34,11 +34,7 @@ from ..graph import (
     module_path,
     storage_of,
 )
-from ..inputs import (
-    CallForm,
-    ClassName,
-    class_name,
-)
+from ..inputs import CallForm, ClassName, class_name
 from .expressions import Unstorable, made_expression, stored_expression, symbol
 from .operators import operator_name, operator_named
 from .region import Read, Region

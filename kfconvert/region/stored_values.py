@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import torch
 
+from ..inputs import DEVICE
 from .expressions import Unstorable
 
-_DEVICE = re.compile(r"(cpu|cuda)(:[0-9]{1,3})?")
 _OF_TORCH = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
@@ -46,13 +45,13 @@ def made_constant(stored: Any) -> Any:
 
 def stored_device(device: torch.device) -> str:
     """The name of ``device``, a CPU or a CUDA device. Raises Unstorable."""
-    if _DEVICE.fullmatch(str(device)) is None:
+    if DEVICE.fullmatch(str(device)) is None:
         raise Unstorable(f"it computes on {device}")
     return str(device)
 
 
 def made_device(text: Any) -> torch.device:
     """The device of that name. Raises Unstorable."""
-    if not isinstance(text, str) or _DEVICE.fullmatch(text) is None:
+    if not isinstance(text, str) or DEVICE.fullmatch(text) is None:
         raise Unstorable(f"{str(text)[:50]} is no device")
     return torch.device(text)

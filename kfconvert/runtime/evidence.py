@@ -31,7 +31,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from ..region import Read, class_name
+from ..inputs import class_name
+from ..region import Read
 from ..version import __version__
 from .code_state import Codes
 from .contents import is_of_project, is_plain_object, slotted
@@ -174,7 +175,7 @@ def _of_places(value: Any, depth: int = 0) -> Iterator[Any]:
 
 def _is_of_library(name: str) -> bool:
     """Whether it is the name of what a module of Python's, or of an installed library, has in its globals."""
-    path, rest = name.partition(".")[0], name
+    path = name.partition(".")[0]
     if path not in sys.modules or is_of_project(path) or "<locals>" in name:
         return False
     while path in sys.modules:  # a function or class of the user's own may have the name of a module, too
