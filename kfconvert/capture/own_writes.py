@@ -19,11 +19,10 @@ from ..inputs import ExampleCall, bounded_lookups, is_equal, variations
 from ..process import ThisThread, method_over
 from ..runtime import (
     OF_EVERY_MODULE,
-    Holdings,
-    code_walk,
     grouped_by_class,
     memory_of,
     reads_of_attributes,
+    whole_walk,
 )
 from .submodule_calls import around
 
@@ -109,11 +108,8 @@ def run_keeping(model: nn.Module, call: ExampleCall) -> dict[str, Tensor]:
 def _places_read(model: nn.Module) -> dict[str, set[Place]]:
     """The places at which the code behind ``model`` reads attributes, by their names, as far as that code can be
     reached from the forwards of its modules."""
-    held = Holdings(model)
-    walk = code_walk([type(each) for each in (*model.modules(), *held.configurations)], held.functions, None)
-    walk.reach()
     found: dict[str, set[Place]] = {}
-    for code in walk.codes():
+    for code in whole_walk(model).codes():
         for name, offset in reads_of_attributes(code):
             found.setdefault(name, set()).add((code, name if offset is None else offset))
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..runtime import MISSING, OF_EXPORT, Holdings, code_walk, reached
+from ..runtime import MISSING, OF_EXPORT, reached, whole_walk
 from .kept import own_attributes
 
 
@@ -16,9 +16,7 @@ class OutsideCaches:
     """The dicts and the functions with a cache that the code of a model finds in the globals and in closures."""
 
     def __init__(self, model: nn.Module):
-        held = Holdings(model)
-        walk = code_walk([type(each) for each in (*model.modules(), *held.configurations)], held.functions, None)
-        walk.reach()
+        walk = whole_walk(model)
         found = reached(list(walk.contents.containers.values()))
         self._dicts = [(each, dict(dict.items(each))) for each in found if isinstance(each, dict)]
         self._cached = list(walk.cached.values())

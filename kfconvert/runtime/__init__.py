@@ -1,6 +1,6 @@
 """What a converted model runs: a guard over all that its program relies on, then the program."""
 
-from .code import OF_COMPILERS, class_dict, code_walk, is_same_compiled
+from .code import OF_COMPILERS, class_dict, code_walk, is_same_compiled, whole_walk
 from .code_state import Codes
 from .configuration import grouped_by_class, recorded_reads, without_cache
 from .contents import (
@@ -20,7 +20,7 @@ from .evidence import Untold, evidence_of
 from .freezing import freeze
 from .frozen import FrozenError
 from .guarded import GuardedForward, guarded_forward, install, uninstall
-from .holdings import Holdings, configurations
+from .holdings import configurations
 from .hooks import global_hook, has_hooks, inner_hook
 from .ledger import Ledger
 from .merged_weights import merge, separate, whole
@@ -48,7 +48,6 @@ __all__ = [
     "FrozenError",
     "GENERATORS",
     "GuardedForward",
-    "Holdings",
     "Ledger",
     "MISSING",
     "OF_EXPORT",
@@ -107,5 +106,6 @@ __all__ = [
     "uninstall",
     "unsteady",
     "whole",
+    "whole_walk",
     "without_cache",
 ]

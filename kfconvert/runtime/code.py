@@ -101,6 +101,15 @@ def code_walk(
     return walk
 
 
+def whole_walk(model: nn.Module) -> CodeWalk:
+    """All code that modules and configurations of ``model`` can run, and what they hold that can be called, whatever a
+    trace has read."""
+    held = Holdings(model)
+    walk = code_walk([type(each) for each in (*model.modules(), *held.configurations)], held.functions, None)
+    walk.reach()
+    return walk
+
+
 def is_same_compiled(module: str | None) -> bool:
     """Whether code of the Python module of this name gives the same results where it is told that it is compiled."""
     return not is_of_author(module) or (module or "").partition(".")[0] in _SAME_COMPILED
@@ -508,7 +517,7 @@ class CodeWalk:
 
     def _global(self, store: dict[str, Any], name: str, names: frozenset[str], module: str) -> None:
         value = store[name]
-        if name == _OF_RECORDERS:
+        if name == _OF_RECORDERS and module.partition(".")[0] == "transformers":
             return
         if isinstance(value, types.ModuleType):
             root = value.__name__.partition(".")[0]
