@@ -61,7 +61,7 @@ from .schema import (
     StoredGraphs,
     weights_files,
 )
-from .weights import fill, fill_buffers, other_buffers, state_of
+from .weights import fill, fill_buffers, other_buffers, state_metadata, state_of
 
 
 def check_target(path: str | os.PathLike) -> None:
@@ -255,7 +255,7 @@ def _made(
     name = next((name for name, t in chain(made.named_parameters(), made.named_buffers()) if t.is_meta), None)
     if name is not None:
         raise ArtifactError(f"{folder}: the model is on the device meta, where {name} holds no data to fill")
-    fill(made, tensors, folder)
+    fill(made, tensors, record.get("state_metadata"), folder)
     fill_buffers(made, buffers)
     return made
 
@@ -315,6 +315,7 @@ def record_of(model: nn.Module, source: dict[str, Any] | None = None) -> dict[st
             for region, paths in _parts(model)
         ],
         "statistics": statistics,
+        "state_metadata": state_metadata(model),
     }
 
 

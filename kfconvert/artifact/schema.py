@@ -245,6 +245,7 @@ class Record(_Part):
     calls: list[dict[str, Any]] = Field(max_length=1000)
     parts: list[_Submodules] = Field(default=[], max_length=100_000)
     statistics: _Statistics
+    state_metadata: dict[str, dict[str, Any]] | None = None
     files: dict[str, _File] = {}
     checksum: str = ""
 

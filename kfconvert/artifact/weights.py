@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from torch import Tensor, nn
 from ..accuracy import is_same_tensor
 from ..conversion import first_line
 from .errors import ArtifactError
+
+_USUAL = {"version": 1}
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
@@ -36,6 +40,26 @@ def checked_state(model: nn.Module) -> dict[str, Tensor]:
         if reason is not None:
             raise ArtifactError(f"the state {key!r} {reason}")
     return state
+
+
+def state_metadata(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """What the state dict has beside its tensors, by the path of a module: the version of its class, by which that one
+    tells weights of old. Modules of version 1, which is the usual one, are left out.
+
+    Raises:
+        ArtifactError: a hook has put something there that is no JSON.
+    """
+    found = {}
+    for path, entry in getattr(model.state_dict(keep_vars=True), "_metadata", {}).items():
+        if entry == _USUAL:
+            continue
+        try:
+            found[path] = json.loads(json.dumps(entry, allow_nan=False))
+        except (TypeError, ValueError):
+            found[path] = None
+        if found[path] != entry:
+            raise ArtifactError(f"what the state dict says of {path or 'the model'} beside its tensors is no JSON")
+    return found
 
 
 def other_buffers(model: nn.Module, tensors: Collection[str]) -> dict[str, Tensor]:
@@ -73,9 +97,14 @@ def _unstorable(value: Any) -> str | None:
     return None
 
 
-def fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
+def fill(
+    model: nn.Module, tensors: dict[str, Tensor], metadata: dict[str, dict[str, Any]] | None, folder: Path
+) -> None:
     """Loads ``tensors`` of the artifact in ``folder`` strictly; parameters and buffers take over the stored dtypes. Of
     keys that are one tensor in ``model`` one is enough, as of files that ``save_pretrained`` wrote.
+
+    Args:
+        metadata: of ``state_metadata``; None where the artifact has none, as older ones.
 
     Raises:
         ArtifactError: they do not fit.
@@ -102,9 +131,13 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
                 raise ArtifactError(f"{folder}: the weights do not fit: {found}")
         if stored:
             tensors = dict.fromkeys(keys, tensors[stored[0]]) | tensors
+    state = OrderedDict(tensors)
+    if metadata is not None:
+        of_all = {path: _USUAL | metadata.get(path, {}) for path, _ in model.named_modules(remove_duplicate=False)}
+        state._metadata = of_all  # type: ignore[attr-defined]  # as torch keeps it
     try:
-        model.load_state_dict(tensors, strict=True)
-    except RuntimeError as error:
+        model.load_state_dict(state, strict=True)
+    except Exception as error:  # classes load in ways of their own
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
         detail = lines[1] if len(lines) > 1 else lines[0]

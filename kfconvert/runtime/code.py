@@ -56,6 +56,8 @@ _CLASSES = frozenset(("super", "type", "__class__", "__mro__"))
 _OPERATORS = frozenset(name for name in vars(torch._C.TensorBase) if name.startswith("__")) - {"__new__", "__init__"}
 # Libraries whose code may ask whether it is being compiled, but gives the same results either way.
 _SAME_COMPILED = frozenset(("transformers", "timm", "torchvision", "diffusers", "accelerate", "peft"))
+# Of PyTorch itself, nn.TransformerEncoder puts zeros where a mask pads at the right, but where it is compiled.
+_OTHER_COMPILED = frozenset(("torch.nn.modules.transformer",))
 # By these code finds that it is compiled without a call.
 OF_COMPILERS = frozenset(("_is_compiling_flag", "FakeTensor"))
 # By these code reads attributes of an object, whatever its class does where one is looked up.
@@ -112,6 +114,8 @@ def whole_walk(model: nn.Module) -> CodeWalk:
 
 def is_same_compiled(module: str | None) -> bool:
     """Whether code of the Python module of this name gives the same results where it is told that it is compiled."""
+    if module in _OTHER_COMPILED:
+        return False
     return not is_of_author(module) or (module or "").partition(".")[0] in _SAME_COMPILED
 
 

@@ -121,3 +121,37 @@ def test_an_answer_is_the_same_after_a_conversion():
     ModelConverter(select="all", validate_accuracy=False).convert_model(Plain().eval(), example_inputs=X)
     assert (torch.compiler.is_compiling.__code__, "__class__" in vars(torch.SymInt)) == before
     assert not torch.compiler.is_compiling()
+
+
+class Encoder(nn.Module):
+    """Of PyTorch's own modules this one asks: it puts zeros where a mask pads at the right, but for compilers."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(16, 4)
+
+    def forward(self, x, mask=None):
+        return self.head(self.encoder(x, src_key_padding_mask=mask).mean(1))
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+def test_an_encoder_gives_zeros_where_later_masks_pad(padding):
+    model = Encoder().eval()
+    x, mask = torch.randn(3, 7, 16), torch.zeros(3, 7, dtype=torch.bool)
+    if padding != "none":
+        mask[0, slice(0, 2) if padding == "left" else slice(5, None)] = True
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=(x, mask))
+    later = torch.arange(7) >= torch.tensor([[3], [7], [5]])
+    with torch.no_grad():
+        for each in (mask, later, mask | later):
+            torch.testing.assert_close(fused(x, each), model(x, each), equal_nan=True)
+
+
+def test_an_encoder_without_a_mask_is_captured_as_a_whole():
+    model, x = Encoder().eval(), torch.randn(3, 7, 16)
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+    guard = fused.kfconvert_info()["guard"]
+    assert guard["hits"] >= 1 and not guard["misses"]
