@@ -15,6 +15,7 @@ and frozen with originals="cpu"; and the most that a forward allocates beyond wh
 
 import argparse
 import datetime
+import gc
 import random
 import statistics
 import sys
@@ -30,6 +31,7 @@ from torch import nn
 
 from kfconvert import ModelConverter, freeze
 from kfconvert.inputs import ExampleCall
+from kfconvert.profiling import release
 
 CALLS_A_TURN = 50
 TURNS = 21
@@ -129,15 +131,17 @@ def memory(names: list[str], batch: int, seq_len: int, dtype: torch.dtype) -> No
     for name in names:
         found = []
         for graphs in (False, True):
-            torch.cuda.empty_cache()
+            release(torch.device("cuda"))
             case = build_case(name, batch, seq_len, torch.device("cuda"), dtype)
             model, call = case.model, case.call
             del case
             call(model)
             most = [peak(partial(call, model))]
+            release(torch.device("cuda"))
             held = [allocated()]
             fused = converted(model, call, cuda_graphs=graphs)
             del model
+            gc.collect()
             held.append(allocated())
             for _ in range(4):
                 call(fused)

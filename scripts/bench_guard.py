@@ -125,10 +125,12 @@ def main() -> None:
             continue
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            fused = ModelConverter(validate_accuracy=False, select="all").convert_model(model, input_shape=shape)
             first = torch.randn(shape) if len(shape) == 4 else torch.randint(1, 100, shape)
             values = {"attention_mask": torch.ones_like(first), "token_type_ids": torch.zeros_like(first)}
-            times = measure(fused, {key: values.get(key, first) for key in names})
+            arguments = {key: values.get(key, first) for key in names}
+            converter = ModelConverter(validate_accuracy=False, select="all")
+            fused = converter.convert_model(model, example_inputs=arguments)
+            times = measure(fused, arguments)
         if not printed:
             print(f"| model | {' | '.join(times)} |\n|---|{'---:|' * len(times)}")
             printed = True

@@ -276,6 +276,7 @@ class _Size(_Part):
 
 class _Constant(_Part):
     dtype: str
+    device: str = "cpu"
     shape: list[int] = Field(max_length=100)
     elements: list[Any] = Field(max_length=1000)
 

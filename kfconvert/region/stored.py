@@ -186,9 +186,10 @@ def _stored_constant(node: fx.Node, tensor: Tensor) -> dict[str, Any]:
     """A number or list that the forward makes a tensor of in each call. Other tensors, which somebody may write to, are
     not stored."""
     literal = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
-    if not literal or tensor.numel() > _FEW or tensor.device.type != "cpu" or tensor.is_complex():
+    if not literal or tensor.numel() > _FEW or tensor.is_complex():
         raise Unstorable("it reads a tensor that none of its modules has")
     return {
+        "device": stored_device(tensor.device),
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
         "elements": [stored_constant(each) for each in tensor.flatten().tolist()],
@@ -199,12 +200,12 @@ def _made_tensor(stored: dict[str, Any]) -> Tensor:
     dtype, shape = made_constant({"dtype": stored["dtype"]}), stored["shape"]
     if math.prod(shape) != len(stored["elements"]) or len(shape) > _FEW or len(stored["elements"]) > _FEW:
         raise Unstorable("a constant has another number of elements than its shape")
-    elements = [made_constant(each) for each in stored["elements"]]
+    elements, device = [made_constant(each) for each in stored["elements"]], made_device(stored.get("device", "cpu"))
     if not all(type(each) in (bool, int, float) for each in elements):
         raise Unstorable("a constant is no tensor of numbers")
     try:
-        return torch.tensor(elements, dtype=dtype).reshape(shape)
-    except (RuntimeError, OverflowError, TypeError) as error:
+        return torch.tensor(elements, dtype=dtype, device=device).reshape(shape)
+    except (RuntimeError, AssertionError, OverflowError, TypeError) as error:  # there may be no such device, too
         raise Unstorable("a constant is no tensor of numbers") from error
 
 

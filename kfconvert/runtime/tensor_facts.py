@@ -198,6 +198,11 @@ def unsteady(names: Iterable[str]) -> str | None:
     return next((name for name in sorted(unknown) if not name.startswith(_ATTRIBUTE)), None)
 
 
+def are_decided(names: Iterable[str]) -> bool:
+    """Whether ``facts`` has anything to tell of a tensor."""
+    return any(name in _DECIDING or name.startswith(_ATTRIBUTE) for name in names)
+
+
 def facts(names: Iterable[str], values: Iterable[Any]) -> list[Any]:
     """What decides the answers to ``names`` for each tensor among ``values``."""
     asked = [_DECIDING[name] for name in sorted(names) if name in _DECIDING]

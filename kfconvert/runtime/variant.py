@@ -12,7 +12,7 @@ from ..region import Region, SymbolicGuard
 from .cuda_graphs import Ahead, CudaGraphs
 from .onlookers import default_device
 from .program import Program, lies_as
-from .tensor_facts import facts
+from .tensor_facts import are_decided, facts
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Variant:
         """The answers that the code behind the program would get to what it asks of tensors. Raises UnfitTensors where
         a tensor was removed."""
         asked = self.region.asked
-        return facts(asked, (*leaves, *self.program.tensors())) if asked else []
+        return facts(asked, (*leaves, *self.program.tensors())) if are_decided(asked) else []
 
     def refusal(self, leaves: list[Any] | None) -> str | None:
         if leaves is None:

@@ -45,21 +45,23 @@ def traces(monkeypatch):
     return found
 
 
-def inputs_of(family):
-    return {"input_ids": IDS, "decoder_input_ids": IDS[:, :3]} if family == "t5" else {"input_ids": IDS}
+def inputs_of(family, device="cpu"):
+    ids = IDS.to(device)
+    return {"input_ids": ids, "decoder_input_ids": ids[:, :3]} if family == "t5" else {"input_ids": ids}
 
 
 @functools.cache
-def converted(family):
+def converted(family, device="cpu"):
     torch.manual_seed(0)
-    model = FAMILIES[family]().eval()
+    model = FAMILIES[family]().eval().to(device)
     converter = ModelConverter(select="all", effort="fast", new_tokens=0)
-    return converter.convert_model(model, example_inputs=inputs_of(family))
+    return converter.convert_model(model, example_inputs=inputs_of(family, device))
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_that_generates_is_not_traced(tmp_path, traces, family):
-    fused = converted(family)
+def test_a_model_that_generates_is_not_traced(tmp_path, traces, family, device):
+    fused, ids = converted(family, device), IDS.to(device)
     assert fused.kfconvert_info()["generates"]
     hits = fused.kfconvert_info()["guard"]["hits"]
     path = artifact.save(fused, tmp_path / "saved")
@@ -68,12 +70,12 @@ def test_a_model_that_generates_is_not_traced(tmp_path, traces, family):
     assert not traces
     for key in ("regions", "sites", "dynamic", "generates"):
         assert loaded.kfconvert_info()[key] == fused.kfconvert_info()[key]
-    tokens = [model.generate(IDS, max_new_tokens=14, do_sample=False) for model in (fused, loaded)]
+    tokens = [model.generate(ids, max_new_tokens=14, do_sample=False) for model in (fused, loaded)]
     assert torch.equal(*tokens)
     guard = loaded.kfconvert_info()["guard"]
     assert not guard["misses"] and 0 < guard["hits"] == fused.kfconvert_info()["guard"]["hits"] - hits
     with torch.no_grad():
-        (ours, form), (theirs, other) = (taken_apart(model(**inputs_of(family))) for model in (loaded, fused))
+        (ours, form), (theirs, other) = (taken_apart(model(**inputs_of(family, device))) for model in (loaded, fused))
     assert form == other and all(map(torch.equal, ours, theirs))
     # Where the graphs are not there, the same calls are traced again as were captured then.
     record = artifact.read_record(path)
@@ -82,7 +84,7 @@ def test_a_model_that_generates_is_not_traced(tmp_path, traces, family):
     (path / "kfconvert.json").write_text(record_file.sealed(record, path))
     again = artifact.load(path)
     assert traces and again.kfconvert_info()["regions"] == fused.kfconvert_info()["regions"]
-    assert torch.equal(again.generate(IDS, max_new_tokens=14, do_sample=False), tokens[0])
+    assert torch.equal(again.generate(ids, max_new_tokens=14, do_sample=False), tokens[0])
 
 
 @pytest.fixture(scope="module")
