@@ -232,7 +232,8 @@ class OwnPattern:
 
     def _build(self, match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
         inputs = tuple(match.captures[name] for name in self.tensors)
-        outputs = [match.captures[name] for name in sorted(match.pattern.kept)] or [match.root]
+        kept = [OUTPUT.format(number) for number in range(len(match.pattern.kept))]
+        outputs = [match.captures[name] for name in kept] or [match.root]
         return Replacement(self.fusion(self._numbers_of(match)), inputs, (), tuple(outputs))
 
 

@@ -4,13 +4,13 @@ import copy
 import pickle
 import time
 import warnings
-from contextlib import contextmanager
 
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers as hf
 from support import own_functions as own
+from support.own_conversions import convert, reasons, registered
 from torch import nn
 
 import kfconvert
@@ -26,13 +26,6 @@ def nothing_stays_registered():
     for pattern in every_pattern():
         if pattern.source is not None:
             unregister_pattern(pattern.name)
-
-
-@contextmanager
-def registered(*args, **options):
-    register_pattern(*args, **options)
-    yield
-    unregister_pattern(options["name"])
 
 
 class Net(nn.Module):
@@ -58,18 +51,6 @@ class Function(nn.Module):
 
     def forward(self, x, y=None):
         return self.function(self, x) if y is None else self.function(self, x, y)
-
-
-def convert(model, *inputs, **options):
-    """The converted model, with every accurate site, and its statistics."""
-    converter = ModelConverter(**{"select": "all", **options})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that nothing was fused is what some tests want
-        return converter.convert_model(model.eval(), example_inputs=inputs), converter.conversion_stats
-
-
-def reasons(stats, name):
-    return [each["reason"] for each in (*stats["near_misses"], *stats["sites"]) if each["pattern"] == name]
 
 
 def check_fused(model, name, *inputs, count=1, **options):
