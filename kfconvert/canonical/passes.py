@@ -19,6 +19,7 @@ from ..graph import (
     has_effect,
     is_weight,
     spell_numbers,
+    spell_sizes,
     unify,
     written_arguments,
 )
@@ -228,6 +229,7 @@ def spell_activations(graph: fx.Graph) -> None:
 
 PASSES: tuple[Callable[[fx.Graph], None], ...] = (
     drop_trace_checks,
+    spell_sizes,
     drop_kept_contiguous,
     one_cast,
     drop_identities,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from ..graph import aten
+from ..graph import aten, fixed_size
 
 
 def spell_products(graph: fx.Graph) -> None:
@@ -24,7 +24,7 @@ def _einsum_to_matmul(graph: fx.Graph, node: fx.Node) -> None:
         return
     batch, row, summed, column = roles
     sizes = [operand.meta["val"].shape[labels.index(summed)] for operand, labels in zip(node.args[1], (left, right))]
-    if [type(size) is int and size == 1 for size in sizes] in ([True, False], [False, True]):
+    if [fixed_size(size) == 1 for size in sizes] in ([True, False], [False, True]):
         return  # the one entry of an operand in the summed index is expanded, which matmul does not do
     with graph.inserting_before(node):
         operands = [

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ..graph import Aliases, arguments, aten
+from ..graph import Aliases, arguments, aten, fixed_size
 
 
 def share_heads(graph: fx.Graph) -> None:
@@ -36,7 +36,7 @@ def _before_repeat(node: Any, aliases: Aliases) -> fx.Node | None:
     if heads is None or unsqueezed.args[1] != 2:
         return None
     before, wide, after = (each.meta["val"].shape for each in (heads, expanded, node))
-    if len(before) != 4 or len(after) != 4 or not isinstance(wide[2], int):
+    if len(before) != 4 or len(after) != 4 or fixed_size(wide[2]) is None:
         return None
     repeated = (before[0], before[1] * wide[2], before[2], before[3])
     return heads if all(str(size) == str(other) for size, other in zip(after, repeated)) else None

@@ -14,6 +14,7 @@ from .layouts import (
     order_in_memory,
 )
 from .nodes import communicates, draws, has_effect, is_of_module, is_parameter, is_weight, mark_weights, module_path
+from .sizes import fixed_size, spell_sizes
 from .sources import at, blame, definition, location, mark_location
 from .trees import AnyNumber, Either, Number, Op, Together, Tree, Var, arguments, aten, roots, unify
 from .views_or_copies import is_to_memory_format, written_by_layout
@@ -36,6 +37,7 @@ __all__ = [
     "definition",
     "communicates",
     "draws",
+    "fixed_size",
     "has_effect",
     "is_laid_out",
     "is_marked_view",
@@ -59,6 +61,7 @@ __all__ = [
     "roots",
     "same_kind",
     "spell_numbers",
+    "spell_sizes",
     "storage_of",
     "unify",
     "written_arguments",

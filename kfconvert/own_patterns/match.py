@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph import is_weight
+from ..graph import fixed_size, is_weight
 
 
 @dataclass(frozen=True)
@@ -51,5 +51,5 @@ def matched(value: Any) -> Any:
     if not isinstance(value, fx.Node):
         return value
     tensor = value.meta["val"]
-    shape = tuple(size if isinstance(size, int) else None for size in tensor.shape)
+    shape = tuple(map(fixed_size, tensor.shape))
     return MatchedTensor(shape, tensor.dtype, tensor.device, is_weight(value))

@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from ..graph import Either, Op, unify
+from ..graph import Either, Op, fixed_size, unify
 from ..inputs import ExampleCall, described
 from ..matching import Match, Pattern, Replacement
 from ..modules import Arguments, Input, OwnFusion
@@ -208,7 +208,7 @@ class OwnPattern:
             if name in tensors:
                 values[name] = _example_of(tensors[name])
                 for dimension, size in enumerate(tensors[name].shape):
-                    if not isinstance(size, int):
+                    if fixed_size(size) is None:
                         free.setdefault(str(size), []).append((index, dimension))
         found = traced(self._source.reference, self._call(values), free)
         guard = found.region.guard

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..graph import AnyNumber, Either, Op, Tree, Var, aten, constant_value
+from ..graph import AnyNumber, Either, Op, Tree, Var, aten, constant_value, fixed_size
 from ..matching import Match, Pattern, Replacement
 from ..modules import FusedAttention, MaskTerm
 from .attention_cases import CASES
@@ -90,8 +90,9 @@ def _key(captures: dict[str, Any]) -> fx.Node:
 
 
 def _split(captures: dict[str, Any]) -> int | None:
-    """Into how many the first dimension of the scores is split before the masks are added."""
-    return traced(captures["split"]).shape[1] if "split" in captures else None
+    """Into how many the first dimension of the scores is split before the masks are added; None where it is not, or
+    where that is a free size."""
+    return fixed_size(traced(captures["split"]).shape[1]) if "split" in captures else None
 
 
 def _masks(captures: dict[str, Any]) -> list[tuple[fx.Node, MaskTerm]]:
@@ -148,7 +149,7 @@ def _split_refusal(captures: dict[str, Any]) -> str | None:
             return "the scores are reshaped"
         return "the masks or values have a larger batch" if softmax != scores or result[:-2] != scores[:-2] else None
     split = sizes(captures["split"])
-    if len(split) != len(scores) + 1 or split[2:] != scores[1:] or not isinstance(_split(captures), int):
+    if len(split) != len(scores) + 1 or split[2:] != scores[1:] or _split(captures) is None:
         return "the scores are reshaped otherwise than by splitting the first dimension"
     joined = sizes(captures["weights"]) if "weights" in captures else softmax
     if joined[-2:] != scores[-2:] or len(joined) not in (len(scores), len(split)):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import Either, Number, Op, Tree, Var, aten
+from ..graph import Either, Number, Op, Tree, Var, aten, fixed_size
 from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedAddRMSNorm, FusedRMSNorm
 from .checks import dtype_refusal, residual_refusal, traced, weights_refusal
@@ -59,9 +59,10 @@ def _value(captures: dict[str, Any]) -> fx.Node:
 
 
 def _normalized_shape(captures: dict[str, Any]) -> tuple[Any, ...]:
+    """The sizes over which it is normalised, None for a free one."""
     if "normalized_shape" in captures:
-        return tuple(captures["normalized_shape"])
-    return (traced(_value(captures)).shape[-1],)
+        return tuple(map(fixed_size, captures["normalized_shape"]))
+    return (fixed_size(traced(_value(captures)).shape[-1]),)
 
 
 def _eps(captures: dict[str, Any]) -> float:
@@ -78,7 +79,7 @@ def _refusal(match: Match) -> str | None:
     rank, shape = traced(value).dim(), _normalized_shape(captures)
     if "dimensions" in captures and list(captures["dimensions"]) not in ([-1], [rank - 1]):
         return f"the mean is over dimensions {list(captures['dimensions'])}, not over the last one"
-    if not all(isinstance(size, int) for size in shape):
+    if None in shape:
         return "the size of the normalised dimension is free"
     for name in ("eps", "offset"):
         if isinstance(captures.get(name), fx.Node):

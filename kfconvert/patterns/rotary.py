@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import AnyNumber, Op, Var, aten
+from ..graph import AnyNumber, Op, Var, aten, fixed_size
 from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedRotary
 from .checks import dtype_refusal, same_shape, traced
@@ -31,11 +31,10 @@ def rotary_refusal(captures: dict[str, Any], name: str) -> str | None:
     x, cos, sin, result = (captures[key] for key in (name, "cos", "sin", f"{name}_result"))
     if not (isinstance(cos, fx.Node) and isinstance(sin, fx.Node)):
         return "a constant angle"
-    rank, width = traced(x).dim(), traced(x).shape[-1]
+    rank, width = traced(x).dim(), fixed_size(traced(x).shape[-1])
     if any(captures[f"{name}_{each}"] % rank != rank - 1 for each in ("dim", "upper_dim", "lower_dim")):
         return "other dimensions are rotated than the last one"
-    half = captures[f"{name}_half"]
-    halves = isinstance(width, int) and 2 * half == width
+    halves = width is not None and 2 * captures[f"{name}_half"] == width
     if not halves or captures[f"{name}_start"] not in (0, None) or captures[f"{name}_end"] < width:
         return f"other parts are rotated than the two halves of {width} columns"
     if str(traced(sin).shape[-1]) != str(width) or not same_shape(x, result):

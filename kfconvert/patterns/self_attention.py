@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, fx, nn
 
-from ..graph import AnyNumber, Either, Op, Tree, Var, aten
+from ..graph import AnyNumber, Either, Op, Tree, Var, aten, fixed_size
 from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedLinear, FusedSelfAttention
 from .checks import dtype_refusal, linear_refusal, sizes, traced
@@ -58,8 +58,8 @@ def _refusal(match: Match) -> str | None:
     batch, length, _ = sizes(x)
     if "batch_first" not in captures:
         batch, length = length, batch
-    heads, width = traced(captures["q"]).shape[1], traced(captures["q"]).shape[3]
-    if not isinstance(heads, int) or not isinstance(width, int) or captures["features"] != heads * width:
+    heads, width = (fixed_size(traced(captures["q"]).shape[dimension]) for dimension in (1, 3))
+    if heads is None or width is None or captures["features"] != heads * width:
         return "it has no fixed number of heads"
     for name in ("q", "k", "v"):
         rows = captures[f"{name}_rows"]
@@ -82,7 +82,7 @@ def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
         live = {key: tensor(node) for key, node in found.items()}
         linears.append(FusedLinear.from_tensors(live["weight"], live.get("bias")))
         bindings += [(linears[-1], key, node) for key, node in found.items()]
-    heads: int = traced(captures["q"]).shape[1]
+    heads = int(traced(captures["q"]).shape[1])
     module = FusedSelfAttention(linears[0], linears[1], heads, "batch_first" in captures)
     return Replacement(module, (captures["x"],), tuple(bindings), (match.root,))
 

@@ -407,3 +407,18 @@ def test_casts_to_the_dtype_of_another_tensor():
             aten.add.Tensor,
         ]
         assert torch.equal(run(model, region, x)[0], function(x))
+
+
+def test_what_follows_from_a_size_that_the_trace_has_fixed_is_a_number():
+    def function(x, mask):
+        rows, columns = mask.shape  # both are free until the sum fixes the second
+        halves = mask.reshape(rows, columns // 2, 2) * columns * torch.sym_sqrt(columns) * (columns**-0.5)
+        return halves + (x + mask).reshape(rows, 4, 2) * (rows * columns)
+
+    model, inputs = TwoArguments(function), (torch.randn(3, 8), torch.ones(3, 8, dtype=torch.int64))
+    region = canonical_region(model, *inputs)
+    sizes = [node for node in region.graph.nodes if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat))]
+    assert sizes and not any(node.meta["val"].node.expr.is_number for node in sizes)
+    for rows in (2, 5):
+        given = torch.randn(rows, 8), torch.randint(9, (rows, 8))
+        assert torch.equal(run(model, region, *given)[0], function(*given))

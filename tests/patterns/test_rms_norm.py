@@ -138,3 +138,15 @@ def test_every_norm_of_a_timm_model_is_fused(dtype):
     stats = converter.conversion_stats
     assert stats["accuracy"]["passed"], stats["accuracy"]
     assert stats["rms_norm_replaced"] + stats["add_rms_norm_replaced"] == 5
+
+
+class Floats(nn.Module):
+    def forward(self, x):
+        return x.float()
+
+
+def test_a_size_that_the_weight_fixes_is_fixed():
+    model = with_random_scales(nn.Sequential(Floats(), NORMS["LlamaRMSNorm"]()))
+    (match,) = matches(model, torch.ones(3, SIZE, dtype=torch.bool))  # of such tensors both sizes are traced free
+    fused = match.pattern.build(match, lambda node: model[1].weight).module
+    assert [type(size) for size in fused.normalized_shape] == [int]
