@@ -29,7 +29,8 @@ IN_FLOAT64 = 1e-9
 @dataclass(frozen=True)
 class Number:
     """Matches a Python number: a whole or half one exactly, others within the relative ``tolerance``, because constants
-    are written with few digits in places. In calls that give float64 the tolerance is ``IN_FLOAT64``."""
+    are written with few digits in places. In calls that give float64 the tolerance is ``IN_FLOAT64``. An int matches a
+    float of its value: whether the call computes in another dtype with it is not seen here."""
 
     value: float
     tolerance: float = 1e-5

@@ -17,6 +17,7 @@ from ..modules import Arguments, Input, OwnFusion
 from ..region import Dimensions
 from .errors import PatternError
 from .match import OwnMatch, matched
+from .promotion import computes_alike
 from .tracing import OUTPUT, Traced, expression, traced
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -156,6 +157,10 @@ class OwnPattern:
             found, example = value.meta["val"], self._arguments[name]
             if found.is_floating_point() != example.is_floating_point():
                 return f"the argument {name} has dtype {found.dtype}, in the example {example.dtype}"
+        for name, number in self._numbers_of(match).items():
+            given = match.captures[name]
+            if isinstance(given, int) and given != number:
+                return f"no float is {given}, which the argument {name} stands for"
         return (
             self._other_shapes(match)
             or self._other_computation(match)
@@ -195,11 +200,14 @@ class OwnPattern:
         known = self._known[key]
         if isinstance(known, str):
             return known
+        reason = "for such arguments the reference computes something else"
         for binding in unify(known.tree, match.root):
             same = all(binding.captures[name] is match.captures[name] for name in self.tensors)
             if same and _has_sizes(known, binding.captures, tensors):
-                return None
-        return "for such arguments the reference computes something else"
+                if all(computes_alike(call, binding.captures[name]) for name, call in known.calls.items()):
+                    return None
+                reason = "an int stands for a float, or a float for an int, which changes in which dtype it computes"
+        return reason
 
     def _trace_for(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> Traced:
         free: dict[str, Dimensions] = {}

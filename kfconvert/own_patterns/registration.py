@@ -43,9 +43,9 @@ def register_pattern(
             floating dtype or a tuple of some. It is traced, and brought to one spelling as the graph of a model is.
             What is looked for are its calls of operators, with tensors of any sizes and of any floating dtype in the
             place of its tensors (of one dtype, where those of the example have one), and any numbers in the place of
-            its arguments that are floats; of other arguments (bool, int, str, None) those of the example. Where it is
-            found, it is traced again for the shapes that are there. Tensors that have one shape in the example have one
-            there, too.
+            its arguments that are floats (an int where that changes no dtype); of other arguments (bool, int, str,
+            None) those of the example. Where it is found, it is traced again for the shapes that are there. Tensors
+            that have one shape in the example have one there, too.
         replacement: a function or module of any kind that takes the same arguments, and returns results of the same
             shapes, dtypes and device. It gets contiguous tensors, writes to none of them, returns none of their memory,
             and holds no tensors of its own. It runs where no gradients are recorded only, and needs none: gradients and

@@ -33,6 +33,7 @@ class Traced:
         tree: its calls. Tensor arguments are captures under their names, results are called ``OUTPUT``.
         outputs: how many results it has.
         text: the same for trees that are the same.
+        calls: the nodes of its calls, by the names of their captures.
         unknown: the nodes behind the captures that stand for what is computed from sizes, by their names.
         region: its graph and the guard of that.
     """
@@ -40,6 +41,7 @@ class Traced:
     tree: Op | Together
     outputs: int
     text: str
+    calls: dict[str, fx.Node]
     unknown: dict[str, fx.Node]
     region: Region
 
@@ -93,6 +95,7 @@ class _Builder:
         self._region, self._names, self._numbers, self._any_device = region, names, numbers, any_device
         self._trees: dict[fx.Node, Tree] = {}
         self._lines: list[str] = []
+        self._calls: dict[str, fx.Node] = {}
         self._unknown: dict[str, fx.Node] = {}
 
     def traced(self) -> Traced:
@@ -107,7 +110,7 @@ class _Builder:
         trees = [self._trees[node] for node in results]
         tree = trees[0] if len(trees) == 1 else Together(*trees)
         text = "\n".join([*self._lines, f"return {', '.join(str(each.name) for each in trees)}"])
-        return Traced(tree, len(trees), text, self._unknown, self._region)
+        return Traced(tree, len(trees), text, self._calls, self._unknown, self._region)
 
     def _results(self) -> list[fx.Node]:
         if self._region.outputs.holds_caches or self._region.is_random or self._region.has_effects:
@@ -136,6 +139,7 @@ class _Builder:
         number = len(self._lines)
         name = OUTPUT.format(results.index(node)) if node in results else _VALUE.format(number)
         self._lines.append(f"{name} = {node.target}({', '.join(map(_text, given))})")
+        self._calls[name] = node
         return Op(node.target, *given, name=name)
 
     def _argument(self, value: Any) -> Tree:
