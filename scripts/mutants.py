@@ -51,6 +51,9 @@ OPERATORS = re.compile(
 )
 # Folder of the package, "" for all others -> tests that may notice any fault in it, within seconds.
 FIRST = {
+    "generation": ("capture/test_generation.py", "conversion/test_generate.py"),
+    "inputs": ("artifact/test_stored_generation.py",),
+    "region": ("artifact/test_graphs.py", "artifact/test_stored_generation.py"),
     "ops": ("ops/test_compositions.py",),
     "modules": ("modules/test_module_settings.py",),
     "": ("runtime/test_between_calls.py", "matching/test_rewriter.py"),
@@ -185,17 +188,17 @@ def decides(node, path: Path) -> bool:
     return path.parent.name != "patterns" or all(line < owner.start_pos[0] for owner in node.iter_classdefs())
 
 
-def concerned(path: Path) -> list[str]:
-    """The test files and folders for a fault in ``path``, relative to the root, in the order in which they run."""
+def concerned(path: Path, root: Path) -> list[str]:
+    """The test files and folders for a fault in ``path``, relative to ``root``, in the order in which they run."""
     stem, folder = path.stem, path.parts[1] if len(path.parts) > 2 else ""
     imports = re.compile(rf"^\s*(from|import) .*\b{stem}\b", re.MULTILINE)
-    files = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda file: file.stat().st_size)
+    files = sorted((root / "tests").rglob("test_*.py"), key=lambda file: file.stat().st_size)
     folders = {folder, "modules"} if folder == "ops" else {folder}
     here = [file for file in files if not folder or file.parent.name in folders]
-    named = [file for file in here if stem in file.stem or (folder and folder not in FIRST)]
+    named = [file for file in here if stem in file.stem or (folder and folder not in GENERAL)]
     importing = [file for file in files if imports.search(file.read_text())]
-    first, general = ([ROOT / "tests" / name for name in each.get(folder, each[""])] for each in (FIRST, GENERAL))
-    return [str(file.relative_to(ROOT)) for file in dict.fromkeys(first + named + general + importing) if file.exists()]
+    first, general = ([root / "tests" / name for name in each.get(folder, each[""])] for each in (FIRST, GENERAL))
+    return [str(file.relative_to(root)) for file in dict.fromkeys(first + named + general + importing) if file.exists()]
 
 
 class Workplace:
@@ -225,7 +228,7 @@ class Workplace:
         original = file.read_text()
         file.write_text(mutant.source)
         try:
-            status, output = self.pytest(concerned(mutant.path), limit)
+            status, output = self.pytest(concerned(mutant.path, self.folder), limit)
         finally:
             file.write_text(original)
         failed = re.search(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - |$)", output, re.MULTILINE)
