@@ -23,6 +23,7 @@ from ..region import SymbolicGuard, UntraceableGuard, is_comparable, is_known_to
 from ..torch_state import transformed
 from .dynamo import OriginalPass
 from .frozen import FrozenError
+from .inductor import introduce_operators
 from .original_forwards import originals, originals_wanted
 from .program import UnfitTensors
 from .tensor_facts import ELEMENTS
@@ -102,7 +103,9 @@ def _end(address: int, fits: bool) -> bool:
     reason = _original_pass.end(fits) or (None if fits else _SIZES)
     if reason is not None:
         guarded.left_out(reason)
-    return reason is None
+        return False
+    introduce_operators()
+    return True
 
 
 def _at(address: int) -> GuardedForward:

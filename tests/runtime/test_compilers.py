@@ -9,6 +9,8 @@ import pytest
 import torch
 from support.small_models import MAKERS, converted, inputs_of
 from torch import nn
+from torch._inductor import config as inductor_config
+from torch._inductor import exc as inductor_errors
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -439,3 +441,20 @@ def test_floats_that_dynamo_takes_for_symbols():
         for value in (scale, type(scale)(4.5), type(scale)(5.5)):
             model.scale = fused.scale = value
             torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_inductor_writes_no_text_of_what_our_operators_take(monkeypatch):
+    """It doubles with each residual connection in front of an operator."""
+    written, own = [], inductor_errors.OperatorIssue.operator_str
+
+    def noted(target, *rest):
+        written.append(target)
+        return own(target, *rest)
+
+    monkeypatch.setattr(inductor_errors.OperatorIssue, "operator_str", noted)
+    monkeypatch.setattr(inductor_config, "force_disable_caches", True)
+    model, x = whole(), torch.randn(2, 8)
+    fused = convert(model)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(fused)(x), model(x), rtol=1e-4, atol=1e-5)
+    assert fused.kfconvert_info()["guard"]["misses"] == {} and not written
