@@ -11,6 +11,7 @@ from .frozen import Frozen, FrozenError
 from .guarded import guarded_forward
 from .on_host import anchor_of
 from .refusals import frozen_by, refuse_changes
+from .shallow_copy import StateForCopies
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -22,12 +23,16 @@ def freeze(model: _Model, originals: str | None = None) -> _Model:
     and device, hooks of all modules, watching modes), at the mode of the model and at its first parameter, and no more.
     Calls of other kinds run the original forward as before.
 
-    A change is a :class:`FrozenError`. At once: ``train()``, ``load_state_dict()``, a ``.to()`` or ``.half()`` that
-    changes something, and ``kfconvert_refresh()`` of the model; a parameter, buffer or submodule that is assigned or
-    registered in it or within it. At the next call: the first parameter replaced or written in place, as every step
-    of an optimizer does, and ``torch.func.functional_call``; the mode. Within 100 calls: what an unfrozen model sees in
-    each, such as other weights written in place, hooks on submodules, attributes and patched code. Not seen are writes
-    that leave no trace in a tensor, also with ``check_weights``.
+    A change is a :class:`FrozenError`. At once, and without effect: ``train()``, ``load_state_dict()``, a ``.to()`` or
+    ``.half()`` that changes something, of the model or of a module within it, but of modules of which the forward
+    itself calls such a method; ``kfconvert_refresh()``; a parameter, buffer or submodule that is assigned or registered
+    in one of these, as by ``weight_norm``, ``spectral_norm`` and pruning (``prune.remove`` has zeroed the weight by
+    then). At the next call: the first parameter replaced or written in place, as every step of an optimizer does and
+    the ``load_state_dict()`` of a model around this one, and ``torch.func.functional_call``; the mode. Within 100
+    calls: what an unfrozen model sees in each, such as other weights written in place, what ``del``,
+    ``nn.Sequential.insert`` and ``pop`` take from or put into the dicts of a module, hooks on submodules, attributes
+    and patched code; until then a call may compute with both the old and the new. Not seen are writes that leave no
+    trace in a tensor, also with ``check_weights``.
 
     The class, ``state_dict()``, ``kfconvert.save`` and ``kfconvert_info()`` stay; under "frozen", the latter has the
     bytes that lie in host memory. A deep copy is a converted model that is not frozen, as is one that was loaded.
@@ -62,7 +67,10 @@ def freeze(model: _Model, originals: str | None = None) -> _Model:
         frozen = Frozen(model)
         for forward in forwards:
             forward.freeze(frozen)
-        refuse_changes(model, frozen)
+        states = [forward.state for forward in forwards if forward.state]
+        refuse_changes(model, frozen, lambda kind, name: any(state.reads(kind, name) for state in states))
+        for module in model.modules():
+            module.__dict__.setdefault("__getstate__", StateForCopies(module, vars(module).get("forward"), stays=False))
     whole, anchor = guarded_forward(model), anchor_of(model)
     if originals is not None and whole is not None and anchor is not None and anchor.device.type != originals:
         frozen.to_host(model, [variant.program for variant in whole.variants], torch.device(originals))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .on_host import OnHost, anchor_of, only_of_original
 from .program import Program
+from .snapshot import Snapshot
 
 # After so many calls everything that an unfrozen model looks at in each call is looked at once.
 LOOK_EVERY = 100
@@ -26,6 +27,7 @@ class Frozen:
     def __init__(self, model: nn.Module):
         self.name = type(model).__name__
         self.on_host: OnHost | None = None
+        self.snapshot = Snapshot(model)
         # How often tensors have got other memory from here.
         self.moves = 0
         # The first parameter stands for all of them: who trains, loads or exchanges weights leaves out none.

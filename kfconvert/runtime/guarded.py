@@ -416,7 +416,6 @@ def uninstall(model: nn.Module) -> None:
             if guarded.frozen is not None:
                 guarded.frozen.bring_back("it is converted anew")
             del module.__dict__["forward"]
-            module.__dict__.pop("__getstate__", None)
             if guarded.own_forward is not None:
                 module.__dict__["forward"] = guarded.own_forward
         for name in ("kfconvert_info", "kfconvert_refresh"):

@@ -111,6 +111,10 @@ class ModelState:
         self.announced = False
         self._check_weights, self._unchecked = check_weights, 0
 
+    def reads(self, kind: type, name: str) -> bool:
+        """Whether the code reads the attribute ``name`` of modules of the class ``kind``, so that it is watched."""
+        return (kind, name) in self._reads
+
     def refusal(self) -> str | None:
         """None where everything is as it was, else what is not."""
         return self.change() or self.circumstance()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import small_models
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import kfconvert
 from kfconvert import FrozenError, freeze
@@ -88,7 +89,35 @@ AT_ONCE = {
     "a submodule": lambda m: setattr(m, "head", nn.Linear(8, 5)),
     "a submodule that is taken away": lambda m: setattr(m, "head", None),
     "a new submodule": lambda m: m.add_module("more", nn.Linear(8, 5)),
+    "the mode of a submodule": lambda m: m.bn1.train(),
+    "the dtype of a submodule": lambda m: m.head.half(),
+    "weights that are loaded into a submodule": lambda m: m.head.load_state_dict(m.head.state_dict()),
+    "the mode of a model around it": lambda m: nn.Sequential(m).train(),
+    "the dtype of a model around it": lambda m: nn.Sequential(m).double(),
 }
+# Torch and its tools take something away, or write to it, before they register what they put in its place.
+HALF_WAY = {
+    "weight_norm": lambda m: parametrizations.weight_norm(m.head),
+    "spectral_norm": lambda m: parametrizations.spectral_norm(m.head),
+    "one that changes the weight": lambda m: parametrize.register_parametrization(m.head, "weight", Twice()),
+    "another parametrization": lambda m: parametrize.register_parametrization(m.conv2, "bias", Twice()),
+    "a parametrization taken away": lambda m: parametrize.remove_parametrizations(m.conv2, "weight"),
+    "the older weight_norm": lambda m: nn.utils.weight_norm(m.head),
+    "the older spectral_norm": lambda m: nn.utils.spectral_norm(m.head),
+    "pruning": lambda m: prune.l1_unstructured(m.head, "weight", 0.3),
+    "a parameter over a module": lambda m: setattr(m, "bn1", nn.Parameter(torch.ones(1))),
+    "a parameter over a buffer": lambda m: setattr(m.bn1, "running_mean", nn.Parameter(torch.ones(1))),
+    "a module over a buffer": lambda m: setattr(m.bn1, "running_mean", nn.Linear(1, 1)),
+    "a parameter over an attribute": lambda m: setattr(m, "note", nn.Parameter(torch.ones(1))),
+}
+
+
+class Twice(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+    def right_inverse(self, x):
+        return x / 2
 
 
 @pytest.mark.parametrize("name", AT_ONCE)
@@ -99,10 +128,52 @@ def test_a_change_is_refused_where_it_is_made(cnn, name):
     assert_alike(original, cnn, inputs)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", HALF_WAY)
+def test_a_refused_change_leaves_the_model_as_it_was(name):
+    original = small_models.cnn()
+    parametrizations.weight_norm(original.conv2)
+    original.note = 1
+    inputs = small_models.inputs_of(original)
+    model = freeze(small_models.convert(original, example_inputs=inputs))
+    before, state = call(model, inputs), model.state_dict()
+    values = {key: value.clone() for key, value in state.items()}
+    modules = [(path, module, type(module), vars(module).keys()) for path, module in model.named_modules()]
+    with pytest.raises(FrozenError, match="CNN was frozen"):
+        HALF_WAY[name](model)
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(value, values[key]) for key, value in model.state_dict().items())
+    assert [(path, module, type(module), vars(module).keys()) for path, module in model.named_modules()] == modules
+    for _ in range(2 * LOOK_EVERY):
+        assert torch.equal(call(model, inputs), before)
+    assert_alike(original, copy.deepcopy(model), inputs)
+
+
 def test_what_changes_nothing_is_no_change(cnn):
     assert cnn.eval() is cnn and cnn.to("cpu") is cnn and cnn.float() is cnn and cnn.to(torch.float32) is cnn
+    cnn.head.eval(), cnn.head.float(), nn.Sequential(cnn.bn1).eval()
     cnn.requires_grad_(False)
     assert_alike(small_models.cnn(), cnn, small_models.inputs_of(cnn))
+
+
+class SetsMode(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cnn = small_models.cnn()
+
+    def forward(self, x):
+        return self.cnn.train(self.training)(x)
+
+
+def test_methods_that_the_forward_itself_calls_are_no_change():
+    original = SetsMode().eval()
+    inputs = small_models.inputs_of(original.cnn)
+    model = freeze(small_models.convert(original, example_inputs=inputs))
+    for _ in range(2 * LOOK_EVERY):
+        assert_alike(original, model, inputs)
+    assert small_models.guard(model) == {"hits": 2 * LOOK_EVERY, "misses": {}}
+    with pytest.raises(FrozenError, match="is to be put into train mode"):
+        model.train()
 
 
 def test_other_models_may_change(cnn):
@@ -128,8 +199,10 @@ WITHIN_SOME_CALLS = {
     "a submodule that is taken away": lambda m: delattr(m, "head"),
     "a hook on a submodule": lambda m: m.conv2.register_forward_hook(lambda *_: None),
     "an attribute": lambda m: setattr(m.bn1, "eps", 3.0),
-    "the mode of a submodule": lambda m: m.bn1.train(),
-    "weights that are loaded into a submodule": lambda m: m.head.load_state_dict(m.head.state_dict()),
+    "weights that are loaded with a model around a submodule": lambda m: nn.ModuleList([m.head]).load_state_dict(
+        {"0.weight": torch.zeros(5, 8), "0.bias": torch.zeros(5)}
+    ),
+    "a new submodule": lambda m: m._modules.update(more=nn.Linear(8, 5)),
 }
 
 
@@ -231,6 +304,41 @@ def test_a_shallow_copy_is_the_original_and_has_its_methods(cnn):
     duplicate = copy.copy(cnn)
     assert not {"forward", "train", "_apply", "load_state_dict"} & vars(duplicate).keys()
     assert_alike(small_models.cnn(), duplicate, inputs)
+
+
+COPIES = {
+    "a deep copy": copy.deepcopy,
+    "a pickled one": lambda model: pickle.loads(pickle.dumps(model)),
+}
+
+
+class Branching(nn.Module):
+    """Is converted in parts, as its forward asks for a value."""
+
+    def __init__(self):
+        super().__init__()
+        self.cnn = small_models.cnn()
+
+    def forward(self, x):
+        return self.cnn(x) if x.sum().item() > 0 else x
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize("make", (small_models.cnn, Branching))
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_have_nothing_of_what_refuses_changes(name, make):
+    original = make().eval()
+    model = small_models.convert(original, example_inputs={"x": torch.ones(2, 3, 12, 12)})
+    assert (guarded_forward(model) is None) is (make is Branching)
+    before = [vars(module).keys() for module in COPIES[name](model).modules()]
+    freeze(model)
+    assert [vars(module).keys() for module in COPIES[name](model).modules()] == before
+    # Of one that nobody else holds, too.
+    assert COPIES[name](model).train().training
+    COPIES[name](model).load_state_dict(original.state_dict())
+    for (path, module), part in zip(model.named_modules(), original.modules()):
+        COPIES[name](module).train().load_state_dict(part.state_dict())
+        assert not {"train", "_apply", "load_state_dict"} & vars(copy.copy(module)).keys(), path
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
