@@ -60,7 +60,7 @@ def refused_in_every_form(
     if attribute is not None:
         return CaptureError(f"what it returns has the attribute {attribute}")
     kind = opaque_kind(taken_apart(outputs)[0])
-    if kind is not None and "Cache" in kind.__name__:
+    if kind is not None and "Cache" in kind:
         return CaptureError(CACHE_IN_OUTPUT)
     return None
 

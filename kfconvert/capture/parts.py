@@ -89,7 +89,7 @@ class Parts:
 
     def _is_plain(self, group: list[nn.Module], call: ExampleCall) -> bool:
         kind = opaque_kind((call.args, call.kwargs))
-        reason = f"it receives a {kind.__name__}" if kind is not None else None
+        reason = f"it receives a {kind}" if kind is not None else None
         for module in group:
             if module in self._counting:
                 reason = f"its forward changes {self._counting[module]} in every call"

@@ -176,17 +176,30 @@ def sizes(leaves: list[Any]) -> list[tuple[int, ...] | None]:
     return [tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves]
 
 
-def opaque_kind(values: Any) -> type | None:
-    """The class of the first value, in tuples, lists and dicts too, that is neither a tensor with a shape nor a number,
-    string or the like."""
+def opaque_kind(values: Any) -> str | None:
+    """In words, what the first value is, in tuples, lists and dicts too, that is neither a tensor with a shape and
+    elements in memory of its own nor a number, string or the like."""
     kinds = (Tensor, bool, int, float, str, type(None), torch.dtype, torch.device)
     leaves = pytree.tree_leaves(values, is_leaf=is_whole)
-    return next((type(leaf) for leaf in leaves if not isinstance(leaf, kinds) or _is_opaque(leaf)), None)
+    opaque = (leaf for leaf in leaves if not isinstance(leaf, kinds) or _is_opaque(leaf))
+    return next((_in_words(leaf) for leaf in opaque), None)
+
+
+def _in_words(value: Any) -> str:
+    name = type(value).__name__
+    if not isinstance(value, Tensor) or is_transformed(value):
+        return name
+    if value.is_nested or value.is_quantized:
+        return f"{'nested' if value.is_nested else 'quantized'} {name}"
+    return name if value.layout is torch.strided else f"{name} of layout {str(value.layout).removeprefix('torch.')}"
 
 
 def _is_opaque(value: Any) -> bool:
-    """A tensor that has no shape or memory of its own: a nested one, or one within ``torch.vmap``."""
-    return isinstance(value, Tensor) and (value.is_nested or is_transformed(value))
+    """A tensor that has no shape, strides or memory of its own as others have them: a nested one, one within
+    ``torch.vmap``, a quantized or a sparse one."""
+    if not isinstance(value, Tensor):
+        return False
+    return value.is_nested or is_transformed(value) or value.is_quantized or value.layout is not torch.strided
 
 
 def attribute_of(outputs: Any) -> str | None:

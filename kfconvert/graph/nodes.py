@@ -11,6 +11,10 @@ from torch import fx
 # Namespaces of the operators of collectives.
 _OF_RANKS = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
 
+# Arguments by which an operator that may draw random numbers is told to draw none. (Of a dropout with the probability
+# 0, some kernels draw and throw away.)
+_IDLE = {"dropout_p": 0.0, "dropout": 0.0, "train": False, "training": False}
+
 
 def module_path(node: fx.Node) -> str:
     """Dotted path of the module whose forward made ``node``; "" is the root."""
@@ -37,11 +41,21 @@ def communicates(node: fx.Node) -> bool:
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether a call draws random numbers; attention does where it has a dropout."""
-    if node.target is torch.ops.aten.scaled_dot_product_attention.default:
-        dropout: Any = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-        return dropout != 0.0
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Whether a call draws random numbers: attention and recurrent layers do where they have a dropout, and what tells
+    training from evaluation in training alone."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    return not any(_argument(node, name) == idle for name, idle in _IDLE.items())
+
+
+def _argument(node: fx.Node, name: str) -> Any:
+    """The argument ``name`` of a call of an operator, None where it takes none of that name."""
+    target: Any = node.target
+    for index, argument in enumerate(target._schema.arguments):
+        if argument.name == name:
+            given = node.args[index] if index < len(node.args) else argument.default_value
+            return node.kwargs.get(name, given)
+    return None
 
 
 def is_weight(node: Any) -> bool:

@@ -31,7 +31,8 @@ def describe(inputs: Any) -> Any:
     by its number among the tensors, in their order.
 
     Raises:
-        InputSpecError: a leaf that is no tensor, number, string, bool, None or known cache, or more than LARGEST bytes.
+        InputSpecError: a leaf that is no strided tensor, number, string, bool, None or known cache, or more than
+            LARGEST bytes.
     """
     spec = _describe(inputs, [])
     _check_size(spec)
@@ -48,6 +49,8 @@ def described(arguments: Any) -> Any:
 
 def _describe(inputs: Any, tensors: list[Tensor]) -> Any:
     if isinstance(inputs, Tensor):
+        if inputs.is_nested or inputs.is_quantized or inputs.layout is not torch.strided:
+            raise InputSpecError("an example input is a nested, quantized or sparse tensor, which cannot be described")
         spec: dict[str, Any] = {"shape": list(inputs.shape), "dtype": str(inputs.dtype).removeprefix("torch.")}
         same = next((index for index, tensor in enumerate(tensors) if tensor is inputs), None)
         tensors.append(inputs)

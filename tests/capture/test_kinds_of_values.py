@@ -2,12 +2,15 @@
 
 import copy
 import dataclasses
+import json
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.ao.nn import quantized
 
-from kfconvert import ModelConverter
+from kfconvert import ModelConverter, load, save
+from kfconvert.artifact.schema import RECORD_FILE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 X, ADJACENT = torch.randn(4, 8), torch.rand(4, 4).round()
@@ -30,6 +33,53 @@ class Graph(nn.Module):
 
     def forward(self, x, adjacent=None):
         return self.head(torch.sparse.mm(self.adjacent if adjacent is None else adjacent, x))
+
+
+class Around(nn.Module):
+    """Its submodules, of which one has others within, receive what it receives."""
+
+    def __init__(self):
+        super().__init__()
+        self.graphs = nn.ModuleList([Graph(), Graph()])
+
+    def forward(self, x, adjacent):
+        for graph in self.graphs:
+            x = graph(x, adjacent)
+        return x
+
+
+class Quantized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.linear, self.last = quantized.Quantize(0.05, 0, torch.quint8), nn.Linear(8, 8), Head()
+        self.back = quantized.DeQuantize()
+
+    def forward(self, x):
+        return self.last(self.back(self.linear(self.first(x))))
+
+
+def statically_quantized() -> nn.Module:
+    """As by torch.ao.quantization.convert."""
+    model = Quantized()
+    model.linear = quantized.Linear(8, 8)
+    return model
+
+
+def quantized_graph() -> nn.Module:
+    """As by torch.ao.quantization.quantize_fx.convert_fx."""
+    tracer = fx.Tracer()
+    tracer.is_leaf_module = lambda module, _: not isinstance(module, Quantized)
+    model = statically_quantized()
+    return fx.GraphModule(model, tracer.trace(model))
+
+
+class OfQuantized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.back, self.head = quantized.DeQuantize(), Head()
+
+    def forward(self, x):
+        return self.head(self.back(x))
 
 
 class Packed(nn.Module):
@@ -78,19 +128,44 @@ CASES = {
     "sparse argument": (Graph, (X, ADJACENT.to_sparse())),
     "compressed argument": (Graph, (X, ADJACENT.to_sparse_csr())),
     "sparse buffer": (lambda: Graph(ADJACENT.to_sparse()), (X,)),
+    "sparse argument of submodules": (Around, (X, ADJACENT.to_sparse())),
+    "compressed argument of submodules": (Around, (X, ADJACENT.to_sparse_csr())),
+    "argument of submodules in blocks": (Around, (X, ADJACENT.to_sparse_bsr((2, 2)))),
+    "quantized within": (statically_quantized, (X,)),
+    "quantized within a graph": (quantized_graph, (X,)),
+    "quantized argument": (OfQuantized, (torch.quantize_per_tensor(X, 0.05, 0, torch.quint8),)),
     "packed within": (Packed, (torch.randint(0, 20, (3, 6)), torch.tensor([6, 4, 2]))),
     "packed argument": (Sequences, (nn.utils.rnn.pack_sequence([torch.randn(4, 8), torch.randn(2, 8)]),)),
     "dataclass": (OfBatch, (Batch(X),)),
 }
 
 
+@pytest.mark.parametrize("effort", ("fast", "full"))
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_within_may_be_fused(name):
+def test_what_is_within_may_be_fused(name, effort):
     make, example = CASES[name]
     model = make().eval()
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=example)
+    fused = ModelConverter(select="all", effort=effort).convert_model(copy.deepcopy(model), example_inputs=example)
     with torch.no_grad():
         torch.testing.assert_close(fused(*example), model(*example))
+    info = fused.kfconvert_info()
+    served = [info["guard"]] if name == "dataclass" else [*info["parts"].values()]
+    assert served and all(each == {"hits": 1, "misses": {}} for each in served)
+
+
+SAVED = ("compressed argument", "argument of submodules in blocks", "quantized argument")
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_saved_model_does_not_tell_of_them_as_of_other_tensors(name, tmp_path):
+    make, example = CASES[name]
+    model = make().eval()
+    save(ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=example), tmp_path)
+    assert json.loads((tmp_path / RECORD_FILE).read_text())["statistics"]["example"] is None
+    fused = load(tmp_path, model=make())
+    with torch.no_grad():
+        torch.testing.assert_close(fused(*example), model(*example))
+    assert fused.kfconvert_info()["parts"]
 
 
 class Chosen(Head):
