@@ -94,6 +94,29 @@ def test_gradients_reach_the_input():
         torch.testing.assert_close(*found)
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind: type, **options):
+        super().__init__()
+        self.recurrent = kind(8, 16, batch_first=True, **options)
+        self.head = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 5))
+
+    def forward(self, x):
+        return self.head(self.recurrent(x)[0])
+
+
+@pytest.mark.parametrize("options", ({}, {"num_layers": 2, "dropout": 0.5}))
+@pytest.mark.parametrize("kind", (nn.LSTM, nn.GRU, nn.RNN))
+def test_gradients_of_recurrent_layers(kind, options):
+    original = Recurrent(kind, **options).eval()
+    inputs = {"x": torch.randn(4, 6, 8)}
+    fused = convert(original, example_inputs=inputs)
+    for model in (original, fused):
+        loss(model, inputs).backward()
+    for (name, ours), theirs in zip(fused.named_parameters(), original.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
+    assert guard(fused) == {"hits": 1, "misses": {}}
+
+
 def test_numerical_derivatives():
     """Of first and second order, in eval mode, where the fused forward runs."""
     fused = convert(cnn().double())
