@@ -39,6 +39,8 @@ class AskedForCompilers(CaptureError):
 
 _here: ThisThread | None = None
 _noted: list[str] = []
+# What each function has said before the trace, and says to other threads meanwhile: the exporter's flags are of all.
+_before: dict[str, bool] = {}
 
 
 @contextmanager
@@ -48,6 +50,7 @@ def no_compiler_asked_for() -> Iterator[None]:
     global _here
     _here = here = ThisThread()
     _noted.clear()
+    _before.update({name: function() for name, function in _OWN.items()})
     for name, function in _FUNCTIONS.items():
         function.__code__ = _note.__code__.replace(co_name=name)
     try:
@@ -68,10 +71,13 @@ def _note() -> bool:
 
 
 def answered() -> bool:
-    """What the function from whose code this is called would answer; it is noted who has asked it."""
+    """What the function from whose code this is called would answer; it is noted who has asked it. Other threads are
+    answered as if there were no trace."""
     frame = sys._getframe(1)
     name = frame.f_code.co_name
-    if _here and not is_same_compiled(_asking(frame.f_back)):
+    if not _here:
+        return _before[name]
+    if not is_same_compiled(_asking(frame.f_back)):
         _noted.append(name)
     answer: bool = _OWN[name]()
     return answer

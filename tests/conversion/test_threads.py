@@ -17,6 +17,7 @@ import transformers.models.bert.modeling_bert  # which sets filters of its own w
 from torch import nn
 from torch._guards import detect_fake_mode
 from torch.utils import _python_dispatch
+from transformers.utils import is_torchdynamo_compiling
 
 from kfconvert import ModelConverter, load, save, validate_optimization
 from kfconvert.capture.tracer import trace
@@ -202,6 +203,23 @@ def test_other_threads_find_python_and_modules_as_they_are_during_a_trace():
         layer, power, output = during_a_trace(visit)
         assert layer is model._modules["layer"] and isinstance(power, float)
         torch.testing.assert_close(output, layer(torch.ones(1, 8)))
+
+
+def test_other_threads_are_not_told_that_they_are_compiled_during_a_trace():
+    """Code of PyTorch and of libraries asks, and does something else then."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    x, mask = torch.randn(2, 5, 8), torch.arange(5) >= torch.tensor([[2], [5]])
+
+    def visit():
+        with torch.no_grad():
+            outputs = encoder(x, src_key_padding_mask=mask)
+        told = torch.compiler.is_compiling(), torch.compiler.is_exporting(), is_torchdynamo_compiling()
+        return outputs, (*told, torch.fx._symbolic_trace.is_fx_tracing())
+
+    outputs, told = during_a_trace(visit)
+    expected, before = visit()
+    torch.testing.assert_close(outputs, expected)
+    assert told == before == (False,) * 4
 
 
 def test_other_threads_read_a_shared_configuration_as_it_is():
