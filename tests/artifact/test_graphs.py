@@ -17,6 +17,7 @@ from torch import nn
 
 from kfconvert.artifact import files as artifact
 from kfconvert.artifact import record as record_file
+from kfconvert.artifact import replay
 from kfconvert.artifact.files import ArtifactError
 from kfconvert.capture import tracer
 from kfconvert.converter import ModelConverter
@@ -78,6 +79,13 @@ def test_nothing_is_traced_and_all_is_as_after_a_trace(path, traces, monkeypatch
         first, second = kept(one), kept(other)
         for key in ("inputs", "slots", "outputs", "reads", "default_device", "constants"):
             assert first[key] == second[key]
+
+
+def test_with_all_graphs_the_model_is_not_even_called(path, traces, monkeypatch):
+    called = []
+    monkeypatch.setattr(replay, "_settled", lambda *_: called.append(1) or (lambda: None))
+    artifact.load(path, model=Net())
+    assert not called and not traces
 
 
 @pytest.mark.parametrize("kind", [Net, Asking])
