@@ -198,8 +198,7 @@ def _process() -> Iterator[str]:
 
 
 def _structure(model: nn.Module, teller: _Teller) -> Iterator[str]:
-    """The modules and tensors of ``model``, and which of them are one."""
-    numbers: dict[int, int] = {}
+    """The modules and tensors of ``model``, each with the first of its places, which tells which of them are one."""
     for path, module in model.named_modules(remove_duplicate=False):
         guarded = guarded_forward(module)
         own_forward = vars(module).get("forward") if guarded is None else guarded.own_forward
@@ -207,12 +206,10 @@ def _structure(model: nn.Module, teller: _Teller) -> Iterator[str]:
             raise Untold(f"{path or 'the model'} has a forward or hooks of its own")
         if not vars(module).keys().isdisjoint((*module._parameters, *module._buffers, *module._modules)):
             raise Untold(f"{path or 'the model'} has attributes in the place of parameters, buffers or submodules")
-        number = numbers.setdefault(id(module), len(numbers))
-        yield f"{path} is {number}, {teller.told(type(module))}, {module.training}"
+        yield f"{path} is {teller.told(type(module))}, {module.training}, {teller.place(module)}"
         for kind, store in (("parameter", module._parameters), ("buffer", module._buffers)):
             for key, tensor in store.items():
-                one = None if tensor is None else numbers.setdefault(id(tensor), len(numbers))
-                yield f"{path}: {kind} {key} is {one}, {teller.told(tensor)}"
+                yield f"{path}: {kind} {key} is {teller.told(tensor, placed=True)}"
 
 
 class _Teller:
@@ -229,9 +226,13 @@ class _Teller:
         if known is None:
             told = self._tell(value, depth, placed)
             if placed and id(value) in self._places:
-                told = f"{told} as {self._places[id(value)]}"
+                told = f"{told} as {self.place(value)}"
             known = self._told[id(value), placed] = value, told
         return known[1]
+
+    def place(self, value: Any) -> str:
+        """The first place of ``value``, which has one."""
+        return self._places[id(value)]
 
     def _tell(self, value: Any, depth: int, placed: bool) -> str:
         kind = type(value)
