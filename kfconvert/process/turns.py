@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,25 @@ def one_at_a_time() -> Iterator[None]:
     """
     with compile_lock:
         yield
+
+
+# A process that was forked while another thread converts would have what that has replaced, and its lock, for good. So
+# a fork waits for its turn, but not for ever: the one that converts may wait for the one that forks.
+_FORKS_AFTER_S = 60.0
+_own = threading.local()
+
+
+def _before_fork() -> None:
+    _own.turn = compile_lock.acquire(timeout=_FORKS_AFTER_S)
+
+
+def _after_fork() -> None:
+    if _own.turn:
+        compile_lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class ThisThread:

@@ -7,14 +7,17 @@ import gc
 import io
 import logging
 import math
+import os
 import sys
 import threading
+import time
 import warnings
 
 import pytest
 import torch
 import transformers.models.bert.modeling_bert  # which sets filters of its own where it is first used
 from torch import nn
+from torch._dynamo.convert_frame import compile_lock
 from torch._guards import detect_fake_mode
 from torch.utils import _python_dispatch
 from transformers.utils import is_torchdynamo_compiling
@@ -24,6 +27,7 @@ from kfconvert.capture.tracer import trace
 from kfconvert.inputs.example import ExampleCall
 from kfconvert.process.garbage import only_new_garbage
 from kfconvert.process.shield import is_of_trace
+from kfconvert.process.turns import one_at_a_time
 from kfconvert.region.region import CaptureError
 from kfconvert.runtime.configuration import recorded_reads, without_cache
 from kfconvert.runtime.guarded import guarded_forward
@@ -289,6 +293,28 @@ def test_a_second_conversion_waits_for_the_first_and_exceptions_end_its_turn():
 
 def conv_net():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()).eval()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_that_is_forked_during_a_conversion_may_convert():
+    begun = threading.Event()
+
+    def converts():
+        with one_at_a_time():
+            begun.set()
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=converts)
+    thread.start()
+    begun.wait()
+    child = os.fork()
+    if not child:
+        os._exit(0 if compile_lock.acquire(timeout=DEADLINE / 4) else 1)
+    _, status = os.waitpid(child, 0)
+    thread.join()
+    assert status == 0
+    assert in_thread(lambda: compile_lock.acquire(timeout=1) and not compile_lock.release())
 
 
 def test_eight_threads_convert_while_eight_call(tmp_path):
