@@ -27,6 +27,8 @@ _OWN_CODE = {name: function.__code__ for name, function in _FUNCTIONS.items()}
 _OWN = {name: FunctionType(code, _FUNCTIONS[name].__globals__) for name, code in _OWN_CODE.items()}
 # Modules with functions that ask for whoever calls them.
 OF_HELPERS = ("transformers.utils.",)
+# Here the hidden states of a call are kept in a variable of all threads where it is compiled, else in one of its own.
+_OF_ALL_THREADS = "transformers.utils.output_capturing"
 
 
 class AskedForCompilers(CaptureError):
@@ -71,23 +73,26 @@ def _note() -> bool:
 
 
 def answered() -> bool:
-    """What the function from whose code this is called would answer; it is noted who has asked it. Other threads are
-    answered as if there were no trace."""
+    """What the function from whose code this is called would answer; it is noted who has asked it. Other threads,
+    and what would keep something for all of them, are answered as if there were no trace."""
     frame = sys._getframe(1)
     name = frame.f_code.co_name
-    if not _here:
+    askers = list(_askers(frame.f_back))
+    if not _here or _OF_ALL_THREADS in askers:
         return _before[name]
-    if not is_same_compiled(_asking(frame.f_back)):
+    if not is_same_compiled(askers[-1] if askers else None):
         _noted.append(name)
     answer: bool = _OWN[name]()
     return answer
 
 
-def _asking(frame: FrameType | None) -> str | None:
-    """The name of the Python module whose code asks."""
+def _askers(frame: FrameType | None) -> Iterator[str]:
+    """The names of the Python modules whose code asks: those with helpers, and the one that these ask for."""
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
-        if frame.f_code.co_name not in _FUNCTIONS and not module.startswith(OF_HELPERS):
-            return module
+        is_helper = module.startswith(OF_HELPERS)
+        if is_helper or frame.f_code.co_name not in _FUNCTIONS:
+            yield module
+            if not is_helper:
+                return
         frame = frame.f_back
-    return None

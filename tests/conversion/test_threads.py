@@ -20,6 +20,7 @@ from torch import nn
 from torch._dynamo.convert_frame import compile_lock
 from torch._guards import detect_fake_mode
 from torch.utils import _python_dispatch
+from transformers import BertConfig, BertModel
 from transformers.utils import is_torchdynamo_compiling
 
 from kfconvert import ModelConverter, load, save, validate_optimization
@@ -224,6 +225,42 @@ def test_other_threads_are_not_told_that_they_are_compiled_during_a_trace():
     expected, before = visit()
     torch.testing.assert_close(outputs, expected)
     assert told == before == (False,) * 4
+
+
+class VisitedEmbeddings(nn.Module):
+    """Calls ``visit`` in another thread, while it is traced."""
+
+    def __init__(self, embeddings, visit):
+        super().__init__()
+        self.embeddings, self.visit = embeddings, visit
+
+    def forward(self, *args, **kwargs):
+        found = self.embeddings(*args, **kwargs)
+        if detect_fake_mode(found) is not None:
+            in_thread(self.visit)
+        return found
+
+
+def test_hidden_states_that_other_threads_collect_during_a_trace_are_their_own():
+    """transformers collects them in a variable of all threads where it takes itself for compiled."""
+    config = BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        attn_implementation="eager",
+    )  # fmt: skip
+    served, traced, ids = BertModel(config).eval(), BertModel(config).eval(), torch.ones(2, 5, dtype=torch.long)
+    seen = []
+
+    def visit():
+        with torch.no_grad():
+            seen.append(served(ids, output_hidden_states=True, output_attentions=True))
+
+    traced.embeddings = VisitedEmbeddings(traced.embeddings, visit)
+    captured = trace(traced, ExampleCall(kwargs={"input_ids": ids, "output_hidden_states": True}))
+    visit()
+    during, after = seen
+    assert len(during.hidden_states) == 3 and len(during.attentions) == 2
+    torch.testing.assert_close(during.to_tuple(), after.to_tuple())
+    assert captured.outputs.count == 2 + 3
 
 
 def test_other_threads_read_a_shared_configuration_as_it_is():
