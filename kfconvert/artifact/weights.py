@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -53,13 +53,19 @@ def state_metadata(model: nn.Module) -> dict[str, dict[str, Any]]:
     for path, entry in getattr(model.state_dict(keep_vars=True), "_metadata", {}).items():
         if entry == _USUAL:
             continue
-        try:
-            found[path] = json.loads(json.dumps(entry, allow_nan=False))
-        except (TypeError, ValueError):
-            found[path] = None
-        if found[path] != entry:
+        if not _is_json(entry):
             raise ArtifactError(f"what the state dict says of {path or 'the model'} beside its tensors is no JSON")
+        found[path] = entry
     return found
+
+
+def _is_json(value: Any) -> bool:
+    """Whether ``value`` is the same again once it was written as JSON and read."""
+    if isinstance(value, dict):
+        return all(type(key) is str and _is_json(each) for key, each in value.items())
+    if type(value) is list:
+        return all(map(_is_json, value))
+    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
 
 
 def other_buffers(model: nn.Module, tensors: Collection[str]) -> dict[str, Tensor]:

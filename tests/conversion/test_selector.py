@@ -94,13 +94,14 @@ class Resized(nn.Module):
     """A site that reads a size: the scores are split into rows of the batch."""
 
     def forward(self, q, k, v, mask):
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
         scores = torch.bmm(q, k.transpose(1, 2)).view(mask.shape[0], 3, q.shape[1], k.shape[1]) + mask
         return torch.bmm(torch.softmax(scores, -1).view(q.shape[0], q.shape[1], k.shape[1]), v)
 
 
 def test_sizes_are_inputs_of_a_sample():
-    model, inputs = Resized().eval(), [torch.randn(6, 5, 8) for _ in range(3)] + [torch.randn(2, 1, 5, 5)]
-    region = trace(model, ExampleCall(tuple(inputs)), {"batch": [(3, 0)]})
+    model, inputs = Resized().eval(), [torch.randn(2, 3, 5, 8) for _ in range(3)] + [torch.randn(2, 1, 5, 5)]
+    region = trace(model, ExampleCall(tuple(inputs)), {"batch": [(index, 0) for index in range(4)]})
     mark_weights(region.graph, (*region.slots, *region.constants))
     canonicalise(region.graph)
     (match,) = find(region.graph, REGISTRY).matches
