@@ -210,7 +210,7 @@ def findings(model, call):
 
 def converted(model, call):
     """The model with every attention site fused that is accurate, and its statistics."""
-    converter = ModelConverter(select="all")
+    converter = ModelConverter(select="all", effort="fast")
     fused = converter.convert_model(model, example_inputs=call)
     return fused, converter.conversion_stats
 

@@ -48,7 +48,7 @@ FAMILIES = {
 
 
 def converted(model, *inputs):
-    converter = ModelConverter(select="all")
+    converter = ModelConverter(select="all", effort="fast")
     fused = converter.convert_model(model.eval(), example_inputs=inputs)
     assert converter.conversion_stats["accuracy"]["passed"], converter.conversion_stats["accuracy"]
     return fused, converter.conversion_stats

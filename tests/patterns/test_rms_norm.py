@@ -115,7 +115,7 @@ def tiny_model(name, dtype):
 def test_every_norm_of_a_transformers_model_is_fused(name, dtype):
     model, norms, after_sums = tiny_model(name, dtype)
     ids = torch.randint(1, 128, (2, 10))
-    converter = ModelConverter(select="all")
+    converter = ModelConverter(select="all", effort="fast")
     converted = converter.convert_model(model, example_inputs={"input_ids": ids})
     stats = converter.conversion_stats
     assert stats["accuracy"]["passed"], stats["accuracy"]
