@@ -1,4 +1,4 @@
-"""Whether torch is transforming or tracing the calls that are being made."""
+"""Whether torch is transforming or tracing the calls that are being made, and of what kind a tensor is."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def transformed() -> bool:
 def is_transformed(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` stands for others within a transform of torch.func, such as ``torch.vmap``."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in one memory by strides: it is not nested, quantized or sparse."""
+    return not tensor.is_nested and not tensor.is_quantized and tensor.layout is torch.strided
 
 
 def being_traced() -> bool:

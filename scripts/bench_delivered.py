@@ -31,7 +31,7 @@ from torch import nn
 
 from kfconvert import ModelConverter, freeze
 from kfconvert.inputs import ExampleCall
-from kfconvert.profiling import release
+from kfconvert.profiling import allocation, release
 
 CALLS_A_TURN = 50
 TURNS = 21
@@ -170,11 +170,9 @@ def allocated() -> float:
 
 def peak(call: Callable[[], Any]) -> float:
     """The MiB that ``call`` allocates at most beyond what is there before."""
-    before = allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / 2**20 - before
+    found = allocation(call, torch.device("cuda"))
+    assert found is not None  # on CUDA
+    return found.peak / 2**20
 
 
 if __name__ == "__main__":

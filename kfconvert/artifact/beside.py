@@ -33,7 +33,8 @@ def write_beside(model: nn.Module, folder: Path) -> bool:
         (folder / RECORD_FILE).unlink(missing_ok=True)  # of the weights that were there before
         weights = _weights(folder)
         shapes = dict(_shapes(folder / name for name in weights))
-        state, record = checked_state(model), record_of(model)
+        state = checked_state(model)
+        record = record_of(model, state)
         key = missing_from(shapes, state)
         if key is not None:
             raise ArtifactError(f"{folder} does not hold the weights of the model as they are: {key!r}")

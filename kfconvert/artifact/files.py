@@ -61,7 +61,7 @@ from .schema import (
     StoredGraphs,
     weights_files,
 )
-from .weights import fill, fill_buffers, other_buffers, state_metadata, state_of
+from .weights import checked_state, fill, fill_buffers, other_buffers, state_metadata, storable
 
 
 def check_target(path: str | os.PathLike) -> None:
@@ -111,7 +111,8 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     """
     target = folders.expanded(path)
     check_target(target)
-    tensors, record = state_of(model), record_of(model, source)
+    state = checked_state(model)
+    tensors, record = storable(state), record_of(model, state, source)
     before = _files_of(target)
     write_told = telling(model, record, tensors.keys())
     try:
@@ -286,8 +287,9 @@ def _read_record(folder: Path) -> dict[str, Any]:
         raise ArtifactError(f"{file} cannot be read: {why(error)}") from error
 
 
-def record_of(model: nn.Module, source: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What ``kfconvert.json`` says of the converted ``model``, but for the files; raises as ``save`` does."""
+def record_of(model: nn.Module, state: dict[str, Tensor], source: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What ``kfconvert.json`` says of the converted ``model`` with this ``state`` dict, but for the files; raises as
+    ``save`` does."""
     if not hasattr(model, "kfconvert_info"):
         raise ArtifactError(f"this {type(model).__name__} is not a converted model")
     info: Any = model.kfconvert_info
@@ -315,7 +317,7 @@ def record_of(model: nn.Module, source: dict[str, Any] | None = None) -> dict[st
             for region, paths in _parts(model)
         ],
         "statistics": statistics,
-        "state_metadata": state_metadata(model),
+        "state_metadata": state_metadata(state),
     }
 
 

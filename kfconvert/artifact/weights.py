@@ -14,15 +14,10 @@ from torch import Tensor, nn
 
 from ..accuracy import is_same_tensor
 from ..conversion import first_line
+from ..torch_state import is_dense
 from .errors import ArtifactError
 
 _USUAL = {"version": 1}
-
-
-def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict as a file has it, see ``_storable``: strict loading wants every key. It raises as
-    ``checked_state`` does."""
-    return _storable(checked_state(model))
 
 
 def checked_state(model: nn.Module) -> dict[str, Tensor]:
@@ -42,15 +37,15 @@ def checked_state(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def state_metadata(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """What the state dict has beside its tensors, by the path of a module: the version of its class, by which that one
-    tells weights of old. Modules of version 1, which is the usual one, are left out.
+def state_metadata(state: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """What the ``state`` dict of a model has beside its tensors, by the path of a module: the version of its class, by
+    which that one tells weights of old. Modules of version 1, which is the usual one, are left out.
 
     Raises:
         ArtifactError: a hook has put something there that is no JSON.
     """
     found = {}
-    for path, entry in getattr(model.state_dict(keep_vars=True), "_metadata", {}).items():
+    for path, entry in getattr(state, "_metadata", {}).items():
         if entry == _USUAL:
             continue
         if not _is_json(entry):
@@ -71,11 +66,12 @@ def _is_json(value: Any) -> bool:
 def other_buffers(model: nn.Module, tensors: Collection[str]) -> dict[str, Tensor]:
     """The buffers whose names are not among ``tensors``. One that cannot be stored is left as ``load`` finds it."""
     buffers = model.named_buffers(remove_duplicate=False)
-    return _storable({key: b for key, b in buffers if key not in tensors and _unstorable(b) is None})
+    return storable({key: b for key, b in buffers if key not in tensors and _unstorable(b) is None})
 
 
-def _storable(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous CPU tensors that share no memory: safetensors stores no ties."""
+def storable(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``state`` as a file has it, of which strict loading wants every key: contiguous CPU tensors that share no memory,
+    as safetensors stores no ties."""
     tensors = {k: t.detach().cpu().resolve_conj().resolve_neg().contiguous() for k, t in state.items()}
     seen: set[int] = set()
     for key, value in tensors.items():
@@ -94,7 +90,7 @@ def _unstorable(value: Any) -> str | None:
         return f"is a {type(value).__name__}; only tensors can be stored safely"
     if type(value) not in (Tensor, nn.Parameter):
         return f"is a {type(value).__name__}, not a plain tensor: it cannot be stored"
-    if value.layout is not torch.strided or value.is_meta or value.is_quantized or value.is_nested:
+    if value.is_meta or not is_dense(value):
         return "is sparse, quantized, nested or without data: it cannot be stored"
     try:
         as_bytes({"": torch.empty(0, dtype=value.dtype)})

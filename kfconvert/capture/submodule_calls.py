@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from ..accuracy import model_outputs
 from ..inputs import ExampleCall, is_whole
 from ..runtime import OF_EVERY_MODULE
-from ..torch_state import is_transformed
+from ..torch_state import is_dense, is_transformed
 from .structure import inside
 
 
@@ -197,9 +197,7 @@ def _in_words(value: Any) -> str:
 def _is_opaque(value: Any) -> bool:
     """A tensor that has no shape, strides or memory of its own as others have them: a nested one, one within
     ``torch.vmap``, a quantized or a sparse one."""
-    if not isinstance(value, Tensor):
-        return False
-    return value.is_nested or is_transformed(value) or value.is_quantized or value.layout is not torch.strided
+    return isinstance(value, Tensor) and (is_transformed(value) or not is_dense(value))
 
 
 def attribute_of(outputs: Any) -> str | None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .trees import arguments
+
 # Namespaces of the operators of collectives.
 _OF_RANKS = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
 
@@ -45,17 +47,11 @@ def draws(node: fx.Node) -> bool:
     training from evaluation in training alone."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    return not any(_argument(node, name) == idle for name, idle in _IDLE.items())
-
-
-def _argument(node: fx.Node, name: str) -> Any:
-    """The argument ``name`` of a call of an operator, None where it takes none of that name."""
     target: Any = node.target
-    for index, argument in enumerate(target._schema.arguments):
-        if argument.name == name:
-            given = node.args[index] if index < len(node.args) else argument.default_value
-            return node.kwargs.get(name, given)
-    return None
+    return not any(
+        argument.name in _IDLE and given == _IDLE[argument.name]
+        for argument, given in zip(target._schema.arguments, arguments(node))
+    )
 
 
 def is_weight(node: Any) -> bool:

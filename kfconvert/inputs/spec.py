@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..torch_state import is_dense
 from .caches import is_cache, kind_of
 from .records import class_name, is_record, record_named
 from .stored_caches import UnstorableCache, made_kind, stored_kind
@@ -49,7 +50,7 @@ def described(arguments: Any) -> Any:
 
 def _describe(inputs: Any, tensors: list[Tensor]) -> Any:
     if isinstance(inputs, Tensor):
-        if inputs.is_nested or inputs.is_quantized or inputs.layout is not torch.strided:
+        if not is_dense(inputs):
             raise InputSpecError("an example input is a nested, quantized or sparse tensor, which cannot be described")
         spec: dict[str, Any] = {"shape": list(inputs.shape), "dtype": str(inputs.dtype).removeprefix("torch.")}
         same = next((index for index, tensor in enumerate(tensors) if tensor is inputs), None)

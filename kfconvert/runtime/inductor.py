@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 
 import torch
@@ -27,7 +26,8 @@ def introduce_operators() -> None:
 
 @functools.cache
 def _introduce() -> None:
-    lowering = importlib.import_module("torch._inductor.lowering")
+    from torch._inductor import lowering  # which takes a second to import
+
     for name in torch.ops.kfconvert:
         operator = getattr(torch.ops.kfconvert, name).default
         if operator not in lowering.lowerings:
