@@ -180,8 +180,10 @@ def time(
             graphs.clear()
             names = {"converted": WITH_GRAPHS, WITHOUT_GRAPHS: "converted"}
             found = [timings.renamed(names) if WITHOUT_GRAPHS in timings else timings for timings in found]
-        generation = time_generation(prepared, new_tokens, seconds) if generates else None
+        generation = None
         if generates:
+            with graphs.for_now():
+                generation = time_generation(prepared, new_tokens, seconds)
             advance()
     tuned = [(call, weight, timings) for (call, weight), timings in zip(prepared.tuned, found[1:])]
     return Timings(found[0], tuned, generation)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -164,6 +166,17 @@ class CudaGraphs:
         """Forget all recordings."""
         for calls in list(self._calls):
             calls.clear()
+
+    @contextmanager
+    def for_now(self) -> Iterator[None]:
+        """The recordings made within the block go with it, and those that had to make room for them come back."""
+        before = {calls: dict(calls.recordings) for calls in list(self._calls)}
+        try:
+            yield
+        finally:
+            for calls in list(self._calls):
+                calls.clear()
+                calls.recordings.update(before.get(calls, {}))
 
     def _is_wanted(self, calls: _Calls, key: Any) -> bool:
         if switched_off() or key in calls.refused or (len(calls.refused) >= MOST_REFUSALS and not calls.recordings):

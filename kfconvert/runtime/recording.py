@@ -28,8 +28,8 @@ class Unrecordable(Exception):
 class Pool:
     """The device memory of the recordings of one model.
 
-    All of them share it, so that a replay overwrites what another has computed on its way: their replays take turns on
-    the device, whatever streams they are launched on.
+    All of them share it: a replay overwrites what another was given, has computed on its way, and has copied to its
+    caller. Their replays take turns on the device, whatever streams they are launched on.
     """
 
     def __init__(self, device: torch.device):
@@ -90,8 +90,8 @@ class _Fixed:
 class Recording:
     """A recorded call; :meth:`replay` gives the outputs for other inputs.
 
-    The recording reads inputs of its own, to which those given are copied, and the weights where they lie: it holds for
-    as long as these stay there, and for inputs of the same shapes, strides, dtypes and device.
+    The recording reads inputs in the memory of the pool, to which those given are copied, and the weights where they
+    lie: it holds for as long as these stay there, and for inputs of the same shapes, strides, dtypes and device.
 
     Args:
         call: computes the flat outputs from the flat inputs. It has run once before with inputs of this kind, so that
@@ -133,14 +133,15 @@ class Recording:
         self.bytes = max(0, torch.cuda.memory_reserved(pool.device) - before)
 
     def _record(self, call: Call, leaves: list[Any], weights: Sequence[Tensor], is_random: bool) -> None:
-        """The inputs that the recording reads, and the outputs that it writes, lie in the memory of the pool, so that
-        nobody but other recordings gets it when this one goes while a replay still runs."""
+        """The inputs that the recording reads, and the outputs that it writes, lie in the memory of the pool, which
+        nobody but other recordings gets: not even when this one goes while a replay still runs. They are let go once it
+        is made, as each replay writes them before it reads them; outputs that are static stay."""
         with _capture(self._pool, is_random) as graph:
             static = [_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             given = [(i, value) for i, value in enumerate(static) if value is not leaves[i]]
             self._inputs = [(i, _Input(graph, value, leaves[i])) for i, value in given]
             self._kinds, written = _kinds_of(call(static), static, weights)
-            self._written = written
+            self._written = written if self._static_outputs else []
             self._outputs = [] if self._static_outputs else [_Output(graph, value) for value in written]
         self._graph = graph
 
@@ -224,20 +225,21 @@ class _Input:
 
     Args:
         graph: is being captured, and copies by itself where it can.
-        held: the tensor of the recording.
+        held: the tensor of the recording. Only its address is kept, unless that is not enough to copy to it.
         other: an argument; the others have its shape, strides and dtype.
     """
 
     def __init__(self, graph: _Graph, held: Tensor, other: Tensor):
-        self._held, self._address = held, held.data_ptr()
+        self._address = held.data_ptr()
         self._bytes = _bytes_without_gaps(held, other)
+        self._held = held if self._bytes is None else None
         self._node = graph.copy(self._address, other.data_ptr(), self._bytes) if self._bytes else None
 
     def read(self, source: Tensor, stream: int) -> None:
         """Before a replay: from ``source``."""
         if self._node is not None:
             self._node.read_from(source.data_ptr())
-        elif self._bytes is None:
+        elif self._held is not None:
             self._held.copy_(source)
         else:
             copy_bytes(self._address, source.data_ptr(), self._bytes, stream)
@@ -247,8 +249,9 @@ class _Output:
     """Copies a tensor of a recording, ``held``, to tensors of the caller's; see ``_Input``."""
 
     def __init__(self, graph: _Graph, held: Tensor):
-        self._held, self._address, self._make = held, held.data_ptr(), _maker(held)
+        self._address, self._make = held.data_ptr(), _maker(held)
         self._bytes = _bytes_without_gaps(held)
+        self._held = held if self._bytes is None else None
         # Nobody reads the target of now: each replay is given another.
         self._node = graph.copy(self._make().data_ptr(), self._address, self._bytes) if self._bytes else None
 
@@ -261,7 +264,7 @@ class _Output:
 
     def write(self, target: Tensor, stream: int) -> None:
         """After the replay: to the ``target``, if the graph did not."""
-        if self._bytes is None:
+        if self._held is not None:
             target.copy_(self._held)
         elif self._node is None:
             copy_bytes(target.data_ptr(), self._address, self._bytes, stream)
@@ -364,9 +367,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _maker(tensor: Tensor) -> Callable[[], Tensor]:
-    """Makes tensors that lie in memory as ``tensor`` does."""
-    if torch.empty_like(tensor).stride() == tensor.stride():
-        return partial(torch.empty_like, tensor)
+    """Makes tensors that lie in memory as ``tensor`` does, without holding it."""
     if not _has_no_overlap(tensor):
         raise Unrecordable("elements of an output share memory")
     return partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
