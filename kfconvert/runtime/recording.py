@@ -230,10 +230,10 @@ class _Input:
     """
 
     def __init__(self, graph: _Graph, held: Tensor, other: Tensor):
-        self._address = held.data_ptr()
-        self._bytes = _bytes_without_gaps(held, other)
-        self._held = held if self._bytes is None else None
-        self._node = graph.copy(self._address, other.data_ptr(), self._bytes) if self._bytes else None
+        count = _bytes_without_gaps(held, other)
+        self._held = held if count is None else None
+        self._address, self._bytes = held.data_ptr(), count or 0
+        self._node = graph.copy(self._address, other.data_ptr(), count) if count else None
 
     def read(self, source: Tensor, stream: int) -> None:
         """Before a replay: from ``source``."""
@@ -249,11 +249,11 @@ class _Output:
     """Copies a tensor of a recording, ``held``, to tensors of the caller's; see ``_Input``."""
 
     def __init__(self, graph: _Graph, held: Tensor):
-        self._address, self._make = held.data_ptr(), _maker(held)
-        self._bytes = _bytes_without_gaps(held)
-        self._held = held if self._bytes is None else None
+        count = _bytes_without_gaps(held)
+        self._held = held if count is None else None
+        self._address, self._bytes, self._make = held.data_ptr(), count or 0, _maker(held)
         # Nobody reads the target of now: each replay is given another.
-        self._node = graph.copy(self._make().data_ptr(), self._address, self._bytes) if self._bytes else None
+        self._node = graph.copy(self._make().data_ptr(), self._address, count) if count else None
 
     def made(self) -> Tensor:
         """Before a replay: the target."""
