@@ -53,9 +53,11 @@ OPERATORS = re.compile(
 FIRST = {
     "generation": ("capture/test_generation.py", "conversion/test_generate.py"),
     "inputs": ("artifact/test_stored_generation.py",),
+    "process": ("conversion/test_memory_use.py", "conversion/test_threads.py"),
     "region": ("artifact/test_graphs.py", "artifact/test_stored_generation.py"),
     "ops": ("ops/test_compositions.py",),
     "modules": ("modules/test_module_settings.py",),
+    "runtime": ("runtime/test_between_calls.py", "artifact/test_graphs_of_changed_models.py"),
     "": ("runtime/test_between_calls.py", "matching/test_rewriter.py"),
 }
 # The same for those that take longer.

@@ -88,3 +88,14 @@ def test_parts_of_a_model_that_was_cast_before_it_was_saved(dtype, tmp_path):
         found, expected = loaded(ids), InParts().eval().to(dtype)(ids)
     assert loaded.kfconvert_info()["parts"] and found.dtype is dtype
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
+@pytest.mark.parametrize("can", [False, True], ids=["without a GPU", "with one"])
+def test_calls_are_recorded_where_they_were_and_can_be(record, can, recorded, monkeypatch):
+    """What was faster launched, or was asked for so, is not recorded because the device could."""
+    monkeypatch.setattr("kfconvert.artifact.replay.can_record", lambda device: can)
+    statistics, call = copy.deepcopy(record)
+    statistics["cuda_graphs"]["enabled"] = recorded
+    model = replay(Three().eval(), torch.device("cpu"), [call], [], statistics)
+    assert model.kfconvert_info()["cuda_graphs"]["enabled"] is (can and recorded)
