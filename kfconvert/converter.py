@@ -22,6 +22,7 @@ from .conversion import (
     Selector,
     Stages,
     calls_between_checks,
+    check_arguments,
     check_callback,
     check_model,
     check_names,
@@ -127,9 +128,10 @@ class ModelConverter:
                 fused: ``time_shares`` in the statistics, which ``explain`` tells. It takes about a second.
 
         Raises:
-            ConversionError: the model cannot run with these inputs, dtype or device; or the call is within a
-                ``TorchFunctionMode``, whose effects would stay in the model.
+            ConversionError: the model cannot run with these inputs, dtype or device; an argument is none that there can
+                be; or the call is within a ``TorchFunctionMode``, whose effects would stay in the model.
         """
+        check_arguments(progress, inplace, profile)
         # A copy made under inference_mode could not be trained.
         with (
             torch.inference_mode(False),

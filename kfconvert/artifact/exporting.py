@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import os
 from functools import partial
 from typing import Any
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
+from ..capture import compiling_in_this_thread
 from ..conversion import first_line
 from ..inputs import ExampleCall, InputError, example_call
+from ..process import Shield, one_at_a_time
 from ..region import Guard, Region
 from ..runtime import GuardedForward, guarded_forward
 from .files import ArtifactError
@@ -23,10 +26,13 @@ from .files import ArtifactError
 def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None = None) -> ExportedProgram:
     """``model`` as a program that calls the fused operators; written to ``path`` where one is given.
 
-    The sizes that were left free at the conversion (batch, sequence) are free in it, within the same bounds. It is
-    called as in the example: with the same positional arguments and keywords. A process that loads it imports kfconvert
-    before, for the operators: ``torch.export.load(path).module()`` then runs, and has gradients. So does one that runs
-    a package which AOTInductor made of it (``torch._inductor.aoti_compile_and_package``), for inference only.
+    The sizes that were left free at the conversion (batch, sequence) are free in it, within the same bounds; it fails
+    for others, and for arguments that lie in memory as the model does not take them. It is called as in the example:
+    with the same positional arguments and keywords. A process that loads it imports kfconvert before, for the
+    operators: ``torch.export.load(path).module()`` then runs, and has gradients. So does one that runs a package which
+    AOTInductor made of it (``torch._inductor.aoti_compile_and_package``), for inference only.
+
+    Meanwhile other threads may call other models; their conversions and exports wait.
 
     Args:
         model: a converted model.
@@ -49,8 +55,9 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
         call = example_call(model, None, example_inputs, device, None)
     except InputError as error:
         raise ArtifactError(f"cannot export: {error}") from None
-    region, leaves = _serving(guarded, call)
-    program = _exported(guarded, *_with_free_sizes(guarded, region, leaves, call))
+    with one_at_a_time(), Shield(), compiling_in_this_thread():
+        region, leaves = _serving(guarded, call)
+        program = _exported(guarded, *_with_free_sizes(guarded, region, leaves, call))
     if path is not None:
         try:
             torch.export.save(program, path)
@@ -88,7 +95,31 @@ def _exported(guarded: GuardedForward, call: ExampleCall, sizes: dict[str, Any])
             raise ArtifactError(f"torch.export cannot export {type(model).__name__}: {first_line(error)}") from error
     if reasons:
         raise ArtifactError(f"cannot export the fusions of {type(model).__name__}: {reasons[0]}")
+    _refuse_ones(program)
     return program
+
+
+def _refuse_ones(program: ExportedProgram) -> None:
+    """Let ``program`` refuse a size of 1 where its bounds do. It takes a lower bound of 2 for the assumption that
+    torch.export begins with, and does not look at it when it is called."""
+    graph, signature = program.graph, program.graph_signature
+    bounded = {symbol for symbol, bounds in program.range_constraints.items() if bounds.lower == 2}
+    inputs = [node for node in graph.find_nodes(op="placeholder") if node.name in signature.user_inputs]
+    sizes = {
+        size.node.expr: (node, dimension, size)
+        for node in inputs
+        if isinstance(node.meta.get("val"), Tensor)
+        for dimension, size in enumerate(node.meta["val"].shape)
+        if isinstance(size, torch.SymInt) and size.node.expr in bounded
+    }
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        for node, dimension, size in sizes.values():
+            length = graph.call_function(torch.ops.aten.sym_size.int, (node, dimension))
+            suffices = graph.call_function(operator.ge, (length, 2))
+            length.meta["val"], suffices.meta["val"] = size, size >= 2
+            message = f"kfconvert: dimension {dimension} of {node.name} has to be at least 2"
+            graph.call_function(torch.ops.aten._assert_scalar.default, (suffices, message))
+    program.graph_module.recompile()
 
 
 def _with_free_sizes(

@@ -18,6 +18,8 @@ from ..torch_state import is_dense
 from .errors import ArtifactError
 
 _USUAL = {"version": 1}
+# What safetensors calls its own entry in a file; it writes a tensor of that name, and does not read it.
+_OF_FORMAT = "__metadata__"
 
 
 def checked_state(model: nn.Module) -> dict[str, Tensor]:
@@ -31,7 +33,7 @@ def checked_state(model: nn.Module) -> dict[str, Tensor]:
     except Exception as error:  # of hooks, and of tensor subclasses
         raise ArtifactError(f"the state of {type(model).__name__} cannot be read: {first_line(error)}") from error
     for key, value in state.items():
-        reason = _unstorable(value)
+        reason = _unstorable(key, value)
         if reason is not None:
             raise ArtifactError(f"the state {key!r} {reason}")
     return state
@@ -66,7 +68,7 @@ def _is_json(value: Any) -> bool:
 def other_buffers(model: nn.Module, tensors: Collection[str]) -> dict[str, Tensor]:
     """The buffers whose names are not among ``tensors``. One that cannot be stored is left as ``load`` finds it."""
     buffers = model.named_buffers(remove_duplicate=False)
-    return storable({key: b for key, b in buffers if key not in tensors and _unstorable(b) is None})
+    return storable({key: b for key, b in buffers if key not in tensors and _unstorable(key, b) is None})
 
 
 def storable(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -81,11 +83,14 @@ def storable(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _unstorable(value: Any) -> str | None:
-    """Why the state ``value`` cannot be in a weights file that any program can read, None where it can.
+def _unstorable(key: str, value: Any) -> str | None:
+    """Why the state ``value``, by the name of ``key``, cannot be in a weights file that any program can read; None
+    where it can.
 
     A subclass of Tensor may hold its data elsewhere, in several tensors, or distributed: quantized weights do.
     """
+    if key == _OF_FORMAT:
+        return "has a name that safetensors keeps for itself: it cannot be stored"
     if not isinstance(value, Tensor):
         return f"is a {type(value).__name__}; only tensors can be stored safely"
     if type(value) not in (Tensor, nn.Parameter):

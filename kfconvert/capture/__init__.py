@@ -2,6 +2,7 @@
 
 from .call_forms import capture_forms, refused_in_every_form
 from .captured import Capture, capture, recaptured, unfit_tensor
+from .compiler_questions import compiling_in_this_thread
 from .generation import capture_generation, prompt_of
 from .own_writes import WrittenState, run_keeping, written_state
 from .parts import Part, Parts, Refused, parents
@@ -19,6 +20,7 @@ __all__ = [
     "capture",
     "capture_forms",
     "capture_generation",
+    "compiling_in_this_thread",
     "groups",
     "observe",
     "parents",

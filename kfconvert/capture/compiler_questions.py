@@ -48,7 +48,17 @@ _before: dict[str, bool] = {}
 @contextmanager
 def no_compiler_asked_for() -> Iterator[None]:
     """Raises AskedForCompilers at the end where code asked within the block, in this thread, whether it is being
-    compiled, and may do something else then."""
+    compiled, and may do something else then. Other threads are answered as if there were no trace."""
+    with compiling_in_this_thread():
+        yield
+    if _noted:
+        raise AskedForCompilers(_noted[0])
+
+
+@contextmanager
+def compiling_in_this_thread() -> Iterator[None]:
+    """Within the block, in which no other thread may enter one, other threads are answered as if there were no trace,
+    however the exporter sets its flags."""
     global _here
     _here = here = ThisThread()
     _noted.clear()
@@ -61,8 +71,6 @@ def no_compiler_asked_for() -> Iterator[None]:
         here.over = True
         for name, function in _FUNCTIONS.items():
             function.__code__ = _OWN_CODE[name]
-    if _noted:
-        raise AskedForCompilers(_noted[0])
 
 
 def _note() -> bool:

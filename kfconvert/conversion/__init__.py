@@ -10,7 +10,16 @@ from .loads import Load, Loads
 from .memory_bound import drop_for_memory
 from .memory_use import memory
 from .own_state import OwnState
-from .preparation import ConversionError, Prepared, check_model, check_thread, first_line, prepare, resolve_device
+from .preparation import (
+    ConversionError,
+    Prepared,
+    check_arguments,
+    check_model,
+    check_thread,
+    first_line,
+    prepare,
+    resolve_device,
+)
 from .selector import Decision, Selector
 from .sites import match
 from .stages import Progress, Stages
@@ -50,6 +59,7 @@ __all__ = [
     "Selector",
     "Stages",
     "calls_between_checks",
+    "check_arguments",
     "check_callback",
     "check_model",
     "check_names",

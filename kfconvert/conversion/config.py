@@ -124,7 +124,7 @@ class ConversionConfig(BaseModel):
             if not isinstance(options, dict):
                 raise ConversionError("it is no JSON object")
             return cls(**options)
-        except (ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ConversionError(f"this is no configuration of a conversion: {first_line(error)}") from None
 
 

@@ -117,7 +117,9 @@ def _is_wanted(paths: Sequence[str], entries: Sequence[str]) -> bool:
     which are not."""
     wanted = [entry for entry in entries if not entry.startswith(NOT)]
     unwanted = [entry.removeprefix(NOT) for entry in entries if entry.startswith(NOT)]
-    return (not wanted or _any_lies_in(paths, wanted)) and not _any_lies_in(paths, unwanted)
+    if unwanted and not wanted:
+        return not _any_lies_in(paths, unwanted)
+    return _any_lies_in(paths, wanted) and not _any_lies_in(paths, unwanted)
 
 
 def _any_lies_in(paths: Iterable[str], entries: Iterable[str]) -> bool:

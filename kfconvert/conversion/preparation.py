@@ -71,6 +71,15 @@ def check_thread() -> None:
         raise ConversionError(f"leave the {mode} first: a model cannot be converted or loaded within one")
 
 
+def check_arguments(progress: Any, inplace: Any, profile: Any) -> None:
+    """Raises ConversionError unless ``progress`` is None or can be called, and the others are true or false."""
+    if progress is not None and not callable(progress):
+        raise ConversionError(f"progress must be a function of (stage, done, total), not {progress!r}"[:300])
+    for name, value in (("inplace", inplace), ("profile", profile)):
+        if not isinstance(value, bool):
+            raise ConversionError(f"{name} must be True or False, not {value!r}"[:300])
+
+
 def check_model(model: Any) -> None:
     """Raises ConversionError where ``model`` is nothing that could be converted."""
     if not isinstance(model, nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from torch.utils import _pytree as pytree
 
 from .caches import caches_in, is_cache, map_tensors, taken_apart
 
+# More than any memory has: a shape with more of them is a slip.
+_MOST_ELEMENTS = 2**48
 # Arguments that a call gets as they are.
 _UNCHANGED = (Tensor, PackedSequence, bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
@@ -116,7 +119,8 @@ def example_call(
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
 
     Raises:
-        InputError: neither or both are given, or the shape is not one of positive integers.
+        InputError: neither or both are given, the shape is not one of positive integers, or a tensor has no values, or
+            no shape.
     """
     if (input_shape is None) == (example_inputs is None):
         raise InputError("give exactly one of input_shape and example_inputs")
@@ -126,6 +130,10 @@ def example_call(
         call = _call_of(example_inputs)
 
     def place(tensor: Tensor) -> Tensor:
+        if tensor.is_meta and device.type != "meta":
+            raise InputError("example_inputs has a tensor on the device meta, without values")
+        if tensor.is_nested and tensor.layout is torch.strided:
+            raise InputError("example_inputs has a nested tensor of the strided layout; torch.jagged is the other one")
         return tensor.to(device, dtype) if dtype and tensor.is_floating_point() else tensor.to(device)
 
     return call.map_tensors(place)
@@ -270,6 +278,8 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
         raise InputError(f"input_shape must be a sequence of integers, not {repr(shape)[:200]}") from None
     if not sizes or any(size < 1 for size in sizes):
         raise InputError(f"input_shape must hold positive sizes, batch first, not {sizes}")
+    if math.prod(sizes) > _MOST_ELEMENTS:
+        raise InputError(f"input_shape has more elements than any memory: {str(sizes)[:200]}")
     return sizes
 
 

@@ -104,6 +104,8 @@ def made(source: Source) -> tuple[OwnPattern, Pattern]:
         raise PatternError(f"the example inputs of {name!r} hold no tensor")
     for key, value in arguments.items():
         if isinstance(value, Tensor):
+            if value.is_meta:
+                raise PatternError(f"the example input {key} of {name!r} is on the meta device, without values")
             if value.dtype.is_complex or value.is_floating_point() and value.dtype not in FLOAT_DTYPES:
                 raise PatternError(f"the example input {key} of {name!r} has dtype {value.dtype}")
         elif not isinstance(value, (bool, int, float, str, type(None))):

@@ -115,6 +115,9 @@ class _Builder:
     def _results(self) -> list[fx.Node]:
         if self._region.outputs.holds_caches or self._region.is_random or self._region.has_effects:
             raise PatternError("it draws random numbers, or does something besides what it returns")
+        made = self._region.outputs.put_together(range(self._region.outputs.count))
+        if not all(isinstance(each, int) for each in (made if isinstance(made, (tuple, list)) else [made])):
+            raise PatternError("it returns something else than a tensor, or a tuple of tensors")
         (results,) = self._region.graph.output_node().args
         for node in results:
             if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), Tensor):

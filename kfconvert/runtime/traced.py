@@ -142,9 +142,18 @@ def _exported(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> A
         variant = guarded.variants[choice[0]]
         leaves = _leaves(variant, choice, args, kwargs)
         if leaves is not None and _fits(variant, leaves, named=True):
-            return variant.structured(variant.program.traced(leaves))
+            return variant.structured(variant.program.traced(_held_to_layouts(variant, leaves)))
     guarded.left_out(_SIZES)
     return guarded.original(*args, **kwargs)
+
+
+def _held_to_layouts(variant: Variant, leaves: list[Any]) -> list[Any]:
+    """Views of ``leaves`` that a graph, which has no conditions on strides, can only make again of tensors that are
+    contiguous where the program depends on it: one dimension is a view of all dimensions of no other."""
+    held = list(leaves)
+    for index in variant.program.laid_out:
+        held[index] = held[index].view(-1).view(held[index].shape)
+    return held
 
 
 def _by_jit(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -170,7 +179,7 @@ def _by_jit(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any
     if held is None or reason is not None:
         guarded.left_out(reason or _SIZES)
         return guarded.original(*args, **kwargs)
-    return variant.structured(variant.program.traced(held))
+    return variant.structured(variant.program.traced(_held_to_layouts(variant, held)))
 
 
 @contextmanager

@@ -97,6 +97,62 @@ def test_what_cannot_be_exported_is_refused_in_one_line(what, tmp_path):
     assert "\n" not in str(refusal.value) and not list(tmp_path.iterdir())
 
 
+class Branches(nn.Module):
+    """Of one row it makes something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return nn.functional.gelu(y) if x.shape[0] > 1 else torch.relu(y)
+
+
+def test_a_program_refuses_a_row_where_the_model_makes_something_else_of_it(tmp_path):
+    model = Branches().eval()
+    fused = kfconvert.ModelConverter(select="all").convert_model(model, (4, 8))
+    program = kfconvert.export(fused, torch.randn(4, 8), tmp_path / "model.pt2")
+    for runs in (program, torch.export.load(tmp_path / "model.pt2"), program.run_decompositions()):
+        x = torch.randn(2, 8)
+        torch.testing.assert_close(runs.module()(x), model(x))
+        with pytest.raises(RuntimeError, match="dimension 0 of x has to be at least 2"):
+            runs.module()(x[:1])
+
+
+class WritesToAView(nn.Module):
+    """Where the images are channels-last, it writes to a copy, which nobody reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        y = torch.relu(self.norm(self.conv(x)))
+        y.flatten(1)[:, :40] = 0
+        return nn.functional.gelu(y)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda fused, x: kfconvert.export(fused, x).module(),
+        lambda fused, x: torch.export.export(fused, (x,)).module(),
+        lambda fused, x: torch.jit.trace(fused, x, check_trace=False),
+    ],
+    ids=["kfconvert.export", "torch.export", "torch.jit.trace"],
+)
+def test_a_program_refuses_a_layout_of_which_the_model_makes_something_else(made):
+    model, x = WritesToAView().eval(), torch.randn(2, 3, 6, 6)
+    fused = kfconvert.ModelConverter(select="all").convert_model(model, example_inputs=x)
+    runs = made(fused, x)
+    with torch.no_grad():
+        torch.testing.assert_close(runs(x), model(x))
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            runs(x.to(memory_format=torch.channels_last))
+
+
 def test_a_file_that_cannot_be_written_is_told_in_one_line(tmp_path):
     fused = converted(MAKERS["cnn"])
     with pytest.raises(kfconvert.ArtifactError, match="cannot write") as refusal:

@@ -91,6 +91,17 @@ def test_states_of_other_kinds_are_refused_before_anything_is_written(original, 
     assert contents(path) == before and os.listdir(tmp_path) == ["net"]
 
 
+def test_a_name_that_the_format_of_the_weights_keeps_for_itself(original, tmp_path):
+    """safetensors writes such a tensor without a word, and cannot read the file."""
+    model = converted(original, input_shape=BATCH)
+    path = artifact.save(model, tmp_path / "net")
+    before = contents(path)
+    model.register_parameter("__metadata__", nn.Parameter(torch.zeros(2)))
+    with pytest.raises(ArtifactError, match="the state '__metadata__' has a name that safetensors keeps for itself"):
+        artifact.save(model, path)
+    assert contents(path) == before
+
+
 def test_lazily_conjugated_tensors_are_stored_as_they_are(original, tmp_path):
     model = converted(original, input_shape=BATCH)
     model.register_buffer("phase", torch.tensor([1 + 2j]).conj())

@@ -47,6 +47,7 @@ def test_it_cannot_be_changed_but_copied_with_changes():
     [
         ("", "Expecting value"),
         ("[]", "it is no JSON object"),
+        (None, "must be str"),
         ("[" * 100_000, "recursion"),
         ('{"efort": "fast"}', "there is no option 'efort'; did you mean 'effort'?"),
         ('{"effort": 3}', "effort must be 'fast' or 'full', not 3"),

@@ -132,6 +132,13 @@ def test_modules_may_name_those_in_which_nothing_is_fused(entries, left_out):
     assert all(reasons(stats)[site].startswith(told) for site in left_out)
 
 
+@pytest.mark.filterwarnings("ignore:kfconvert fused nothing")
+@pytest.mark.parametrize("option", ["include", "modules", "chosen_modules"])
+def test_an_empty_list_names_nothing(option):
+    _, stats = converted(Net(), **{option: []})
+    assert applied(stats) == []
+
+
 def test_a_module_is_meant_by_each_of_its_names():
     model = Net()
     model.shared = model.encoder

@@ -171,11 +171,17 @@ def test_the_example_is_not_written(select):
     [
         ({"input_shape": (4, 17)}, "does not accept float32"),
         ({"input_shape": (0, 16)}, "positive sizes"),
+        ({"input_shape": (10**20, 16)}, "more elements than any memory"),
         ({}, "exactly one"),
         ({"input_shape": (4, 16), "dtype": torch.int8}, "floating-point dtype"),
         ({"input_shape": (4, 16), "dtype": "float32"}, "floating-point dtype"),
         ({"input_shape": (4, 16), "device": "nonsense"}, "device nonsense"),
         ({"example_inputs": 5}, "example_inputs must be"),
+        ({"example_inputs": torch.zeros(4, 16, device="meta")}, "on the device meta, without values"),
+        ({"example_inputs": torch.nested.nested_tensor([torch.zeros(2, 16)])}, "nested tensor of the strided layout"),
+        ({"input_shape": (4, 16), "progress": 3}, r"progress must be a function of \(stage, done, total\), not 3"),
+        ({"input_shape": (4, 16), "inplace": "no"}, "inplace must be True or False, not 'no'"),
+        ({"input_shape": (4, 16), "profile": None}, "profile must be True or False, not None"),
         ({"input_shape": torch.zeros(2, 3)}, "not a tensor: give that as example_inputs$"),
         pytest.param(
             {"input_shape": (4, 16), "device": "cuda"},

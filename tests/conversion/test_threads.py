@@ -23,7 +23,7 @@ from torch.utils import _python_dispatch
 from transformers import BertConfig, BertModel
 from transformers.utils import is_torchdynamo_compiling
 
-from kfconvert import ModelConverter, load, save, validate_optimization
+from kfconvert import ModelConverter, export, load, save, validate_optimization
 from kfconvert.capture.tracer import trace
 from kfconvert.inputs.example import ExampleCall
 from kfconvert.process.garbage import only_new_garbage
@@ -32,6 +32,7 @@ from kfconvert.process.turns import one_at_a_time
 from kfconvert.region.region import CaptureError
 from kfconvert.runtime.configuration import recorded_reads, without_cache
 from kfconvert.runtime.guarded import guarded_forward
+from kfconvert.runtime.variant import Variant
 
 DEADLINE = 20.0
 
@@ -210,7 +211,30 @@ def test_other_threads_find_python_and_modules_as_they_are_during_a_trace():
         torch.testing.assert_close(output, layer(torch.ones(1, 8)))
 
 
-def test_other_threads_are_not_told_that_they_are_compiled_during_a_trace():
+@pytest.fixture(scope="module", autouse=True)
+def exported_before():
+    """PyTorch sets up the logs of its exporter at the first use in a process, for good."""
+    torch.export.export(mlp(), (torch.ones(1, 8),))
+
+
+def during_an_export(visit):
+    """As ``during_a_trace``, of what the exporter runs of a converted model."""
+    fused, seen = convert(mlp(), input_shape=(3, 8)), []
+    structured = Variant.structured
+
+    def visited(variant, outputs):
+        if not seen:
+            seen.append(in_thread(visit))
+        return structured(variant, outputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Variant, "structured", visited)
+        export(fused, torch.randn(3, 8))
+    return seen[0]
+
+
+@pytest.mark.parametrize("during", [during_a_trace, during_an_export])
+def test_other_threads_are_not_told_that_they_are_compiled(during):
     """Code of PyTorch and of libraries asks, and does something else then."""
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
     x, mask = torch.randn(2, 5, 8), torch.arange(5) >= torch.tensor([[2], [5]])
@@ -221,7 +245,7 @@ def test_other_threads_are_not_told_that_they_are_compiled_during_a_trace():
         told = torch.compiler.is_compiling(), torch.compiler.is_exporting(), is_torchdynamo_compiling()
         return outputs, (*told, torch.fx._symbolic_trace.is_fx_tracing())
 
-    outputs, told = during_a_trace(visit)
+    outputs, told = during(visit)
     expected, before = visit()
     torch.testing.assert_close(outputs, expected)
     assert told == before == (False,) * 4
@@ -376,6 +400,8 @@ def test_eight_threads_convert_while_eight_call(tmp_path):
             model, shape = models[which]
             fused, expected = convert(model, input_shape=shape), sites[which]
             assert validate_optimization(model, fused, torch.ones(shape)).passed
+            with torch.no_grad():
+                torch.testing.assert_close(export(fused, torch.ones(shape)).module()(calls[which][1]), calls[which][2])
         found.append(fused.kfconvert_info()["total_replaced"] == expected)
 
     def calling(index):
