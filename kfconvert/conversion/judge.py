@@ -17,6 +17,8 @@ from ..runtime import originals
 # At most so many times the site at which the outputs become inaccurate is found by bisection and dropped. If the model
 # still fails, it is because of many sites together, each of which is accurate enough by itself.
 MOST_BLAMED = 4
+# It is because of many together, too, where without the one that was found the error is still this share of what it was.
+HARDLY_LESS = 0.9
 # One input is enough where its error is at most CLEAR_SHARE of the threshold, or CLEAR_RATIO times the original's
 # error: the largest errors for other inputs differ by some tens of percent only.
 CLEAR_SHARE, CLEAR_RATIO = 0.5, 1.25
@@ -132,7 +134,9 @@ def drop_inaccurate(
             return accuracy
         blamed = items.pop(_passing(items, judge))
         drop(blamed, f"dropped after validation: {accuracy.reason}")
-        accuracy = judge(items)
+        before, accuracy = accuracy, judge(items)
+        if before.ratio is not None and accuracy.ratio is not None and accuracy.ratio > HARDLY_LESS * before.ratio:
+            break
     if not accuracy.passed and items:
         items.sort(key=lambda item: max(site.error_ratio or 0.0 for site in item))
         count = _passing(items, judge)
