@@ -54,7 +54,11 @@ FIRST = {
     "generation": ("capture/test_generation.py", "conversion/test_generate.py"),
     "inputs": ("artifact/test_stored_generation.py",),
     "graph": ("graph", "runtime/test_writes_by_layout.py", "matching/test_rewriter.py"),
-    "process": ("conversion/test_memory_use.py", "conversion/test_threads.py"),
+    "process": (
+        "conversion/test_memory_use.py",
+        "conversion/test_circumstances.py",
+        "conversion/test_threads.py",
+    ),
     "region": ("artifact/test_graphs.py", "artifact/test_stored_generation.py"),
     "ops": ("ops/test_compositions.py",),
     "modules": ("modules/test_module_settings.py",),
