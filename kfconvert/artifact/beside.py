@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from .. import folders
+from ..process import one_at_a_time
 from . import record as record_file
 from .companions import CONFIG_FILES
 from .errors import ArtifactError, why
@@ -33,12 +34,13 @@ def write_beside(model: nn.Module, folder: Path) -> bool:
         (folder / RECORD_FILE).unlink(missing_ok=True)  # of the weights that were there before
         weights = _weights(folder)
         shapes = dict(_shapes(folder / name for name in weights))
-        state = checked_state(model)
-        record = record_of(model, state)
-        key = missing_from(shapes, state)
-        if key is not None:
-            raise ArtifactError(f"{folder} does not hold the weights of the model as they are: {key!r}")
-        write_told = telling(model, record, state.keys())
+        with one_at_a_time():  # see ``save``
+            state = checked_state(model)
+            record = record_of(model, state)
+            key = missing_from(shapes, state)
+            if key is not None:
+                raise ArtifactError(f"{folder} does not hold the weights of the model as they are: {key!r}")
+            write_told = telling(model, record, state.keys())
         others = {name: record_file.checksum(folder / name) for name in [*weights, *_configurations(folder)]}
         with folders.replacing(folder) as partial:
             write_told(partial, others)

@@ -47,23 +47,30 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
     guarded = guarded_forward(model) if isinstance(model, nn.Module) else None
     if guarded is None:
         raise ArtifactError(f"cannot export: {type(model).__name__} is no model that was converted as a whole")
-    if guarded.frozen is not None:
-        guarded.frozen.bring_back("it is exported")
-    tensor = next((tensor for tensor in (*model.parameters(), *model.buffers())), None)
-    try:
-        device = torch.device("cpu") if tensor is None else tensor.device
-        call = example_call(model, None, example_inputs, device, None)
-    except InputError as error:
-        raise ArtifactError(f"cannot export: {error}") from None
-    with one_at_a_time(), Shield(), compiling_in_this_thread():
-        region, leaves = _serving(guarded, call)
-        program = _exported(guarded, *_with_free_sizes(guarded, region, leaves, call))
+    with one_at_a_time():
+        call = _example(guarded, example_inputs)
+        with Shield(), compiling_in_this_thread():
+            region, leaves = _serving(guarded, call)
+            program = _exported(guarded, *_with_free_sizes(guarded, region, leaves, call))
     if path is not None:
         try:
             torch.export.save(program, path)
         except (OSError, RuntimeError) as error:
             raise ArtifactError(f"cannot write {ascii(str(path))[1:-1][:200]}: {first_line(error)}") from error
     return program
+
+
+def _example(guarded: GuardedForward, example_inputs: Any) -> ExampleCall:
+    """The call to export, on the device of the model, whose weights are brought there."""
+    if guarded.frozen is not None:
+        guarded.frozen.bring_back("it is exported")
+    model = guarded.model
+    tensor = next((tensor for tensor in (*model.parameters(), *model.buffers())), None)
+    try:
+        device = torch.device("cpu") if tensor is None else tensor.device
+        return example_call(model, None, example_inputs, device, None)
+    except InputError as error:
+        raise ArtifactError(f"cannot export: {error}") from None
 
 
 def _serving(guarded: GuardedForward, call: ExampleCall) -> tuple[Region, list[Any]]:

@@ -111,10 +111,11 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
     """
     target = folders.expanded(path)
     check_target(target)
-    state = checked_state(model)
-    tensors, record = storable(state), record_of(model, state, source)
+    with one_at_a_time():  # an export puts stand-ins in the places of the tensors meanwhile
+        state = checked_state(model)
+        tensors, record = storable(state), record_of(model, state, source)
+        write_told = telling(model, record, tensors.keys())
     before = _files_of(target)
-    write_told = telling(model, record, tensors.keys())
     try:
         with folders.replacing(target) as folder:
             save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})

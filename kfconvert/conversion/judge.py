@@ -17,7 +17,7 @@ from ..runtime import originals
 # At most so many times the site at which the outputs become inaccurate is found by bisection and dropped. If the model
 # still fails, it is because of many sites together, each of which is accurate enough by itself.
 MOST_BLAMED = 4
-# It is because of many together, too, where without the one that was found the error is still this share of what it was.
+# It is because of many together, too, where without the one that was found the error is still this share of before.
 HARDLY_LESS = 0.9
 # One input is enough where its error is at most CLEAR_SHARE of the threshold, or CLEAR_RATIO times the original's
 # error: the largest errors for other inputs differ by some tens of percent only.

@@ -438,6 +438,29 @@ def test_eight_threads_convert_while_eight_call(tmp_path):
         assert fused.kfconvert_info()["guard"]["misses"] == {}
 
 
+def test_exports_and_saves_of_one_model_wait_for_one_another(tmp_path):
+    """An export puts stand-ins in the places of the very tensors."""
+    fused, failures = convert(mlp(), input_shape=(3, 8)), []
+
+    def repeated(work):
+        try:
+            for _ in range(6):
+                work()
+        except BaseException as error:
+            failures.append(error)
+
+    works = [lambda: export(fused, torch.ones(3, 8))] * 2 + [lambda: save(fused, tmp_path / "saved")]
+    threads = [threading.Thread(target=repeated, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    x = torch.ones(3, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(load(tmp_path / "saved", model=mlp())(x), fused(x))
+
+
 def test_only_what_a_trace_has_put_there_is_of_a_trace():
     from torch.fx import _symbolic_trace
 
