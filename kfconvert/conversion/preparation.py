@@ -123,7 +123,7 @@ def prepare(
     except SettingError as error:
         raise ConversionError(str(error)) from None
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ConversionError(f"dtype must be a floating-point dtype, not {dtype!r}")
+        raise ConversionError(f"dtype must be a floating-point dtype such as torch.float16, not {dtype!r}")
     loads = _loads(tune_for)
     if loads and input_shape is None and example_inputs is None:
         input_shape, example_inputs = _given(loads[0])
