@@ -61,10 +61,13 @@ class Shield:
         _before_trace = _libraries_now()
         self._here, self._patch_method = ThisThread(), _Patcher.patch_method
         setattr(_Patcher, "patch_method", self._patched_for_this_thread())  # noqa: B010 - says mypy
+        self._modes = torch._ops._mode_stack_state_for_pre_dispatch
+        torch._ops._mode_stack_state_for_pre_dispatch = _ModesOfThread(self._here, self._modes)  # type: ignore[assignment]
         return self
 
     def __exit__(self, *_: Any) -> None:
         global _before_trace
+        torch._ops._mode_stack_state_for_pre_dispatch = self._modes
         setattr(_Patcher, "patch_method", self._patch_method)  # noqa: B010
         self._here.over = True
         _before_trace = None
@@ -101,6 +104,21 @@ class Shield:
                 if getattr(holder, name) is ours:
                     setattr(holder, name, replaced)
             here.over = True  # should somebody have kept ours, to put it back later
+
+
+class _ModesOfThread:
+    """Stands for the modes that PyTorch dispatches to before all others, of which it has one stack for the process: a
+    thread that prints a tensor, for which it leaves all modes, would take away those of a trace, and put them back when
+    that has ended."""
+
+    def __init__(self, here: ThisThread, others: Any):
+        vars(self).update(_here=here, _own=type(others)(), _others=others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own if self._here else self._others, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._own if self._here else self._others, name, value)
 
 
 def _chosen(here: ThisThread, own: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:

@@ -438,6 +438,31 @@ def test_eight_threads_convert_while_eight_call(tmp_path):
         assert fused.kfconvert_info()["guard"]["misses"] == {}
 
 
+@pytest.mark.parametrize("during", [during_a_trace, during_an_export])
+def test_a_tensor_is_printed_by_another_thread(during):
+    """PyTorch leaves all modes for that, those of the whole process too, and enters them again."""
+    tensor, text = torch.ones(2, 2), repr(torch.ones(2, 2))
+    left, printed = threading.Event(), threading.Event()
+
+    def prints():
+        with _python_dispatch._disable_current_modes():
+            left.set()
+            printed.wait(DEADLINE)
+        return repr(tensor)
+
+    found = []
+    thread = threading.Thread(target=lambda: found.append(prints()))
+
+    def visit():
+        thread.start()
+        assert left.wait(DEADLINE)
+
+    during(visit)
+    printed.set()
+    thread.join()
+    assert found == [text] and torch._ops.mode_stack_state_for_pre_dispatch().count() == 0
+
+
 def test_exports_and_saves_of_one_model_wait_for_one_another(tmp_path):
     """An export puts stand-ins in the places of the very tensors."""
     fused, failures = convert(mlp(), input_shape=(3, 8)), []
