@@ -2,7 +2,8 @@
 # make test    run the test suite
 # make quick   run the fast tests, about a minute
 # make check   lint, the format of Python and C++, and types
-# make check-all  run the tests that take long or need further packages, which `make test` leaves out, and the notebook
+# make check-all  run the tests that take long or need further packages, which `make test` leaves out, the notebook, and
+#                 where Docker runs the image for the CPU
 # make docs    build the pages of docs/ into site/, and fail on a link that leads nowhere
 # make dist    build the sdist, and the wheel from it, into dist/
 # make format  bring Python and C++ into that format
@@ -35,6 +36,8 @@ DOCS_PACKAGES := mkdocs-material mkdocstrings[python] mkdocs-jupyter nbmake ipyk
 # What tests marked `heavy` need beside that.
 HEAVY_PACKAGES := torch-geometric ray[data] litserve
 
+IMAGE := docker build --target cpu --tag kfconvert . && docker run --rm kfconvert doctor
+
 # Rooms whose tests convert few models or none.
 QUICK := tests/test_rooms.py tests/test_settings.py tests/test_second_names.py tests/accuracy tests/canonical tests/graph \
 	tests/matching/test_matcher.py tests/region tests/report tests/runtime/test_watch.py
@@ -62,6 +65,7 @@ check-all: docs
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(HEAVY_PACKAGES)
 	KFCONVERT_HEAVY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m heavy tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --nbmake docs/first_ten_minutes.ipynb
+	if docker info >/dev/null 2>&1; then $(IMAGE); else echo "Docker does not run here: no image was built"; fi
 
 docs: build
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(DOCS_PACKAGES)
