@@ -69,6 +69,11 @@ class Shield:
         global _before_trace
         torch._ops._mode_stack_state_for_pre_dispatch = self._modes
         setattr(_Patcher, "patch_method", self._patch_method)  # noqa: B010
+        for holder, name, original in self._originals:
+            # An interrupt ends the exporter wherever it is, also where it puts things back.
+            found = getattr(holder, name)
+            if found is not original and is_of_trace(found, original):
+                setattr(holder, name, original)
         self._here.over = True
         _before_trace = None
 

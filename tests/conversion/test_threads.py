@@ -19,6 +19,7 @@ import transformers.models.bert.modeling_bert  # which sets filters of its own w
 from torch import nn
 from torch._dynamo.convert_frame import compile_lock
 from torch._guards import detect_fake_mode
+from torch.fx import _symbolic_trace
 from torch.utils import _python_dispatch
 from transformers import BertConfig, BertModel
 from transformers.utils import is_torchdynamo_compiling
@@ -27,7 +28,7 @@ from kfconvert import ModelConverter, export, load, save, validate_optimization
 from kfconvert.capture.tracer import trace
 from kfconvert.inputs.example import ExampleCall
 from kfconvert.process.garbage import only_new_garbage
-from kfconvert.process.shield import is_of_trace
+from kfconvert.process.shield import Shield, is_of_trace
 from kfconvert.process.turns import one_at_a_time
 from kfconvert.region.region import CaptureError
 from kfconvert.runtime.configuration import recorded_reads, without_cache
@@ -486,9 +487,19 @@ def test_exports_and_saves_of_one_model_wait_for_one_another(tmp_path):
         torch.testing.assert_close(load(tmp_path / "saved", model=mlp())(x), fused(x))
 
 
-def test_only_what_a_trace_has_put_there_is_of_a_trace():
-    from torch.fx import _symbolic_trace
+@pytest.mark.parametrize("name", ["__call__", "__getattr__"])
+def test_an_interrupt_while_the_exporter_puts_methods_back_leaves_none_of_its_own(name):
+    original, theirs = getattr(nn.Module, name), _symbolic_trace._create_wrapped_func(getattr(nn.Module, name))
+    try:
+        with pytest.raises(KeyboardInterrupt), Shield():
+            setattr(nn.Module, name, theirs)
+            raise KeyboardInterrupt
+        assert getattr(nn.Module, name) is original
+    finally:
+        setattr(nn.Module, name, original)
 
+
+def test_only_what_a_trace_has_put_there_is_of_a_trace():
     def patched():
         return 0
 
