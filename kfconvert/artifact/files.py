@@ -40,7 +40,7 @@ from ..json_values import json_ready
 from ..matching import Pattern
 from ..own_patterns import PatternError, functions_in, rebuilt
 from ..patterns import only_own
-from ..process import one_at_a_time, only_new_garbage
+from ..process import level_outside, one_at_a_time, only_new_garbage
 from ..region import Region, Unstorable
 from ..runtime import OnMiss, guarded_forward
 from ..version import __version__
@@ -413,7 +413,7 @@ def _device(record: dict[str, Any], device: torch.device | str | None) -> torch.
         if device.startswith("cuda") and not torch.cuda.is_available():
             warnings.warn(
                 "the model was converted for a CUDA GPU and there is none: it is converted for the CPU",
-                stacklevel=3,
+                stacklevel=level_outside(),
             )
             return torch.device("cpu")
     try:

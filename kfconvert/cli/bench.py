@@ -79,7 +79,7 @@ class Bench:
         mistakes = {name: mistake_in(name) for name, folder in subjects if folder is None}
         some_work = any(not mistakes.get(name) for name, _ in subjects)
         results = []
-        with self.jobs.ready() if some_work else contextlib.nullcontext():
+        with self.jobs.ready(name for name, _ in subjects) if some_work else contextlib.nullcontext():
             for name, folder in subjects:
                 for batch_size in self.batch_sizes or (None,):
                     result: dict[str, Any] = dict.fromkeys(_RESULT)
@@ -161,7 +161,8 @@ class Bench:
         from ..inputs import example_call, resized
 
         jobs, shape = self.jobs, self._shape(batch_size)
-        entry = zoo.resolve(name, jobs.weights, jobs.dtype, jobs.device, **jobs.sizes)
+        given = shape is not None
+        entry = zoo.resolve(name, jobs.weights, jobs.dtype, jobs.device, **jobs.sizes, has_inputs=given)
         call = example_call(entry.model, shape, None if shape else entry.example_inputs, jobs.device, jobs.dtype)
         if shape is None:
             call = resized(call, batch_size, None)

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -110,7 +110,7 @@ class Jobs:
         with contextlib.ExitStack() as stack:
             if self.save_path is not None:  # a second Ctrl-C may have cut short what a save cleans up
                 stack.enter_context(none_left_empty(self.save_path))
-            stack.enter_context(self.ready())
+            stack.enter_context(self.ready(names))
             known = mistaken | self._skipped(targets)
             left = [name for name in names if name not in known]
             at_once = min(self._possible_at_once(), len(left))
@@ -132,21 +132,23 @@ class Jobs:
         mistake = mistake_in(name)
         if mistake:
             raise click.ClickException(mistake)
-        with self.ready(), self.failing_in_one_line(name), terminal.progress_bar(name) as progress:
+        with self.ready([name]), self.failing_in_one_line(name), terminal.progress_bar(name) as progress:
             from ..report import module_classes
 
             progress("load", 0, 1)
-            entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
+            entry = self._resolved(name)
             converted = self._converted(entry, progress, profile=True)
             return json_ready(self.converter.conversion_stats), module_classes(converted)
 
     @contextlib.contextmanager
-    def ready(self) -> Iterator[None]:
+    def ready(self, names: Iterable[str]) -> Iterator[None]:
         """The device and dtype are found and the options checked, and only what concerns the user is printed: stdout is
-        for the result."""
+        for the result. Options may name patterns that the code of the models ``names`` registers."""
         with contextlib.redirect_stdout(sys.stderr), terminal.warnings_as_lines():
             from ..converter import ConversionError, ModelConverter
 
+            for name in names:
+                zoo.import_code(name)
             try:
                 self.converter = ModelConverter(**self.options)
             except ConversionError as error:
@@ -270,13 +272,17 @@ class Jobs:
         from .. import artifact
 
         progress("load", 0, 1)
-        entry = zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes)
+        entry = self._resolved(name)
         result["weights"] = entry.recipe["weights"]
         converted = self._converted(entry, progress)
         result["statistics"] = json_ready(self.converter.conversion_stats)
         if target is not None:
             progress("save", 0, 1)
             result["saved"] = str(artifact.save(converted, target, source=entry.recipe))
+
+    def _resolved(self, name: str) -> zoo.ZooModel:
+        has_inputs = self.input_shape is not None
+        return zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes, has_inputs=has_inputs)
 
     def _converted(
         self, entry: zoo.ZooModel, progress: Callable[[str, int, int], None], profile: bool = False
@@ -313,7 +319,7 @@ def _work(task: _Task, slot: int) -> dict[str, Any]:
 
     torch.set_num_threads(task.threads)
     try:
-        with task.jobs.ready():
+        with task.jobs.ready([task.name]):
             return task.jobs._one(task.name, task.target)
     except click.ClickException as error:
         return _result(task.name, f"{task.name}: {error.message}")

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..capture import Capture, observe
 from ..inputs import ExampleCall, is_token_model, token_calls
+from ..process import level_outside
 from .captures import Captures
 from .preparation import Prepared
 
@@ -30,7 +31,10 @@ class Loads:
         self._found: dict[int, list[tuple[list[Any], float]]] = {}  # leaves and weights, by the id of a capture
         for call, weight in prepared.tuned:
             if not self._note(prepared, captures, call, weight):
-                warnings.warn(f"kfconvert: nothing that was captured serves calls with {call.summary()}", stacklevel=4)
+                warnings.warn(
+                    f"kfconvert: nothing that was captured serves calls with {call.summary()}",
+                    stacklevel=level_outside(),
+                )
 
     def of(self, captured: Capture) -> list[Load]:
         found = self._found.get(id(captured), [(captured.leaves, 1.0)])

@@ -52,8 +52,8 @@ def drop_for_memory(prepared: Prepared, captures: Captures, limit: float) -> boo
                 continue
             dropped = True
             site.reject(
-                f"max_extra_memory: what it derives takes {bytes_text(size)}, and {bytes_text(left)} are left for "
-                f"{captured.path or 'calls like this'}"
+                f"max_extra_memory: what it derives takes {bytes_text(size)}, and {bytes_text(left - total)} of "
+                f"{bytes_text(left)} are left for {captured.path or 'calls like this'}"
             )
         left -= total
     return dropped

@@ -12,15 +12,16 @@ from ..matching import NearMiss, UnmatchedActivation
 from ..own_patterns import described as described_pattern
 from ..patterns import every_pattern
 from ..profiling import environment
-from ..report import fragment
+from ..report import fragment, report_text
 
 if TYPE_CHECKING:
     from .steps import Result
 
 
 class ConversionStats(dict[str, Any]):
-    """A dict of statistics, which notebooks show as the page of the report. It holds the counts of the patterns that
-    were found, and answers 0 for those of the others, without listing them: ``stats["attention_replaced"]``."""
+    """A dict of statistics, which is printed as the report, and shown by notebooks as its page. It holds the counts of
+    the patterns that were found, and answers 0 for those of the others, without listing them:
+    ``stats["attention_replaced"]``."""
 
     def __contains__(self, key: object) -> bool:
         return super().__contains__(key) or _is_count(key)
@@ -32,6 +33,9 @@ class ConversionStats(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         return self[key] if key in self else default
+
+    def __str__(self) -> str:
+        return report_text(json_ready(self))
 
     def _repr_html_(self) -> str:
         return fragment(json_ready(self))

@@ -16,6 +16,7 @@ from ..capture import prompt_of
 from ..generation import install_generate
 from ..hub import install_save_pretrained
 from ..inputs import ExampleCall
+from ..process import level_outside
 from ..profiling import Comparison, compare_timings
 from ..region import keep
 from ..runtime import (
@@ -269,5 +270,7 @@ def hand_over(result: Result, on_miss: OnMiss | None = None) -> dict[str, Any]:
         separate(model.parameters())
         leave_as_it_is(model, stats)
     if stats["total_replaced"] == 0:
-        warnings.warn(f"kfconvert fused nothing in {stats['model']}: {stats['nothing_fused']}", stacklevel=3)
+        warnings.warn(
+            f"kfconvert fused nothing in {stats['model']}: {stats['nothing_fused']}", stacklevel=level_outside()
+        )
     return stats

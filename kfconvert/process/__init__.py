@@ -1,6 +1,7 @@
 """What concerns the whole process while one thread converts: turns, what other threads see, garbage,
-and that no other process is waited for."""
+where it was called from, and that no other process is waited for."""
 
+from .callers import level_outside
 from .collectives import CannotBeAlone, Collective, alone, noted_collectives
 from .garbage import only_new_garbage
 from .generators import same_generators
@@ -20,6 +21,7 @@ __all__ = [
     "alone",
     "is_of_trace",
     "is_one_of_several",
+    "level_outside",
     "libraries",
     "noted_collectives",
     "method_over",

@@ -63,18 +63,21 @@ class Speedup:
 
     def slower(self) -> str | None:
         """How much slower the candidate is, where that is beyond doubt; else None."""
-        return self.summary() if self.high < 1 else None
+        return self._slower() if self.high < 1 else None
 
     def as_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "measurable": self.measurable}
 
     def summary(self) -> str:
-        interval = f"95 % between {self.low:.2f} and {self.high:.2f}"
         if not self.measurable:
-            return f"no measurable difference (x {self.ratio:.2f}, {interval})"
-        if self.ratio < 1:
-            return f"{1 / self.ratio:.2f} x slower (x {self.ratio:.2f}, {interval})"
-        return f"{self.ratio:.2f} x faster ({interval})"
+            return f"no measurable difference (x {self.ratio:.2f}, {self._interval()})"
+        return self._slower() if self.ratio < 1 else f"{self.ratio:.2f} x faster ({self._interval()})"
+
+    def _slower(self) -> str:
+        return f"{1 / self.ratio:.2f} x slower (x {self.ratio:.2f}, {self._interval()})"
+
+    def _interval(self) -> str:
+        return f"95 % between {self.low:.2f} and {self.high:.2f}"
 
 
 class Comparison(Mapping[str, Timing]):

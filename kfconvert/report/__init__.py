@@ -4,7 +4,7 @@ system."""
 from .explain import Explanation, module_classes
 from .html import fragment, page
 from .prometheus import prometheus_text
-from .table import accuracy_line, memory_line, render, speed_line, speedup_line
+from .table import accuracy_line, memory_line, render, report_text, speed_line, speedup_line
 from .two import comparison, render_comparison
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "prometheus_text",
     "render",
     "render_comparison",
+    "report_text",
     "speed_line",
     "speedup_line",
 ]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 from torch import nn
 
 from ..graph import at
+from .words import plain_text
 
 NAMES_IN_FULL = 4  # of modules that are alike
 _WORTH_TELLING = 0.01  # share of the time of a forward
@@ -61,10 +60,7 @@ class Explanation:
         return tree
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        console = Console(file=text, width=_WIDTH, color_system=None)
-        console.print(self)
-        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+        return plain_text(self, _WIDTH)
 
     def _headline(self) -> Text:
         stats = self._stats

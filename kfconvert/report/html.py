@@ -200,8 +200,8 @@ def _notices(stats: dict[str, Any], environment: dict[str, Any], weights: str) -
     if stats.get("reverted"):
         notices.append(("bad", f"The original is given back: {stats['reverted']}."))
     elif not stats.get("total_replaced"):
-        why = f" {stats['nothing_fused']}." if stats.get("nothing_fused") else ""
-        notices.append(("warn", f"Nothing was fused: the model computes as before.{why}"))
+        why = f": {stats['nothing_fused']}" if stats.get("nothing_fused") else ""
+        notices.append(("warn", f"Nothing was fused, the model computes as before{why}."))
     if (stats.get("accuracy") or {}).get("passed") is False and not stats.get("reverted"):
         notices.append(("bad", f"Not accurate: {stats['accuracy']['reason']}."))
     if weights == "random":

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..graph import at
-from .words import bytes_text, error_text, reason_kind
+from .words import bytes_text, error_text, plain_text, reason_kind
 
 MAX_REASONS = 3
 MAX_NEAR_MISSES = 5
@@ -124,7 +124,7 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
     """The report of one model for a terminal.
 
     Args:
-        name: as the user called the model.
+        name: as the user called the model; "" where it has no name but its class's.
         weights: "pretrained", "random" or "own" of the recipe; random ones are said in yellow.
         saved: the folder of the artifact.
     """
@@ -173,14 +173,21 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
     return Group(*parts, facts, "")
 
 
+def report_text(stats: dict[str, Any]) -> str:
+    """The report of one model, in lines of up to 80 characters."""
+    return plain_text(render("", stats), 80)
+
+
 def _headline(name: str, stats: dict[str, Any]) -> Text:
     environment = stats.get("environment") or {}
     # A model without parameters has no dtype; statistics call it "None".
     where = ", ".join(
         str(environment[key]) for key in ("device", "dtype") if environment.get(key) not in (None, "", "None")
     )
-    line = Text(name, style="bold")
-    line.append(f"  {stats.get('model', '')}", style="dim")
+    model = stats.get("model", "")
+    line = Text(name or model, style="bold")
+    if name:
+        line.append(f"  {model}", style="dim")
     line.append(f"  {stats.get('inputs', '')}", style="dim")
     line.append(f"  {where}", style="dim")
     line.append(f"\n{stats.get('total_replaced', 0)} of {stats.get('total_found', 0)} sites fused", style="bold")
@@ -214,9 +221,8 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _nothing_fused(stats: dict[str, Any]) -> Text:
-    text = Text("Nothing was fused: the model computes as before.", style="yellow")
-    if stats.get("nothing_fused"):
-        text.append(f" {stats['nothing_fused']}.")
+    why = f": {stats['nothing_fused']}" if stats.get("nothing_fused") else ""
+    text = Text(f"Nothing was fused, the model computes as before{why}.", style="yellow")
     misses = stats.get("near_misses", [])
     if misses:
         text.append("\nWhat came closest, and what stood in the way:")
@@ -258,7 +264,9 @@ def _grouped(reasons: list[str]) -> dict[str, int]:
 
 
 def _time(timing: dict[str, Any]) -> str:
-    return f"{timing['median_ms']:.2f} ms ({timing['q1_ms']:.2f} to {timing['q3_ms']:.2f})"
+    unit, scale = ("ms", 1.0) if timing["median_ms"] >= 1 else ("µs", 1e3)
+    median, low, high = (scale * timing[key] for key in ("median_ms", "q1_ms", "q3_ms"))
+    return f"{median:.2f} {unit} ({low:.2f} to {high:.2f})"
 
 
 def speedup_line(name: str, speedup: dict[str, Any], named: bool) -> str:

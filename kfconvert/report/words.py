@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import re
+
+from rich.console import Console, RenderableType
+
+
+def plain_text(what: RenderableType, width: int) -> str:
+    """What a terminal of so many columns would show, without colours."""
+    text = io.StringIO()
+    Console(file=text, width=width, color_system=None).print(what)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def bytes_text(count: int) -> str:

@@ -15,6 +15,7 @@ So ``resnet50``, which torchvision and timm both have, is torchvision's.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,17 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-__all__ = ["WeightsWarning", "ZooError", "ZooModel", "check", "described", "list_models", "rebuild", "resolve"]
+__all__ = [
+    "WeightsWarning",
+    "ZooError",
+    "ZooModel",
+    "check",
+    "described",
+    "import_code",
+    "list_models",
+    "rebuild",
+    "resolve",
+]
 
 WEIGHTS = ("auto", "pretrained", "random")
 _LIBRARIES = ("torchvision", "timm")
@@ -47,6 +58,7 @@ def resolve(
     batch_size: int = 1,
     seq_len: int | None = None,
     generates: bool = False,
+    has_inputs: bool = False,
 ) -> ZooModel:
     """The model called ``name`` in eval mode, with inputs for it, both in ``dtype`` (float32) on ``device``.
 
@@ -57,6 +69,7 @@ def resolve(
             is refused with another size than the usual one.
         seq_len: tokens of the example inputs of text models, at most the positions that the model has.
         generates: a Hugging Face model with the head by which it generates, instead of the base model.
+        has_inputs: the caller has inputs for it: a ``package.module:function`` may return a model of any kind alone.
 
     Base models of decoders get ``config.use_cache = False``: a cache in the output is of use to ``generate`` alone.
 
@@ -73,7 +86,7 @@ def resolve(
     from torch.utils import _pytree as pytree
 
     dtype = torch.float32 if dtype is None else dtype
-    model, inputs, recipe = _build(name, Request(weights, batch_size, seq_len, generates))
+    model, inputs, recipe = _build(name, Request(weights, batch_size, seq_len, generates, has_inputs))
     if generates and not callable(getattr(model, "generate", None)):
         raise ZooError(f"{name} is a {type(model).__name__}, which does not generate")
     model = model.eval().to(device=device, dtype=dtype)
@@ -159,6 +172,17 @@ def check(name: str) -> None:
     if on_hub == name and (rest or _folder(name) or any(known.may_have(each, name) for each in _LIBRARIES)):
         return
     _check_hub(on_hub)
+
+
+def import_code(name: str) -> None:
+    """Import the module of a ``package.module:function``, so that the patterns that it registers are known; nothing for
+    other names. What is wrong with it ``resolve`` tells."""
+    prefix, _, rest = name.partition(":")
+    if rest and prefix not in _PREFIXES:
+        from .callables import find
+
+        with contextlib.suppress(ZooError):
+            find(name)
 
 
 def list_models() -> dict[str, list[str]]:

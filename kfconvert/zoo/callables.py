@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -15,7 +17,8 @@ from .huggingface_inputs import example_inputs
 
 
 def build(name: str, request: Request) -> ZooModel:
-    """What ``package.module:function`` returns: ``(model, example_inputs)``, or a Hugging Face model alone.
+    """What ``package.module:function`` returns: ``(model, example_inputs)``, or a model alone: one of Hugging Face, or
+    one that the user has inputs for.
 
     The module is looked for where Python looks, and in the current folder first. The function is called
     without arguments, with the global seed fixed.
@@ -27,10 +30,13 @@ def build(name: str, request: Request) -> ZooModel:
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise ZooError(f"{name} returned {type(model).__name__}, not a model or (model, example_inputs)")
-    if inputs is None:
+    if inputs is None and request.has_inputs:
+        inputs = {}
+    elif inputs is None:
         if not isinstance(model, PreTrainedModel):
             raise ZooError(
-                f"{name} must return (model, example_inputs): the inputs of a {type(model).__name__} cannot be guessed"
+                f"{name} must return (model, example_inputs): the inputs of a {type(model).__name__} cannot be guessed,"
+                " and no input shape was given"
             )
         inputs = example_inputs(model, request)
     elif request.batch_size != 1 or request.seq_len is not None:
@@ -44,15 +50,31 @@ def rebuild(recipe: dict[str, Any]) -> nn.Module:
     return made[0] if isinstance(made, tuple) else made
 
 
-def _call(name: str) -> Any:
+def find(name: str) -> Callable[[], Any]:
+    """The function ``package.module:function``, whose module is imported: patterns that it registers are known then.
+
+    Raises:
+        ZooError: there is none.
+    """
     module_name, _, function_name = name.partition(":")
+    with _of_the_user(name):
+        return getattr(importlib.import_module(module_name), function_name)
+
+
+def _call(name: str) -> Any:
+    function = find(name)
+    with _of_the_user(name), seeded():
+        return function()
+
+
+@contextmanager
+def _of_the_user(name: str) -> Iterator[None]:
+    """Within the block the user's code runs, for which modules are looked for in the current folder first."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
-        with seeded():
-            return function()
-    except (Exception, SystemExit) as error:  # the user's code may raise anything, or call sys.exit
+        yield
+    except (Exception, SystemExit) as error:  # it may raise anything, or call sys.exit
         raise ZooError(f"{name} failed: {type(error).__name__}: {first_line(error)}") from error
     finally:
         sys.path.remove(here)

@@ -50,12 +50,13 @@ class ZooModel(NamedTuple):
 @dataclass(frozen=True)
 class Request:
     """What the user asked for. ``seq_len`` None: DEFAULT_SEQ_LEN, or less where the model has less. ``generates``: a
-    model that has ``generate``."""
+    model that has ``generate``. ``has_inputs``: the user has inputs for it, and needs none."""
 
     weights: str = "auto"
     batch_size: int = 1
     seq_len: int | None = None
     generates: bool = False
+    has_inputs: bool = False
 
     def images(self, channels: int, *size: int) -> torch.Tensor:
         """Standard normal images (or clips), float32 of shape (batch, channels, *size)."""

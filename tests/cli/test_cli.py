@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from kfconvert import load
+from kfconvert import load, unregister_pattern
 from kfconvert.artifact import files as artifact
 from kfconvert.cli import command as cli
 from kfconvert.cli import jobs
@@ -243,6 +243,42 @@ def test_what_is_wanted_and_what_is_not(capsys, workplace):
     }
     assert cli.main(["explain", "--exclude", "linear_relu,conv_bn*", "cli_models:net", "--device", "cpu"]) == 0
     assert "linear_relu: not fused, excluded by exclude=['linear_relu']" in capsys.readouterr().out
+
+
+OWN_PATTERN = """
+import kfconvert
+from cli_models import *
+
+def doubled(x):
+    return x.sin() * 2
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return doubled(x)
+
+kfconvert.register_pattern(doubled, lambda x: 2 * x.sin(), torch.ones(2, 4), name="own_doubled")
+
+def alone():
+    return Doubled()
+"""
+
+
+def test_a_pattern_of_the_models_own_code_and_a_model_alone(capsys, workplace, monkeypatch):
+    (workplace / "__pycache__").mkdir(exist_ok=True)
+    (workplace / "__pycache__" / "own_code.py").write_text(OWN_PATTERN)
+    monkeypatch.syspath_prepend(str(workplace / "__pycache__"))
+    monkeypatch.delitem(sys.modules, "own_code", raising=False)
+    arguments = ["own_code:alone", "--input-shape", "2,4", "--exclude", "own_*,own_doubled", "--device", "cpu"]
+    try:
+        assert cli.main(["convert", *arguments, "--json"]) == 0
+        (model,) = json.loads(capsys.readouterr().out)["models"]
+        (site,) = model["statistics"]["sites"]
+        assert site["reason"] == "excluded by exclude=['own_*']" and model["statistics"]["inputs"] == "float32[2, 4]"
+        assert cli.main(["explain", *arguments]) == 0
+        assert cli.main(["convert", "own_code:alone", "--device", "cpu"]) == 2
+        one_error(capsys, "must return (model, example_inputs)", "no input shape was given")
+    finally:
+        unregister_pattern("own_doubled")
 
 
 def test_inputs_to_tune_for(capsys, workplace):

@@ -171,7 +171,7 @@ def test_a_job_sees_the_gpu_of_its_slot_alone(on_gpus, monkeypatch, chosen, name
     seen = []
 
     @contextlib.contextmanager
-    def ready(self):
+    def ready(self, names):
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
         raise click.ClickException("no such device")
         yield
