@@ -70,7 +70,8 @@ class _Group(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"models are named with --models {args[0]}"
+            named = f"models are named with --models {args[0]}"
+            meant = f"did you mean {near[0]!r}? ({named})" if near else named
             raise click.UsageError(f"no command {args[0]!r}; {meant}")
         return super().resolve_command(ctx, args)
 

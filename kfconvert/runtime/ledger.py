@@ -28,6 +28,10 @@ class MissNotices:
         self.on_miss = MissCallback(None, self.model_name)
         self.compilers = Notice(self.model_name)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, and what was pickled, tells of its own first miss."""
+        return vars(self) | {"_warned": False}
+
     def reset(self) -> None:
         """As if nobody had been told of anything."""
         self.silent = self._warned = False

@@ -109,6 +109,17 @@ def test_copies_tell_the_same_function_and_pickles_none():
     assert len(counter.told) == 1
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_warn_of_their_own_first_miss(copied):
+    fused = converted(None)
+    missed(fused)
+    again = copied(fused)
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="runs its original forward") as caught:
+        again(X[0])
+        again(X[0])
+    assert len(caught) == 1
+
+
 def test_a_loaded_model_tells_the_function_that_it_is_loaded_with(tmp_path):
     first, second = [], []
     path = kfconvert.save(converted(first.append), tmp_path / "net")
