@@ -2,6 +2,7 @@
 ones only where KFCONVERT_HEAVY asks for them."""
 
 import fcntl
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -34,6 +35,16 @@ def pytest_collection_modifyitems(items):
 def nothing_remembered(monkeypatch):
     """Each test times for itself, and leaves no times for others."""
     monkeypatch.setenv("KFCONVERT_CACHE", "off")
+
+
+@pytest.fixture(scope="module")
+def small_heap():
+    """Each collection of garbage takes seconds where all that a process has loaded and tested is looked through, and
+    nothing where only what is new is."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

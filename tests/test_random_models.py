@@ -4,7 +4,6 @@ when weights, attributes, classes, hooks, adapters and modes change between call
 KFCONVERT_FUZZ=5000 tries so many other models than the ordinary run, which always tries the same ones.
 """
 
-import gc
 import os
 
 import pytest
@@ -23,17 +22,9 @@ from support.random_models import (
     model_inputs,
 )
 
+pytestmark = pytest.mark.usefixtures("small_heap")
 COUNT = int(os.environ.get("KFCONVERT_FUZZ", 0))
 _LINEAR = {"features": 4, "bias": True}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_heap():
-    """Every validation collects garbage: half a second where all of PyTorch is looked through, nothing where not."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @settings(

@@ -17,7 +17,7 @@ import transformers
 from support import small_models
 from torch import nn
 
-pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
+pytestmark = [pytest.mark.filterwarnings("ignore:kfconvert"), pytest.mark.usefixtures("small_heap")]
 X = torch.randn(3, 8)
 ADAPTERS, BY_NUMBER, ORDERED = {"a": 1.0}, {0: 1.0}, collections.OrderedDict(a=1.0, b=2.0)
 BY_CLASS = {"Other": 1.0}
