@@ -24,6 +24,7 @@ from .table import (
     captured_line,
     generation_line,
     graphs_line,
+    is_channels_last,
     not_captured_lines,
     speed_line,
     speedup_line,
@@ -143,6 +144,7 @@ def _cut(values: Any) -> _Cut:
 
 def _facts(stats: dict[str, Any], environment: dict[str, Any], name: str) -> list[str]:
     facts = [stats.get("model") if name else "", stats.get("inputs"), *map(environment.get, ("device", "dtype"))]
+    facts += ["converted to channels-last"] if is_channels_last(stats) else []
     return [fact for fact in facts if isinstance(fact, str) and fact not in ("", "None")]  # without parameters: "None"
 
 

@@ -141,6 +141,8 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
     colour = {"pass": "green", "FAIL": "bold red"}.get(accuracy[:4], "")
     facts.add_row("accuracy", Text(accuracy, style=colour))
     facts.add_row("speed", Text(speed_line(stats), style=_speed_style(stats)))
+    if is_channels_last(stats):
+        facts.add_row("layout", "channels-last: the converted model lays out images so, which was faster")
     generation = generation_line(stats)
     if generation:
         facts.add_row("generate", Text(generation))
@@ -171,6 +173,11 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
     if saved:
         facts.add_row("saved in", Text(saved))
     return Group(*parts, facts, "")
+
+
+def is_channels_last(stats: dict[str, Any]) -> bool:
+    """Whether the convolutions of the converted model have images channels-last."""
+    return stats.get("layout") == "channels_last" and bool(stats.get("total_replaced"))
 
 
 def report_text(stats: dict[str, Any]) -> str:

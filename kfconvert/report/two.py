@@ -23,6 +23,7 @@ _CONDITIONS = {
     "device": ("environment", "device"),
     "dtype": ("environment", "dtype"),
     "threads": ("environment", "threads"),
+    "layout": ("layout",),
     "torch": ("environment", "torch"),
     "kfconvert": ("environment", "kfconvert"),
 }

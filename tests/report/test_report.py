@@ -10,6 +10,7 @@ from torch import nn
 
 from kfconvert.converter import ModelConverter
 from kfconvert.json_values import json_ready
+from kfconvert.report import comparison, page
 from kfconvert.report import table as report
 
 
@@ -241,3 +242,13 @@ def test_that_generate_was_not_timed_is_told_where_it_was_asked_for():
     assert report.generation_line(nothing) == "not timed, as nothing was fused"
     assert report.generation_line(nothing | {"config": {"new_tokens": None}}) == ""
     assert report.generation_line(nothing | {"total_replaced": 3}) == ""  # a model that does not generate
+
+
+def test_the_layout_of_images_is_told_where_it_is_another(stats):
+    told = "layout channels-last: the converted model lays out images so, which was faster"
+    assert "layout" not in shown("net", stats | {"layout": "contiguous"})
+    assert told in shown("net", stats | {"layout": "channels_last"})
+    assert told not in shown("net", stats | {"layout": "channels_last", "total_replaced": 0})
+    first, second = (stats | {"layout": each, "sites": []} for each in ("contiguous", "channels_last"))
+    assert comparison(first, second)["conditions"]["layout"] == ["contiguous", "channels_last"]
+    assert "converted to channels-last" in page(second) and "channels-last" not in page(first)
