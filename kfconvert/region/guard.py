@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor
+from torch.utils._sympy.functions import Max, Min
 
 from ..inputs import is_equal, shown
 
@@ -251,7 +252,7 @@ def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions], answ
         tensors.append(TensorGuard(index, value.dtype, value.device, tuple(sizes)))
     # Sizes found equal share one symbol in the shapes; the conditions may still name the other.
     conditions = dict.fromkeys(environment.replace(guard.expr) for guard in environment.guards) if environment else ()
-    constraints = [condition for condition in conditions if condition != sympy.true]
+    constraints = [condition for condition in conditions if not _holds(condition)]
     carried = {size for guard in tensors for size in guard.sizes if isinstance(size, sympy.Symbol)}
     needed = set(ranges).union(*(constraint.free_symbols for constraint in constraints))
     if not needed <= carried:
@@ -265,3 +266,11 @@ def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions], answ
     told = [replace(each, expression=environment.replace(each.expression)) for each in answers if environment]
     told = [answer for answer in dict.fromkeys(told) if answer.expression.free_symbols]
     return Guard(tensors, constants, constraints, ranges, free, answers=told)
+
+
+def _holds(condition: sympy.Basic) -> bool:
+    """Whether ``condition`` is true of all sizes: SymPy compares 8 s with 16 s where PyTorch's own minimum, which has
+    to be fast, does not."""
+    for own, general in ((Min, sympy.Min), (Max, sympy.Max)):
+        condition = condition.replace(own, general)
+    return bool(condition == sympy.true)

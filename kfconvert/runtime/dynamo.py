@@ -91,11 +91,18 @@ def _changed_something(effects: Any) -> bool:
         if not effects.is_modified(variable):
             continue
         written = effects.store_attr_mutations.get(variable)
-        if not written or variable.is_base_vt_modified(effects):
+        if not written or _is_base_modified(variable, effects):
             return True
         if not all(_is_held(variable.value, name, value) for name, value in written.items()):
             return True
     return False
+
+
+def _is_base_modified(variable: Any, effects: Any) -> bool:
+    """Whether the dict, list or tuple that an object is besides was changed."""
+    by_this_name = getattr(variable, "is_base_vt_modified", None)  # before torch 2.12 the other
+    found: bool = (by_this_name or variable.is_underlying_vt_modified)(effects)
+    return found
 
 
 def _is_held(holder: Any, name: str, value: Any) -> bool:

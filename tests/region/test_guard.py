@@ -1,14 +1,17 @@
 """Call forms and guards: which later calls a captured region may serve."""
 
 import pytest
+import sympy
 import torch
 from torch import nn
+from torch.utils._sympy.functions import Max, Min
 
 from kfconvert import ModelConverter
 from kfconvert.capture.tracer import trace
 from kfconvert.inputs.call_form import CallForm
 from kfconvert.inputs.example import ExampleCall, InputError, example_call
 from kfconvert.region import guard
+from kfconvert.region.guard import _holds
 from kfconvert.region.region import CaptureError
 from kfconvert.runtime import watch
 
@@ -265,3 +268,10 @@ def test_what_is_no_plain_tensor_has_no_key():
     for index, error in ((1, IndexError), (-1, IndexError), ("0", TypeError)):
         with pytest.raises(error):
             guard._tensor_key([x], (index,))
+
+
+def test_a_condition_that_all_sizes_meet_is_none():
+    """PyTorch 2.11 leaves it to whoever asks which of two multiples of a size is the smaller one."""
+    size = sympy.Symbol("s", positive=True, integer=True)
+    assert _holds(sympy.Eq(Min(8 * size, 16 * size), 8 * size)) and _holds(sympy.Eq(Max(1, 2 * size), 2 * size))
+    assert not _holds(sympy.Eq(Min(8 * size, 64), 8 * size)) and not _holds(size > 3)
