@@ -111,6 +111,8 @@ def _refuse_ones(program: ExportedProgram) -> None:
     torch.export begins with, and does not look at it when it is called."""
     graph, signature = program.graph, program.graph_signature
     bounded = {symbol for symbol, bounds in program.range_constraints.items() if bounds.lower == 2}
+    if not bounded:
+        return
     inputs = [node for node in graph.find_nodes(op="placeholder") if node.name in signature.user_inputs]
     sizes = {
         size.node.expr: (node, dimension, size)

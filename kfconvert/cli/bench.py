@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from .. import zoo
 from ..folders import expanded
 from ..json_values import json_ready
 from . import terminal
@@ -161,8 +160,7 @@ class Bench:
         from ..inputs import example_call, resized
 
         jobs, shape = self.jobs, self._shape(batch_size)
-        given = shape is not None
-        entry = zoo.resolve(name, jobs.weights, jobs.dtype, jobs.device, **jobs.sizes, has_inputs=given)
+        entry = jobs.resolved(name)
         call = example_call(entry.model, shape, None if shape else entry.example_inputs, jobs.device, jobs.dtype)
         if shape is None:
             call = resized(call, batch_size, None)

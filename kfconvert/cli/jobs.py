@@ -136,7 +136,7 @@ class Jobs:
             from ..report import module_classes
 
             progress("load", 0, 1)
-            entry = self._resolved(name)
+            entry = self.resolved(name)
             converted = self._converted(entry, progress, profile=True)
             return json_ready(self.converter.conversion_stats), module_classes(converted)
 
@@ -147,8 +147,9 @@ class Jobs:
         with contextlib.redirect_stdout(sys.stderr), terminal.warnings_as_lines():
             from ..converter import ConversionError, ModelConverter
 
-            for name in names:
-                zoo.import_code(name)
+            if self.options.get("include") or self.options.get("exclude"):
+                for name in names:
+                    zoo.import_code(name)
             try:
                 self.converter = ModelConverter(**self.options)
             except ConversionError as error:
@@ -272,7 +273,7 @@ class Jobs:
         from .. import artifact
 
         progress("load", 0, 1)
-        entry = self._resolved(name)
+        entry = self.resolved(name)
         result["weights"] = entry.recipe["weights"]
         converted = self._converted(entry, progress)
         result["statistics"] = json_ready(self.converter.conversion_stats)
@@ -280,7 +281,8 @@ class Jobs:
             progress("save", 0, 1)
             result["saved"] = str(artifact.save(converted, target, source=entry.recipe))
 
-    def _resolved(self, name: str) -> zoo.ZooModel:
+    def resolved(self, name: str) -> zoo.ZooModel:
+        """The model called ``name``, as the options want it. To be called within ``ready``."""
         has_inputs = self.input_shape is not None
         return zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes, has_inputs=has_inputs)
 

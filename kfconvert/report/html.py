@@ -26,6 +26,7 @@ from .table import (
     graphs_line,
     is_channels_last,
     not_captured_lines,
+    nothing_fused_line,
     speed_line,
     speedup_line,
 )
@@ -202,8 +203,7 @@ def _notices(stats: dict[str, Any], environment: dict[str, Any], weights: str) -
     if stats.get("reverted"):
         notices.append(("bad", f"The original is given back: {stats['reverted']}."))
     elif not stats.get("total_replaced"):
-        why = f": {stats['nothing_fused']}" if stats.get("nothing_fused") else ""
-        notices.append(("warn", f"Nothing was fused, the model computes as before{why}."))
+        notices.append(("warn", nothing_fused_line(stats)))
     if (stats.get("accuracy") or {}).get("passed") is False and not stats.get("reverted"):
         notices.append(("bad", f"Not accurate: {stats['accuracy']['reason']}."))
     if weights == "random":

@@ -227,9 +227,14 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _nothing_fused(stats: dict[str, Any]) -> Text:
+def nothing_fused_line(stats: dict[str, Any]) -> str:
+    """What is said where no site was fused: why, where that is known."""
     why = f": {stats['nothing_fused']}" if stats.get("nothing_fused") else ""
-    text = Text(f"Nothing was fused, the model computes as before{why}.", style="yellow")
+    return f"Nothing was fused, the model computes as before{why}."
+
+
+def _nothing_fused(stats: dict[str, Any]) -> Text:
+    text = Text(nothing_fused_line(stats), style="yellow")
     misses = stats.get("near_misses", [])
     if misses:
         text.append("\nWhat came closest, and what stood in the way:")
