@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,12 +34,11 @@ from .conversion import (
     log_decisions,
     match,
     memory,
-    merge_weights,
     prepare,
     programs,
-    replace,
-    resolve_device,
+    replace_served,
     revert,
+    revert_methods,
     shares_of_time,
     takes_options,
     time,
@@ -106,6 +105,7 @@ class ModelConverter:
         inplace: bool = False,
         progress: Progress | None = None,
         tune_for: Sequence[Any] | None = None,
+        example_calls: Mapping[str, Any] | None = None,
         profile: bool = False,
     ) -> nn.Module:
         """A converted copy of ``model`` in eval mode: same class, same state dict, fused forward.
@@ -124,6 +124,9 @@ class ModelConverter:
                 shape or example inputs, or one of these as ``Weighted(inputs, weight)``. What is fused, and how, is
                 decided by the weighted sum of the times for all of them. Without it, by the time for the example. Where
                 there is no other example, it is the first of these.
+            example_calls: inputs of other public methods, by name, such as ``{"decode": (latents,)}``; each as
+                ``example_inputs``. The modules that these methods run are captured for these calls, and the calls are
+                checked and timed as the forward is.
             profile: find out what share of the time of the original's forward each module takes, and what share is
                 fused: ``time_shares`` in the statistics, which ``explain`` tells. It takes about a second.
 
@@ -143,25 +146,15 @@ class ModelConverter:
         ):
             # The job and its graphs are garbage once this returns.
             stages = Stages(progress)
-            return self._convert(stages, model, input_shape, example_inputs, device, dtype, inplace, tune_for, profile)
+            given = input_shape, example_inputs, device, dtype, inplace, tune_for, example_calls
+            return self._convert(stages, model, given, profile)
 
-    def _convert(
-        self,
-        stages: Stages,
-        model: nn.Module,
-        input_shape: Sequence[int] | None,
-        example_inputs: Any,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        inplace: bool,
-        tune_for: Sequence[Any] | None,
-        profile: bool,
-    ) -> nn.Module:
+    def _convert(self, stages: Stages, model: nn.Module, given: tuple[Any, ...], profile: bool) -> nn.Module:
         check_thread()
         check_model(model)
         _LOG.info("converting %s; not as usual: %s", type(model).__name__, self.config.unusual() or "nothing")
         config = with_chosen(self.config, model, self.filter_fn)
-        prepared = prepare(model, input_shape, example_inputs, resolve_device(device, model), dtype, inplace, tune_for)
+        prepared = prepare(model, *given)
         with given_back_on_error(prepared.as_given):
             return self._converted(stages, prepared, config, profile)
 
@@ -190,13 +183,14 @@ class ModelConverter:
             else:  # what other times would have led to may pass, and is not to be kept from later conversions
                 selector.remembered.save()
             prepared.keep_original()
-            ledger = replace(prepared.model, variants, config.max_recordings, config.static_outputs)
-            prepared.moved += merge_weights(prepared.model, variants)
+            ledger, served = replace_served(prepared, captures, variants, stages, config)
             taken = memory(prepared, captures, stages, bound)
             wanted = None if config.cuda_graphs == "auto" else config.cuda_graphs
             timings = time(prepared, captures, ledger, wanted, stages, effort.timing, config.new_tokens)
             reverted = verdict.reverted
             slower = None if timings is None else timings.slower()
+            if timed and timings is not None:
+                revert_methods(prepared.model, captures, ledger, timings)
             if timed and slower is not None:
                 reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
             shares = shares_of_time(prepared, captures) if profile else None
@@ -221,6 +215,7 @@ class ModelConverter:
                 selector.remembered.found,
                 prepared.tuned,
                 shares,
+                served,
             ),
             self.on_miss,
         )
@@ -250,6 +245,7 @@ def auto_convert_model(
     dtype: torch.dtype | None = None,
     inplace: bool = False,
     tune_for: Sequence[Any] | None = None,
+    example_calls: Mapping[str, Any] | None = None,
     config: ConversionConfig | None = None,
     filter_fn: FilterFn | None = None,
     on_miss: OnMiss | None = None,
@@ -265,4 +261,5 @@ def auto_convert_model(
         dtype=dtype,
         inplace=inplace,
         tune_for=tune_for,
+        example_calls=example_calls,
     )

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kfconvert.capture import parts
 from kfconvert.conversion import steps
 
 
@@ -50,12 +49,6 @@ def small_heap():
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def time_for_all_parts(monkeypatch):
-    """A slow machine looks for parts everywhere, too."""
-    monkeypatch.setattr(parts, "LEAST_SECONDS_WITHIN", 60.0)
 
 
 @pytest.fixture(autouse=True)

@@ -28,18 +28,20 @@ class Reference:
     description: str
 
 
-def model_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Outputs of `model` in evaluation mode, without gradients, on copies of the inputs.
+def model_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], method: str | None = None) -> Any:
+    """Outputs of `model`, or of its `method`, in evaluation mode, without gradients, on copies of the inputs.
 
     The training flags of all submodules and the random state are restored.
     """
     with evaluation(model):
         args, kwargs = tree_map(to_each(_fresh), (args, kwargs))
-        return model(*args, **kwargs)
+        return (model if method is None else getattr(model, method))(*args, **kwargs)
 
 
-def reference_outputs(original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference:
-    """Outputs of a float64 copy of `original`, on its device, with floating-point inputs in float64.
+def reference_outputs(
+    original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], method: str | None = None
+) -> Reference:
+    """Outputs of a float64 copy of `original`, or of its `method`, on its device, with floating inputs in float64.
 
     Where that fails because the model casts to other dtypes itself, its casts go to float64 as well. A model that
     refuses float64 altogether, or has no memory for it, is run in float32; where that is its own dtype, or fails too,
@@ -55,10 +57,10 @@ def reference_outputs(original: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     for description, dtype, context in runs:
         try:
             with context():
-                return Reference(_outputs_in(dtype, original, args, kwargs), description + why)
+                return Reference(_outputs_in(dtype, original, args, kwargs, method), description + why)
         except Exception as error:  # any forward may refuse a dtype in its own way; the first reason is passed on
             why = why or f" (the float64 run failed: {one_line(error)})"
-    return Reference(model_outputs(original, args, kwargs), f"original itself{why}")
+    return Reference(model_outputs(original, args, kwargs, method), f"original itself{why}")
 
 
 def in_float64(dtype: Any) -> Any:
@@ -89,7 +91,9 @@ def _fresh(leaf: Any) -> Any:
     return copy_of(leaf) if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
 
 
-def _outputs_in(dtype: torch.dtype, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _outputs_in(
+    dtype: torch.dtype, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], method: str | None
+) -> Any:
     """Outputs of a copy of `original`, with its floating-point tensors and those of the inputs in `dtype`."""
 
     def cast(tensor: Tensor) -> Tensor:
@@ -98,7 +102,8 @@ def _outputs_in(dtype: torch.dtype, original: nn.Module, args: tuple[Any, ...], 
     replica = _replica(original, dtype)
     remains = weakref.ref(replica)
     try:
-        return model_outputs(replica, *map_tensors(to_each(cast), (args, kwargs)))
+        args, kwargs = map_tensors(to_each(cast), (args, kwargs))
+        return model_outputs(replica, args, kwargs, method)
     finally:
         # the replica may be twice the model's size: free its memory before candidates are run
         del replica

@@ -47,6 +47,8 @@ _MEASURED = (
     "inputs",
     "example",
     "parts_left_out",
+    "served",
+    "methods",
     "not_written",
 )
 

@@ -181,6 +181,24 @@ class _OwnPattern(_Part):
     example: Any
 
 
+class _Served(_Part):
+    """What programs served of one example call."""
+
+    method: str | None
+    inputs: str
+    hits: dict[str, int]
+    misses: dict[str, int]
+
+
+class _Method(_Part):
+    """A public method that runs modules of the model."""
+
+    name: str
+    modules: list[str]
+    fused: list[str]
+    timings: _Timings | None = None
+
+
 class _Statistics(_Part):
     """``conversion_stats``."""
 
@@ -205,6 +223,8 @@ class _Statistics(_Part):
     memory: _Memory | None = None
     not_written: list[str] | None = None
     parts_left_out: int | None = None
+    served: list[_Served] = []
+    methods: list[_Method] = []
     asked: list[str] = []
     generates: bool = False
     environment: dict[str, Any] = {}

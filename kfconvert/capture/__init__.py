@@ -3,7 +3,9 @@
 from .call_forms import capture_forms, refused_in_every_form
 from .captured import Capture, capture, recaptured, unfit_tensor
 from .compiler_questions import compiling_in_this_thread
+from .deadline import Budget
 from .generation import capture_generation, prompt_of
+from .methods import methods_with_modules
 from .own_writes import WrittenState, run_keeping, written_state
 from .parts import Part, Parts, Refused, parents
 from .structure import groups
@@ -12,6 +14,7 @@ from .tracer import trace
 from .trial_runs import with_few
 
 __all__ = [
+    "Budget",
     "Capture",
     "Part",
     "Parts",
@@ -22,6 +25,7 @@ __all__ = [
     "capture_generation",
     "compiling_in_this_thread",
     "groups",
+    "methods_with_modules",
     "observe",
     "parents",
     "prompt_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..region import CaptureError
 from ..runtime import OF_COMPILERS, UNKNOWN, unsteady
 from .captured import Capture, capture, unforeseen
 from .compiler_questions import AskedForCompilers
+from .deadline import Budget
 from .submodule_calls import attribute_of, opaque_kind
 from .tracer import CACHE_IN_OUTPUT, free_dimensions
 
@@ -23,14 +25,17 @@ def capture_forms(
     calls: Sequence[ExampleCall],
     advance: Callable[[], None],
     refusal: CaptureError | None = None,
+    seconds: float = math.inf,
 ) -> list[Capture | CaptureError]:
     """``model`` as called in each of ``calls``, or why that form cannot be captured; ``advance`` after each.
 
-    Where there is a ``refusal``, none is tried.
+    Args:
+        refusal: if given, no form is traced.
+        seconds: of processor time, which each form may take.
     """
     found = []
     for call in calls:
-        found.append(refusal or _capture_form(model, call))
+        found.append(refusal or _capture_form(model, call, Budget(seconds)))
         advance()
     return found
 
@@ -69,10 +74,10 @@ def _is_inference(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_inference()
 
 
-def _capture_form(model: nn.Module, call: ExampleCall) -> Capture | CaptureError:
+def _capture_form(model: nn.Module, call: ExampleCall, budget: Budget) -> Capture | CaptureError:
     try:
         choices = [free_dimensions(model, call, free) for free in (("batch", "sequence"), ("batch",), ())]
-        return capture(model, "", call, choices)
+        return capture(model, "", call, choices, budget=budget)
     except CaptureError as error:
         return error
     except Exception as error:

@@ -21,6 +21,7 @@ from ..patterns import search
 from ..region import CaptureError, Dimensions, LiveTensors, Region, Unstorable
 from ..runtime import Variant, asked_attributes, default_device, global_hook, has_hooks, inner_hook
 from .attribute_questions import refuse_attributes
+from .deadline import Budget
 from .tracer import is_final, trace
 from .trial_runs import (
     admit_same_tensors,
@@ -36,6 +37,8 @@ from .trial_runs import (
     trial,
     writes_arguments,
 )
+
+LAST_PATIENCE = 4
 
 
 @dataclass
@@ -98,13 +101,16 @@ def capture(
     call: ExampleCall,
     choices: Sequence[Mapping[str, Dimensions]],
     example: ExampleCall | None = None,
+    budget: Budget | None = None,
     patience: float = math.inf,
 ) -> Capture:
     """Capture ``module`` as called in ``call``, with the first of the ``choices`` of free sizes that works.
 
     Args:
         example: the call whose inputs the capture keeps; it must pass the guard. ``call`` by default.
-        patience: seconds of processor time after which a choice gives way to the next; the last choice has no limit.
+        budget: the processor time that all choices together may take; unlimited by default.
+        patience: seconds of processor time after which a choice gives way to the next. The last choice gets
+            ``LAST_PATIENCE`` times as many.
 
     Raises:
         CaptureError: none works; the reason is that of the first.
@@ -129,10 +135,11 @@ def capture(
         raise CaptureError(f"{sparse} is a sparse tensor")
     reason: CaptureError | None = None
     distinct = [dimensions for index, dimensions in enumerate(choices) if dimensions not in choices[:index]]
+    budget = budget or Budget()
     for dimensions in distinct:
-        if reason is not None and is_final(reason):
+        if reason is not None and (is_final(reason) or budget.left() <= 0):
             break
-        seconds = patience if dimensions is not distinct[-1] else math.inf
+        seconds = min(budget.left(), patience if dimensions is not distinct[-1] else LAST_PATIENCE * patience)
         try:
             captured = _capture(module, path, call, dimensions, example or call, seconds)
         except CaptureError as error:

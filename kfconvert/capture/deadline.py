@@ -1,7 +1,8 @@
-"""Ends Python code that calls operators of PyTorch when it takes too much of the processor's time."""
+"""Limits the processor time of traces: one trace by a ``Deadline``, all traces of a conversion by a ``Budget``."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,18 @@ from torch.overrides import TorchFunctionMode
 
 # Code that cleans up after the error gets so many seconds before the next one, as it may have to put something back.
 GRACE_SECONDS = 1.0
+
+
+class Budget:
+    """Seconds of processor time of this thread, counted from now. All of them may be infinite."""
+
+    def __init__(self, seconds: float = math.inf):
+        self.seconds = seconds
+        self._end = time.thread_time() + seconds
+
+    def left(self) -> float:
+        """The seconds that remain; negative once the budget is spent."""
+        return self._end - time.thread_time()
 
 
 class Deadline(TorchFunctionMode):

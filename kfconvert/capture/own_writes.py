@@ -168,7 +168,7 @@ def _accesses(model: nn.Module, call: ExampleCall, writes: _MemoryWrites) -> _Ac
         for own, modules in grouped_by_class(dict.fromkeys(model.modules())).items():
             stack.enter_context(_watched(own, modules, accesses))
         stack.enter_context(writes.noted())
-        model_outputs(model, call.args, call.kwargs)
+        model_outputs(model, call.args, call.kwargs, call.method)
     for key, tensor in _stored(model).items():
         # Replaced in another way than by assignment, such as register_buffer, at a place that nobody has seen.
         if key not in accesses.by_name and tensor is not stored.get(key):

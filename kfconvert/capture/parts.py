@@ -1,15 +1,15 @@
 """The submodules of a model that are captured on their own: which they are, and which of their sizes are free.
 
 They serve where the model as a whole cannot be captured (a key-value cache, lists of images, control flow on data),
-and where it was, but a call does not pass its guard.
+where it was, but a call does not pass its guard, and where other methods than ``forward`` run them.
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
+import heapq
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -17,22 +17,25 @@ from torch.utils import _pytree as pytree
 from ..inputs import CallForm, ExampleCall, bounded_lookups, variations, widened
 from ..region import CaptureError, Dimensions, given_as
 from .captured import Capture, capture
+from .deadline import Budget
 from .structure import by_integers, groups, integers, is_operator, unread
-from .submodule_calls import irregular, observe, opaque_kind, sizes
+from .submodule_calls import irregular, observe, opaque_kind, refusals, seconds_within, sizes
 from .trial_runs import is_faithful
 
-# In seconds of processor time of this thread: counted by the clock, fewer parts would be found on a busy machine.
-LEAST_SECONDS_WITHIN = 3.0
-# In such seconds, for one choice of free sizes: where many sizes are free, the capture of windowed attention takes
-# minutes.
+# In seconds of processor time of this thread, for one choice of free sizes: where many sizes are free, the capture of
+# windowed attention takes minutes. Counted by the clock, fewer parts would be found on a busy machine.
 PATIENCE = 8.0
 
 
 @dataclass
 class Part:
-    """Submodules of one structure, captured by one graph: that of the traced module first, then the others."""
+    """Submodules of one structure, captured by one graph: that of the traced module first, then the others.
+
+    ``method``: the name of the method whose example call it was captured for, None for that of the model.
+    """
 
     captures: list[Capture]
+    method: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,52 +47,87 @@ class Refused:
 
 
 class Parts:
-    """The search for parts, from the largest submodules down.
+    """The search for parts, from the submodules that take the most time down to those that take the least.
+
+    ``found`` has the parts, ``refused`` the submodules that could not be captured, ``left_out`` counts those for which
+    the budget had no time left.
 
     Args:
         counting: modules that change an attribute in every call, which no graph does, each with the name of the
             attribute.
-        put_back: gives the model the state that it had after the example call: one that keeps something of its inputs'
+        put_back: restores the state that the model had after the example call: one that keeps something of its inputs'
             sizes may take no others after a call with these.
-        cheap: a call of the same form with smaller sizes, if there is one, to trace with.
-        whole: the seconds that it took to capture the model itself, None where it could not be. Where it was, only
-            blocks that occur more than once are looked for, and none with most of the model's parameters: its guard
-            would miss whenever the model's does. Parts within a captured module only serve calls that its guard
-            refuses. Their search may take half the time of the captures around them; parts for which no time is left
-            are refused.
+        unsteady: the reason why no graph of a module can be right, None where there is none.
+        within: whether modules within captured ones are captured as well, for calls that the outer guard refuses.
+        budget: the processor time for all captures.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        call: ExampleCall,
         counting: dict[nn.Module, str],
         put_back: Callable[[], None],
-        cheap: ExampleCall | None = None,
-        whole: float | None = None,
+        unsteady: Callable[[nn.Module], str | None],
+        within: bool = True,
+        budget: Budget | None = None,
     ):
         self.found: list[Part] = []
         self.refused: list[Refused] = []
-        self.left_out = 0  # submodules that there was no time to look at
+        self.left_out = 0
+        self._model, self._put_back, self._counting, self._unsteady = model, put_back, counting, unsteady
+        self._within, self._budget = within, budget or Budget()
         self._paths = {module: path for path, module in model.named_modules() if path}
-        base, outlines = _base(model, call, cheap, self._paths, put_back)
-        self._varied = _varied(model, base, self._paths, put_back)
-        alike = groups(outlines, lambda module: _kinds(outlines[module]))
+
+    def search(
+        self,
+        call: ExampleCall,
+        cheap: ExampleCall | None = None,
+        is_captured: bool = False,
+        entries: frozenset[nn.Module] = frozenset(),
+    ) -> None:
+        """Look for the parts that serve ``call`` of the model, or of one of its methods.
+
+        Args:
+            cheap: a call of the same form with smaller sizes, if there is one, to trace with.
+            is_captured: whether the model itself was captured for this call. Its parts then serve only calls that its
+                guard refuses, and other methods. Looked for are blocks that occur more than once, and none with most
+                of the model's parameters: its guard would miss whenever the model's does.
+            entries: the modules that other methods call, which are looked for in any case.
+        """
+        model, before = self._model, len(self.found)
+        base, outlines = _base(model, call, cheap, self._paths, self._put_back)
+        received = outlines if base is call else observe(model, call, self._paths, values=False)
+        self._varied = _varied(model, base, self._paths, self._put_back)
+        alike = groups(outlines, lambda module: _kinds(outlines[module], received.get(module)))
         self._groups = {module: group for group in alike for module in group}
-        self._counting = counting
         self._irregular = irregular(model, base)
-        blocks = [group for group in alike if whole is None or _is_block(group, model)]
-        wanted = [group[0] for group in blocks if self._is_plain(group, outlines[group[0]])]
-        self._calls = observe(model, base, wanted, values=True)
+        self._done = self._served(call)
+        wanted = [
+            group
+            for group in alike
+            if not self._done.issuperset(group)
+            and (not is_captured or _is_block(group, model) or not entries.isdisjoint(group))
+        ]
+        plain = [group[0] for group in wanted if self._is_plain(group, outlines[group[0]])]
+        self._calls = observe(model, base, plain, values=True)
         # What these modules receive in the example call itself, as the traced call may be a wider one.
-        self._examples = self._calls if base is call else observe(model, call, wanted, values=True)
+        self._examples = self._calls if base is call else observe(model, call, plain, values=True)
         self._captured: dict[nn.Module, Part | None] = {}
-        self._search(model, whole)
-        self._leave_out_singles()
+        self._method = call.method
+        self._search(seconds_within(model, call), is_captured)
+        self.found[before:] = self._in_order(self._without_singles(self.found[before:]))
+        self._capture_again(call, self.found[before:])
+
+    def _served(self, call: ExampleCall) -> set[nn.Module]:
+        """The modules with captures that accept what the modules receive in ``call``, and all modules within them."""
+        known = [captured for part in self.found for captured in part.captures]
+        refused = refusals(self._model, call, known) if known else {}
+        accepting = [module for module, reason in refused.items() if reason is None]
+        return {inner for module in accepting for inner in module.modules()}
 
     def _is_plain(self, group: list[nn.Module], call: ExampleCall) -> bool:
         kind = opaque_kind((call.args, call.kwargs))
-        reason = f"it receives a {kind}" if kind is not None else None
+        reason = f"it receives a {kind}" if kind is not None else self._unsteady(group[0])
         for module in group:
             if module in self._counting:
                 reason = f"its forward changes {self._counting[module]} in every call"
@@ -99,53 +137,76 @@ class Parts:
             self.refused.append(Refused(self._paths[group[0]], CaptureError(reason)))
         return reason is None
 
-    def _search(self, model: nn.Module, whole: float | None) -> None:
-        """Look at the submodules of ``model``, level by level."""
-        around, within = whole or 0.0, 0.0  # seconds spent
+    def _search(self, seconds: Mapping[nn.Module, float], is_captured: bool) -> None:
+        """Look at the submodules in the order of the ``seconds`` that they take."""
         late: set[nn.Module] = set()
-        waiting = deque([(model, whole is not None)])
+        numbers = count()  # so that modules are never compared
+        # Each with whether it, or a module around it, was captured.
+        waiting = [(0.0, next(numbers), self._model, is_captured)]
         while waiting:
-            module, inside = waiting.popleft()  # inside: whether it, or a module around it, was captured
-            for child in module.children():
-                group = self._groups.get(child)
-                if group is None or group[0] not in self._calls or (inside and is_operator(child)):
-                    waiting.append((child, inside))
+            *_, module, inside = heapq.heappop(waiting)
+            if module in self._done:
+                continue
+            group = self._groups.get(module)
+            if group is not None and group[0] in self._calls and not (inside and is_operator(module)):
+                if module not in self._captured and self._budget.left() <= 0:
+                    if group[0] not in late:
+                        late.add(group[0])
+                        self.left_out += len(group)
+                        reason = f"no time was left for it: captures may take {self._budget.seconds:.0f} s"
+                        self.refused.append(Refused(self._paths[module], CaptureError(reason)))
                     continue
-                if child not in self._captured:
-                    left = max(LEAST_SECONDS_WITHIN, around / 2) - within
-                    if inside and left < 0:
-                        if group[0] not in late:
-                            self.left_out += len(group)
-                            error = CaptureError(f"the search for parts within others ended after {within:.1f} s")
-                            self.refused.append(Refused(self._paths[child], error))
-                            late.add(group[0])
+                if module not in self._captured:
+                    self._capture(group)
+                part = self._captured[module]
+                if part is not None:
+                    if part.captures[0].module is not module or part not in self.found or not self._within:
                         continue
-                    start = time.thread_time()
-                    self._capture(group, min(PATIENCE, max(LEAST_SECONDS_WITHIN, left)) if inside else PATIENCE)
-                    seconds = time.thread_time() - start
-                    around, within = (around, within + seconds) if inside else (around + seconds, within)
-                part = self._captured[child]
-                if part is None:
-                    waiting.append((child, inside))
-                elif part.captures[0].module is child and part in self.found:
-                    waiting.append((child, True))
+                    inside = True
+            for child in module.children():
+                heapq.heappush(waiting, (-seconds.get(child, 0.0), next(numbers), child, inside))
 
-    def _leave_out_singles(self) -> None:
-        """Drop single operators that lie within other parts: they were captured only because operators of the same
-        structure stand elsewhere. Then bring the parts into the order of the model."""
-        paths = {captured.path for part in self.found for captured in part.captures}
-        for part in self.found:
+    def _without_singles(self, found: list[Part]) -> list[Part]:
+        """``found`` without single operators that lie within other parts: they were captured only because operators of
+        the same structure stand elsewhere."""
+        paths = {captured.path for part in found for captured in part.captures}
+        for part in found:
             if is_operator(part.captures[0].module):
                 part.captures = [c for c in part.captures if paths.isdisjoint(parents(c.path))]
-        order = {path: index for index, path in enumerate(self._paths.values())}
-        remaining = [part for part in self.found if part.captures]
-        self.found = sorted(remaining, key=lambda part: order[part.captures[0].path])
+        return [part for part in found if part.captures]
 
-    def _capture(self, group: list[nn.Module], patience: float) -> None:
+    def _in_order(self, found: list[Part]) -> list[Part]:
+        """``found`` in the order of the model."""
+        order = {path: index for index, path in enumerate(self._paths.values())}
+        return sorted(found, key=lambda part: order[part.captures[0].path])
+
+    def _capture_again(self, call: ExampleCall, found: list[Part]) -> None:
+        """Capture each module by itself whose guard refuses what the module receives in ``call``: the modules of one
+        structure need not receive the same. Those that no capture serves are refused."""
+        captures = [captured for part in found for captured in part.captures]
+        refused = {m: reason for m, reason in refusals(self._model, call, captures).items() if reason is not None}
+        if not refused:
+            return
+        self._calls |= observe(self._model, call, refused, values=True)
+        self._examples = self._calls
+        for module, reason in refused.items():
+            part = self._captured[module]
+            assert part is not None  # it has been captured
+            part.captures = [captured for captured in part.captures if captured.module is not module]
+            try:
+                again = self._capture_alike([module], module)
+                if refusals(self._model, call, again.captures).get(module) is not None:
+                    raise CaptureError(f"its guard refuses what it receives: {reason}")
+                self.found.append(again)
+            except CaptureError as error:
+                self._refuse([module], error)
+        self.found = [part for part in self.found if part.captures]
+
+    def _capture(self, group: list[nn.Module]) -> None:
         used: set[str] = set()
         try:
             with unread(group, used.add):
-                part = self._capture_alike(group, group[0], patience)
+                part = self._capture_alike(group, group[0])
             if self._is_faithful(part):
                 return self._take(part)
             # Otherwise the modules use integers in which they differ in a way that ``unread`` cannot see, such as
@@ -155,18 +216,18 @@ class Parts:
                 return self._refuse(group, error)
         for subgroup in by_integers(group):
             try:
-                self._take(self._capture_alike(subgroup, group[0], patience))
+                self._take(self._capture_alike(subgroup, group[0]))
             except CaptureError as error:
                 self._refuse(subgroup, error)
 
-    def _capture_alike(self, group: list[nn.Module], observed: nn.Module, patience: float) -> Part:
+    def _capture_alike(self, group: list[nn.Module], observed: nn.Module) -> Part:
         """Capture the first of ``group`` with the call that ``observed``, of the same structure, received."""
         first, call = group[0], self._calls[observed]
         free = choices(first, call, {name: calls.get(observed) for name, calls in self._varied.items()})
         example = self._examples.get(observed, call)  # the example call itself may not reach it
-        captured = capture(first, self._paths[first], call, free, example, patience)
+        captured = capture(first, self._paths[first], call, free, example, self._budget, PATIENCE)
         others = [captured.alike(self._paths[module], module) for module in group[1:]]
-        return Part([captured, *others])
+        return Part([captured, *others], self._method)
 
     def _take(self, part: Part) -> None:
         self._captured.update(dict.fromkeys((captured.module for captured in part.captures), part))
@@ -251,13 +312,19 @@ def choices(
     return [choice for choice in (named, batch) if choice] + [{}]
 
 
-def _kinds(call: ExampleCall) -> Hashable:
-    """The structure of the arguments, the ranks and dtypes of tensors, which of those are one, the values of flags."""
+def _kinds(*calls: ExampleCall | None) -> Hashable:
+    """Of each call, the structure of the arguments, the sizes, strides and dtypes of tensors, which of those are one,
+    and the values of flags. Modules that differ in these need graphs or memory layouts that differ."""
+    return tuple(None if call is None else _kind(call) for call in calls)
+
+
+def _kind(call: ExampleCall) -> Hashable:
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     kinds = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            kinds.append((leaf.dim(), leaf.dtype))
+            is_opaque = opaque_kind(leaf) is not None
+            kinds.append((leaf.dtype, *((leaf.dim(),) if is_opaque else (tuple(leaf.shape), leaf.stride()))))
         else:
             kinds.append(leaf if isinstance(leaf, (bool, str, type(None))) else type(leaf))
     return repr(spec), tuple(kinds), given_as([leaf for leaf in leaves if isinstance(leaf, Tensor)])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from types import CellType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ from ..inputs import ExampleCall, is_whole
 from ..runtime import OF_EVERY_MODULE
 from ..torch_state import is_dense, is_transformed
 from .structure import inside
+
+if TYPE_CHECKING:
+    from .captured import Capture
 
 
 def observe(
@@ -36,6 +40,59 @@ def observe(
     handles = [module.register_forward_pre_hook(_keeper(calls, values), with_kwargs=True) for module in modules]
     _run_once(model, call, handles)
     return calls
+
+
+def refusals(model: nn.Module, call: ExampleCall, captures: Iterable[Capture]) -> dict[nn.Module, str | None]:
+    """By module, why the guard of its capture refuses what the module receives in ``call``; None where it accepts one
+    of the inputs. Modules that are not called are missing.
+
+    Raises:
+        Exception: whatever the model raises for this call.
+    """
+    found: dict[nn.Module, str | None] = {}
+
+    def checked(captured: Capture) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            leaves = captured.region.call.leaves(args, kwargs)
+            reason = "the call has other arguments" if leaves is None else captured.region.guard.refusal(leaves)
+            if reason is None or module not in found:
+                found[module] = reason
+
+        return hook
+
+    handles = [c.module.register_forward_pre_hook(checked(c), with_kwargs=True) for c in captures]
+    _run_once(model, call, handles)
+    return found
+
+
+def seconds_within(model: nn.Module, call: ExampleCall) -> dict[nn.Module, float]:
+    """The seconds that each module takes in one run of ``call``; those of a module that is not called itself, such as
+    a list of layers, are the sum of what its children take.
+
+    Raises:
+        Exception: whatever the model raises for this call.
+    """
+    taken: dict[nn.Module, float] = {}
+    begun: list[float] = []
+    wait = torch.cuda.synchronize if any(tensor.is_cuda for tensor in call.tensors()) else lambda: None
+
+    def before(module: nn.Module, _: Any) -> None:
+        wait()
+        begun.append(time.perf_counter())
+
+    def after(module: nn.Module, *_: Any) -> None:
+        wait()
+        taken[module] = taken.get(module, 0.0) + time.perf_counter() - begun.pop()
+
+    handles: list[RemovableHandle] = []
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(before))
+        handles.append(module.register_forward_hook(after))
+    _run_once(model, call, handles)
+    for module in reversed(list(model.modules())):  # children come after their parents
+        if module not in taken:
+            taken[module] = sum(taken.get(child, 0.0) for child in module.children())
+    return taken
 
 
 def irregular(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
@@ -125,7 +182,7 @@ _WAYS = (nn.Module, weakref.ref, MethodType, functools.partial)
 def _run_once(model: nn.Module, call: ExampleCall, handles: Iterable[RemovableHandle]) -> None:
     """Run the hooked model, and take the hooks away."""
     try:
-        model_outputs(model, call.args, call.kwargs)
+        model_outputs(model, call.args, call.kwargs, call.method)
     finally:
         for handle in handles:
             handle.remove()

@@ -83,7 +83,7 @@ def trace(
         dimensions = free_dimensions(model, call)
     # Each argument becomes a tensor of its own: one that is given twice, or is a weight of the model, would be a single
     # value in the graph, and so in later calls with different tensors.
-    widened = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    widened = [_dense(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     dynamic: list[dict[int, Any] | None] = [None] * len(leaves)
     for index, dimension in (place for group in dimensions.values() for place in group):
         # The exporter takes a size of 1 for a constant.
@@ -194,6 +194,16 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
             vars(model)["forward"] = own
         for mode in modes:
             _untrack(mode)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """``tensor``, or a copy where it has gaps, as a slice of a larger tensor has: the exporter would take its strides
+    for sizes that no dimension of an input shows."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_contiguous():
+        return tensor
+    copy = tensor.clone()
+    return tensor if copy.stride() == tensor.stride() else copy
 
 
 def _call_form(model: nn.Module, call: ExampleCall) -> CallForm:

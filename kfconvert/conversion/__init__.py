@@ -21,6 +21,7 @@ from .preparation import (
     resolve_device,
 )
 from .selector import Decision, Selector
+from .serving import Served, replace_served, revert_methods
 from .sites import match
 from .stages import Progress, Stages
 from .statistics import ConversionStats
@@ -57,6 +58,7 @@ __all__ = [
     "Progress",
     "Result",
     "Selector",
+    "Served",
     "Stages",
     "calls_between_checks",
     "check_arguments",
@@ -78,8 +80,10 @@ __all__ = [
     "prepare",
     "programs",
     "replace",
+    "replace_served",
     "resolve_device",
     "revert",
+    "revert_methods",
     "shares_of_time",
     "takes_options",
     "time",

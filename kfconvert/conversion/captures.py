@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from ..capture import (
+    Budget,
     Capture,
     Part,
     Parts,
     Refused,
     capture_forms,
     capture_generation,
+    methods_with_modules,
     parents,
     refused_in_every_form,
     with_few,
@@ -23,10 +24,14 @@ from ..capture import (
 from ..graph import blame, definition
 from ..inputs import ExampleCall, is_token_model, token_calls
 from ..region import CaptureError
-from ..runtime import LAYOUT, unsteady
+from ..runtime import LAYOUT
 from .effort import Effort
 from .preparation import Prepared
 from .stages import Stages
+
+# Seconds of processor time: for one form of the whole model, whatever the effort, and what parts get where captures
+# have a budget.
+WHOLE_SECONDS, PARTS_SECONDS = 300.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,11 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
     model, calls = prepared.model, [prepared.call]
     if effort.other_calls and is_token_model(model):
         calls += token_calls(model, prepared.call)
+    budget, seconds = Budget(effort.for_captures(stages.spent())), WHOLE_SECONDS
     with stages.stage("trace", len(calls) + 1) as advance:
-        start = time.thread_time()
         refusal = refused_in_every_form(model, prepared.counting, prepared.outputs, prepared.asked)
-        found = capture_forms(model, calls, advance, refusal)
+        found = capture_forms(model, calls, advance, refusal, min(seconds, budget.left() - PARTS_SECONDS))
         first = next((form for form in found if isinstance(form, Capture)), None)
-        whole = None if first is None else time.thread_time() - start
         cheap = None if first is None else _cheap_call(first)
         prepared.settled.restore()
         replayed = replayed and not (first is not None and first.region.communicates)
@@ -79,14 +83,21 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
         ):
             calls.append(each)
             found.append(captured)
-        if first is not None and not effort.other_calls:
-            advance()
-            return gathered(model, calls, found, (), prepared.asked)
-        parts = Parts(model, prepared.call, prepared.counting, prepared.settled.restore, cheap, whole)
+        within = effort.other_calls
+        parts = Parts(model, prepared.counting, prepared.settled.restore, prepared.unsteady, within, budget)
+        if first is None or effort.other_calls:
+            parts.search(prepared.call, cheap, first is not None, _entries(model))
+        for call, _ in prepared.methods:
+            parts.search(call)
         prepared.settled.restore()  # of what the last traces have left
         advance()
-    kept = () if unsteady(prepared.asked) else parts.found
-    return gathered(model, calls, found, kept, prepared.asked, parts.refused, parts.left_out)
+    return gathered(model, calls, found, parts.found, prepared.asked, parts.refused, parts.left_out, prepared.asked_of)
+
+
+def _entries(model: nn.Module) -> frozenset[nn.Module]:
+    """The children of ``model`` that methods besides ``forward`` call."""
+    children = dict(model.named_children())
+    return frozenset(children[name] for names in methods_with_modules(model).values() for name in names)
 
 
 def gathered(
@@ -97,10 +108,13 @@ def gathered(
     asked: frozenset[str],
     refused: Sequence[Refused] = (),
     left_out: int = 0,
+    asked_of: Callable[[nn.Module], frozenset[str]] | None = None,
 ) -> Captures:
     """``found`` for each of the ``calls``, and ``parts``; those ``refused`` are named where no call was captured.
 
-    ``asked``: what the model's code asks of tensors, see ``runtime.tensor_facts``.
+    Args:
+        asked: what the model's code asks of tensors, see ``runtime.tensor_facts``.
+        asked_of: what the code of one module asks; that of the model by default.
     """
     forms = tuple(form for form in found if isinstance(form, Capture))
     regions = [
@@ -110,10 +124,12 @@ def gathered(
     regions += [_region(model, captured.path, captured.path) for part in parts for captured in part.captures]
     regions += [_region(model, each.path, each.path, each.error) for each in (() if forms else refused)]
     captures = Captures(forms, tuple(parts), tuple(regions), left_out)
-    for captured in captures.every():
-        captured.region.asked |= asked - {LAYOUT}
+    for form in forms:
+        form.region.asked |= asked - {LAYOUT}
     for part in parts:
+        of_part = asked if asked_of is None else asked_of(part.captures[0].module)
         for captured in part.captures:
+            captured.region.asked |= of_part - {LAYOUT}
             captured.region.is_read_by_layout = LAYOUT in asked
     return captures
 

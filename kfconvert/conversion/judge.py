@@ -102,10 +102,11 @@ class Judge:
 
     def _sample(self, call: ExampleCall) -> JudgedCall:
         with originals():  # parts may be installed while several of them are judged
-            return call, self._reference(call), model_outputs(self._model, call.args, call.kwargs)
+            outputs = model_outputs(self._model, call.args, call.kwargs, call.method)
+            return call, self._reference(call), outputs
 
     def _reference(self, call: ExampleCall) -> Reference:
-        return reference_outputs(self._model, call.args, call.kwargs)
+        return reference_outputs(self._model, call.args, call.kwargs, call.method)
 
 
 def _turned(amount: int) -> Callable[[Tensor], Tensor]:

@@ -40,7 +40,7 @@ class Layouts:
                     advance()
         for part in self._captures.parts:
             self._decide_others(part)
-            if self._selector.timed and not self._captures.forms:
+            if self._selector.timed and (part.method or not self._captures.forms):
                 self._reject_slow(part)
         for form in self._captures.forms[1:]:
             # A step of one token, for which what is fast for a prompt may be slow.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..accuracy import copied_model, model_outputs
 from ..capture import WrittenState, around, run_keeping, written_state
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
-from ..runtime import UNKNOWN, Asked, function_mode, named_by_code, originals, uninstall
+from ..runtime import UNKNOWN, Asked, function_mode, named_by_code, originals, uninstall, unsteady
 from ..settings import SettingError, max_rewrites
 from .as_given import AsGiven, given_back_on_error
 from .kept import Kept, readers
@@ -29,9 +29,10 @@ class Prepared:
     them, changes in every call of the same inputs, or carries something from call to call, or out of the module, which
     a captured graph would freeze, each with its dotted name; where a global changes, that is the model. ``own_state``
     puts back what the calls of a conversion change in it, ``settled`` to what it was after the first calls; ``asked``
-    has what its code asks of tensors (see ``tensor_facts``); ``tuned`` are the calls that sites are decided for, each
-    with its weight, where these were given; ``as_given`` is what a model that is converted in place was before;
-    ``moved`` is memory in which parameters were and which calls in other threads may be reading."""
+    has what its code asks of tensors (see ``tensor_facts``), ``asked_within`` what was asked while each module ran;
+    ``methods`` are the example calls of other methods, each with its outputs; ``tuned`` are the calls that sites are
+    decided for, each with its weight, where these were given; ``as_given`` is what a model that is converted in place
+    was before; ``moved`` is memory in which parameters were and which calls in other threads may be reading."""
 
     model: nn.Module
     device: torch.device
@@ -41,8 +42,10 @@ class Prepared:
     own_state: OwnState
     settled: OwnState
     asked: frozenset[str]
+    asked_within: dict[nn.Module, set[str]]
     tuned: list[tuple[ExampleCall, float]]
     as_given: AsGiven | None
+    methods: list[tuple[ExampleCall, Any]] = field(default_factory=list)
     moved: list[Tensor] = field(default_factory=list)
     original: nn.Module | None = None
 
@@ -54,6 +57,18 @@ class Prepared:
             self.original = copied_model(self.model, {id(tensor): tensor for tensor in tensors})
         except Exception:  # the model's own code may raise anything
             self.original = None
+
+    def unsteady(self, module: nn.Module) -> str | None:
+        """Why no graph of ``module`` can be right, whose code asks tensors what no guard checks; None if there is no
+        such reason."""
+        name = unsteady(self.asked_of(module))
+        return None if name is None else f"its code asks for {name} of a tensor, which differs from call to call"
+
+    def asked_of(self, module: nn.Module) -> frozenset[str]:
+        """What the code of ``module`` asks of tensors."""
+        if UNKNOWN in self.asked:
+            return self.asked
+        return frozenset(self.asked_within.get(module, ())) | named_by_code(module)
 
     def run_original(self, call: Callable[[nn.Module], Any]) -> Any:
         """What ``call`` makes of the model as it was before the conversion."""
@@ -108,23 +123,25 @@ def prepare(
     model: nn.Module,
     input_shape: Sequence[int] | None,
     example_inputs: Any,
-    device: torch.device,
+    device: torch.device | str | None,
     dtype: torch.dtype | None,
     inplace: bool,
     tune_for: Sequence[Any] | None = None,
+    example_calls: Mapping[str, Any] | None = None,
 ) -> Prepared:
     """Copy (unless ``inplace``), move, and try ``model``; parameters as for ``ModelConverter.convert_model``.
 
     Raises:
         ConversionError: it cannot be copied, or does not accept the example call.
     """
+    device = resolve_device(device, model)
     try:
         max_rewrites(0)
     except SettingError as error:
         raise ConversionError(str(error)) from None
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConversionError(f"dtype must be a floating-point dtype such as torch.float16, not {dtype!r}")
-    loads = _loads(tune_for)
+    loads, example_calls = _loads(tune_for), check_methods(model, example_calls)
     if loads and input_shape is None and example_inputs is None:
         input_shape, example_inputs = _given(loads[0])
     given = model
@@ -136,7 +153,7 @@ def prepare(
     uninstall(model)
     as_given = AsGiven(model, tensors=dtype is not None or _is_elsewhere(model, device)) if inplace else None
     with given_back_on_error(as_given):
-        return _prepared(model, given, as_given, input_shape, example_inputs, device, dtype, loads)
+        return _prepared(model, given, as_given, input_shape, example_inputs, device, dtype, loads, example_calls)
 
 
 def _prepared(
@@ -148,6 +165,7 @@ def _prepared(
     device: torch.device,
     dtype: torch.dtype | None,
     loads: list[Weighted],
+    example_calls: Mapping[str, Any],
 ) -> Prepared:
     """As ``prepare``, of ``model``: a copy of the one that was ``given``, or that itself, known ``as_given``."""
     model = model.to(device, dtype).eval() if dtype else model.to(device).eval()
@@ -157,6 +175,10 @@ def _prepared(
     try:
         calls = [example_call(model, input_shape, example_inputs, device, each) for each in dtypes]
         tuned = [[example_call(model, *_given(load), device, each) for each in dtypes] for load in loads]
+        of_methods = [
+            [replace(example_call(model, None, inputs, device, each), method=name) for each in dtypes]
+            for name, inputs in example_calls.items()
+        ]
     except InputError as error:
         raise ConversionError(str(error)) from None
     before = Kept(model)
@@ -168,18 +190,23 @@ def _prepared(
         own_state.settled(model)
         after = Kept(model)
         # A run of its own: PyTorch's attention takes another way while a mode looks on.
-        asked = Asked()
-        try:
-            with asked:
-                model_outputs(model, call.args, call.kwargs)
-        except Exception:  # as of torch.cond, which Dynamo runs together with the mode
-            asked.names.add(UNKNOWN)
+        asked = _asked(model, call)
         # What changes in the first call only is a size or a flag that the model has yet to learn.
         counting = around(model, after.changed(Kept(model))) if before.changed(after) else {}
         settled = OwnState(model)
         written = _written_state(model, call, settled)
         own_state.keep(model, written.carried, weights)
         counting = written.modules | counting
+        methods = []
+        for each in of_methods:
+            methods.append(_accepted(model, each))
+            own_state.settled(model)
+            settled = OwnState(model)
+            of_method, _ = methods[-1]
+            for module, found in _asked(model, of_method).within.items():
+                asked.within[module] |= found
+            settled.restore()
+            counting = _written_state(model, of_method, settled).modules | counting
         names = asked.names | named_by_code(model)
         accepted = []
         for load, each in zip(loads, tuned):
@@ -194,12 +221,44 @@ def _prepared(
             own_state,
             settled,
             frozenset(names),
+            asked.within,
             accepted,
             as_given,
+            methods,
         )
     except BaseException:
         own_state.restore()
         raise
+
+
+def check_methods(model: nn.Module, example_calls: Any) -> Mapping[str, Any]:
+    """``example_calls`` if it maps names of public methods of ``model`` to inputs; nothing for None.
+
+    Raises:
+        ConversionError: it does not.
+    """
+    if example_calls is None:
+        return {}
+    if not isinstance(example_calls, Mapping):
+        raise ConversionError(f"example_calls must be a dict of method names and inputs, not {example_calls!r}"[:300])
+    for name in example_calls:
+        is_public = isinstance(name, str) and not name.startswith("_") and name != "forward"
+        if not is_public or not callable(getattr(model, name, None)):
+            raise ConversionError(
+                f"example_calls: {name!r} is no public method of {type(model).__name__} besides forward"[:300]
+            )
+    return example_calls
+
+
+def _asked(model: nn.Module, call: ExampleCall) -> Asked:
+    """What code asks of tensors in ``call``."""
+    asked = Asked(model)
+    try:
+        with asked:
+            model_outputs(model, call.args, call.kwargs, call.method)
+    except Exception:  # as of torch.cond, which Dynamo runs together with the mode
+        asked.names.add(UNKNOWN)
+    return asked
 
 
 def _is_elsewhere(model: nn.Module, device: torch.device) -> bool:
@@ -246,9 +305,10 @@ def _accepted(model: nn.Module, calls: list[ExampleCall]) -> tuple[ExampleCall, 
     """The first of ``calls`` that the model can run, and the outputs; the reason is that of the last."""
     for call in calls:
         try:
-            return call, model_outputs(model, call.args, call.kwargs)
+            return call, model_outputs(model, call.args, call.kwargs, call.method)
         except Exception as error:  # the model's own code may raise anything
-            reason = f"{type(model).__name__} does not accept {call.summary()}: {first_line(error)}"
+            name = ".".join(filter(None, (type(model).__name__, call.method)))
+            reason = f"{name} does not accept {call.summary()}: {first_line(error)}"
             cause = error
     raise ConversionError(reason) from cause
 

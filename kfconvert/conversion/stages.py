@@ -13,11 +13,15 @@ Progress = Callable[[str, int, int], None]
 
 
 class Stages:
-    """``seconds`` has the duration of each stage that has ended."""
+    """``seconds`` has the duration of each stage that has ended, ``spent`` the processor time since this was made."""
 
     def __init__(self, progress: Progress | None = None):
         self._progress = progress or (lambda stage, done, total: None)
         self.seconds: dict[str, float] = {}
+        self._begin = time.thread_time()
+
+    def spent(self) -> float:
+        return time.thread_time() - self._begin
 
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[Callable[[], None]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..capture import methods_with_modules
 from ..graph import at
 from ..inputs import described
 from ..json_values import json_ready
@@ -51,7 +52,9 @@ def conversion_stats(result: Result) -> ConversionStats:
     Keys: ``<pattern>_found`` and ``<pattern>_replaced`` for every pattern that was found, ``total_found``,
     ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed or the
     original is given back), ``sites``, ``near_misses``, ``unmatched_activations`` (those that no pattern has taken),
-    ``regions``, ``parts_left_out`` (how many submodules there was no time to look at), ``dynamic``, ``accuracy``,
+    ``regions``, ``parts_left_out`` (how many submodules there was no time to look at), ``served`` (for each example
+    call its ``method``, None for the forward, ``inputs``, and the ``hits`` and ``misses`` of programs by path),
+    ``methods`` (see ``_methods``), ``dynamic``, ``accuracy``,
     ``timings`` (milliseconds), ``time_shares`` (see ``shares_of_time``; None where they were not asked for),
     ``tuned_for`` (``inputs``, ``weight`` and ``timings`` of each input that was given to tune for), ``generation`` (see
     ``GenerationTimings.as_dict``; None for models that do not generate, or where nothing was converted), ``seconds`` a
@@ -90,6 +93,8 @@ def conversion_stats(result: Result) -> ConversionStats:
         "own_patterns": _own_patterns(result),
         "regions": list(result.captures.regions),
         "parts_left_out": result.captures.left_out,
+        "served": [] if result.served is None or result.reverted else result.served.calls,
+        "methods": _methods(result),
         "dynamic": result.captures.forms[0].region.dynamic() if result.captures.forms else [],
         "accuracy": result.accuracy.as_dict() if result.accuracy else None,
         "timings": timings.as_dict() if timings is not None else None,
@@ -138,6 +143,21 @@ def _tuned(result: Result) -> list[dict[str, Any]]:
         }
         for call, weight in result.tuned
     ]
+
+
+def _methods(result: Result) -> list[dict[str, Any]]:
+    """The public methods besides ``forward`` that run modules of the model: ``name``, the ``modules`` that it calls,
+    the ``fused`` ones of these, in which parts have applied sites, and ``timings`` where an example was given."""
+    applied = {c.path for part in result.captures.parts for c in part.captures if c.applied}
+    timed = {} if result.timings is None else {call.method: found for call, found in result.timings.methods}
+    known = methods_with_modules(result.model)
+    found = []
+    for name in dict.fromkeys((*known, *filter(None, timed))):
+        modules = known.get(name, [])
+        fused = [each for each in modules if any(f"{path}.".startswith(f"{each}.") for path in applied)]
+        timings = timed[name].as_dict() if name in timed else None
+        found.append({"name": name, "modules": modules, "fused": fused, "timings": timings})
+    return found
 
 
 def _near_miss(miss: NearMiss, region: str) -> dict[str, str | None]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,9 @@ from .preparation import ConversionError, Prepared
 from .stages import Stages
 from .statistics import ConversionStats, conversion_stats
 
+if TYPE_CHECKING:
+    from .serving import Served
+
 # To time the original and the converted model, together.
 SECONDS_PER_MODEL = 1.0
 LEAST_ROUNDS = 3
@@ -73,6 +76,7 @@ class Result:
     remembered: int = 0
     tuned: Sequence[tuple[ExampleCall, float]] = ()
     time_shares: dict[str, Any] | None = None
+    served: Served | None = None
 
 
 def programs(captures: Captures, stages: Stages) -> dict[str, list[Variant]]:
@@ -122,11 +126,12 @@ def merge_weights(model: nn.Module, variants: dict[str, list[Variant]]) -> list[
 @dataclass(frozen=True)
 class Timings:
     """The original against the converted model: for the ``example`` call, for each that the model is ``tuned`` for,
-    with its weight, and for ``generate`` from the example's prompt."""
+    with its weight, for ``generate`` from the example's prompt, and for the example calls of other ``methods``."""
 
     example: Comparison
     tuned: list[tuple[ExampleCall, float, Comparison]]
     generation: GenerationTimings | None = None
+    methods: list[tuple[ExampleCall, Comparison]] = field(default_factory=list)
 
     def slower(self) -> str | None:
         """How much slower the converted model is as a whole, where that is beyond doubt; else None."""
@@ -163,19 +168,20 @@ def time(
     """
     graphs = ledger.graphs
     graphs.enabled = cuda_graphs is not False and can_record(prepared.device)
-    if not any(captured.applied for captured in captures.outermost()):
+    of_methods = [captured for part in captures.parts if part.method for captured in part.captures]
+    if not any(captured.applied for captured in (*captures.outermost(), *of_methods)):
         return None
     generates = prompt_of(prepared.model, prepared.call) is not None
-    with stages.stage("time", 1 + len(prepared.tuned) + generates) as advance:
-        calls = [prepared.call, *(call for call, _ in prepared.tuned)]
+    with stages.stage("time", 1 + len(prepared.tuned) + len(prepared.methods) + generates) as advance:
+        calls = [prepared.call, *(call for call, _ in (*prepared.tuned, *prepared.methods))]
         seconds = SECONDS_PER_MODEL * share
-        budgets = [seconds] + [seconds / len(calls)] * len(prepared.tuned)
+        budgets = [seconds] + [seconds / len(calls)] * (len(calls) - 1)
         found = []
         for call, budget in zip(calls, budgets):
             found.append(_timed(prepared, call, graphs, budget))
             advance()
         weights = [weight for _, weight in prepared.tuned]
-        decisive = list(zip(found[1:], weights)) or [(found[0], 1.0)]
+        decisive = list(zip(found[1 : 1 + len(weights)], weights)) or [(found[0], 1.0)]
         if cuda_graphs is None and _are_faster_launched(decisive):
             graphs.enabled = False
             graphs.clear()
@@ -187,7 +193,8 @@ def time(
                 generation = time_generation(prepared, new_tokens, seconds)
             advance()
     tuned = [(call, weight, timings) for (call, weight), timings in zip(prepared.tuned, found[1:])]
-    return Timings(found[0], tuned, generation)
+    methods = [(call, timings) for (call, _), timings in zip(prepared.methods, found[1 + len(tuned) :])]
+    return Timings(found[0], tuned, generation, methods)
 
 
 def _timed(prepared: Prepared, call: ExampleCall, graphs: CudaGraphs, budget: float) -> Comparison:

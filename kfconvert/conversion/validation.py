@@ -10,7 +10,7 @@ from ..accuracy import ValidationResult, evaluation, model_outputs
 from ..capture import Capture
 from ..inputs import ExampleCall
 from ..matching import Site
-from ..runtime import install, uninstall
+from ..runtime import Variant, install, uninstall
 from .captures import Captures
 from .judge import Judge, drop_inaccurate
 from .layouts import Layouts
@@ -37,15 +37,17 @@ def validate(
         accuracy_threshold: None where nothing is to be judged.
     """
     judged = _Validation(prepared, captures, layouts)
-    of_parts = any(captured.applied for captured in captures.every() if captured.path)
+    of_parts = any(captured.applied for part in captures.parts if not part.method for captured in part.captures)
     with stages.stage("validate", 2) as advance:
-        if accuracy_threshold is not None and (captures.forms or of_parts):
+        if accuracy_threshold is not None and (captures.forms or of_parts or prepared.methods):
             judge = Judge(prepared.model, prepared.call, prepared.outputs, accuracy_threshold)
             if of_parts:
                 judged.judge_parts(judge)
             advance()
             if captures.forms and not judged.reverted:
                 judged.judge_whole(judge, captures.forms[0])
+            for call, outputs in prepared.methods if not judged.reverted else ():
+                judged.judge_method(Judge(prepared.model, call, outputs, accuracy_threshold), call.method)
         advance()
     return Verdict(judged.accuracy, judged.reverted, judged.dropped)
 
@@ -81,31 +83,41 @@ class _Validation:
 
         self._conclude("the captured graph itself", lambda: [[site] for site in captured.applied], judged)
 
-    def judge_parts(self, judge: Judge) -> None:
-        """Judge the model with its parts converted and its own forward."""
-        captures = [captured for part in self._captures.parts for captured in part.captures]
+    def judge_method(self, judge: Judge, method: str | None) -> None:
+        """Judge a method of the model by its example call; it is not the accuracy that the model is reported with."""
+        accuracy = self.accuracy
+        self.judge_parts(judge, method)
+        self.accuracy = accuracy or self.accuracy
+
+    def judge_parts(self, judge: Judge, method: str | None = None) -> None:
+        """Judge the model, or a method of it, with its parts converted and its own forward."""
+        parts = [part for part in self._captures.parts if part.method in (None, method)]
+        captures = [captured for part in parts for captured in part.captures]
 
         def applied() -> list[list[Site]]:
             """The applied sites, those of one place in the captures of one part together."""
             by_kind: dict[Any, list[Site]] = {}
-            for part in self._captures.parts:
+            for part in parts:
                 for captured in part.captures:
                     for index, site in enumerate(captured.sites):
                         if site.status == "applied":
-                            by_kind.setdefault((part.captures[0].path, index), []).append(site)
+                            by_kind.setdefault((id(part), index), []).append(site)
             return list(by_kind.values())
 
         def judged(items: Sequence[list[Site]]) -> ValidationResult:
             wanted = {id(site) for item in items for site in item}
-            chosen = {c.path: [site for site in c.applied if id(site) in wanted] for c in captures}
-            variants = {c.path: [c.variant(chosen[c.path])] for c in captures if chosen[c.path]}
+            chosen = {id(c): [site for site in c.applied if id(site) in wanted] for c in captures}
+            variants: dict[str, list[Variant]] = {}
+            for c in captures:
+                if chosen[id(c)]:
+                    variants.setdefault(c.path, []).append(c.variant(chosen[id(c)]))
             install(self._model, variants, {}).notices.silent = True  # misses within a conversion concern nobody
             try:
-                return judge(lambda call: model_outputs(self._model, call.args, call.kwargs))
+                return judge(lambda call: model_outputs(self._model, call.args, call.kwargs, call.method))
             finally:
                 uninstall(self._model)
                 # What they have packed would lie beside what the whole model's program is about to pack.
-                for [variant] in variants.values():
+                for variant in (each for found in variants.values() for each in found):
                     variant.program.clear()
 
         self._conclude("a captured part", applied, judged)

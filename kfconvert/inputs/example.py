@@ -28,10 +28,11 @@ class InputError(ValueError):
 
 @dataclass
 class ExampleCall:
-    """One call of the model: ``model(*args, **kwargs)``."""
+    """One call of the model: ``model(*args, **kwargs)``, or of its method of the name ``method``."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+    method: str | None = None
 
     def __call__(self, model: Callable[..., Any]) -> Any:
         """The outputs; caches, containers and objects among the arguments, which a call may write to, stay as they
@@ -43,12 +44,16 @@ class ExampleCall:
             call = self
         else:
             call = ExampleCall(*pytree.tree_map(_own, (self.args, self.kwargs), is_leaf=is_whole))
-        return model(*call.args, **call.kwargs)
+        return self.function(model)(*call.args, **call.kwargs)
+
+    def function(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        """What the call calls: ``model`` itself, or its method."""
+        return model if self.method is None else getattr(model, self.method)
 
     def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> ExampleCall:
         """The same call with ``fn`` applied to every tensor, at whatever depth it lies; see ``to_each``."""
         args, kwargs = map_tensors(to_each(fn), (self.args, self.kwargs), is_leaf=is_whole)
-        return ExampleCall(args, kwargs)
+        return ExampleCall(args, kwargs, self.method)
 
     def copied(self) -> ExampleCall:
         """The same call with tensors of its own, into which a forward may write."""
@@ -190,6 +195,7 @@ def variations(call: ExampleCall) -> dict[str, ExampleCall]:
         found["batch"] = ExampleCall(
             tuple(longer.get(id(value), value) for value in call.args),
             {name: longer.get(id(value), value) for name, value in call.kwargs.items()},
+            call.method,
         )
     elif len({tensor.shape[0] for tensor in tensors if tensor.dim() > 0}) == 1:
         found["batch"] = call.map_tensors(lambda tensor: _longer(tensor, 0) if tensor.dim() > 0 else tensor)

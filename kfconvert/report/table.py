@@ -160,6 +160,10 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
     captured = captured_line(stats)
     if captured:
         facts.add_row("captured", Text(captured))
+    for line in served_lines(stats):
+        facts.add_row("served", Text(line))
+    for line in methods_lines(stats):
+        facts.add_row("methods", Text(line))
     for line in not_captured_lines(stats):
         facts.add_row("not captured", Text(line))
     if stats.get("parts_left_out"):
@@ -256,6 +260,32 @@ def captured_line(stats: dict[str, Any]) -> str | None:
         return f"the whole model; {len(parts)} of its modules also alone, for calls that the whole does not take"
     shown = ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
     return f"{len(parts)} modules alone ({shown})"
+
+
+def served_lines(stats: dict[str, Any]) -> list[str]:
+    """One line for each example call: how many programs have served it, as the model was delivered."""
+    lines = []
+    for call in stats.get("served") or () if stats.get("total_replaced") else ():
+        name, hits = call["method"] or "forward", call["hits"]
+        ran = "the whole model" if list(hits) == [""] else f"{len(hits)} captured modules" if hits else "no module"
+        misses = f"; {len(call['misses'])} captured modules ran their original forward" if call["misses"] else ""
+        lines.append(f"{name}({call['inputs']}): {ran} ran fused{misses}")
+    return lines
+
+
+def methods_lines(stats: dict[str, Any]) -> list[str]:
+    """What other methods than ``forward`` run, by what is fused in it, and the times of those with example calls."""
+    lines, original = [], []
+    for method in stats.get("methods") or () if stats.get("total_replaced") else ():
+        if method.get("timings"):
+            lines.append(f"{method['name']}: {speed_line(method)}")
+        elif method["fused"]:
+            lines.append(f"{method['name']}: runs {', '.join(method['fused'])} fused, for inputs as in forward")
+        else:
+            original.append(method["name"])
+    if original:
+        lines.append(f"{', '.join(original)}: the original runs; example_calls={{{original[0]!r}: inputs}} converts it")
+    return lines
 
 
 def not_captured_lines(stats: dict[str, Any]) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
@@ -114,14 +116,32 @@ _ATTRIBUTE = "the attribute "
 
 
 class Asked(TorchFunctionMode):
-    """Within the block, ``names`` collects what the code of a model's author asks of tensors in this thread."""
+    """Context manager that collects what the code of a model's author asks of tensors in this thread.
 
-    def __init__(self):
+    ``names`` has all of it; ``within`` has, by module, what was asked while that module ran.
+    """
+
+    def __init__(self, model: nn.Module):
         super().__init__()
         self.names: set[str] = set()
+        self.within: dict[nn.Module, set[str]] = defaultdict(set)
+        self._model = model
+        self._running: list[nn.Module] = []
         self._shared = SharedByLayout()
 
+    def note(self, name: str) -> None:
+        """Add ``name`` to the names of the model and of the modules that run now."""
+        self.names.add(name)
+        for module in self._running:
+            self.within[module].add(name)
+
     def __enter__(self):
+        self._hooks = ExitStack()
+        for module in self._model.modules():
+            before = module.register_forward_pre_hook(lambda each, _: self._running.append(each), prepend=True)
+            after = module.register_forward_hook(lambda *_: self._running.pop() and None, always_call=True)
+            self._hooks.callback(before.remove)
+            self._hooks.callback(after.remove)
         # No function of torch is called for the id of a tensor, neither where dicts with weak keys ask for it.
         self._here, self._id = ThisThread(), builtins.id
         builtins.id = self._identified
@@ -129,13 +149,14 @@ class Asked(TorchFunctionMode):
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
+        self._hooks.close()
         self._here.over = True
         if builtins.id == self._identified:
             builtins.id = self._id
 
     def _identified(self, value: Any, /) -> int:
         if self._here and isinstance(value, Tensor) and is_of_author(_asker(sys._getframe(1))):
-            self.names.add("id")
+            self.note("id")
         return self._id(value)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -147,18 +168,19 @@ class Asked(TorchFunctionMode):
         try:
             result = function(*args, **(kwargs or {}))
         except Exception:  # which the code may catch
-            self.names |= {LAYOUT} if by_layout else set()
+            if by_layout:
+                self.note(LAYOUT)
             raise
         if by_layout and not (name in ("view", "view_as") and only_splits(args[0].shape, result.shape)):
-            self.names.add(LAYOUT)
+            self.note(LAYOUT)
         if self._shared.is_written(name, args, kwargs or {}, result):
-            self.names.add(LAYOUT)
+            self.note(LAYOUT)
         if name in _OF_ELEMENTS:
-            self.names.add(ELEMENTS)
+            self.note(ELEMENTS)
         elif name == "__repr__":  # which PyTorch's own code asks for: the text that a trace would see is of no tensor
-            self.names.add(name)
+            self.note(name)
         elif is_of_author(asker) and (name in _DECIDING or (name not in _OF_KIND and _is_answer(result, is_getter))):
-            self.names.add(name)
+            self.note(name)
         return result
 
 

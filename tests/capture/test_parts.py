@@ -2,8 +2,6 @@
 
 import copy
 import io
-import itertools
-import types
 import warnings
 
 import pytest
@@ -14,8 +12,8 @@ from torch import nn
 from kfconvert import ModelConverter, load, save
 from kfconvert.capture import captured as capture
 from kfconvert.capture import parts
+from kfconvert.capture.deadline import Budget
 from kfconvert.capture.structure import groups
-from kfconvert.conversion import steps as conversion
 from kfconvert.conversion.selector import Decision
 from kfconvert.inputs.example import ExampleCall, variations, widened
 from kfconvert.runtime.guarded import guarded_forward
@@ -46,8 +44,8 @@ class Branching(nn.Module):
         return x
 
 
-def convert(model, **options):
-    converter = ModelConverter(select="all")
+def convert(model, effort="full", **options):
+    converter = ModelConverter(select="all", effort=effort)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return converter.convert_model(model.eval(), **options), converter.conversion_stats
@@ -129,34 +127,42 @@ def test_the_whole_and_its_parts_share_fused_modules():
     assert modules("model.layers.0.mlp") <= modules("")
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_parts_that_there_was_no_time_for_are_counted(monkeypatch, whole):
-    monkeypatch.setattr(parts, "LEAST_SECONDS_WITHIN", 0.0)
-    monkeypatch.setattr(parts, "time", types.SimpleNamespace(thread_time=itertools.count().__next__))
-    # Nothing takes time but captures; that of the whole would count as well.
-    monkeypatch.setattr(conversion, "time", types.SimpleNamespace(thread_time=lambda: 0.0, perf_counter=lambda: 0.0))
-    model = Branching()
-    for index in range(len(model.layers)):
-        model.layers[index] = nn.Sequential(MLP(), nn.Sequential(MLP(), nn.LayerNorm(16)))
-    fused, stats = convert(nn.Sequential(*model.layers) if whole else model, input_shape=(2, 5, 16))
-    assert stats["regions"][0]["captured"] == whole
-    # Of the whole, the blocks were captured, and nothing within them; else the second of two modules in each was not.
-    assert stats["parts_left_out"] == fused.kfconvert_info()["parts_left_out"] == (9 if whole else 3)
+@pytest.fixture
+def captured_parts(monkeypatch):
+    """The modules that the search for parts has captured, in order."""
+    found, own = [], parts.capture
+
+    def noted(module, *args):
+        capture = own(module, *args)
+        found.append(module)
+        return capture
+
+    monkeypatch.setattr(parts, "capture", noted)
+    return found
 
 
-def test_parts_that_there_was_no_time_for_are_told(monkeypatch):
-    monkeypatch.setattr(parts, "LEAST_SECONDS_WITHIN", 0.0)
-    # Every capture takes a second.
-    monkeypatch.setattr(parts, "time", types.SimpleNamespace(thread_time=itertools.count().__next__))
+def three_kinds():
     model = Branching()
-    for index in range(len(model.layers)):
-        model.layers[index] = nn.Sequential(MLP(), nn.Sequential(MLP(), nn.LayerNorm(16)))
-    _, stats = convert(model, input_shape=(2, 5, 16))
-    assert {region["module"] for region in stats["regions"] if region["captured"]} == {
-        f"layers.{index}{inner}" for index in range(3) for inner in ("", ".0", ".1.0")
-    }
-    (late,) = [region for region in stats["regions"] if region["module"] == "layers.0.1"]
-    assert late["reason"] == "the search for parts within others ended after 1.0 s" and late["location"]
+    model.layers[1] = nn.Sequential(MLP(), nn.LayerNorm(16))
+    model.layers[2] = nn.Sequential(MLP(), nn.Tanh(), nn.Linear(16, 16))
+    return model
+
+
+def test_parts_that_there_was_no_time_for_are_counted_and_named(monkeypatch, captured_parts):
+    monkeypatch.setattr(Budget, "left", lambda budget: -1.0 if captured_parts[1:] else 60.0)
+    _, stats = convert(three_kinds(), input_shape=(2, 5, 16), effort="fast")
+    assert stats["parts_left_out"] >= 1 and len(captured_parts) == 2
+    late = [region for region in stats["regions"] if "no time was left" in str(region["reason"])]
+    assert late and all(region["module"].startswith("layers.") and region["location"] for region in late)
+
+
+def test_the_slowest_parts_are_captured_first(monkeypatch, captured_parts):
+    def seconds(model, call):
+        return {each: float(path[-1]) if path[-1:].isdigit() else 0.0 for path, each in model.named_modules()}
+
+    monkeypatch.setattr(parts, "seconds_within", seconds)
+    fused, _ = convert(three_kinds(), input_shape=(2, 5, 16), effort="fast", inplace=True)
+    assert captured_parts[:2] == [fused.layers[2], fused.layers[1]] and fused.layers[0] in captured_parts
 
 
 class OwnCache(transformers.DynamicCache):
@@ -375,7 +381,8 @@ def test_an_example_of_one_that_is_taken_apart(doubles):
     model = OneIsApart(doubles)
     model.layers[0] = MLP(16) if doubles else nn.Sequential(MLP(16))  # in a group of its own
     fused, stats = convert(model, input_shape=(1, 5, 16))
-    assert stats["total_replaced"] == 6
+    # Where one example leaves the first layer out, its program has served no example call.
+    assert stats["total_replaced"] == (6 if doubles else 4)
     for batch in (1, 2, 3, 8):
         x = torch.randn(batch, 5, 16)
         with torch.no_grad():

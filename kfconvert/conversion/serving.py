@@ -1,0 +1,106 @@
+"""What the converted model serves of its example calls: a site whose program serves none of them is not applied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ..accuracy import model_outputs
+from ..runtime import Ledger, Variant, uninstall
+from .captures import Captures
+from .config import ConversionConfig
+from .preparation import Prepared
+from .stages import Stages
+from .steps import Timings, merge_weights, programs, replace
+
+
+@dataclass(frozen=True)
+class Served:
+    """``calls``: for each example call, as the model is delivered, its ``method`` (None for the forward), ``inputs``,
+    and the ``hits`` and ``misses`` of programs by path. ``unserved``: by path, why a program serves no example call,
+    not even where the programs around it are off."""
+
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    unserved: dict[str, str] = field(default_factory=dict)
+
+
+def replace_served(
+    prepared: Prepared, captures: Captures, variants: dict[str, list[Variant]], stages: Stages, config: ConversionConfig
+) -> tuple[Ledger, Served]:
+    """Put the programs in the place of forwards, but for those that serve no example call, whose sites are rejected."""
+    options = config.max_recordings, config.static_outputs
+    ledger = replace(prepared.model, variants, *options)
+    prepared.moved += merge_weights(prepared.model, variants)
+    served = serve(prepared, ledger)
+    if _reject_unserved(captures, served):
+        uninstall(prepared.model)
+        ledger = replace(prepared.model, programs(captures, stages), *options)
+        served = serve(prepared, ledger)
+    return ledger, served
+
+
+def serve(prepared: Prepared, ledger: Ledger) -> Served:
+    """Run the example calls by the programs that ``ledger`` knows."""
+    calls = [prepared.call, *(call for call, _ in prepared.methods)]
+    served, guarded = Served(), ledger.guarded
+    unmet = dict.fromkeys(guarded, "no example call reaches it")
+    if not guarded:
+        return served
+    try:
+        while unmet:
+            for each in guarded.values():
+                each.reset_counters()
+            for path in guarded.keys() - unmet.keys():
+                guarded[path].is_off = True  # so that calls reach the programs within
+            found = []
+            for call in calls:
+                before = {path: each.hits for path, each in guarded.items()}
+                refused = {path: each.misses.total() for path, each in guarded.items()}
+                model_outputs(prepared.model, call.args, call.kwargs, call.method)
+                hits = {path: each.hits - before[path] for path, each in guarded.items()}
+                misses = {path: each.misses.total() - refused[path] for path, each in guarded.items()}
+                counts = {"hits": _some(hits), "misses": _some(misses)}
+                found.append({"method": call.method, "inputs": call.summary(), **counts})
+            served.calls.extend([] if served.calls else found)
+            served_now = [path for path in unmet if guarded[path].hits]
+            # One that only missed may still be hit from within another program's module, once that is off.
+            refusing = [] if served_now else [path for path in unmet if guarded[path].misses]
+            if not served_now and not refusing:
+                break
+            served.unserved.update({path: next(iter(guarded[path].misses)) for path in refusing})
+            for path in (*served_now, *refusing):
+                del unmet[path]
+    finally:
+        for each in guarded.values():
+            each.reset_counters()
+    served.unserved.update(unmet)
+    return served
+
+
+def _reject_unserved(captures: Captures, served: Served) -> bool:
+    """Reject the applied sites of parts that serve no example call; whether there are any."""
+    found = False
+    for captured in captures.every():
+        reason = served.unserved.get(captured.path) if captured.path else None
+        for site in captured.applied if reason is not None else ():
+            site.reject(f"{captured.path} serves no example call: {reason}")
+            found = True
+    return found
+
+
+def revert_methods(model: nn.Module, captures: Captures, ledger: Ledger, timings: Timings) -> None:
+    """Give the parts that were captured for a method their original forwards back where the method got slower."""
+    for call, comparison in timings.methods:
+        slower = comparison.speedup("converted").slower()
+        for part in captures.parts if slower is not None else ():
+            for captured in part.captures if part.method == call.method else ():
+                for site in captured.applied:
+                    site.reject(f"{call.method} is slower as a whole: {slower}")
+                if ledger.guarded.pop(captured.path, None) is not None:
+                    uninstall(model.get_submodule(captured.path))
+
+
+def _some(counts: dict[str, int]) -> dict[str, int]:
+    return {path: count for path, count in counts.items() if count}
