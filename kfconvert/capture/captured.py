@@ -135,11 +135,14 @@ def capture(
         raise CaptureError(f"{sparse} is a sparse tensor")
     reason: CaptureError | None = None
     distinct = [dimensions for index, dimensions in enumerate(choices) if dimensions not in choices[:index]]
-    budget = budget or Budget()
+    budget, before = budget or Budget(), math.inf
     for dimensions in distinct:
-        if reason is not None and (is_final(reason) or budget.left() <= 0):
+        left = budget.left()
+        # Another choice takes about as long as the one before it.
+        if reason is not None and (is_final(reason) or left <= before - left):
             break
-        seconds = min(budget.left(), patience if dimensions is not distinct[-1] else LAST_PATIENCE * patience)
+        before = left
+        seconds = min(left, patience if dimensions is not distinct[-1] else LAST_PATIENCE * patience)
         try:
             captured = _capture(module, path, call, dimensions, example or call, seconds)
         except CaptureError as error:

@@ -7,6 +7,7 @@ where it was, but a call does not pass its guard, and where other methods than `
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -25,6 +26,9 @@ from .trial_runs import is_faithful
 # In seconds of processor time of this thread, for one choice of free sizes: where many sizes are free, the capture of
 # windowed attention takes minutes. Counted by the clock, fewer parts would be found on a busy machine.
 PATIENCE = 8.0
+# With fewer seconds left, or a quarter of those that the longest capture took, no capture begins: a trace ends between
+# operators only.
+LEAST_SECONDS = 1.0
 
 
 @dataclass
@@ -139,7 +143,7 @@ class Parts:
 
     def _search(self, seconds: Mapping[nn.Module, float], is_captured: bool) -> None:
         """Look at the submodules in the order of the ``seconds`` that they take."""
-        late: set[nn.Module] = set()
+        late, longest = set[nn.Module](), 0.0
         numbers = count()  # so that modules are never compared
         # Each with whether it, or a module around it, was captured.
         waiting = [(0.0, next(numbers), self._model, is_captured)]
@@ -149,7 +153,7 @@ class Parts:
                 continue
             group = self._groups.get(module)
             if group is not None and group[0] in self._calls and not (inside and is_operator(module)):
-                if module not in self._captured and self._budget.left() <= 0:
+                if module not in self._captured and self._budget.left() < max(LEAST_SECONDS, longest / 4):
                     if group[0] not in late:
                         late.add(group[0])
                         self.left_out += len(group)
@@ -157,7 +161,9 @@ class Parts:
                         self.refused.append(Refused(self._paths[module], CaptureError(reason)))
                     continue
                 if module not in self._captured:
+                    start = time.thread_time()
                     self._capture(group)
+                    longest = max(longest, time.thread_time() - start)
                 part = self._captured[module]
                 if part is not None:
                     if part.captures[0].module is not module or part not in self.found or not self._within:
