@@ -138,8 +138,9 @@ def capture(
     budget, before = budget or Budget(), math.inf
     for dimensions in distinct:
         left = budget.left()
-        # Another choice takes about as long as the one before it.
-        if reason is not None and (is_final(reason) or left <= before - left):
+        # Another choice takes about as long as the one before it, but where that took too long for its many free sizes.
+        least = 0.0 if reason is None or isinstance(reason.__cause__, TimeoutError) else before - left
+        if reason is not None and (is_final(reason) or left <= least):
             break
         before = left
         seconds = min(left, patience if dimensions is not distinct[-1] else LAST_PATIENCE * patience)
@@ -272,7 +273,7 @@ def _capture(
         raise CaptureError(f"its forward reads the iterator {iterator}, which is at another place after each call")
     take_constants(module, region, given)
     seen = trial(module, region, given)
-    note_orders(region, seen)
+    note_orders(module, region, leaves)
     findings = search(region.graph)
     captured = Capture(path, module, region, live, leaves, findings)
     run = captured.variant(()).run

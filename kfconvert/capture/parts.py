@@ -62,7 +62,8 @@ class Parts:
         put_back: restores the state that the model had after the example call: one that keeps something of its inputs'
             sizes may take no others after a call with these.
         unsteady: the reason why no graph of a module can be right, None where there is none.
-        within: whether modules within captured ones are captured as well, for calls that the outer guard refuses.
+        fewest: whether only calls like the example matter: sizes of images stay fixed, and no modules within captured
+            ones are captured, which serve calls that the outer guard refuses.
         budget: the processor time for all captures.
     """
 
@@ -72,14 +73,14 @@ class Parts:
         counting: dict[nn.Module, str],
         put_back: Callable[[], None],
         unsteady: Callable[[nn.Module], str | None],
-        within: bool = True,
+        fewest: bool = False,
         budget: Budget | None = None,
     ):
         self.found: list[Part] = []
         self.refused: list[Refused] = []
         self.left_out = 0
         self._model, self._put_back, self._counting, self._unsteady = model, put_back, counting, unsteady
-        self._within, self._budget = within, budget or Budget()
+        self._fewest, self._budget = fewest, budget or Budget()
         self._paths = {module: path for path, module in model.named_modules() if path}
 
     def search(
@@ -101,7 +102,7 @@ class Parts:
         model, before = self._model, len(self.found)
         base, outlines = _base(model, call, cheap, self._paths, self._put_back)
         received = outlines if base is call else observe(model, call, self._paths, values=False)
-        self._varied = _varied(model, base, self._paths, self._put_back)
+        self._varied = _varied(model, base, self._paths, self._put_back, images=not self._fewest)
         alike = groups(outlines, lambda module: _kinds(outlines[module], received.get(module)))
         self._groups = {module: group for group in alike for module in group}
         self._irregular = irregular(model, base)
@@ -166,7 +167,7 @@ class Parts:
                     longest = max(longest, time.thread_time() - start)
                 part = self._captured[module]
                 if part is not None:
-                    if part.captures[0].module is not module or part not in self.found or not self._within:
+                    if part.captures[0].module is not module or part not in self.found or self._fewest:
                         continue
                     inside = True
             for child in module.children():
@@ -231,7 +232,8 @@ class Parts:
         first, call = group[0], self._calls[observed]
         free = choices(first, call, {name: calls.get(observed) for name, calls in self._varied.items()})
         example = self._examples.get(observed, call)  # the example call itself may not reach it
-        captured = capture(first, self._paths[first], call, free, example, self._budget, PATIENCE)
+        patience = min(PATIENCE, self._budget.left() / 2)  # so that there is time for another choice of free sizes
+        captured = capture(first, self._paths[first], call, free, example, self._budget, patience)
         others = [captured.alike(self._paths[module], module) for module in group[1:]]
         return Part([captured, *others], self._method)
 
@@ -277,11 +279,14 @@ def _base(
 
 
 def _varied(
-    model: nn.Module, base: ExampleCall, modules: Iterable[nn.Module], put_back: Callable[[], None]
+    model: nn.Module, base: ExampleCall, modules: Iterable[nn.Module], put_back: Callable[[], None], images: bool
 ) -> dict[str, dict[nn.Module, ExampleCall]]:
-    """What the modules receive when one size of the input is another, for each size that the model lets vary."""
+    """What the modules receive when one size of the input is another, for each size that the model lets vary; the size
+    of ``images`` among these if wanted."""
     found = {}
     for name, call in variations(base).items():
+        if name == "image" and not images:
+            continue
         try:
             with bounded_lookups(call.tensors()):
                 found[name] = observe(model, call, modules, values=False)

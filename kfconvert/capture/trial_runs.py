@@ -250,11 +250,13 @@ def trial(model: nn.Module, region: Region, leaves: list[Any]) -> Trial | None:
     return None
 
 
-def note_orders(region: Region, seen: Trial | None) -> None:
-    """Note how what the model was ``seen`` to return lies in memory where the graph of ``region`` tells it
-    otherwise."""
-    if seen is not None:
-        mark_orders(region.graph, seen.outputs)
+@torch.no_grad()
+def note_orders(model: nn.Module, region: Region, leaves: list[Any]) -> None:
+    """Note the memory layout of what ``model`` returns for the example ``leaves`` where the graph of ``region`` has
+    another one. For a size of 1 operators may choose another layout than for the sizes of the trace."""
+    leaves = [copy_of(each) if isinstance(each, Tensor) else each for each in leaves]
+    with suppress(Exception), bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
+        mark_orders(region.graph, region.flat_outputs(model, leaves)[0])
 
 
 @torch.no_grad()

@@ -83,8 +83,8 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
         ):
             calls.append(each)
             found.append(captured)
-        within = effort.other_calls
-        parts = Parts(model, prepared.counting, prepared.settled.restore, prepared.unsteady, within, budget)
+        fewest = not effort.other_calls
+        parts = Parts(model, prepared.counting, prepared.settled.restore, prepared.unsteady, fewest, budget)
         if first is None or effort.other_calls:
             parts.search(prepared.call, cheap, first is not None, _entries(model))
         for call, _ in prepared.methods:

@@ -53,7 +53,8 @@ def serve(prepared: Prepared, ledger: Ledger) -> Served:
             for each in guarded.values():
                 each.reset_counters()
             for path in guarded.keys() - unmet.keys():
-                guarded[path].is_off = True  # so that calls reach the programs within
+                # So that calls reach the programs within.
+                guarded[path].is_off = any(not path or each.startswith(f"{path}.") for each in unmet)
             found = []
             for call in calls:
                 before = {path: each.hits for path, each in guarded.items()}
