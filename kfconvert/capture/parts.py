@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from ..inputs import CallForm, ExampleCall, bounded_lookups, variations, widened
-from ..region import CaptureError, Dimensions, given_as
+from ..region import CaptureError, Dimensions
 from .captured import Capture, capture
 from .deadline import Budget
 from .structure import by_integers, groups, integers, is_operator, unread
-from .submodule_calls import irregular, observe, opaque_kind, refusals, seconds_within, sizes
+from .submodule_calls import irregular, kind_of, observe, opaque_kind, outlines, refusals, seconds_within, sizes
 from .trial_runs import is_faithful
 
 # In seconds of processor time of this thread, for one choice of free sizes: where many sizes are free, the capture of
@@ -100,10 +99,11 @@ class Parts:
             entries: the modules that other methods call, which are looked for in any case.
         """
         model, before = self._model, len(self.found)
-        base, outlines = _base(model, call, cheap, self._paths, self._put_back)
-        received = outlines if base is call else observe(model, call, self._paths, values=False)
+        base, traced = _base(model, call, cheap, self._paths, self._put_back)
+        received = traced if base is call else outlines(model, call, self._paths)
         self._varied = _varied(model, base, self._paths, self._put_back, images=not self._fewest)
-        alike = groups(outlines, lambda module: _kinds(outlines[module], received.get(module)))
+        # Modules that do not receive the same need graphs or memory layouts that differ.
+        alike = groups(traced, lambda each: (kind_of(traced[each]), each in received and kind_of(received[each])))
         self._groups = {module: group for group in alike for module in group}
         self._irregular = irregular(model, base)
         self._done = self._served(call)
@@ -113,10 +113,10 @@ class Parts:
             if not self._done.issuperset(group)
             and (not is_captured or _is_block(group, model) or not entries.isdisjoint(group))
         ]
-        plain = [group[0] for group in wanted if self._is_plain(group, outlines[group[0]])]
-        self._calls = observe(model, base, plain, values=True)
+        plain = [group[0] for group in wanted if self._is_plain(group, traced[group[0]])]
+        self._calls = observe(model, base, plain, traced)
         # What these modules receive in the example call itself, as the traced call may be a wider one.
-        self._examples = self._calls if base is call else observe(model, call, plain, values=True)
+        self._examples = self._calls if base is call else observe(model, call, plain, received)
         self._captured: dict[nn.Module, Part | None] = {}
         self._method = call.method
         self._search(seconds_within(model, call), is_captured)
@@ -194,7 +194,7 @@ class Parts:
         refused = {m: reason for m, reason in refusals(self._model, call, captures).items() if reason is not None}
         if not refused:
             return
-        self._calls |= observe(self._model, call, refused, values=True)
+        self._calls |= observe(self._model, call, refused)
         self._examples = self._calls
         for module, reason in refused.items():
             part = self._captured[module]
@@ -270,12 +270,12 @@ def _base(
             break
         try:
             with bounded_lookups(wide.tensors()):
-                return wide, observe(model, wide, modules, values=False)
+                return wide, outlines(model, wide, modules)
         except Exception:  # the model takes no other batch or sequence: the call as it is remains
             continue
         finally:
             put_back()
-    return call, observe(model, call, modules, values=False)
+    return call, outlines(model, call, modules)
 
 
 def _varied(
@@ -289,7 +289,7 @@ def _varied(
             continue
         try:
             with bounded_lookups(call.tensors()):
-                found[name] = observe(model, call, modules, values=False)
+                found[name] = outlines(model, call, modules)
         except Exception:  # this size is fixed
             continue
         finally:
@@ -321,24 +321,6 @@ def choices(
         named[f"{name} {count + 1}" if count else name] = dimensions
     batch = {name: dimensions for name, dimensions in named.items() if name.split()[0] == "batch"}
     return [choice for choice in (named, batch) if choice] + [{}]
-
-
-def _kinds(*calls: ExampleCall | None) -> Hashable:
-    """Of each call, the structure of the arguments, the sizes, strides and dtypes of tensors, which of those are one,
-    and the values of flags. Modules that differ in these need graphs or memory layouts that differ."""
-    return tuple(None if call is None else _kind(call) for call in calls)
-
-
-def _kind(call: ExampleCall) -> Hashable:
-    leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
-    kinds = []
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            is_opaque = opaque_kind(leaf) is not None
-            kinds.append((leaf.dtype, *((leaf.dim(),) if is_opaque else (tuple(leaf.shape), leaf.stride()))))
-        else:
-            kinds.append(leaf if isinstance(leaf, (bool, str, type(None))) else type(leaf))
-    return repr(spec), tuple(kinds), given_as([leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
 
 def _size_at(shape: tuple[int, ...] | None, dimension: int) -> int | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import operator
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from types import CellType, MethodType
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from types import CellType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..accuracy import model_outputs
 from ..inputs import ExampleCall, is_whole
+from ..region import given_as
 from ..runtime import OF_EVERY_MODULE
 from ..torch_state import is_dense, is_transformed
 from .structure import inside
@@ -24,22 +26,61 @@ if TYPE_CHECKING:
     from .captured import Capture
 
 
-def observe(
-    model: nn.Module, call: ExampleCall, modules: Iterable[nn.Module], values: bool
-) -> dict[nn.Module, ExampleCall]:
-    """The first call of each of ``modules`` during ``call`` of ``model``; one that was not called is missing.
+def outlines(model: nn.Module, call: ExampleCall, modules: Iterable[nn.Module]) -> dict[nn.Module, ExampleCall]:
+    """What each of ``modules`` receives most often during ``call`` of ``model``; one that was not called is missing.
 
-    Args:
-        values: keep copies of the tensors (a later in-place write would change the tensors themselves); otherwise
-            tensors on the meta device, which hold sizes, strides and dtypes only.
+    The tensors are on the meta device: they hold sizes, strides and dtypes only.
+
+    Raises:
+        Exception: whatever the model raises for this call.
+    """
+    met: dict[nn.Module, dict[Hashable, list[ExampleCall]]] = {}
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        outline = ExampleCall(args, kwargs).map_tensors(_outline)
+        met.setdefault(module, {}).setdefault(kind_of(outline), []).append(outline)
+
+    handles = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in modules]
+    _run_once(model, call, handles)
+    return {module: max(kinds.values(), key=len)[0] for module, kinds in met.items()}
+
+
+def observe(
+    model: nn.Module,
+    call: ExampleCall,
+    modules: Iterable[nn.Module],
+    like: Mapping[nn.Module, ExampleCall] = MappingProxyType({}),
+) -> dict[nn.Module, ExampleCall]:
+    """The first call of each of ``modules`` during ``call`` of ``model``, of the kind of the call in ``like`` if there
+    is one; a module without such a call is missing. The tensors are copies, as a later write would change them.
 
     Raises:
         Exception: whatever the model raises for this call.
     """
     calls: dict[nn.Module, ExampleCall] = {}
-    handles = [module.register_forward_pre_hook(_keeper(calls, values), with_kwargs=True) for module in modules]
+    kinds = {module: kind_of(each) for module, each in like.items()}
+
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        received = ExampleCall(args, kwargs)
+        if module not in calls and kinds.get(module) in (None, kind_of(received)):
+            calls[module] = received.copied()
+
+    handles = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in modules]
     _run_once(model, call, handles)
     return calls
+
+
+def kind_of(call: ExampleCall) -> Hashable:
+    """Equal for calls of equal structure, with tensors of equal sizes, strides and dtypes, of which the same are one,
+    and with equal flags."""
+    leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
+    kinds = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            kinds.append((leaf.dtype, leaf.dim() if _is_opaque(leaf) else (leaf.shape, leaf.stride())))
+        else:
+            kinds.append(leaf if isinstance(leaf, (bool, str, type(None))) else type(leaf))
+    return repr(spec), tuple(kinds), given_as([leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
 
 def refusals(model: nn.Module, call: ExampleCall, captures: Iterable[Capture]) -> dict[nn.Module, str | None]:
@@ -98,10 +139,11 @@ def seconds_within(model: nn.Module, call: ExampleCall) -> dict[nn.Module, float
 def irregular(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
     """Modules of which a graph would leave something out, each with the reason, as one run of ``call`` shows.
 
-    There are three reasons. A list, dict or plain object that the module, or a module within it, holds is replaced or
+    There are four reasons. A list, dict or plain object that the module, or a module within it, holds is replaced or
     changed between its call and the end of the run, so that what is read from it is no constant. The module returns a
-    value with attributes of its own, which no graph can make. Or it holds a method of a module around it, or a
-    reference to one, and so can read state that its own program does not watch.
+    value with attributes of its own, which no graph can make. It writes to a list or dict among its arguments. Or it
+    holds a method of a module around it, or a reference to one, and so can read state that its own program does not
+    watch.
 
     Raises:
         Exception: whatever the model raises for this call.
@@ -116,14 +158,25 @@ def irregular(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
 
         return hook
 
-    def look(module: nn.Module, _: Any, outputs: Any) -> None:
-        name = attribute_of(outputs)
+    given: list[tuple[list[Any], pytree.TreeSpec] | None] = []
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        has_containers = any(isinstance(value, (list, dict)) for value in (*args, *kwargs.values()))
+        given.append(pytree.tree_flatten((args, kwargs)) if has_containers else None)
+
+    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        name, known = attribute_of(outputs), given.pop()
         if name is not None:
             carrying.setdefault(module, f"what it returns has the attribute {name}")
+        leaves, spec = known or ([], None)
+        now, form = pytree.tree_flatten((args, kwargs)) if known else ([], None)
+        if form != spec or not all(map(operator.is_, leaves, now)):
+            carrying.setdefault(module, "its forward writes to a list or dict among its arguments")
 
     shared = [(path, module) for path, module in model.named_modules() if _objects(module)]
     handles = [module.register_forward_pre_hook(keeper(path)) for path, module in shared]
-    handles += [module.register_forward_hook(look) for module in model.modules()]
+    handles += [module.register_forward_pre_hook(before, with_kwargs=True) for module in model.modules()]
+    handles += [module.register_forward_hook(look, with_kwargs=True) for module in model.modules()]
     _run_once(model, call, handles)
     after = {path: _objects(module) for path, module in shared}
     changed = around(
@@ -211,15 +264,6 @@ def _objects(module: nn.Module) -> dict[str, Any]:
 
 def _holds_values(value: Any) -> bool:
     return isinstance(value, (list, set, dict)) or hasattr(value, "__dict__")
-
-
-def _keeper(calls: dict[nn.Module, ExampleCall], values: bool) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module not in calls:
-            call = ExampleCall(args, kwargs)
-            calls[module] = call.copied() if values else call.map_tensors(_outline)
-
-    return hook
 
 
 def _outline(tensor: Tensor) -> Tensor:

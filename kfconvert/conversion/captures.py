@@ -122,7 +122,8 @@ def gathered(
         for call, form in zip(calls, found)
     ]
     regions += [_region(model, captured.path, captured.path) for part in parts for captured in part.captures]
-    regions += [_region(model, each.path, each.path, each.error) for each in (() if forms else refused)]
+    distinct = {(each.path, str(each.error)): each for each in refused}  # of the searches for several example calls
+    regions += [_region(model, each.path, each.path, each.error) for each in (() if forms else distinct.values())]
     captures = Captures(forms, tuple(parts), tuple(regions), left_out)
     for form in forms:
         form.region.asked |= asked - {LAYOUT}

@@ -68,6 +68,6 @@ def _taken(captured: Capture, calls: list[ExampleCall]) -> list[Any] | None:
 def _received(prepared: Prepared, captures: Captures, call: ExampleCall) -> dict[nn.Module, ExampleCall]:
     """What the modules that parts were captured of receive in ``call``."""
     try:
-        return observe(prepared.model, call, [part.captures[0].module for part in captures.parts], values=True)
+        return observe(prepared.model, call, [part.captures[0].module for part in captures.parts])
     finally:
         prepared.settled.restore()

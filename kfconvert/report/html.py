@@ -25,8 +25,10 @@ from .table import (
     generation_line,
     graphs_line,
     is_channels_last,
+    methods_lines,
     not_captured_lines,
     nothing_fused_line,
+    served_lines,
     speed_line,
     speedup_line,
 )
@@ -125,6 +127,7 @@ def _content(stats: dict[str, Any], name: str, weights: str) -> dict[str, Any]:
         "memory_bars": _memory_bars(memory) if memory else (),
         "peak_bars": _peak_bars(memory["peak"]) if memory else (),
         "captured": captured_line(stats),
+        "calls": _cut([*served_lines(stats), *methods_lines(stats)]),
         "not_captured": _cut(not_captured_lines(stats)),
         "environment": _cut(_plain(environment)),
         "options": _cut(_plain(stats.get("config") or {})),
