@@ -232,7 +232,7 @@ class Parts:
         first, call = group[0], self._calls[observed]
         free = choices(first, call, {name: calls.get(observed) for name, calls in self._varied.items()})
         example = self._examples.get(observed, call)  # the example call itself may not reach it
-        patience = min(PATIENCE, self._budget.left() / 2)  # so that there is time for another choice of free sizes
+        patience = min(PATIENCE, 2 / 3 * self._budget.left())  # another choice of free sizes gets the rest
         captured = capture(first, self._paths[first], call, free, example, self._budget, patience)
         others = [captured.alike(self._paths[module], module) for module in group[1:]]
         return Part([captured, *others], self._method)

@@ -31,7 +31,7 @@ from .stages import Stages
 
 # Seconds of processor time: for one form of the whole model, whatever the effort, and what parts get where captures
 # have a budget.
-WHOLE_SECONDS, PARTS_SECONDS = 300.0, 3.0
+WHOLE_SECONDS, PARTS_SECONDS = 300.0, 4.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
     model, calls = prepared.model, [prepared.call]
     if effort.other_calls and is_token_model(model):
         calls += token_calls(model, prepared.call)
-    budget, seconds = Budget(effort.for_captures(stages.spent())), WHOLE_SECONDS
+    budget, seconds = Budget(effort.for_captures(stages.spent(), prepared.seconds)), WHOLE_SECONDS
     with stages.stage("trace", len(calls) + 1) as advance:
         refusal = refused_in_every_form(model, prepared.counting, prepared.outputs, prepared.asked)
         found = capture_forms(model, calls, advance, refusal, min(seconds, budget.left() - PARTS_SECONDS))

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 LEAST_FOR_CAPTURES = 4.0
+FORWARDS = 20
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,8 @@ class Effort:
         other_calls: whether captures are made for other calls than those like the example, and than those by which
             ``generate`` continues a prompt without padding: further forms in which token models are called, and parts
             of a model that could be captured as a whole.
-        seconds: of processor time, for preparation, captures and selection together. Captures of the calls that
-            ``generate`` makes do not count.
+        seconds: of processor time, for preparation, captures and selection together, besides ``FORWARDS`` forwards.
+            Captures of the calls that ``generate`` makes do not count.
         timing: which share of the usual time a measurement may take.
         selection: seconds after which no further kind of site is measured; its sites are left as they were.
     """
@@ -28,14 +29,15 @@ class Effort:
     timing: float = 1.0
     selection: float = math.inf
 
-    def for_captures(self, spent: float) -> float:
-        """The seconds of processor time that captures may take where preparation has taken ``spent``."""
+    def for_captures(self, spent: float, forward: float) -> float:
+        """The seconds of processor time that captures may take where preparation has taken ``spent`` and a forward
+        takes ``forward``."""
         if self.seconds == math.inf:
             return math.inf
-        return max(LEAST_FOR_CAPTURES, self.seconds - self.selection - spent)
+        return max(LEAST_FOR_CAPTURES, self.seconds + FORWARDS * forward - self.selection - spent)
 
 
 EFFORTS = {
     effort.name: effort
-    for effort in (Effort("fast", other_calls=False, seconds=15.0, timing=0.25, selection=4.0), Effort("full"))
+    for effort in (Effort("fast", other_calls=False, seconds=15.0, timing=0.25, selection=3.0), Effort("full"))
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,9 +31,9 @@ class Prepared:
     a captured graph would freeze, each with its dotted name; where a global changes, that is the model. ``own_state``
     puts back what the calls of a conversion change in it, ``settled`` to what it was after the first calls; ``asked``
     has what its code asks of tensors (see ``tensor_facts``), ``asked_within`` what was asked while each module ran;
-    ``methods`` are the example calls of other methods, each with its outputs; ``tuned`` are the calls that sites are
-    decided for, each with its weight, where these were given; ``as_given`` is what a model that is converted in place
-    was before; ``moved`` is memory in which parameters were and which calls in other threads may be reading."""
+    ``seconds`` is the processor time of one forward; ``methods`` are the example calls of other methods, each with its
+    outputs; ``tuned`` are the calls that sites are decided for, each with its weight, where these were given;
+    ``as_given`` is what a model that is converted in place was before; ``moved`` is memory in which parameters were and which calls in other threads may be reading."""
 
     model: nn.Module
     device: torch.device
@@ -45,6 +46,7 @@ class Prepared:
     asked_within: dict[nn.Module, set[str]]
     tuned: list[tuple[ExampleCall, float]]
     as_given: AsGiven | None
+    seconds: float
     methods: list[tuple[ExampleCall, Any]] = field(default_factory=list)
     moved: list[Tensor] = field(default_factory=list)
     original: nn.Module | None = None
@@ -186,7 +188,9 @@ def _prepared(
     try:
         # The parameters, or those that calls write, as they were.
         weights = run_keeping(model, calls[0]) if as_given else dict(given.named_parameters(remove_duplicate=False))
+        start = time.thread_time()
         call, outputs = _accepted(model, calls)
+        seconds = time.thread_time() - start
         own_state.settled(model)
         after = Kept(model)
         # A run of its own: PyTorch's attention takes another way while a mode looks on.
@@ -224,6 +228,7 @@ def _prepared(
             asked.within,
             accepted,
             as_given,
+            seconds,
             methods,
         )
     except BaseException:
