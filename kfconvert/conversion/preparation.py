@@ -33,7 +33,8 @@ class Prepared:
     has what its code asks of tensors (see ``tensor_facts``), ``asked_within`` what was asked while each module ran;
     ``seconds`` is the processor time of one forward; ``methods`` are the example calls of other methods, each with its
     outputs; ``tuned`` are the calls that sites are decided for, each with its weight, where these were given;
-    ``as_given`` is what a model that is converted in place was before; ``moved`` is memory in which parameters were and which calls in other threads may be reading."""
+    ``as_given`` is what a model that is converted in place was before; ``moved`` is memory in which parameters were and
+    which calls in other threads may be reading."""
 
     model: nn.Module
     device: torch.device
