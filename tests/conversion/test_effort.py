@@ -11,7 +11,9 @@ from support import small_models
 from torch import nn
 
 from kfconvert import ConversionError, ModelConverter, auto_convert_model
+from kfconvert.capture import captured
 from kfconvert.conversion import EFFORTS, selector, steps
+from kfconvert.conversion import effort as effort_of
 from kfconvert.profiling import compare_timings
 
 
@@ -96,3 +98,28 @@ def test_sites_that_no_time_is_left_for_are_left_as_they_were(monkeypatch):
 def test_other_words_are_an_error(effort):
     with pytest.raises(ConversionError, match="effort must be 'fast' or 'full', not"):
         auto_convert_model(nn.Linear(2, 2), input_shape=(1, 2), effort=effort)
+
+
+@pytest.mark.parametrize("effort", ["fast", "full"])
+@pytest.mark.parametrize("model", [Branching(), Branching().layers[0]])
+def test_every_trace_has_a_deadline(monkeypatch, effort, model):
+    seconds, trace = [], captured.trace
+
+    def noted(module, call, dimensions, limit):
+        seconds.append(limit)
+        return trace(module, call, dimensions, limit)
+
+    monkeypatch.setattr(captured, "trace", noted)
+    converted(model, effort=effort, input_shape=(4, 16))
+    assert seconds and all(limit <= 300.0 for limit in seconds)
+    assert effort == "full" or max(seconds) < EFFORTS["fast"].seconds + 1
+
+
+def test_fast_leaves_what_its_seconds_do_not_suffice_for(monkeypatch):
+    monkeypatch.setattr(effort_of, "LEAST_FOR_CAPTURES", 0.0)
+    monkeypatch.setattr(effort_of, "FORWARDS", 0)
+    monkeypatch.setitem(EFFORTS, "fast", dataclasses.replace(EFFORTS["fast"], seconds=0.0))
+    model, x = Branching().eval(), torch.randn(4, 16)
+    fused, stats = converted(model, effort="fast", example_inputs=x)
+    assert stats["total_found"] == 0 and stats["parts_left_out"] >= 1
+    assert torch.equal(fused(x), model(x))
