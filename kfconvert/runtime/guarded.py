@@ -349,9 +349,7 @@ class GuardedForward:
     def lost_gradient(self, region: Region, wanted: Sequence[bool] | None = None) -> str | None:
         """Why the graph of ``region`` may compute other gradients than the original; None where it does not, for the
         parameters that require gradients and the flat arguments that are ``wanted``, or for all without ``wanted``."""
-        for name in (*region.slots, *region.inputs) if region.lost_gradients else ():
-            if name not in region.lost_gradients:
-                continue
+        for name in filter(region.lost_gradients.__contains__, (*region.slots, *region.inputs)):
             path, attribute = region.slots.get(name, ("", name))
             if wanted is None:
                 is_wanted = True
