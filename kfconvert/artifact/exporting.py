@@ -30,7 +30,8 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
     for others, and for arguments that lie in memory as the model does not take them. It is called as in the example:
     with the same positional arguments and keywords. A process that loads it imports kfconvert before, for the
     operators: ``torch.export.load(path).module()`` then runs, and has gradients. So does one that runs a package which
-    AOTInductor made of it (``torch._inductor.aoti_compile_and_package``), for inference only.
+    AOTInductor made of it (``torch._inductor.aoti_compile_and_package``), for inference only. Where the forward uses a
+    ``torch.autograd.Function`` or ``torch.no_grad()``, a warning says that gradients of the program may differ.
 
     Meanwhile other threads may call other models; their conversions and exports wait.
 
@@ -52,6 +53,9 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
         with Shield(), compiling_in_this_thread():
             region, leaves = _serving(guarded, call)
             program = _exported(guarded, *_with_free_sizes(guarded, region, leaves, call))
+    lost = guarded.lost_gradient(region)
+    if lost is not None:
+        guarded.notices.compilers.give_for_inference(lost)
     if path is not None:
         try:
             torch.export.save(program, path)

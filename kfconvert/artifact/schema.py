@@ -366,6 +366,7 @@ class StoredRegion(_Part):
     caches: list[Annotated[list[Any], Field(min_length=2, max_length=2)]] = Field([], max_length=1000)
     written: list[Any] = Field([], max_length=1000)
     reads: list[str | Annotated[list[str], Field(min_length=3, max_length=3)]]
+    lost_gradients: list[str] | None = Field(None, max_length=100_000)
     guard: _Guard
     default_device: str | None
 

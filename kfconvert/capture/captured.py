@@ -22,6 +22,7 @@ from ..region import CaptureError, Dimensions, LiveTensors, Region, Unstorable
 from ..runtime import Variant, asked_attributes, default_device, global_hook, has_hooks, inner_hook
 from .attribute_questions import refuse_attributes
 from .deadline import Budget
+from .lost_gradients import lost_gradients
 from .tracer import is_final, trace
 from .trial_runs import (
     admit_same_tensors,
@@ -272,6 +273,8 @@ def _capture(
     if iterator is not None:
         raise CaptureError(f"its forward reads the iterator {iterator}, which is at another place after each call")
     take_constants(module, region, given)
+    # Before other runs: what this one leaves in attributes of the module may hold autograd's graph.
+    region.lost_gradients = lost_gradients(module, region, given)
     seen = trial(module, region, given)
     note_orders(module, region, leaves)
     findings = search(region.graph)

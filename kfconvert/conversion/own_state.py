@@ -109,7 +109,7 @@ class OwnState:
         self._tensors: list[tuple[Tensor, Tensor]] = []
         self._carried: list[tuple[dict[str, Any], str, Any]] = []
         self._containers: list[Any] = []
-        self._gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        self._gradients = [(p, p.grad, [set(hooks) for hooks in _hooks(p)]) for p in model.parameters()]
         self._generators = [(each, generator_state(each)) for each in generators([*attributes, *held])]
 
     def _restore_outside(self) -> None:
@@ -161,9 +161,12 @@ class OwnState:
                 store.update(entries)
         for generator, state in self._generators:
             put_back(generator, state)
-        for parameter, gradient in self._gradients:
+        for parameter, gradient, known in self._gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
+            for hooks, keys in zip(_hooks(parameter), known):
+                for key in hooks.keys() - keys:
+                    del hooks[key]
         for written, kept in self._tensors:
             if written.shape == kept.shape:
                 written.copy_(kept)
@@ -203,6 +206,11 @@ class OwnState:
             _, before = self._before.tensors.get(key, (tensor, after))
             if not is_same_tensor(tensor, after):
                 _fill(tensor, before)
+
+
+def _hooks(parameter: Tensor) -> list[dict[int, Any]]:
+    """The hooks of its gradient, by kind."""
+    return [parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}]
 
 
 def _stores(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -69,6 +69,8 @@ class Region:
     stored: bytes | None = None
     # The placeholders whose tensor is the shard of a distributed parameter that this rank holds.
     shards: frozenset[str] = frozenset()
+    # The placeholders that get another gradient from the graph than from the module, see ``capture.lost_gradients``.
+    lost_gradients: frozenset[str] = frozenset()
 
     @property
     def has_caches(self) -> bool:

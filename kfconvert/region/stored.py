@@ -60,6 +60,7 @@ def stored_region(region: Region) -> dict[str, Any]:
         "slots": {name: list(slot) for name, slot in region.slots.items()},
         "constants": {name: _stored_constant(writer.placeholder(name), t) for name, t in region.constants.items()},
         "reads": [read if isinstance(read, str) else [*class_name(read[0]), read[1]] for read in _sorted_reads(region)],
+        "lost_gradients": sorted(region.lost_gradients),
         "guard": stored_guard(region.guard),
         "default_device": None if region.default_device is None else stored_device(region.default_device),
         **stored_outputs(region.outputs),
@@ -249,8 +250,12 @@ def made_region(stored: dict[str, Any], call: CallForm, example: Any, classes: M
     inputs = range(len(stored["inputs"]))
     if sorted([each.index for each in guard.tensors] + [index for index, _ in guard.constants]) != list(inputs):
         raise Unstorable("its guard is about other arguments than it takes")
+    lost = stored.get("lost_gradients")
+    if lost is None or not placeholders.keys() >= set(lost):
+        raise Unstorable("it does not tell which gradients its graph has")
     region = Region(reader.graph, nn.Module(), call, guard, stored["inputs"], slots, constants, outputs, example)
     region.reads, region.default_device, region.stored = made_reads(stored, classes), device, _packed(stored)
+    region.lost_gradients = frozenset(lost)
     return region
 
 

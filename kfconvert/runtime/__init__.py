@@ -30,6 +30,7 @@ from .onlookers import default_device, function_mode
 from .original_forwards import originals
 from .program import OF_EXPORT, Program, UnfitTensors
 from .random_generators import GENERATORS, as_bytes, generator_state, put_back
+from .recompute import autograd_nodes
 from .recording import Pool, Recording, Repeated, Unrecordable
 from .tensor_facts import ELEMENTS, LAYOUT, UNKNOWN, Asked, asked_attributes, attribute_facts, named_by_code, unsteady
 from .variant import Variant
@@ -71,6 +72,7 @@ __all__ = [
     "as_bytes",
     "asked_attributes",
     "attribute_facts",
+    "autograd_nodes",
     "named_by_code",
     "Watch",
     "can_record",

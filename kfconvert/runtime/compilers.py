@@ -28,10 +28,10 @@ def traced_here() -> bool:
 
 
 class Notice:
-    """Tells once that a model is traced without its fusions."""
+    """Tells once that a model is traced without its fusions, and once that it is exported for inference only."""
 
     def __init__(self, model: str):
-        self.model, self.given = model, False
+        self.model, self.given, self.given_for_inference = model, False, False
         self._heard: list[str] | None = None
 
     @contextmanager
@@ -53,6 +53,17 @@ class Notice:
             warnings.warn(
                 f"kfconvert: a compiler (torch.compile, torch.export or torch.jit.trace) gets the original forward of "
                 f"{self.model}, without what was fused in it: {reason}.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def give_for_inference(self, reason: str) -> None:
+        """Warn at the first call that gradients of an exported program may not be those of the model."""
+        if self._heard is None and not self.given_for_inference:
+            self.given_for_inference = True
+            warnings.warn(
+                f"kfconvert: the exported program of {self.model} is for inference only, its gradients may differ: "
+                f"{reason}.",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -6,7 +6,7 @@ import copy
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..inputs import MAX_SPELLINGS
+from ..region import Region
 from ..torch_state import transformed
 from .code_state import Codes
 from .compilers import refuse_scripting, traced_here
@@ -42,6 +43,7 @@ MAX_REASONS = 100
 OTHER_REASONS = "other reasons"
 # A part is switched off once its guard has refused so many calls for their arguments, and more than it has served.
 MOST_MISFITS = 32
+_LOST = "as the forward uses a torch.autograd.Function or torch.no_grad()"
 # The dicts of its own that a module has, which it shares with whoever takes over its attributes.
 _STORES = ("_parameters", "_buffers", "_modules")
 
@@ -343,6 +345,23 @@ class GuardedForward:
             return "it was pickled, which does not keep fused programs; convert it again or use kfconvert.save"
         forms = " or ".join(dict.fromkeys(f"({', '.join(each.region.call.names)})" for each in self.variants))
         return f"the call has other arguments than {forms}"
+
+    def lost_gradient(self, region: Region, wanted: Sequence[bool] | None = None) -> str | None:
+        """Why the graph of ``region`` may compute other gradients than the original; None where it does not, for the
+        parameters that require gradients and the flat arguments that are ``wanted``, or for all without ``wanted``."""
+        for name in filter(region.lost_gradients.__contains__, (*region.slots, *region.inputs)):
+            path, attribute = region.slots.get(name, ("", name))
+            if wanted is None:
+                is_wanted = True
+            elif name in region.slots:
+                parameter = self.model.get_submodule(path)._parameters.get(attribute)
+                is_wanted = parameter is not None and parameter.requires_grad
+            else:
+                is_wanted = wanted[region.inputs.index(name)]
+            if is_wanted:
+                tensor = ".".join(filter(None, (self.path, path, attribute)))
+                return f"the captured graph may compute another gradient of {tensor}, {_LOST}"
+        return None
 
     def _missed(self, reason: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         counted = reason if reason in self.misses or len(self.misses) < MAX_REASONS else OTHER_REASONS

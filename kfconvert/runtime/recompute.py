@@ -33,17 +33,17 @@ def is_connected(outputs: list[Any]) -> bool:
     """Whether autograd's graph has one of ``outputs`` among what another was computed from: the gradient of the one
     then includes a share that comes through the other, which separate outputs of one autograd function do not have."""
     ends = {output.grad_fn for output in outputs if isinstance(output, Tensor) and output.grad_fn is not None}
-    return any(node in ends for node in _nodes_from(node for end in ends for node, _ in end.next_functions))
+    return any(node in ends for node in autograd_nodes(node for end in ends for node, _ in end.next_functions))
 
 
 def has_reentrant_checkpoint(outputs: list[Any]) -> bool:
     """Whether a checkpoint with ``use_reentrant=True`` is behind ``outputs``: it calls ``backward`` itself, and refuses
     ``torch.autograd.grad``."""
-    nodes = _nodes_from(output.grad_fn for output in outputs if isinstance(output, Tensor))
+    nodes = autograd_nodes(output.grad_fn for output in outputs if isinstance(output, Tensor))
     return any(node.name() == "CheckpointFunctionBackward" for node in nodes)
 
 
-def _nodes_from(nodes: Iterable[Any]) -> Iterator[Any]:
+def autograd_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
     """Each of the ``nodes`` of autograd's graph, of which some may be None, and all that they lead to, once."""
     seen: set[Any] = set()
     pending = list(nodes)

@@ -51,7 +51,7 @@ def traced(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _by_dynamo(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any:
-    choices = _begin(id(guarded), (len(args), *kwargs), _is_watched())
+    choices, recorded = _begin(id(guarded), (len(args), *kwargs), _is_watched()), torch.is_grad_enabled()
     outputs = guarded.original(*args, **kwargs)
     if choices is None:
         return outputs
@@ -59,10 +59,11 @@ def _by_dynamo(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> 
         variant = guarded.variants[choice[0]]
         leaves = _leaves(variant, choice, args, kwargs)
         if leaves is not None and _fits(variant, leaves):
-            if _end(id(guarded), True):
+            wanted = tuple([recorded and isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves])
+            if _end(id(guarded), choice[0], recorded, wanted):
                 return variant.structured(variant.program.traced(leaves))
             return outputs
-    _end(id(guarded), False)
+    _end(id(guarded), None, False, ())
     return outputs
 
 
@@ -97,10 +98,16 @@ def _begin(address: int, spelling: tuple, watched: bool) -> tuple[Choice, ...] |
 
 
 @torch.compiler.assume_constant_result
-def _end(address: int, fits: bool) -> bool:
-    """Whether the program is to take the place of the original forward, which was followed."""
+def _end(address: int, index: int | None, recorded: bool, wanted: tuple[bool, ...]) -> bool:
+    """Whether the program of the variant with this index, which fits the call, is to take the place of the original
+    forward, which was followed; ``wanted``: which of its flat arguments want gradients."""
     guarded = _at(address)
-    reason = _original_pass.end(fits) or (None if fits else _SIZES)
+    reason = _SIZES if index is None else None
+    if index is not None and torch.compiler.is_exporting():
+        reason = _lost_in_program(guarded, guarded.variants[index], recorded)
+    elif index is not None and recorded:
+        reason = guarded.lost_gradient(guarded.variants[index].region, wanted)
+    reason = _original_pass.end(reason is None) or reason
     if reason is not None:
         guarded.left_out(reason)
         return False
@@ -136,14 +143,18 @@ def _exported(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> A
     if reason is not None:
         guarded.left_out(reason)
         return guarded.original(*args, **kwargs)
+    recorded = torch.is_grad_enabled()
     with originals(), disable_proxy_modes_tracing():  # what it asks of sizes is noted, what it calls is not
         guarded.original(*args, **kwargs)
     for choice in choices:
         variant = guarded.variants[choice[0]]
         leaves = _leaves(variant, choice, args, kwargs)
         if leaves is not None and _fits(variant, leaves, named=True):
+            reason = _lost_in_program(guarded, variant, recorded)
+            if reason is not None:
+                break
             return variant.structured(variant.program.traced(_held_to_layouts(variant, leaves)))
-    guarded.left_out(_SIZES)
+    guarded.left_out(reason or _SIZES)
     return guarded.original(*args, **kwargs)
 
 
@@ -176,6 +187,8 @@ def _by_jit(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any
         guard: Any = variant.symbolic_guard
         held = None if variant.region.computes_with_sizes else guard.held_to_sizes(leaves)
         reason = "torch.jit.trace would fix the sizes with which it computes" if held is None else None
+    if held is not None:
+        reason = _lost_in_program(guarded, variant, torch.is_grad_enabled())
     if held is None or reason is not None:
         guarded.left_out(reason or _SIZES)
         return guarded.original(*args, **kwargs)
@@ -259,6 +272,15 @@ def _unfit(variant: Variant) -> str | None:
     except (UnfitTensors, UntraceableGuard) as error:
         return str(error)
     return None
+
+
+def _lost_in_program(guarded: GuardedForward, variant: Variant, recorded: bool) -> str | None:
+    """Why torch.export or torch.jit.trace must not get the program of ``variant``, whose parameters and arguments may
+    require gradients later on; None where they may. With gradients disabled they get it, and a warning."""
+    reason = guarded.lost_gradient(variant.region)
+    if reason is not None and not recorded:
+        guarded.notices.compilers.give_for_inference(reason)
+    return reason if recorded else None
 
 
 def _leaves(variant: Variant, choice: Choice, args: tuple, kwargs: dict[str, Any]) -> list[Any] | None:
