@@ -248,9 +248,11 @@ def _accepted(model: nn.Module, calls: list[ExampleCall]) -> tuple[ExampleCall, 
         try:
             return call, model_outputs(model, call.args, call.kwargs)
         except Exception as error:  # the model's own code may raise anything
-            reason = f"{type(model).__name__} does not accept {call.summary()}: {first_line(error)}"
-            cause = error
-    raise ConversionError(reason) from cause
+            # A variable for the error, in a frame that its traceback holds, would keep the model alive.
+            if call is calls[-1]:
+                reason = f"{type(model).__name__} does not accept {call.summary()}: {first_line(error)}"
+                raise ConversionError(reason) from error
+    raise AssertionError("there is at least one call")
 
 
 def resolve_device(device: torch.device | str | None, model: nn.Module) -> torch.device:
