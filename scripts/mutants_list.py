@@ -25,7 +25,7 @@ class Equivalent(NamedTuple):
 # Each of these was in the package at some time without a test, or with a single one, that noticed.
 FAULTS = (
     Fault(
-        "a call in train mode makes no plan stale",
+        "a change of the mode makes no plan stale",
         "self.stale, self.state.announced = True, False",
         "self.stale, self.state.announced = self.stale, False",
     ),

@@ -58,8 +58,9 @@ def remember_origin(model: nn.Module, folder: Path) -> None:
 
 def is_of_transformers(model: nn.Module) -> TypeGuard[PreTrainedModel]:
     """Whether it is a Hugging Face model."""
-    transformers = sys.modules.get("transformers")  # without it, there is none
-    return transformers is not None and isinstance(model, transformers.PreTrainedModel)
+    # Until somebody has imported the class there is none. To ask ``transformers`` for it would import it here.
+    modeling = sys.modules.get("transformers.modeling_utils")
+    return modeling is not None and isinstance(model, modeling.PreTrainedModel)
 
 
 def _of_origin(model: Any, name: str) -> Path | None:

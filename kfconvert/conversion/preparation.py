@@ -313,10 +313,12 @@ def _accepted(model: nn.Module, calls: list[ExampleCall]) -> tuple[ExampleCall, 
         try:
             return call, model_outputs(model, call.args, call.kwargs, call.method)
         except Exception as error:  # the model's own code may raise anything
-            name = ".".join(filter(None, (type(model).__name__, call.method)))
-            reason = f"{name} does not accept {call.summary()}: {first_line(error)}"
-            cause = error
-    raise ConversionError(reason) from cause
+            # A variable for the error, in a frame that its traceback holds, would keep the model alive.
+            if call is calls[-1]:
+                name = ".".join(filter(None, (type(model).__name__, call.method)))
+                reason = f"{name} does not accept {call.summary()}: {first_line(error)}"
+                raise ConversionError(reason) from error
+    raise AssertionError("there is at least one call")
 
 
 def resolve_device(device: torch.device | str | None, model: nn.Module) -> torch.device:

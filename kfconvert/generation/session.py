@@ -55,7 +55,7 @@ class Session:
         # How many words there are to choose from, from the first request on.
         self._words = 0
         self._plans: Any = None
-        self._steps: dict[Hashable, Callable[[], None]] = {}
+        self._steps: dict[Hashable, _Step] = {}
         self._known: dict[Hashable, _Fixed] = {}
 
     def begin(self, asked: Request, input_ids: Tensor, of_model: dict[str, Any], filled: Any, logits: Tensor) -> None:
@@ -93,7 +93,7 @@ class Session:
         self._words = logits.shape[-1]
         if asked.do_sample:
             self._make_noise()
-            self._draw()
+            self.draw()
         self._take(asked, self._fixed(asked), logits)
 
     def grown(self, larger: Session) -> None:
@@ -133,17 +133,16 @@ class Session:
         key = (asked.key, library_switches(), tuple(map(id, weights)))
         step = self._steps.get(key)
         if step is None:
-            before = self._draw if asked.do_sample else None
-            step = _Step(partial(self._run, asked, self._fixed(asked), plans), self.pool, weights, before)
-            self._steps[key] = step
-        return step
+            step = self._steps[key] = _Step(asked, self._fixed(asked), plans, self.pool, weights)
+        return partial(step.run, self)
 
     def _make_noise(self) -> None:
         if self._noise is None:
             with torch.inference_mode(False):
                 self._noise = torch.empty(self.batch, self._words, dtype=torch.float32, device=self.device)
 
-    def _draw(self) -> None:
+    def draw(self) -> None:
+        """Draw the random numbers of the next step, where it takes any."""
         if self._noise is not None:
             self._noise.exponential_(1)
 
@@ -157,7 +156,8 @@ class Session:
             self._known[key] = _Fixed(asked.endings(words, device), asked.held_back(words, device), ends)
         return self._known[key]
 
-    def _run(self, asked: Request, fixed: _Fixed, plans: Any) -> None:
+    def run(self, asked: Request, fixed: _Fixed, plans: Any) -> None:
+        """A step by ``plans``, launched."""
         flat = self.variant.program.computed(plans, self.leaves)
         cache = type(self.cache)(self.cache.tensors())
         outputs = self.variant.region.outputs.put_together(flat, [cache])
@@ -180,30 +180,29 @@ class Session:
 
 
 class _Step:
-    """Runs ``call`` as it is the first time, then records it, and replays it from then on. Where it cannot be recorded
-    it goes on as at first.
+    """A step of the session that holds this: it runs as it is the first time, is then recorded, and is replayed from
+    then on. Where it cannot be recorded it goes on as at first.
 
     Args:
-        weights: what ``call`` reads of the model, which must stay where it is.
-        before: runs before each, and is not recorded.
+        weights: what it reads of the model, which must stay where it is.
     """
 
-    def __init__(
-        self, call: Callable[[], None], pool: Pool | None, weights: list[Tensor], before: Callable[[], None] | None
-    ):
-        self._call, self._pool, self._weights, self._before = call, pool, weights, before
+    def __init__(self, asked: Request, fixed: _Fixed, plans: Any, pool: Pool | None, weights: list[Tensor]):
+        self._asked, self._fixed, self._plans, self._pool, self._weights = asked, fixed, plans, pool, weights
         self._replay: Callable[[], None] | None = None
         self._has_run = False
 
-    def __call__(self) -> None:
+    def run(self, session: Session) -> None:
+        """The step of ``session``, which is not kept: the two would hold the weights, and each other."""
+        call = partial(session.run, self._asked, self._fixed, self._plans)
         if self._replay is None and self._has_run and self._pool is not None:
             try:
-                self._replay = Repeated(self._call, self._pool).replay
+                self._replay = Repeated(call, self._pool).replay
             except (Unrecordable, torch.OutOfMemoryError):
                 self._pool = None
-        if self._before is not None:
-            self._before()
-        (self._replay or self._call)()
+        if self._asked.do_sample:
+            session.draw()
+        (self._replay or call)()
         self._has_run = True
 
 

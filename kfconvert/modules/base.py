@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from ..ops.activations import ACTIVATIONS
 from ..ops.kinds import checked
 from ..ops.registration import has_kernels
-from ..runtime import Derived, Entry, Watch
+from ..runtime import ROOT, Derived, Entry, Watch
 from ..torch_state import transformed
 
 # It returns what the module does: a tensor, or a tuple of tensors.
@@ -101,7 +101,7 @@ class FusedModule(nn.Module):
         """What was prepared for ``sources`` (see :meth:`Derived.values`), and for the settings as they are: those of
         this module and of what it wraps may be assigned at any time."""
         conditions = self._derived.conditions
-        if conditions is None or conditions.first_change() is not None:
+        if conditions is None or conditions.first_change(vars(self)) is not None:
             self._derived.clear()
             self._derived.conditions = Watch(_settings(self))
         return self._derived.values(sources)
@@ -140,7 +140,8 @@ def _settings(module: nn.Module) -> Iterator[Entry]:
     for inner in module.modules():
         for name, value in vars(inner).items():
             if name not in _UNPREPARED and isinstance(value, (bool, int, float, str, tuple, type(None))):
-                yield inner, name, value
+                # An entry that referred to ``module``, which holds the Watch, would be a reference cycle.
+                yield ROOT if inner is module else inner, name, value
 
 
 def held(module: nn.Module, name: str) -> torch.Tensor | None:

@@ -36,10 +36,10 @@ def only_new_garbage() -> Iterator[None]:
             if hasattr(method, "cache_clear"):
                 method.cache_clear()
         gc.collect()
-        new = gc.get_objects()
-        if freezes and (mark is None or any(each is mark for each in new)):
+        # A list of all objects in this frame, which an exception holds, would hold that exception.
+        if freezes and (mark is None or any(each is mark for each in gc.get_objects())):
             gc.unfreeze()
-        _note_functions(_sources.keys() - sources, new)
+        _note_functions(_sources.keys() - sources, gc.get_objects())
         _forget_sources()
 
 

@@ -34,7 +34,7 @@ from .recompute import autograd_nodes
 from .recording import Pool, Recording, Repeated, Unrecordable
 from .tensor_facts import ELEMENTS, LAYOUT, UNKNOWN, Asked, asked_attributes, attribute_facts, named_by_code, unsteady
 from .variant import Variant
-from .watch import MISSING, Entry, Watch
+from .watch import MISSING, ROOT, Entry, Watch
 from .weak_module import WeakModule
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "OnMiss",
     "Pool",
     "Program",
+    "ROOT",
     "Recording",
     "Repeated",
     "UnfitTensors",

@@ -41,6 +41,8 @@ from .weak_module import WeakModule
 # end.
 MAX_REASONS = 100
 OTHER_REASONS = "other reasons"
+# Why a call of a model, or of a part of it, that is in train mode misses. Nothing else is looked at then.
+IN_TRAINING = "the model is in train mode"
 # A part is switched off once its guard has refused so many calls for their arguments, and more than it has served.
 MOST_MISFITS = 32
 _LOST = "as the forward uses a torch.autograd.Function or torch.no_grad()"
@@ -109,22 +111,18 @@ class GuardedForward:
             args = args[1:]  # it was bound to the model once more, as a function of its class would have to be
         if traced_here():
             return traced(self, args, kwargs)
-        spelling, reason = (len(args), *kwargs), onlooker()
-        ahead = None
-        if (
-            self._last is not None
-            and reason is None
-            and self.frozen is None
-            and not self.is_off
-            and not transformed()
-            and not originals_wanted()
-        ):
-            ahead = self._launch_ahead(spelling, args, kwargs)
         caller = _called_module(sys._getframe(1))
         if caller is not None and not self._model.refers_to(caller) and self._has_copy(caller):
             return type(caller).forward(caller, *args, **kwargs)
         if self.is_off or transformed() or originals_wanted():
             return self.original(*args, **kwargs)
+        model = self._model()
+        if model.training and self.frozen is None:
+            return self._in_training(model)(*args, **kwargs)
+        spelling, reason = (len(args), *kwargs), onlooker()
+        ahead = None
+        if self._last is not None and reason is None and self.frozen is None:
+            ahead = self._launch_ahead(spelling, args, kwargs)
         if self.frozen is not None:
             if self.path:  # programs of parts may read what that of the model does not
                 self.frozen.bring_back("a part of it is called by itself")
@@ -189,8 +187,8 @@ class GuardedForward:
         if self.state is None:
             return self.other_form()
         reason = self.state.refusal()
-        # Weights may have been written, in training or around a change of the mode, without a trace in them.
-        if self.state.announced or self.model.training:
+        # Weights may have been written around a change of the mode without a trace in them.
+        if self.state.announced:
             self.stale, self.state.announced = True, False
         return reason
 
@@ -362,6 +360,15 @@ class GuardedForward:
                 tensor = ".".join(filter(None, (self.path, path, attribute)))
                 return f"the captured graph may compute another gradient of {tensor}, {_LOST}"
         return None
+
+    def _in_training(self, model: nn.Module) -> Callable[..., Any]:
+        """The original forward, for a call in train mode. There may be hundreds of parts, and each has such a call in
+        every step: it is counted, and told of if it is the first or somebody wants to know, and no more."""
+        self.stale = True  # weights may be written in training without a trace in them
+        count = self.misses[IN_TRAINING] = self.misses.get(IN_TRAINING, 0) + 1
+        if count == 1 or self.notices.on_miss.is_wanted:
+            self.notices.tell(self.path, IN_TRAINING, count == 1, True, stacklevel=5)
+        return self.own_forward or partial(type(model).forward, model)
 
     def _missed(self, reason: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         counted = reason if reason in self.misses or len(self.misses) < MAX_REASONS else OTHER_REASONS

@@ -24,6 +24,11 @@ class MissCallback:
         self._warned = False
         self._running = threading.local()
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is a function to call."""
+        return self._function is not None
+
     def __call__(self, reason: str, stacklevel: int) -> None:
         if self._function is None or getattr(self._running, "now", False):
             return

@@ -394,6 +394,9 @@ def lies_as(leaves: list[Any], strides: list[tuple[int, tuple[int, ...], Any]]) 
 
 
 def _first_call(plans: Plans, name: str, module: Any) -> Callable[..., Any]:
+    # Plans that held themselves by a call that never came would keep the weights.
+    held_by = weakref.ref(plans)
+
     def call(*inputs: Tensor) -> Any:
         disturbed = switched_off()
         device = next((tensor.device for tensor in inputs if tensor.is_cuda), None)
@@ -401,7 +404,7 @@ def _first_call(plans: Plans, name: str, module: Any) -> Callable[..., Any]:
         # What a plan derives from weights is computed on the current stream: calls on others must find it finished.
         if not (disturbed or switched_off() or is_captured(device)):
             finish(device)
-            setattr(plans, name, plan)
+            setattr(held_by(), name, plan)
         return plan(*inputs)
 
     return call

@@ -2,32 +2,47 @@
 
 import copy
 import gc
+import pickle
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from support import small_models, stateful_models
 from torch import nn
 
 import kfconvert
+import kfconvert.converter
 from kfconvert.runtime import guarded_forward, refusals
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-MAKERS = {**stateful_models.MAKERS, "writing": stateful_models.writing}
+
+
+def nothing() -> nn.Module:
+    """Of this nothing can be fused. (batch, 5, 16) -> (batch, 5, 16)"""
+    return nn.Sequential(nn.Softplus(), nn.LogSoftmax(-1), nn.PReLU(5)).eval()
+
+
+MAKERS = {**stateful_models.MAKERS, "writing": stateful_models.writing, "nothing": nothing}
 FEW = ("attention", "blocks", "cnn", "bert")
 
 
 @cache
 def inputs_of(name: str) -> tuple[torch.Tensor, ...]:
-    return stateful_models.arguments(MAKERS[name]())
+    return stateful_models.arguments(MAKERS["attention" if name == "nothing" else name]())
 
 
 def converted(name: str) -> nn.Module:
     """A conversion of one's own, which is no copy of another."""
-    return small_models.convert(MAKERS[name](), example_inputs=inputs_of(name), validate_accuracy=False)
+    converter = kfconvert.ModelConverter(select="all", validate_accuracy=False, effort="fast")
+    model = converter.convert_model(MAKERS[name](), example_inputs=inputs_of(name))
+    assert bool(converter.conversion_stats["total_replaced"]) == (name != "nothing")
+    return model
 
 
 def used(model: nn.Module, name: str) -> None:
@@ -46,14 +61,18 @@ def used(model: nn.Module, name: str) -> None:
         model(*inputs)
 
 
-def gone(model_of: Callable[[], nn.Module], name: str, calls: bool = True) -> bool:
-    """Whether nothing of a model is left after its last reference is gone."""
+def gone(model_of: Callable[[], nn.Module], use: Callable[[nn.Module], object] | None = None) -> bool:
+    """Whether no module and no tensor of a model is left after its last reference is gone."""
     model = model_of()
-    if calls:
-        used(model, name)
-    references = [weakref.ref(module) for module in model.modules()]
+    if use is not None:
+        use(model)
+    references = [weakref.ref(each) for each in (*model.modules(), *tensors(model))]
     del model
     return all(reference() is None for reference in references)
+
+
+def tensors(model: nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 @pytest.fixture
@@ -64,48 +83,163 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("name", FEW)
-@pytest.mark.parametrize("calls", [False, True], ids=["unused", "used"])
-def test_a_converted_model_that_is_deleted_is_gone(name, calls, no_collector):
-    converted(name)  # what libraries import at their first use may raise, and keep the frames around it
-    assert gone(MAKERS[name], name, calls), "not even the original is"
-    assert gone(lambda: converted(name), name, calls)
+def told(model: nn.Module, name: str, folder: Path) -> None:
+    used(model, name)
+    str(model.kfconvert_info())
+    model.kfconvert_refresh()
+
+
+def saved(model: nn.Module, name: str, folder: Path) -> None:
+    kfconvert.save(model, folder / "saved")
+
+
+def copied(model: nn.Module, name: str, folder: Path) -> None:
+    used(copy.deepcopy(model), name)
+    used(pickle.loads(pickle.dumps(model)), name)
+    used(model, name)
+
+
+def refused(model: nn.Module, name: str, folder: Path) -> None:
+    """A call that the original refuses as well, one with hooks, and what needs another kind of model."""
+    for call in (model, partial(kfconvert.export, model), partial(kfconvert.save, model, folder=folder)):
+        with suppress(Exception):
+            call(torch.zeros(3, 1, 1, 9))
+    handle = next(model.children()).register_forward_hook(lambda *_: None)
+    used(model, name)
+    handle.remove()
+
+
+USES = {
+    "unused": lambda model, name, folder: None,
+    "used": lambda model, name, folder: used(model, name),
+    "told": told,
+    "saved": saved,
+    "copied": copied,
+    "refused": refused,
+}
+
+
+@cache
+def prepared(name: str) -> None:
+    """What libraries import at their first use may raise, and keep the frames around it."""
+    used(converted(name), name)
+    gc.collect()
+
+
+@pytest.mark.parametrize("name", ["attention", "blocks", "cnn", "nothing"])
+@pytest.mark.parametrize("use", USES)
+def test_a_converted_model_that_is_deleted_is_gone(name, use, no_collector, tmp_path):
+    prepared(name)
+    assert gone(MAKERS[name], lambda model: used(model, name)), "not even the original is"
+    assert gone(lambda: converted(name), lambda model: USES[use](model, name, tmp_path))
+
+
+def test_a_converted_model_of_transformers_that_is_deleted_is_gone(no_collector, tmp_path):
+    def use(model: nn.Module) -> None:
+        for each in USES.values():
+            each(model, "bert", tmp_path)
+        model.save_pretrained(tmp_path / "pretrained")
+
+    prepared("bert")
+    assert gone(lambda: converted("bert"), use)
+
+
+def test_a_result_that_nobody_keeps_is_gone(no_collector):
+    model, inputs = MAKERS["cnn"](), inputs_of("cnn")
+    before = set(map(id, gc.get_objects()))
+    kfconvert.auto_convert_model(model, example_inputs=inputs, select="all")
+    left = [each for each in gc.get_objects() if id(each) not in before and isinstance(each, (nn.Module, nn.Parameter))]
+    assert not left
 
 
 @pytest.mark.parametrize("name", ("attention", "cnn"))
 def test_a_deep_copy_that_is_deleted_is_gone(name, no_collector):
     model = converted(name)
-    assert gone(lambda: copy.deepcopy(model), name)
+    assert gone(lambda: copy.deepcopy(model), lambda model: used(model, name))
 
 
-@pytest.mark.parametrize("name", ("attention", "cnn"))
+@pytest.mark.parametrize("name", ("attention", "cnn", "blocks"))
 def test_a_frozen_model_that_is_deleted_is_gone(name, no_collector):
     def frozen() -> nn.Module:
         model = converted(name)
         with torch.no_grad():
             model(*inputs_of(name))
-        forward = guarded_forward(kfconvert.freeze(model))
-        forward.frozen.to_host(model, [variant.program for variant in forward.variants], torch.device("cpu"))
-        assert model.kfconvert_info()["frozen"]["host_bytes"]
+        kfconvert.freeze(model)
+        if forward := guarded_forward(model):  # none where only parts have programs
+            forward.frozen.to_host(model, [variant.program for variant in forward.variants], torch.device("cpu"))
+            assert model.kfconvert_info()["frozen"]["host_bytes"]
         return model
 
     known = len(refusals._frozen)
-    assert gone(frozen, name, calls=False)
+    assert gone(frozen)
     assert len(refusals._frozen) == known
 
 
-def test_a_model_that_was_loaded_and_is_deleted_is_gone(tmp_path, no_collector):
-    kfconvert.save(converted("attention"), tmp_path / "saved")
-    assert gone(lambda: kfconvert.load(tmp_path / "saved", model=MAKERS["attention"]()), "attention")
+@pytest.mark.parametrize("name", ("attention", "cnn"))
+def test_a_model_that_was_loaded_and_is_deleted_is_gone(name, tmp_path, no_collector):
+    kfconvert.save(converted(name), tmp_path / "saved")
+    assert gone(lambda: kfconvert.load(tmp_path / "saved", model=MAKERS[name]()), lambda model: used(model, name))
 
 
-def test_a_model_that_was_converted_in_place_is_gone(no_collector):
+@pytest.mark.parametrize("name", ("attention", "cnn", "nothing"))
+def test_a_model_that_was_converted_in_place_is_gone(name, no_collector):
+    converter = kfconvert.ModelConverter(validate_accuracy=False, select="all")
+
     def made() -> nn.Module:
-        return small_models.convert(
-            MAKERS["attention"](), example_inputs=inputs_of("attention"), validate_accuracy=False, inplace=True
-        )
+        return converter.convert_model(MAKERS[name](), example_inputs=inputs_of(name), inplace=True)
 
-    assert gone(made, "attention")
+    assert gone(made, lambda model: used(model, name))
+
+
+def interrupted(stage: str, done: int, total: int) -> None:
+    if stage == "time":
+        raise KeyboardInterrupt
+
+
+FAILURES = {
+    "inputs": {"example_inputs": torch.zeros(3, 1, 1, 9)},
+    "dtype": {"dtype": "float16"},
+    "interrupt": {"progress": interrupted},
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_model_that_could_not_be_converted_is_gone(failure, inplace, no_collector):
+    options = {"example_inputs": inputs_of("attention"), "inplace": inplace} | FAILURES[failure]
+
+    def fails(model: nn.Module) -> None:
+        with pytest.raises((kfconvert.ConversionError, KeyboardInterrupt)) as raised:
+            kfconvert.ModelConverter(select="all").convert_model(model, **options)
+        # An exception refers to all frames that it came through.
+        del raised
+
+    before = set(map(id, gc.get_objects()))
+    assert gone(MAKERS["attention"], fails)
+    assert not [each for each in gc.get_objects() if id(each) not in before and isinstance(each, nn.Parameter)]
+
+
+def test_a_model_that_has_generated_is_gone(no_collector, monkeypatch):
+    monkeypatch.setattr(kfconvert.converter, "can_record", lambda device: True)  # as on a GPU, but for the recordings
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 60}
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=1, pad_token_id=0)
+    ids = torch.randint(3, 60, (2, 6))
+
+    def made() -> nn.Module:
+        converter = kfconvert.ModelConverter(select="all", effort="fast", new_tokens=0, validate_accuracy=False)
+        return converter.convert_model(transformers.LlamaForCausalLM(config).eval(), example_inputs=ids)
+
+    def generated(model: nn.Module) -> None:
+        for sampled in (False, True):
+            model.generate(ids, max_new_tokens=4, do_sample=sampled)
+
+    def served(model: nn.Module) -> None:
+        generated(model)
+        assert model.kfconvert_info()["generate"]["served"] == 2
+
+    generated(transformers.LlamaForCausalLM(config).eval())
+    gc.collect()  # as in ``prepared``
+    assert gone(made, served)
 
 
 def test_the_converter_keeps_no_model(no_collector):
@@ -153,10 +287,6 @@ def test_what_is_kept_does_not_grow_with_the_number_of_sizes(free):
     guard = model.kfconvert_info()["guard"]
     assert guard["hits"] + sum(guard["misses"].values()) == 2 * count, "not every call was counted"
     assert len(guard["misses"]) < 200
-
-
-def tensors(model: nn.Module) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -4,12 +4,16 @@ import copy
 
 import pytest
 import torch
+from support import stateful_models
 from support.small_models import Gate, assert_valid, bert, cnn, convert, converted, guard, inputs_of, llama
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from kfconvert.accuracy.comparison import ERROR_RATIO
+from kfconvert.runtime.guarded import IN_TRAINING
+from kfconvert.runtime.model_state import ModelState
 
 
 @pytest.fixture
@@ -187,6 +191,49 @@ def test_frozen_batch_norm_in_a_model_in_train_mode():
         model.bn1.eval(), model.bn2.eval()
     assert_same_values(gradients(original), gradients(fused))
     assert_same_values(dict(original.named_buffers()), dict(fused.named_buffers()))
+
+
+def dispatched(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[str]:
+    """The operators of a whole training step, in their order."""
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    names: list[str] = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Names():
+        outputs = model(*inputs)
+        (outputs if isinstance(outputs, Tensor) else outputs["logits"]).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return names
+
+
+@pytest.mark.parametrize("name", ["attention", "blocks", "cnn", "llama"])
+def test_a_training_step_makes_the_calls_of_the_original_and_looks_at_nothing(name, monkeypatch):
+    original = stateful_models.MAKERS[name]()
+    inputs = stateful_models.arguments(original)
+    fused = convert(original, example_inputs=inputs, validate_accuracy=False).train()
+    assert dispatched(fused, inputs) == dispatched(original.train(), inputs)
+    monkeypatch.setattr(ModelState, "change", lambda self: pytest.fail("the state of the model was looked at"))
+    before = fused.kfconvert_info()
+    fused(*inputs)
+    after = fused.kfconvert_info()
+    for one, other in zip((before["guard"], *before["parts"].values()), (after["guard"], *after["parts"].values())):
+        assert other["hits"] == one["hits"] == 0
+        assert set(other["misses"]) <= {IN_TRAINING}
+    counts = [sum(each["misses"].values()) for each in (after["guard"], *after["parts"].values())]
+    assert max(counts) == 2 and 0 not in counts[name == "blocks" :]
+
+
+def test_a_replica_in_train_mode_has_its_own_weights():
+    fused = converted(cnn).train()
+    replica = fused._replicate_for_data_parallel()
+    replica.head = nn.Linear(8, 7)
+    replica._modules = {**fused._modules, "head": replica.head}
+    assert replica(inputs_of(fused)["x"]).shape == (2, 7)
 
 
 # Optimizers
