@@ -38,6 +38,11 @@ _WEIGHT_FILES = (
 )
 
 
+def is_one(model: nn.Module) -> bool:
+    """Whether ``model`` is a model of transformers."""
+    return isinstance(model, PreTrainedModel)
+
+
 def knows(name: str) -> bool:
     """Whether ``name`` is a built-in architecture or the hub's present name of one."""
     return ALIASES.get(name, name) in ARCHITECTURES

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..runtime import OF_CONVERSION, OfConversion
+from ..runtime import OF_CONVERSION, OfConversion, is_config_dict
 
 # Where a model stands rather than what it is, what a conversion leaves in modules, and what transformers notes when it
 # reads weights.
@@ -63,6 +63,11 @@ def _attributes(held: Any) -> dict[str, Any]:
     return {name: v for name, v in found.items() if not (name.startswith("_") and type(v) in _MAY_BE_NONE and not v)}
 
 
+def _settings(held: dict[Any, Any]) -> dict[Any, Any]:
+    """Without what diffusers notes in a configuration."""
+    return {name: value for name, value in held.items() if str(name)[:1] != "_"} if is_config_dict(held) else held
+
+
 def _is_same_dict(one: dict[Any, Any], other: dict[Any, Any], depth: int) -> bool:
     return one.keys() == other.keys() and all(_is_same(one[key], other[key], depth) for key in one)
 
@@ -82,7 +87,7 @@ def _is_same(value: Any, other: Any, depth: int = 0) -> bool:
         inner = ("__func__",) if isinstance(value, types.MethodType) else ("func", "args", "keywords")
         return all(_is_same(getattr(value, name), getattr(other, name), depth + 1) for name in inner)
     if isinstance(value, dict):
-        return _is_same_dict(value, other, depth + 1)
+        return _is_same_dict(_settings(value), _settings(other), depth + 1)
     if not isinstance(getattr(value, "__dict__", None), dict):
         return value == other or value != value
     return _is_same_dict(_attributes(value), _attributes(other), depth + 1)

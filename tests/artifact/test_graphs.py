@@ -19,7 +19,6 @@ from kfconvert.artifact import files as artifact
 from kfconvert.artifact import record as record_file
 from kfconvert.artifact import replay
 from kfconvert.artifact.files import ArtifactError
-from kfconvert.capture import tracer
 from kfconvert.converter import ModelConverter
 from kfconvert.region import kept
 from kfconvert.runtime.guarded import guarded_forward
@@ -32,14 +31,6 @@ def saved(tmp_path_factory):
     torch.manual_seed(0)
     fused = ModelConverter(select="all").convert_model(Net().eval(), example_inputs=IDS)
     return artifact.save(fused, tmp_path_factory.mktemp("saved") / "net")
-
-
-@pytest.fixture
-def traces(monkeypatch):
-    """The modules that were traced since."""
-    found, own = [], tracer._export
-    monkeypatch.setattr(tracer, "_export", lambda model, *rest: (found.append(model), own(model, *rest))[1])
-    return found
 
 
 def write(path, graphs) -> None:
