@@ -41,7 +41,7 @@ def refused_in_every_form(
     """Why no form of ``model`` can be captured, as far as that is known before a trace.
 
     Args:
-        counting: modules that change an attribute in every call, and the name of that.
+        counting: modules that change an attribute, and the name of that with when they do.
         outputs: what the model returned for its example call.
         asked: what its code asks of tensors, see ``tensor_facts``.
     """
@@ -53,7 +53,7 @@ def refused_in_every_form(
     if name is not None:
         return CaptureError(f"its code asks for {name} of a tensor, which differs from call to call")
     if model in counting:
-        return CaptureError(f"its forward changes {counting[model]} in every call")
+        return CaptureError(f"its forward changes {counting[model]}")
     if not torch.is_inference_mode_enabled() and any(_is_inference(each) for each in pytree.tree_leaves(outputs)):
         return CaptureError("it turns inference mode on within, of which its outputs tell")
     attribute = attribute_of(outputs)

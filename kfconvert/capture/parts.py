@@ -47,8 +47,8 @@ class Parts:
     """The search for parts, from the largest submodules down.
 
     Args:
-        counting: modules that change an attribute in every call, which no graph does, each with the name of the
-            attribute.
+        counting: modules that change an attribute, which no graph does, each with the name of the attribute and when
+            they do.
         put_back: gives the model the state that it had after the example call: one that keeps something of its inputs'
             sizes may take no others after a call with these.
         cheap: a call of the same form with smaller sizes, if there is one, to trace with.
@@ -92,7 +92,7 @@ class Parts:
         reason = f"it receives a {kind}" if kind is not None else None
         for module in group:
             if module in self._counting:
-                reason = f"its forward changes {self._counting[module]} in every call"
+                reason = f"its forward changes {self._counting[module]}"
             else:
                 reason = self._irregular.get(module, reason)
         if reason is not None:

@@ -16,6 +16,7 @@ from ..capture import (
     Refused,
     capture_forms,
     capture_generation,
+    only_assigned,
     parents,
     refused_in_every_form,
     with_few,
@@ -65,7 +66,7 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
     model, calls = prepared.model, [prepared.call]
     if effort.other_calls and is_token_model(model):
         calls += token_calls(model, prepared.call)
-    with stages.stage("trace", len(calls) + 1) as advance:
+    with stages.stage("trace", len(calls) + 1) as advance, only_assigned(prepared.assigned):
         start = time.thread_time()
         refusal = refused_in_every_form(model, prepared.counting, prepared.outputs, prepared.asked)
         found = capture_forms(model, calls, advance, refusal)

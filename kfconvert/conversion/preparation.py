@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..accuracy import copied_model, model_outputs
-from ..capture import WrittenState, around, run_keeping, written_state
+from ..capture import ALWAYS, BY_SHAPE, Attribute, WrittenState, around, run_keeping, written_state
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
 from ..runtime import UNKNOWN, Asked, function_mode, named_by_code, originals, uninstall
 from ..settings import SettingError, max_rewrites
@@ -27,7 +27,8 @@ class ConversionError(ValueError):
 class Prepared:
     """``outputs``: what ``model`` returned for ``call``; ``counting``: the modules of which an attribute, or one within
     them, changes in every call of the same inputs, or carries something from call to call, or out of the module, which
-    a captured graph would freeze, each with its dotted name; where a global changes, that is the model. ``own_state``
+    a captured graph would freeze, each with its dotted name and when it changes; where a global changes, that is the
+    model. ``assigned`` are the attributes that ``call`` assigns, None where that is not known. ``own_state``
     puts back what the calls of a conversion change in it, ``settled`` to what it was after the first calls; ``asked``
     has what its code asks of tensors (see ``tensor_facts``); ``tuned`` are the calls that sites are decided for, each
     with its weight, where these were given; ``as_given`` is what a model that is converted in place was before;
@@ -38,6 +39,7 @@ class Prepared:
     call: ExampleCall
     outputs: Any
     counting: dict[nn.Module, str]
+    assigned: set[Attribute] | None
     own_state: OwnState
     settled: OwnState
     asked: frozenset[str]
@@ -175,11 +177,11 @@ def _prepared(
         except Exception:  # as of torch.cond, which Dynamo runs together with the mode
             asked.names.add(UNKNOWN)
         # What changes in the first call only is a size or a flag that the model has yet to learn.
-        counting = around(model, after.changed(Kept(model))) if before.changed(after) else {}
+        changed = around(model, after.changed(Kept(model))) if before.changed(after) else {}
         settled = OwnState(model)
         written = _written_state(model, call, settled)
         own_state.keep(model, written.carried, weights)
-        counting = written.modules | counting
+        counting = written.modules | {module: f"{name} {ALWAYS}" for module, name in changed.items()}
         names = asked.names | named_by_code(model)
         accepted = []
         for load, each in zip(loads, tuned):
@@ -191,6 +193,7 @@ def _prepared(
             call,
             outputs,
             counting,
+            written.assigned[0] if written.assigned else None,
             own_state,
             settled,
             frozenset(names),
@@ -232,13 +235,21 @@ def _written_state(model: nn.Module, call: ExampleCall, settled: OwnState) -> Wr
     except Exception:  # its code may look at what it is made of, and raise anything
         return WrittenState()
     first, *others = kept
-    written = {place for other in others for place in first.written_into(other, found.read)} - found.assigned
+    paths = {module: path for path, module in model.named_modules()}
+    assigned = [{(paths[module], name) for module, name in attributes} for attributes in found.assigned]
+    written = {
+        place
+        for other, here in zip(others, assigned[1:])
+        for place in first.written_into(other, found.read)
+        if place not in here | assigned[0]
+    }
     for path, name in sorted(written):
+        modules = around(model, [(path, name)])
         if name in vars(model.get_submodule(path)):
             found.carried.add(f"{path}.{name}")
         elif not path:
-            found.modules |= readers(model, name)
-        found.modules |= around(model, [(path, name)])
+            modules |= readers(model, name)
+        found.modules |= {module: f"{dotted} {BY_SHAPE}" for module, dotted in modules.items()}
     return found
 
 
