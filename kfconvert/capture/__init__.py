@@ -5,7 +5,7 @@ from .call_forms import capture_forms, refused_in_every_form
 from .captured import Capture, capture, recaptured, unfit_tensor
 from .compiler_questions import compiling_in_this_thread
 from .generation import capture_generation, prompt_of
-from .own_writes import ALWAYS, BY_SHAPE, Attribute, WrittenState, assigned_in, run_keeping, written_state
+from .own_writes import ALWAYS, BY_SHAPE, Attribute, Change, WrittenState, assigned_in, run_keeping, written_state
 from .parts import Part, Parts, Refused, parents
 from .structure import groups
 from .submodule_calls import around, observe
@@ -17,6 +17,7 @@ __all__ = [
     "Attribute",
     "BY_SHAPE",
     "Capture",
+    "Change",
     "Part",
     "Parts",
     "Refused",

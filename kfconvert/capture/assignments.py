@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from ..graph import place_now
 from ..inputs import is_equal
 from ..process import ThisThread, method_over
-from ..region import CaptureError
 from ..runtime import MISSING, OF_EVERY_MODULE, grouped_by_class
-from .own_writes import BY_SHAPE, Attribute
+from .own_writes import BY_SHAPE, Attribute, Change
 
 _allowed: ContextVar[Collection[Attribute] | None] = ContextVar("allowed", default=None)
 
@@ -46,20 +46,22 @@ def assignments_checked(model: nn.Module) -> Iterator[None]:
     # By the dict of the module: the exporter has objects with the same dict in the places of some.
     modules = {id(vars(module)): module for module in model.modules()}
     before = {module: [dict(store) for store in _stores(module)] for module in modules.values()}
-    assigned: dict[Attribute, tuple[Any, Any]] = {}  # what was there, and the last value: the exporter puts some back
+    # What was there, the last value, as the exporter puts some back, and where that was assigned.
+    assigned: dict[Attribute, tuple[Any, Any, str | None]] = {}
     here = ThisThread()
 
     def writing(assign: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
         def write(self: Any, name: str, value: Any) -> None:
             module = modules.get(id(vars(self))) if here and name not in OF_EVERY_MODULE else None
             if module is not None and (module, name) not in allowed:
-                held, _ = assigned.get((module, name)) or (_held(module, name), None)
-                assigned[module, name] = held, value
+                held, *_ = assigned.get((module, name)) or (_held(module, name),)
+                assigned[module, name] = held, value, place_now()
             assign(self, name, value)
 
         return write
 
-    changed = []
+    changes = []
+    paths = {module: path for path, module in model.named_modules()}
     try:
         with ExitStack() as stack:
             for own in grouped_by_class(modules.values()):
@@ -70,14 +72,12 @@ def assignments_checked(model: nn.Module) -> Iterator[None]:
             finally:
                 here.over = True
     finally:
-        for (module, name), values in assigned.items():
-            if not is_equal(*values):
-                changed.append((module, name))
+        for (module, name), (held, value, place) in assigned.items():
+            if not is_equal(held, value):
+                changes.append(Change(f"{paths[module]}.{name}".lstrip("."), BY_SHAPE, place))
                 _put_back(module, name, before[module])
-    if changed:
-        paths = {module: path for path, module in model.named_modules()}
-        name = min(f"{paths[module]}.{name}".lstrip(".") for module, name in changed)
-        raise CaptureError(f"its forward changes {name} {BY_SHAPE}")
+    if changes:
+        raise changes[0].error()
 
 
 def _stores(module: nn.Module) -> list[dict[str, Any]]:

@@ -15,8 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..accuracy import model_outputs
+from ..graph import place_now
 from ..inputs import ExampleCall, bounded_lookups, is_equal, variations
 from ..process import ThisThread, method_over
+from ..region import CaptureError
 from ..runtime import (
     OF_EVERY_MODULE,
     grouped_by_class,
@@ -35,15 +37,28 @@ Attribute = tuple[nn.Module, str]
 ALWAYS, BY_SHAPE = "in every call", "when its input's shape changes"
 
 
+@dataclass(frozen=True)
+class Change:
+    """What a forward writes, and when; ``place``: where in its code, as of ``graph.location``, None where that is not
+    known."""
+
+    name: str
+    when: str
+    place: str | None = None
+
+    def error(self) -> CaptureError:
+        return CaptureError(f"its forward changes {self.name} {self.when}", self.place)
+
+
 @dataclass
 class WrittenState:
     """``modules``: those of which a graph would leave out a write that a later call, or the code around them, depends
-    on, each with the name of what is written, and when. ``carried``: the names of what is carried from call to call:
+    on, each with what is written. ``carried``: the names of what is carried from call to call:
     attributes of modules, and parameters and buffers whose memory the forward writes. ``assigned``: for each run, that
     of the call itself first, the attributes that were seen to be assigned. ``read``: where the code behind the model
     reads attributes, by name, as far as it can be reached from the forwards of its modules."""
 
-    modules: dict[nn.Module, str] = field(default_factory=dict)
+    modules: dict[nn.Module, Change] = field(default_factory=dict)
     carried: set[str] = field(default_factory=set)
     assigned: list[set[Attribute]] = field(default_factory=list)
     read: dict[str, set[Place]] = field(default_factory=dict)
@@ -90,19 +105,22 @@ def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], No
     for (module, name), access in runs[0].by_name.items():
         met = [run.by_name[module, name] for run in runs if (module, name) in run.by_name]
         dotted = f"{paths[module]}.{name}" if paths[module] else name
-        found.modules |= dict.fromkeys(access.read_elsewhere(), f"{dotted} {ALWAYS}")
+        change = Change(dotted, ALWAYS, access.place)
+        found.modules |= dict.fromkeys(access.read_elsewhere(), change)
         if not any(each.changed or not is_equal(each.value, access.value) for each in met):
             continue
         if any((module, name) in run.read_first for run in runs) or not found.read.get(name, set()) <= places:
             writers = (each for running in access.writes for each in running)
-            found.modules |= dict.fromkeys(writers, f"{dotted} {ALWAYS}")
+            found.modules |= dict.fromkeys(writers, change)
             found.carried.add(dotted)
     for noted, when in ((by_shape, BY_SHAPE), (writes, ALWAYS)):
-        found.modules |= dict.fromkeys(noted.flagged, f"requires_grad of a tensor {when}")
-        for name, running in noted.unseen:
+        flagged = {module: Change("requires_grad of a tensor", when, place) for module, place in noted.flagged.items()}
+        found.modules |= flagged
+        for name, modules, place in noted.unseen:
             # What is derived from such a tensor would have to be made anew after every call.
             path, _, attribute = name.rpartition(".")
-            found.modules |= dict.fromkeys((*running, *around(model, [(path, attribute)])), f"{name} {when}")
+            change = Change(name, when, place)
+            found.modules |= dict.fromkeys((*modules, *around(model, [(path, attribute)])), change)
     return found
 
 
@@ -127,11 +145,12 @@ def _places_read(model: nn.Module) -> dict[str, set[Place]]:
 
 @dataclass
 class _Access:
-    """Reads and writes of one attribute in the order in which they came, and the last value that was written, if it is
-    a number or the like."""
+    """Reads and writes of one attribute in the order in which they came, where it was written first, and the last value
+    that was written, if it is a number or the like."""
 
     changed: bool = False
     value: Any = None
+    place: str | None = None
     writes: list[Running] = field(default_factory=list)
     reads_after: list[Running] = field(default_factory=list)
 
@@ -164,7 +183,7 @@ class _Accesses:
         # An equal value may be another one for other inputs, such as a size.
         if value is before and not _is_plain(value):
             return
-        access = self.by_name.setdefault((module, name), _Access())
+        access = self.by_name.setdefault((module, name), _Access(place=place_now()))
         access.writes.append(tuple(self.running))
         access.changed |= isinstance(value, Tensor) or not is_equal(value, before)
         access.value = value if _is_plain(value) else None
@@ -260,16 +279,17 @@ def _held(module: nn.Module, name: str) -> Any:
 
 class _MemoryWrites:
     """Notes calls that write into the memory of parameters and buffers of ``model``, or give them other memory: their
-    ``names``, and in ``unseen`` each that leaves no trace in the tensor itself, with the modules that were ``running``.
-    A graph shows the others, and is refused for them. ``before`` has copies of what they held; ``flagged`` the modules
-    within which a tensor was told that it wants a gradient, which no graph shows either."""
+    ``names``, and in ``unseen`` each that leaves no trace in the tensor itself, with the modules that were ``running``,
+    and where in the code. A graph shows the others, and is refused for them. ``before`` has copies of what they held;
+    ``flagged`` the modules within which a tensor was told that it wants a gradient, and where, which no graph shows
+    either."""
 
     def __init__(self, model: nn.Module):
         self.running: list[nn.Module] = []
         self.names: set[str] = set()
         self.before: dict[str, Tensor] = {}
-        self.unseen: list[tuple[str, Running]] = []
-        self.flagged: set[nn.Module] = set()
+        self.unseen: list[tuple[str, Running, str | None]] = []
+        self.flagged: dict[nn.Module, str | None] = {}
         self._tensors = dict((*model.named_parameters(), *model.named_buffers()))
 
     @contextmanager
@@ -303,14 +323,14 @@ class _MemoryWrites:
                 self._note(name, unseen=True)
 
     def _flagged(self) -> None:
-        self.flagged.update(self.running)
+        self.flagged |= dict.fromkeys(self.running, place_now())
 
     def _note(self, name: str, unseen: bool) -> None:
         if self.running:
             self.names.add(name)
             if name not in self.before:
                 self.before[name] = self._tensors[name].detach().clone()
-            self.unseen += [(name, tuple(self.running))] if unseen else []
+            self.unseen += [(name, tuple(self.running), place_now())] if unseen else []
 
 
 class _Operators(TorchDispatchMode):

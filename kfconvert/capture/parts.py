@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from ..inputs import CallForm, ExampleCall, bounded_lookups, variations, widened
 from ..region import CaptureError, Dimensions, given_as
 from .captured import Capture, capture
+from .own_writes import Change
 from .structure import by_integers, groups, integers, is_operator, unread
 from .submodule_calls import irregular, observe, opaque_kind, sizes
 from .trial_runs import is_faithful
@@ -47,8 +48,7 @@ class Parts:
     """The search for parts, from the largest submodules down.
 
     Args:
-        counting: modules that change an attribute, which no graph does, each with the name of the attribute and when
-            they do.
+        counting: modules that change an attribute, which no graph does, each with what it changes.
         put_back: gives the model the state that it had after the example call: one that keeps something of its inputs'
             sizes may take no others after a call with these.
         cheap: a call of the same form with smaller sizes, if there is one, to trace with.
@@ -63,7 +63,7 @@ class Parts:
         self,
         model: nn.Module,
         call: ExampleCall,
-        counting: dict[nn.Module, str],
+        counting: dict[nn.Module, Change],
         put_back: Callable[[], None],
         cheap: ExampleCall | None = None,
         whole: float | None = None,
@@ -89,15 +89,15 @@ class Parts:
 
     def _is_plain(self, group: list[nn.Module], call: ExampleCall) -> bool:
         kind = opaque_kind((call.args, call.kwargs))
-        reason = f"it receives a {kind}" if kind is not None else None
+        error = CaptureError(f"it receives a {kind}") if kind is not None else None
         for module in group:
             if module in self._counting:
-                reason = f"its forward changes {self._counting[module]}"
-            else:
-                reason = self._irregular.get(module, reason)
-        if reason is not None:
-            self.refused.append(Refused(self._paths[group[0]], CaptureError(reason)))
-        return reason is None
+                error = self._counting[module].error()
+            elif module in self._irregular:
+                error = CaptureError(self._irregular[module])
+        if error is not None:
+            self.refused.append(Refused(self._paths[group[0]], error))
+        return error is None
 
     def _search(self, model: nn.Module, whole: float | None) -> None:
         """Look at the submodules of ``model``, level by level."""

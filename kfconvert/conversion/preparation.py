@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..accuracy import copied_model, model_outputs
-from ..capture import ALWAYS, BY_SHAPE, Attribute, WrittenState, around, run_keeping, written_state
+from ..capture import ALWAYS, BY_SHAPE, Attribute, Change, WrittenState, around, run_keeping, written_state
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
 from ..runtime import UNKNOWN, Asked, function_mode, named_by_code, originals, uninstall
 from ..settings import SettingError, max_rewrites
@@ -27,18 +27,18 @@ class ConversionError(ValueError):
 class Prepared:
     """``outputs``: what ``model`` returned for ``call``; ``counting``: the modules of which an attribute, or one within
     them, changes in every call of the same inputs, or carries something from call to call, or out of the module, which
-    a captured graph would freeze, each with its dotted name and when it changes; where a global changes, that is the
-    model. ``assigned`` are the attributes that ``call`` assigns, None where that is not known. ``own_state``
-    puts back what the calls of a conversion change in it, ``settled`` to what it was after the first calls; ``asked``
-    has what its code asks of tensors (see ``tensor_facts``); ``tuned`` are the calls that sites are decided for, each
-    with its weight, where these were given; ``as_given`` is what a model that is converted in place was before;
-    ``moved`` is memory in which parameters were and which calls in other threads may be reading."""
+    a captured graph would freeze, each with that change; where a global changes, that is the model. ``assigned`` are
+    the attributes that ``call`` assigns, None where that is not known. ``own_state`` puts back what the calls of a
+    conversion change in it, ``settled`` to what it was after the first calls; ``asked`` has what its code asks of
+    tensors (see ``tensor_facts``); ``tuned`` are the calls that sites are decided for, each with its weight, where
+    these were given; ``as_given`` is what a model that is converted in place was before; ``moved`` is memory in which
+    parameters were and which calls in other threads may be reading."""
 
     model: nn.Module
     device: torch.device
     call: ExampleCall
     outputs: Any
-    counting: dict[nn.Module, str]
+    counting: dict[nn.Module, Change]
     assigned: set[Attribute] | None
     own_state: OwnState
     settled: OwnState
@@ -181,7 +181,9 @@ def _prepared(
         settled = OwnState(model)
         written = _written_state(model, call, settled)
         own_state.keep(model, written.carried, weights)
-        counting = written.modules | {module: f"{name} {ALWAYS}" for module, name in changed.items()}
+        counting = {module: Change(name, ALWAYS) for module, name in changed.items()}
+        # A run that was watched tells where.
+        counting |= {m: change for m, change in written.modules.items() if m not in counting or change.when == ALWAYS}
         names = asked.names | named_by_code(model)
         accepted = []
         for load, each in zip(loads, tuned):
@@ -249,7 +251,7 @@ def _written_state(model: nn.Module, call: ExampleCall, settled: OwnState) -> Wr
             found.carried.add(f"{path}.{name}")
         elif not path:
             modules |= readers(model, name)
-        found.modules |= {module: f"{dotted} {BY_SHAPE}" for module, dotted in modules.items()}
+        found.modules |= {module: Change(dotted, BY_SHAPE) for module, dotted in modules.items()}
     return found
 
 
