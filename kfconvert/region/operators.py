@@ -17,8 +17,8 @@ _ATEN = frozenset(
     adaptive_max_pool1d adaptive_max_pool2d baddbmm batch_norm bilinear bitwise_and bitwise_not bitwise_or bitwise_xor
     bmm broadcast_to cat ceil celu channel_shuffle chunk clamp clamp_max clamp_min clone concat constant_pad_nd
     contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution cos cosh cumprod
-    cumsum deg2rad detach diag diagonal div dot einsum elu embedding embedding_bag eq erf erfc exp exp2 expand expand_as
-    expm1 eye fft_fft fft_fft2 fft_ifft fft_ifft2 fft_irfft fft_irfft2 fft_rfft fft_rfft2 flatten flip floor
+    cumsum deg2rad detach diag diagonal diff div dot einsum elu embedding embedding_bag eq erf erfc exp exp2 expand
+    expand_as expm1 eye fft_fft fft_fft2 fft_ifft fft_ifft2 fft_irfft fft_irfft2 fft_rfft fft_rfft2 flatten flip floor
     floor_divide fmod frac frobenius_norm full full_like gather ge gelu glu grid_sampler group_norm gt hardshrink
     hardsigmoid hardswish hardtanh hstack im2col index index_add index_copy index_fill index_put index_select
     instance_norm isfinite isinf isnan isneginf isposinf layer_norm le leaky_relu lerp lift_fresh_copy linalg_norm

@@ -126,6 +126,21 @@ def test_a_hugging_face_model_is_not_traced(tmp_path, traces, arguments):
         assert torch.equal(ours.pooler_output, theirs.pooler_output)
 
 
+def test_a_model_with_dicts_in_its_configuration_is_not_traced(tmp_path, traces):
+    """These come back in their order, on which its code may depend."""
+    config = transformers.Gemma3TextConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        intermediate_size=32, use_cache=False,
+    )  # fmt: skip
+    assert list(config.rope_parameters) != sorted(config.rope_parameters)
+    converter = ModelConverter(select="all", effort="fast")
+    model = converter.convert_model(transformers.Gemma3TextModel(config).eval(), example_inputs=IDS)
+    artifact.save(model, tmp_path / "gemma")
+    traces.clear()
+    assert artifact.load(tmp_path / "gemma").config.rope_parameters == config.rope_parameters
+    assert not traces
+
+
 class Doubled(Block):
     def forward(self, x):
         return 2 * super().forward(x)
