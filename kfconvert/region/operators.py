@@ -34,7 +34,7 @@ _ATEN = frozenset(
     tensor_split threshold tile to topk transpose tril triu trunc type_as unbind unflatten unfold unsqueeze
     upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
     var var_mean vdot view view_as view_as_complex view_as_real vstack where xlogy zeros zeros_like __and__ __or__
-    __xor__ _assert_tensor_metadata _log_softmax _softmax _to_copy _unsafe_view
+    __xor__ _assert_tensor_metadata _log_softmax _softmax _to_copy _unsafe_view _weight_norm
     """.split()
 )
 # What Python computes of sizes, and the items of an operator's results.

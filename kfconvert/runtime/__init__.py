@@ -34,7 +34,7 @@ from .random_generators import GENERATORS, as_bytes, generator_state, put_back
 from .recording import Pool, Recording, Repeated, Unrecordable
 from .tensor_facts import ELEMENTS, LAYOUT, UNKNOWN, Asked, asked_attributes, attribute_facts, named_by_code, unsteady
 from .variant import Variant
-from .watch import MISSING, Entry, Watch
+from .watch import MISSING, Entry, Watch, inside
 from .weak_module import WeakModule
 
 __all__ = [
@@ -89,6 +89,7 @@ __all__ = [
     "guarded_forward",
     "has_hooks",
     "inner_hook",
+    "inside",
     "install",
     "memory_of",
     "merge",
