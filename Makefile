@@ -24,7 +24,7 @@ FUZZ ?= 2000
 DEMO ?= --models resnet50 bert-base-uncased --weights auto --save-path out
 
 PACKAGES := torch torchvision transformers timm safetensors rich click numpy pydantic jinja2 \
-	setuptools wheel build ninja pybind11 ruff mypy clang-format pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft matplotlib playwright
+	setuptools wheel build ninja pybind11 ruff mypy clang-format pytest pytest-xdist hypothesis expecttest scikit-learn accelerate peft diffusers matplotlib playwright
 SOURCES := setup.py $(wildcard pyproject.toml MANIFEST.in) $(shell find kfconvert/csrc -type f)
 
 PYTHON_FILES := kfconvert tests scripts examples benchmarks docs setup.py

@@ -1,4 +1,4 @@
-"""``save_pretrained`` of a converted Hugging Face model, by which ``push_to_hub`` writes as well."""
+"""``save_pretrained`` of a converted model of transformers or diffusers, by which ``push_to_hub`` writes as well."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from typing import Any
 from torch import nn
 
 from .runtime import OfConversion, WeakModule
+
+# The Python modules whose ``save_pretrained`` this stands for, each with the method by which it uploads a folder.
+_UPLOADS = {
+    "transformers.modeling_utils": "_upload_modified_files",
+    "diffusers.models.modeling_utils": "_upload_folder",
+}
 
 
 class SavePretrained(OfConversion):
@@ -26,6 +32,7 @@ class SavePretrained(OfConversion):
 
         model: Any = self._model()
         plain = type(model).save_pretrained
+        upload_name = _UPLOADS[plain.__module__]
         given = inspect.signature(plain).bind(model, *args, **kwargs).arguments
         folder, is_main = Path(given["save_directory"]), given.get("is_main_process", True)
         written: list[bool] = []
@@ -42,22 +49,21 @@ class SavePretrained(OfConversion):
                 warnings.warn(f"kfconvert.load will not read what was saved: {error}", stacklevel=3)
 
         def upload(*uploaded: Any, **options: Any) -> Any:
-            model.__dict__.pop("_upload_modified_files", None)
+            model.__dict__.pop(upload_name, None)
             beside()  # so that the hub gets it, too
-            return type(model)._upload_modified_files(model, *uploaded, **options)
+            return getattr(type(model), upload_name)(model, *uploaded, **options)
 
         if given.get("push_to_hub", False):
-            model.__dict__["_upload_modified_files"] = upload
+            model.__dict__[upload_name] = upload
         try:
             plain(model, *args, **kwargs)
         finally:
-            model.__dict__.pop("_upload_modified_files", None)
+            model.__dict__.pop(upload_name, None)
         beside()
 
 
 def install_save_pretrained(model: nn.Module) -> None:
-    """Let ``save_pretrained`` of ``model`` write an artifact, where its class has that of transformers."""
+    """Let ``save_pretrained`` of ``model`` write an artifact, where its class has that of transformers or diffusers."""
     method = getattr(type(model), "save_pretrained", None)
-    of_transformers = getattr(method, "__module__", "") == "transformers.modeling_utils"
-    if of_transformers and "save_pretrained" not in vars(model):
+    if getattr(method, "__module__", "") in _UPLOADS and "save_pretrained" not in vars(model):
         model.__dict__["save_pretrained"] = SavePretrained(model)

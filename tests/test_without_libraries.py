@@ -1,4 +1,4 @@
-"""What needs no torchvision, transformers or timm works where they cannot be imported."""
+"""What needs no torchvision, transformers, timm or diffusers works where they cannot be imported."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torchvision", "transformers", "timm", "huggingface_hub"):
+        if name.split(".")[0] in ("torchvision", "transformers", "timm", "diffusers", "huggingface_hub"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocked())

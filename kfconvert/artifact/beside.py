@@ -12,14 +12,12 @@ from torch import nn
 from .. import folders
 from ..process import one_at_a_time
 from . import record as record_file
-from .companions import CONFIG_FILES
+from .companions import CONFIG_FILES, is_of_diffusers
 from .errors import ArtifactError, why
 from .files import record_of, telling
 from .record import RecordError
-from .schema import RECORD_FILE, WEIGHTS_FILE
+from .schema import DIFFUSION_WEIGHTS_FILE, RECORD_FILE, WEIGHTS_FILE
 from .weights import checked_state, missing_from
-
-_INDEX_FILE = "model.safetensors.index.json"
 
 
 def write_beside(model: nn.Module, folder: Path) -> bool:
@@ -32,7 +30,7 @@ def write_beside(model: nn.Module, folder: Path) -> bool:
     """
     try:
         (folder / RECORD_FILE).unlink(missing_ok=True)  # of the weights that were there before
-        weights = _weights(folder)
+        weights = _weights(folder, DIFFUSION_WEIGHTS_FILE if is_of_diffusers(model) else WEIGHTS_FILE)
         shapes = dict(_shapes(folder / name for name in weights))
         with one_at_a_time():  # see ``save``
             state = checked_state(model)
@@ -49,11 +47,12 @@ def write_beside(model: nn.Module, folder: Path) -> bool:
         raise ArtifactError(f"cannot write {folder}: {why(error)}") from error
 
 
-def _weights(folder: Path) -> list[str]:
-    """The files of the weights: one, or those that an index names."""
-    if (folder / WEIGHTS_FILE).exists() or not (folder / _INDEX_FILE).exists():
-        return [WEIGHTS_FILE]
-    index = record_file.read_json(folder / _INDEX_FILE)
+def _weights(folder: Path, name: str) -> list[str]:
+    """The files of the weights: the one of this ``name``, or those that an index names."""
+    index_file = folder / f"{name}.index.json"
+    if (folder / name).exists() or not index_file.exists():
+        return [name]
+    index = record_file.read_json(index_file)
     return sorted(set(index["weight_map"].values()))
 
 

@@ -63,6 +63,12 @@ def is_of_transformers(model: nn.Module) -> TypeGuard[PreTrainedModel]:
     return modeling is not None and isinstance(model, modeling.PreTrainedModel)
 
 
+def is_of_diffusers(model: nn.Module) -> bool:
+    """Whether it is a model of diffusers."""
+    modeling = sys.modules.get("diffusers.models.modeling_utils")  # without it, there is none
+    return modeling is not None and isinstance(model, modeling.ModelMixin)
+
+
 def _of_origin(model: Any, name: str) -> Path | None:
     """The file ``name`` where ``model`` was read from, None where there is none, or no such place."""
     import huggingface_hub

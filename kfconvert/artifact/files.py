@@ -45,7 +45,7 @@ from ..region import Region, Unstorable
 from ..runtime import OnMiss, guarded_forward
 from ..version import __version__
 from . import record as record_file
-from .companions import COMPANIONS, is_of_transformers, remember_origin, write_companions
+from .companions import COMPANIONS, is_of_diffusers, is_of_transformers, remember_origin, write_companions
 from .errors import ArtifactError, no_artifact, printable, why
 from .graphs import stored_graphs
 from .record import RecordError
@@ -101,8 +101,8 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
 
     Args:
         source: the recipe of ``zoo.resolve``, from which ``load`` rebuilds the architecture. Without one it is made of
-            the configuration of a Hugging Face model; for other models, and for such as were changed after they were
-            made, ``load`` needs ``model=``.
+            the configuration of a model of transformers or diffusers; for other models, and for such as were changed
+            after they were made, ``load`` needs ``model=``.
 
     Raises:
         ArtifactError: ``model`` is not a converted one, its state is not made of plain tensors, it runs a function of
@@ -341,7 +341,7 @@ def _own_patterns(folder: Path, record: dict[str, Any]) -> list[Pattern]:
 
 def _recipe(model: nn.Module) -> dict[str, Any] | None:
     """How ``load`` makes a model like this one; None where that is not known, as for one with a forward of its own."""
-    if not is_of_transformers(model):
+    if not (is_of_transformers(model) or is_of_diffusers(model)):
         return None
     from .. import zoo
 

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import Part, capture, capture_forms, capture_generation, groups
+from ..capture import (
+    Attribute,
+    Part,
+    assigned_in,
+    capture,
+    capture_forms,
+    capture_generation,
+    groups,
+    only_assigned,
+)
 from ..conversion import (
     EFFORTS,
     Captures,
@@ -81,8 +90,10 @@ def replay(
         known = Graphs(model, device, graphs, parts, asked)
         whole = known.are_all(bool(statistics.get("generates")))
         # Where the model will not run, nothing of it will have to be put back.
-        restore = _nothing if whole else _settled(model, device, calls[0] if calls else statistics.get("example"))
-        found = _captures(model, device, calls, parts, statistics, restore, stages, replayed, known)
+        example = calls[0] if calls else statistics.get("example")
+        restore, assigned = (_nothing, None) if whole else _settled(model, device, example)
+        with only_assigned(assigned):
+            found = _captures(model, device, calls, parts, statistics, restore, stages, replayed, known)
         restore()  # of what the traces have left, which is not to be watched
         captures = controlled(found, config, model)
         match(captures, stages)
@@ -110,21 +121,25 @@ def _nothing() -> None:
     pass
 
 
-def _settled(model: nn.Module, device: torch.device, example: Any) -> Callable[[], None]:
+def _settled(model: nn.Module, device: torch.device, example: Any) -> tuple[Callable[[], None], set[Attribute] | None]:
     """What gives ``model`` the state back that it keeps for itself, after its first call, with real tensors, as in a
     conversion: what that leaves, such as a table in a global variable, a trace must not make of its own tensors, which
-    hold nothing.
+    hold nothing. And the attributes that a later call assigns, None where that is not known.
 
     Args:
         example: its inputs, as ``inputs.described`` tells them; None where they are not told.
     """
-    own_state = OwnState(model)
+    own_state, assigned = OwnState(model), None
     if example is not None:
         inputs = build(example, device)
+        call = ExampleCall(kwargs=inputs) if isinstance(inputs, dict) else ExampleCall(inputs)
         with suppress(Exception), torch.no_grad():  # it may have been changed, and not take them any more
-            model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-        own_state.settled(model)
-    return own_state.restore
+            model(*call.args, **call.kwargs)
+            own_state.settled(model)
+            assigned = assigned_in(model, call)
+        if assigned is None:
+            own_state.settled(model)
+    return own_state.restore, assigned
 
 
 def _captures(

@@ -14,8 +14,10 @@ FORMAT = 3
 _Readable = Literal[1, 2, 3]  # 1 knows no parts, 2 no checksums
 READABLE_FORMATS = get_args(_Readable)
 WEIGHTS_FILE = "model.safetensors"
+# As ``save_pretrained`` of diffusers names it.
+DIFFUSION_WEIGHTS_FILE = f"diffusion_pytorch_{WEIGHTS_FILE}"
 # How ``save_pretrained`` names the files of a model that is too large for one.
-_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_SHARD = re.compile(r"(?:diffusion_pytorch_)?model-\d{5}-of-\d{5}\.safetensors")
 BUFFERS_FILE = "buffers.safetensors"  # those that are not in the state dict; only where there are any
 RECORD_FILE = "kfconvert.json"
 GRAPHS_FILE = "graphs.json"  # what was traced; only where it can be stored
@@ -25,7 +27,8 @@ REPORT_FILE = "report.html"
 def weights_files(names: Iterable[str]) -> list[str]:
     """Those of a folder's files that hold the state dict: the one that there is, or its parts."""
     found = set(names)
-    return [WEIGHTS_FILE] if WEIGHTS_FILE in found else sorted(filter(_SHARD.fullmatch, found))
+    whole = [name for name in (WEIGHTS_FILE, DIFFUSION_WEIGHTS_FILE) if name in found]
+    return whole[:1] or sorted(filter(_SHARD.fullmatch, found))
 
 
 class _Part(BaseModel):

@@ -18,6 +18,7 @@ from ..graph import (
     communicates,
     has_effect,
     is_weight,
+    location,
     spell_numbers,
     spell_sizes,
     unify,
@@ -80,11 +81,17 @@ _DROPOUTS = {
 }
 
 
+_CONVERSIONS = (aten.to.device, aten.to.dtype, aten.to.dtype_layout)
+
+
 def _is_identity(node: fx.Node) -> bool:
     if node.target in _DROPOUTS:
         return not node.args[2]
-    if node.target is aten.detach_.default:  # as torch.tensor does with what it has made
-        return node.args[0].target is aten.lift_fresh_copy.default
+    if node.target is aten.detach_.default:  # as torch.tensor does with what it has made, in the dtype that it is told
+        made = node.args[0]
+        while made.target in _CONVERSIONS:
+            made = made.args[0]
+        return made.target is aten.lift_fresh_copy.default
     if node.target is aten.slice.Tensor:
         # A slice that is returned is a tensor of its own: its shape may be changed in place without that of the sliced
         # tensor.
@@ -117,7 +124,8 @@ def make_functional(graph: fx.Graph) -> None:
             continue
         for target in written:
             if any(member.op == "placeholder" for member in aliases.members(target)):
-                raise CaptureError(f"{node.target} writes in place to an argument, parameter or buffer of the model")
+                reason = f"{node.target} writes in place to an argument, parameter or buffer of the model"
+                raise CaptureError(reason, location(node))
         functional = _functional_overload(node)
         if functional is None or not _is_private(node, written, aliases, order):
             continue

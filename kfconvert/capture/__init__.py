@@ -1,12 +1,13 @@
 """Modules as graphs: the model in each form in which it is called, and its parts."""
 
+from .assignments import only_assigned
 from .call_forms import capture_forms, refused_in_every_form
 from .captured import Capture, capture, recaptured, unfit_tensor
 from .compiler_questions import compiling_in_this_thread
 from .deadline import Budget
 from .generation import capture_generation, prompt_of
 from .methods import methods_with_modules
-from .own_writes import WrittenState, run_keeping, written_state
+from .own_writes import ALWAYS, BY_SHAPE, Attribute, Change, WrittenState, assigned_in, run_keeping, written_state
 from .parts import Part, Parts, Refused, parents
 from .structure import groups
 from .submodule_calls import around, observe
@@ -14,12 +15,17 @@ from .tracer import trace
 from .trial_runs import with_few
 
 __all__ = [
+    "ALWAYS",
+    "Attribute",
+    "BY_SHAPE",
     "Budget",
     "Capture",
+    "Change",
     "Part",
     "Parts",
     "Refused",
     "around",
+    "assigned_in",
     "capture",
     "capture_forms",
     "capture_generation",
@@ -27,6 +33,7 @@ __all__ = [
     "groups",
     "methods_with_modules",
     "observe",
+    "only_assigned",
     "parents",
     "prompt_of",
     "recaptured",

@@ -4,13 +4,15 @@ given to a weight: a trace asks its stand-ins for them, and these have none. And
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
+from ..graph import place_now
 from ..process import ThisThread
 from ..region import CaptureError
 from ..runtime import is_of_author
@@ -18,17 +20,17 @@ from .compiler_questions import OF_HELPERS
 
 
 @contextmanager
-def noted_attributes() -> Iterator[set[str]]:
-    """Within the block, the set collects the names of the attributes that a model's author asks stand-ins for in this
-    thread, and that they do not have. By some it is asked what library a tensor is of (``__array__``, or those of
-    helpers); nobody sets these."""
-    here, names = ThisThread(), set[str]()
+def noted_attributes() -> Iterator[dict[str, str | None]]:
+    """Within the block, the dict collects the names of the attributes that a model's author asks stand-ins for in this
+    thread, and that they do not have, each with where it was asked. By some it is asked what library a tensor is of
+    (``__array__``, or those of helpers); nobody sets these."""
+    here, names = ThisThread(), dict[str, str | None]()
 
     def missing(self: FakeTensor, name: str) -> Any:
         asking = sys._getframe(1).f_globals.get("__name__") or ""
         is_protocol = (name.startswith("__") and name.endswith("__")) or asking.startswith(OF_HELPERS)
         if here and not is_protocol and is_of_author(asking):
-            names.add(name)
+            names.setdefault(name, place_now())
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     FakeTensor.__getattr__ = missing  # type: ignore[attr-defined]  # called for what is not found otherwise
@@ -39,12 +41,16 @@ def noted_attributes() -> Iterator[set[str]]:
         here.over = True
 
 
-def refuse_attributes(names: Iterable[str], tensors: Iterable[Tensor]) -> None:
-    """Raises CaptureError where one of ``tensors`` has one of the attributes ``names``."""
+def refuse_attributes(
+    names: Iterable[str], tensors: Iterable[Tensor], places: Mapping[str, str | None] = MappingProxyType({})
+) -> None:
+    """Raises CaptureError where one of ``tensors`` has one of the attributes ``names``, which were read at these places
+    in the code."""
     tensors = list(tensors)
     for name in sorted(names):
         if any(name in vars(tensor) for tensor in tensors):
-            raise CaptureError(f"its forward reads the attribute {name} of a tensor, which no graph shows")
+            reason = f"its forward reads the attribute {name} of a tensor, which no graph shows"
+            raise CaptureError(reason, places.get(name))
 
 
 @contextmanager

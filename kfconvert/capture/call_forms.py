@@ -16,6 +16,7 @@ from ..runtime import OF_COMPILERS, UNKNOWN, unsteady
 from .captured import Capture, capture, unforeseen
 from .compiler_questions import AskedForCompilers
 from .deadline import Budget
+from .own_writes import Change
 from .submodule_calls import attribute_of, opaque_kind
 from .tracer import CACHE_IN_OUTPUT, free_dimensions
 
@@ -41,12 +42,12 @@ def capture_forms(
 
 
 def refused_in_every_form(
-    model: nn.Module, counting: dict[nn.Module, str], outputs: Any, asked: Collection[str]
+    model: nn.Module, counting: dict[nn.Module, Change], outputs: Any, asked: Collection[str]
 ) -> CaptureError | None:
     """Why no form of ``model`` can be captured, as far as that is known before a trace.
 
     Args:
-        counting: modules that change an attribute in every call, and the name of that.
+        counting: modules that change an attribute, each with what it changes.
         outputs: what the model returned for its example call.
         asked: what its code asks of tensors, see ``tensor_facts``.
     """
@@ -58,7 +59,7 @@ def refused_in_every_form(
     if name is not None:
         return CaptureError(f"its code asks for {name} of a tensor, which differs from call to call")
     if model in counting:
-        return CaptureError(f"its forward changes {counting[model]} in every call")
+        return counting[model].error()
     if not torch.is_inference_mode_enabled() and any(_is_inference(each) for each in pytree.tree_leaves(outputs)):
         return CaptureError("it turns inference mode on within, of which its outputs tell")
     attribute = attribute_of(outputs)

@@ -20,6 +20,7 @@ from ..modules import CHANNELS_LAST
 from ..patterns import search
 from ..region import CaptureError, Dimensions, LiveTensors, Region, Unstorable
 from ..runtime import Variant, asked_attributes, default_device, global_hook, has_hooks, inner_hook
+from .assignments import assignments_checked
 from .attribute_questions import refuse_attributes
 from .deadline import Budget
 from .lost_gradients import lost_gradients
@@ -262,7 +263,8 @@ def _capture(
     example: ExampleCall,
     seconds: float,
 ) -> Capture:
-    region = trace(module, call, dimensions, seconds)
+    with assignments_checked(module):
+        region = trace(module, call, dimensions, seconds)
     live = _mark(module, region)
     region.note_default_device(default_device())
     canonicalise(region.graph)

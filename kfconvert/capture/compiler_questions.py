@@ -14,6 +14,7 @@ from types import FrameType, FunctionType
 import torch
 from torch.fx import _symbolic_trace
 
+from ..graph import place_now
 from ..process import ThisThread
 from ..region import CaptureError
 from ..runtime import is_same_compiled
@@ -34,13 +35,13 @@ _OF_ALL_THREADS = "transformers.utils.output_capturing"
 class AskedForCompilers(CaptureError):
     """Code of the model may do something else where it is traced: it asks for ``name``."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, place: str | None = None):
         function = "()" if name in _FUNCTIONS else ""
-        super().__init__(f"its code asks for {name}{function}, and may do something else where it is traced")
+        super().__init__(f"its code asks for {name}{function}, and may do something else where it is traced", place)
 
 
 _here: ThisThread | None = None
-_noted: list[str] = []
+_noted: list[tuple[str, str | None]] = []
 # What each function has said before the trace, and says to other threads meanwhile: the exporter's flags are of all.
 _before: dict[str, bool] = {}
 
@@ -52,7 +53,7 @@ def no_compiler_asked_for() -> Iterator[None]:
     with compiling_in_this_thread():
         yield
     if _noted:
-        raise AskedForCompilers(_noted[0])
+        raise AskedForCompilers(*_noted[0])
 
 
 @contextmanager
@@ -85,22 +86,26 @@ def answered() -> bool:
     and what would keep something for all of them, are answered as if there were no trace."""
     frame = sys._getframe(1)
     name = frame.f_code.co_name
-    askers = list(_askers(frame.f_back))
+    askers = {_module_of(asker): asker for asker in _askers(frame.f_back)}
     if not _here or _OF_ALL_THREADS in askers:
         return _before[name]
-    if not is_same_compiled(askers[-1] if askers else None):
-        _noted.append(name)
+    module, asker = next(reversed(askers.items()), (None, None))
+    if not is_same_compiled(module):
+        _noted.append((name, place_now(asker)))
     answer: bool = _OWN[name]()
     return answer
 
 
-def _askers(frame: FrameType | None) -> Iterator[str]:
-    """The names of the Python modules whose code asks: those with helpers, and the one that these ask for."""
+def _module_of(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__") or ""
+
+
+def _askers(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames whose code asks: those of Python modules with helpers, and the one that these ask for."""
     while frame is not None:
-        module = frame.f_globals.get("__name__") or ""
-        is_helper = module.startswith(OF_HELPERS)
+        is_helper = _module_of(frame).startswith(OF_HELPERS)
         if is_helper or frame.f_code.co_name not in _FUNCTIONS:
-            yield module
+            yield frame
             if not is_helper:
                 return
         frame = frame.f_back

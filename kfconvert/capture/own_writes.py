@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import CodeType
@@ -15,8 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..accuracy import model_outputs
+from ..graph import place_now
 from ..inputs import ExampleCall, bounded_lookups, is_equal, variations
 from ..process import ThisThread, method_over
+from ..region import CaptureError
 from ..runtime import (
     OF_EVERY_MODULE,
     grouped_by_class,
@@ -30,19 +32,35 @@ from .submodule_calls import around
 Running = tuple[nn.Module, ...]
 # Where code reads an attribute: the instruction by its offset, or the name where it is read by getattr.
 Place = tuple[CodeType, int | str]
+Attribute = tuple[nn.Module, str]
+# When something is written.
+ALWAYS, BY_SHAPE = "in every call", "when its input's shape changes"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a forward writes, and when; ``place``: where in its code, as of ``graph.location``, None where that is not
+    known."""
+
+    name: str
+    when: str
+    place: str | None = None
+
+    def error(self) -> CaptureError:
+        return CaptureError(f"its forward changes {self.name} {self.when}", self.place)
 
 
 @dataclass
 class WrittenState:
     """``modules``: those of which a graph would leave out a write that a later call, or the code around them, depends
-    on, each with the name of what is written. ``carried``: the names of what is carried from call to call: attributes
-    of modules, and parameters and buffers whose memory the forward writes. ``assigned``: path and name of each
-    attribute that was seen to be assigned. ``read``: where the code behind the model reads attributes, by name, as far
-    as it can be reached from the forwards of its modules."""
+    on, each with what is written. ``carried``: the names of what is carried from call to call:
+    attributes of modules, and parameters and buffers whose memory the forward writes. ``assigned``: for each run, that
+    of the call itself first, the attributes that were seen to be assigned. ``read``: where the code behind the model
+    reads attributes, by name, as far as it can be reached from the forwards of its modules."""
 
-    modules: dict[nn.Module, str] = field(default_factory=dict)
+    modules: dict[nn.Module, Change] = field(default_factory=dict)
     carried: set[str] = field(default_factory=set)
-    assigned: set[tuple[str, str]] = field(default_factory=set)
+    assigned: list[set[Attribute]] = field(default_factory=list)
     read: dict[str, set[Place]] = field(default_factory=dict)
 
 
@@ -53,7 +71,8 @@ def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], No
     An attribute of a module counts where the forward changes it and reads it before, as it then depends on the call
     before; where it is read while the module that has written it does not run any more; or where code that another
     kind of call may reach reads it. So does a parameter or buffer whose memory is written in ways that no graph shows
-    (through ``.data``, or by ``.data = ...``).
+    (through ``.data``, or by ``.data = ...``). An attribute that is assigned for other sizes only, such as a table that
+    is kept for one shape, does not count: the example call leaves it as it is, and so does a graph.
 
     Args:
         put_back: called after each run, to undo what it has written.
@@ -61,38 +80,47 @@ def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], No
     Raises:
         Exception: whatever the model raises for ``call``.
     """
-    writes = _MemoryWrites(model)
-    runs = []
+    writes, by_shape = _MemoryWrites(model), _MemoryWrites(model)
+    every = [_Accesses()]
+    runs = every[:1]
     try:
-        runs.append(_accesses(model, call, writes))
+        _run(model, call, writes, every[0])
     finally:
         put_back()
     for other in variations(call).values():
+        every.append(_Accesses())
         try:
             with bounded_lookups(other.tensors()):
-                runs.append(_accesses(model, other, writes))
+                _run(model, other, by_shape, every[-1])
+            runs.append(every[-1])
         except Exception:  # the model does not take these sizes
             continue
         finally:
+            by_shape.put_back(by_shape.names - writes.names)
             put_back()
     paths = {module: path for path, module in model.named_modules()}
     places = {place for run in runs for place in run.places}
     found = WrittenState(carried=set(writes.names), read=_places_read(model))
+    found.assigned = [set(run.by_name) for run in every]
     for (module, name), access in runs[0].by_name.items():
         met = [run.by_name[module, name] for run in runs if (module, name) in run.by_name]
-        found.assigned.add((paths[module], name))
         dotted = f"{paths[module]}.{name}" if paths[module] else name
-        found.modules |= dict.fromkeys(access.read_elsewhere(), dotted)
+        change = Change(dotted, ALWAYS, access.place)
+        found.modules |= dict.fromkeys(access.read_elsewhere(), change)
         if not any(each.changed or not is_equal(each.value, access.value) for each in met):
             continue
         if any((module, name) in run.read_first for run in runs) or not found.read.get(name, set()) <= places:
-            found.modules |= dict.fromkeys((each for running in access.writes for each in running), dotted)
+            writers = (each for running in access.writes for each in running)
+            found.modules |= dict.fromkeys(writers, change)
             found.carried.add(dotted)
-    found.modules |= dict.fromkeys(writes.flagged, "requires_grad of a tensor")
-    for name, running in writes.unseen:
-        # What is derived from such a tensor would have to be made anew in every call.
-        path, _, attribute = name.rpartition(".")
-        found.modules |= dict.fromkeys((*running, *around(model, [(path, attribute)])), name)
+    for noted, when in ((by_shape, BY_SHAPE), (writes, ALWAYS)):
+        flagged = {module: Change("requires_grad of a tensor", when, place) for module, place in noted.flagged.items()}
+        found.modules |= flagged
+        for name, modules, place in noted.unseen:
+            # What is derived from such a tensor would have to be made anew after every call.
+            path, _, attribute = name.rpartition(".")
+            change = Change(name, when, place)
+            found.modules |= dict.fromkeys((*modules, *around(model, [(path, attribute)])), change)
     return found
 
 
@@ -100,8 +128,8 @@ def run_keeping(model: nn.Module, call: ExampleCall) -> dict[str, Tensor]:
     """Run ``model`` and put back the parameters and buffers that it has written; copies of these, by name."""
     writes = _MemoryWrites(model)
     with suppress(Exception):  # the model does not take this call
-        _accesses(model, call, writes)
-    writes.put_back()
+        _run(model, call, writes, _Accesses())
+    writes.put_back(writes.names)
     return writes.before
 
 
@@ -117,11 +145,12 @@ def _places_read(model: nn.Module) -> dict[str, set[Place]]:
 
 @dataclass
 class _Access:
-    """Reads and writes of one attribute in the order in which they came, and the last value that was written, if it is
-    a number or the like."""
+    """Reads and writes of one attribute in the order in which they came, where it was written first, and the last value
+    that was written, if it is a number or the like."""
 
     changed: bool = False
     value: Any = None
+    place: str | None = None
     writes: list[Running] = field(default_factory=list)
     reads_after: list[Running] = field(default_factory=list)
 
@@ -137,8 +166,8 @@ class _Accesses:
 
     def __init__(self) -> None:
         self.running: list[nn.Module] = []
-        self.by_name: dict[tuple[nn.Module, str], _Access] = {}
-        self.read_first: set[tuple[nn.Module, str]] = set()
+        self.by_name: dict[Attribute, _Access] = {}
+        self.read_first: set[Attribute] = set()
         self.places: set[Place] = set()
 
     def read(self, module: nn.Module, name: str, code: CodeType, offset: int) -> None:
@@ -154,14 +183,21 @@ class _Accesses:
         # An equal value may be another one for other inputs, such as a size.
         if value is before and not _is_plain(value):
             return
-        access = self.by_name.setdefault((module, name), _Access())
+        access = self.by_name.setdefault((module, name), _Access(place=place_now()))
         access.writes.append(tuple(self.running))
         access.changed |= isinstance(value, Tensor) or not is_equal(value, before)
         access.value = value if _is_plain(value) else None
 
 
-def _accesses(model: nn.Module, call: ExampleCall, writes: _MemoryWrites) -> _Accesses:
+def assigned_in(model: nn.Module, call: ExampleCall) -> set[Attribute]:
+    """The attributes of modules of ``model`` that ``call`` assigns. Raises what the model raises."""
     accesses = _Accesses()
+    _run(model, call, _MemoryWrites(model), accesses)
+    return set(accesses.by_name)
+
+
+def _run(model: nn.Module, call: ExampleCall, writes: _MemoryWrites, accesses: _Accesses) -> None:
+    """Runs ``model`` and notes what it accesses and writes."""
     writes.running = accesses.running
     stored = _stored(model)
     with ExitStack() as stack:
@@ -174,7 +210,6 @@ def _accesses(model: nn.Module, call: ExampleCall, writes: _MemoryWrites) -> _Ac
         if key not in accesses.by_name and tensor is not stored.get(key):
             accesses.by_name[key] = _Access(changed=True, writes=[tuple(_enclosing(model, key[0]))])
             accesses.read_first.add(key)
-    return accesses
 
 
 def _stored(model: nn.Module) -> dict[tuple[nn.Module, str], Tensor | None]:
@@ -244,16 +279,17 @@ def _held(module: nn.Module, name: str) -> Any:
 
 class _MemoryWrites:
     """Notes calls that write into the memory of parameters and buffers of ``model``, or give them other memory: their
-    ``names``, and in ``unseen`` each that leaves no trace in the tensor itself, with the modules that were ``running``.
-    A graph shows the others, and is refused for them. ``before`` has copies of what they held; ``flagged`` the modules
-    within which a tensor was told that it wants a gradient, which no graph shows either."""
+    ``names``, and in ``unseen`` each that leaves no trace in the tensor itself, with the modules that were ``running``,
+    and where in the code. A graph shows the others, and is refused for them. ``before`` has copies of what they held;
+    ``flagged`` the modules within which a tensor was told that it wants a gradient, and where, which no graph shows
+    either."""
 
     def __init__(self, model: nn.Module):
         self.running: list[nn.Module] = []
         self.names: set[str] = set()
         self.before: dict[str, Tensor] = {}
-        self.unseen: list[tuple[str, Running]] = []
-        self.flagged: set[nn.Module] = set()
+        self.unseen: list[tuple[str, Running, str | None]] = []
+        self.flagged: dict[nn.Module, str | None] = {}
         self._tensors = dict((*model.named_parameters(), *model.named_buffers()))
 
     @contextmanager
@@ -263,9 +299,13 @@ class _MemoryWrites:
             yield
 
     @torch.no_grad()
-    def put_back(self) -> None:
-        for name, kept in self.before.items():
-            self._tensors[name].copy_(kept)
+    def put_back(self, names: Iterable[str]) -> None:
+        for name in names:
+            tensor, kept = self._tensors[name], self.before[name]
+            if tensor.shape == kept.shape:
+                tensor.copy_(kept)
+            else:  # it was given other memory
+                tensor.data = kept.clone()
 
     def _look_up(self) -> None:
         self._by_memory: dict[Any, list[str]] = {}
@@ -283,14 +323,14 @@ class _MemoryWrites:
                 self._note(name, unseen=True)
 
     def _flagged(self) -> None:
-        self.flagged.update(self.running)
+        self.flagged |= dict.fromkeys(self.running, place_now())
 
     def _note(self, name: str, unseen: bool) -> None:
         if self.running:
             self.names.add(name)
             if name not in self.before:
                 self.before[name] = self._tensors[name].detach().clone()
-            self.unseen += [(name, tuple(self.running))] if unseen else []
+            self.unseen += [(name, tuple(self.running), place_now())] if unseen else []
 
 
 class _Operators(TorchDispatchMode):

@@ -18,6 +18,7 @@ from ..inputs import CallForm, ExampleCall, bounded_lookups, variations, widened
 from ..region import CaptureError, Dimensions
 from .captured import Capture, capture
 from .deadline import Budget
+from .own_writes import Change
 from .structure import by_integers, groups, integers, is_operator, unread
 from .submodule_calls import irregular, kind_of, observe, opaque_kind, outlines, refusals, seconds_within, sizes
 from .trial_runs import is_faithful
@@ -56,8 +57,7 @@ class Parts:
     the budget had no time left.
 
     Args:
-        counting: modules that change an attribute in every call, which no graph does, each with the name of the
-            attribute.
+        counting: modules that change an attribute, which no graph does, each with what it changes.
         put_back: restores the state that the model had after the example call: one that keeps something of its inputs'
             sizes may take no others after a call with these.
         unsteady: the reason why no graph of a module can be right, None where there is none.
@@ -69,7 +69,7 @@ class Parts:
     def __init__(
         self,
         model: nn.Module,
-        counting: dict[nn.Module, str],
+        counting: dict[nn.Module, Change],
         put_back: Callable[[], None],
         unsteady: Callable[[nn.Module], str | None],
         fewest: bool = False,
@@ -133,14 +133,15 @@ class Parts:
     def _is_plain(self, group: list[nn.Module], call: ExampleCall) -> bool:
         kind = opaque_kind((call.args, call.kwargs))
         reason = f"it receives a {kind}" if kind is not None else self._unsteady(group[0])
+        error = None if reason is None else CaptureError(reason)
         for module in group:
             if module in self._counting:
-                reason = f"its forward changes {self._counting[module]} in every call"
-            else:
-                reason = self._irregular.get(module, reason)
-        if reason is not None:
-            self.refused.append(Refused(self._paths[group[0]], CaptureError(reason)))
-        return reason is None
+                error = self._counting[module].error()
+            elif module in self._irregular:
+                error = CaptureError(self._irregular[module])
+        if error is not None:
+            self.refused.append(Refused(self._paths[group[0]], error))
+        return error is None
 
     def _search(self, seconds: Mapping[nn.Module, float], is_captured: bool) -> None:
         """Look at the submodules in the order of the ``seconds`` that they take."""

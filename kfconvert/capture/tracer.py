@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..canonical import KeptContiguous, QuickBatchNorms, restore_batch_norms
+from ..graph import location, place_now
 from ..inputs import (
     CallForm,
     ExampleCall,
@@ -104,7 +105,7 @@ def trace(
             local_shards(model) as shards,
         ):
             program = _export(model, arguments, shapes)
-    refuse_attributes(attributes, (*call.tensors(), *model.parameters(), *model.buffers()))
+    refuse_attributes(attributes, (*call.tensors(), *model.parameters(), *model.buffers()), attributes)
     outputs = forms[-1] if forms[-1].holds_caches else TreeForm(program.call_spec.out_spec, {})
     example = described(form.keywords(leaves))
     region = _region(model, program, form, dimensions, answers, example, frozenset(reads), outputs)
@@ -261,7 +262,7 @@ def _values_asked():
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> None:
         if here:
-            asked.append(self)
+            asked.append(place_now())
         own(self, *args, **kwargs)
 
     GuardOnDataDependentSymNode.__init__ = noted
@@ -270,7 +271,9 @@ def _values_asked():
     finally:
         GuardOnDataDependentSymNode.__init__ = own
     if asked:
-        raise CaptureError("values of tensors decide what its forward does, which catches the tracer's errors")
+        raise CaptureError(
+            "values of tensors decide what its forward does, which catches the tracer's errors", asked[0]
+        )
 
 
 @contextmanager
@@ -280,17 +283,20 @@ def _errors_noted():
     with noted:
         yield
     if noted.first is not None:
-        raise CaptureError(f"its forward catches an error of an operator: {_export_reason(noted.first)}")
+        reason = f"its forward catches an error of an operator: {_export_reason(noted.first)}"
+        raise CaptureError(reason, noted.place)
 
 
 class _Errors(TorchFunctionMode):
     first: Exception | None = None
+    place: str | None = None
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         try:
             return function(*args, **(kwargs or {}))
         except Exception as error:
-            self.first = self.first or error
+            if self.first is None:
+                self.first, self.place = error, place_now()
             raise
 
 
@@ -393,7 +399,9 @@ def _region(
             raise CaptureError(f"the graph takes a {spec.kind.name.lower()} argument")
     for spec in signature.output_specs:
         if spec.kind is not OutputKind.USER_OUTPUT:
-            raise CaptureError(f"the forward has a side effect: {spec.kind.name.lower()} {spec.target}")
+            written = next((node for node in program.graph.nodes if node.name == spec.arg.name), None)
+            place = None if written is None else location(written)
+            raise CaptureError(f"the forward has a side effect: {spec.kind.name.lower()} {spec.target}", place)
     try:
         guard = guard_from_placeholders(values, free, answers)
     except ValueError as error:

@@ -17,6 +17,7 @@ from ..capture import (
     capture_forms,
     capture_generation,
     methods_with_modules,
+    only_assigned,
     parents,
     refused_in_every_form,
     with_few,
@@ -71,7 +72,7 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
     if effort.other_calls and is_token_model(model):
         calls += token_calls(model, prepared.call)
     budget, seconds = Budget(effort.for_captures(stages.spent(), prepared.seconds)), WHOLE_SECONDS
-    with stages.stage("trace", len(calls) + 1) as advance:
+    with stages.stage("trace", len(calls) + 1) as advance, only_assigned(prepared.assigned):
         refusal = refused_in_every_form(model, prepared.counting, prepared.outputs, prepared.asked)
         found = capture_forms(model, calls, advance, refusal, min(seconds, budget.left() - PARTS_SECONDS))
         first = next((form for form in found if isinstance(form, Capture)), None)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..accuracy import copied_model, model_outputs
-from ..capture import WrittenState, around, run_keeping, written_state
+from ..capture import ALWAYS, BY_SHAPE, Attribute, Change, WrittenState, around, run_keeping, written_state
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
 from ..runtime import UNKNOWN, Asked, function_mode, named_by_code, originals, uninstall, unsteady
 from ..settings import SettingError, max_rewrites
@@ -28,19 +28,21 @@ class ConversionError(ValueError):
 class Prepared:
     """``outputs``: what ``model`` returned for ``call``; ``counting``: the modules of which an attribute, or one within
     them, changes in every call of the same inputs, or carries something from call to call, or out of the module, which
-    a captured graph would freeze, each with its dotted name; where a global changes, that is the model. ``own_state``
-    puts back what the calls of a conversion change in it, ``settled`` to what it was after the first calls; ``asked``
-    has what its code asks of tensors (see ``tensor_facts``), ``asked_within`` what was asked while each module ran;
-    ``seconds`` is the processor time of one forward; ``methods`` are the example calls of other methods, each with its
-    outputs; ``tuned`` are the calls that sites are decided for, each with its weight, where these were given;
-    ``as_given`` is what a model that is converted in place was before; ``moved`` is memory in which parameters were and
-    which calls in other threads may be reading."""
+    a captured graph would freeze, each with that change; where a global changes, that is the model. ``assigned`` are
+    the attributes that ``call`` assigns, None where that is not known. ``own_state`` puts back what the calls of a
+    conversion change in it, ``settled`` to what it was after the first calls; ``asked`` has what its code asks of
+    tensors (see ``tensor_facts``), ``asked_within`` what was asked while each module ran; ``seconds`` is the processor
+    time of one forward; ``methods`` are the example calls of other methods, each with its outputs; ``tuned`` are the
+    calls that sites are decided for, each with its weight, where these were given; ``as_given`` is what a model that is
+    converted in place was before; ``moved`` is memory in which parameters were and which calls in other threads may be
+    reading."""
 
     model: nn.Module
     device: torch.device
     call: ExampleCall
     outputs: Any
-    counting: dict[nn.Module, str]
+    counting: dict[nn.Module, Change]
+    assigned: set[Attribute] | None
     own_state: OwnState
     settled: OwnState
     asked: frozenset[str]
@@ -197,22 +199,27 @@ def _prepared(
         # A run of its own: PyTorch's attention takes another way while a mode looks on.
         asked = _asked(model, call)
         # What changes in the first call only is a size or a flag that the model has yet to learn.
-        counting = around(model, after.changed(Kept(model))) if before.changed(after) else {}
+        changed = around(model, after.changed(Kept(model))) if before.changed(after) else {}
         settled = OwnState(model)
         written = _written_state(model, call, settled)
         own_state.keep(model, written.carried, weights)
-        counting = written.modules | counting
+        counting = {module: Change(name, ALWAYS) for module, name in changed.items()}
+        # A run that was watched tells where.
+        counting |= {m: change for m, change in written.modules.items() if m not in counting or change.when == ALWAYS}
+        assigned = written.assigned[0] if written.assigned else None
         methods = []
         for each in of_methods:
-            methods.append(_accepted(model, each))
+            method, found = _accepted(model, each)
+            methods.append((method, found))
             own_state.settled(model)
             settled = OwnState(model)
-            of_method, _ = methods[-1]
-            for module, found in _asked(model, of_method).within.items():
-                asked.within[module] |= found
+            for module, names in _asked(model, method).within.items():
+                asked.within[module] |= names
             settled.restore()
-            counting = _written_state(model, of_method, settled).modules | counting
-        names = asked.names | named_by_code(model)
+            written = _written_state(model, method, settled)
+            # What a method changes in the model itself is nothing to its forward.
+            counting = {m: change for m, change in written.modules.items() if m is not model} | counting
+            assigned = assigned | written.assigned[0] if assigned is not None and written.assigned else None
         accepted = []
         for load, each in zip(loads, tuned):
             accepted.append((_accepted(model, each)[0], load.weight))
@@ -223,9 +230,10 @@ def _prepared(
             call,
             outputs,
             counting,
+            assigned,
             own_state,
             settled,
-            frozenset(names),
+            frozenset(asked.names | named_by_code(model)),
             asked.within,
             accepted,
             as_given,
@@ -297,13 +305,21 @@ def _written_state(model: nn.Module, call: ExampleCall, settled: OwnState) -> Wr
     except Exception:  # its code may look at what it is made of, and raise anything
         return WrittenState()
     first, *others = kept
-    written = {place for other in others for place in first.written_into(other, found.read)} - found.assigned
+    paths = {module: path for path, module in model.named_modules()}
+    assigned = [{(paths[module], name) for module, name in attributes} for attributes in found.assigned]
+    written = {
+        place
+        for other, here in zip(others, assigned[1:])
+        for place in first.written_into(other, found.read)
+        if place not in here | assigned[0]
+    }
     for path, name in sorted(written):
+        modules = around(model, [(path, name)])
         if name in vars(model.get_submodule(path)):
             found.carried.add(f"{path}.{name}")
         elif not path:
-            found.modules |= readers(model, name)
-        found.modules |= around(model, [(path, name)])
+            modules |= readers(model, name)
+        found.modules |= {module: Change(dotted, BY_SHAPE) for module, dotted in modules.items()}
     return found
 
 

@@ -6,14 +6,18 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import fx, nn
 
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
+_DEFINITION = re.compile(r"\s*(?:async\s+)?def\s")
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 # What sysconfig tells of it takes a fifth of a second.
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -39,24 +43,51 @@ def mark_location(node: fx.Node, place: str) -> None:
 def blame(error: BaseException) -> str | None:
     """``file:line``, as of ``location``, of the model's own code that the exporter stumbled over; None if unknown.
 
-    The tracebacks of ``error`` and of the errors behind it are asked first, then their texts: for what the exporter
-    finds after the model has run (such as a branch on a value) it prints the frames in the message.
+    The ``place`` that ``error``, or one behind it, names comes first, then their tracebacks, then their texts: for what
+    the exporter finds after the model has run (such as a branch on a value) it prints the frames in the message.
     """
     errors = list(_with_causes(error))
     for each in errors:
-        found = _innermost(_frames_of(each))
+        found = getattr(each, "place", None) or _innermost(_frames_of(each))
         if found:
             return found
     return next(filter(None, (_innermost(_frames_in(str(each))) for each in errors)), None)
 
 
+def place_now(frame: FrameType | None = None) -> str | None:
+    """``file:line``, as of ``location``, of the model's own code that runs in ``frame``, or around it; None where only
+    code of torch and of this package runs there."""
+    frame = sys._getframe(1) if frame is None else frame
+    inside = False  # the model, which this package has called
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _is_own(file):
+            return f"{_PACKAGES.sub('', file)}:{frame.f_lineno}"
+        if file.startswith(_KFCONVERT) and inside and not frame.f_code.co_name.startswith("__torch_"):  # a mode
+            return None
+        inside |= not file.startswith(_KFCONVERT)
+        frame = frame.f_back
+    return None
+
+
 def definition(module: nn.Module) -> str | None:
-    """``file:line`` of the forward of ``module``, None where its source is not to be had."""
-    forward = inspect.unwrap(type(module).forward)
+    """``file:line`` of the ``def`` of the forward of ``module``, which decorators may stand for; None where its source
+    is not to be had."""
+    forward = _undecorated(type(module).forward)
     try:
-        return f"{_PACKAGES.sub('', inspect.getsourcefile(forward) or '')}:{forward.__code__.co_firstlineno}"
-    except (AttributeError, TypeError):
+        lines, first = inspect.getsourcelines(forward)
+        skipped = next((number for number, line in enumerate(lines) if _DEFINITION.match(line)), 0)
+        return f"{_PACKAGES.sub('', inspect.getsourcefile(forward) or '')}:{first + skipped}"
+    except (OSError, TypeError):
         return None
+
+
+def _undecorated(function: Any) -> Any:
+    """The function behind decorators, also such as do not tell what they stand for."""
+    function = inspect.unwrap(function)
+    held = inspect.getclosurevars(function).nonlocals.values() if inspect.isfunction(function) else ()
+    inner = [each for each in held if inspect.isfunction(each) and each.__name__ == "forward"]
+    return _undecorated(inner[0]) if inner and function.__name__ != "forward" else function
 
 
 def at(place: str | None) -> str:

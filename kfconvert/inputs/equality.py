@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 # Types whose == compares all that there is to their values. The == of types that models define may compare less.
-_VALUES = (bool, int, float, complex, str, bytes, type(None))
+_VALUES = (bool, int, float, complex, str, bytes, type(None), torch.device)
 
 
 def is_equal(value: Any, other: Any) -> bool:
@@ -17,7 +19,7 @@ def is_equal(value: Any, other: Any) -> bool:
     if type(value) in _VALUES:
         # 0.0 == -0.0, but their inverses differ; and NaN != NaN.
         return repr(value) == repr(other) if type(value) in (float, complex) else value == other
-    if type(value) in (list, tuple):
+    if type(value) in (list, tuple, torch.Size):
         return len(value) == len(other) and all(map(is_equal, value, other))
     if type(value) is dict:
         return is_equal(list(value), list(other)) and all(is_equal(value[key], other[key]) for key in value)

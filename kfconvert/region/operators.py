@@ -17,8 +17,8 @@ _ATEN = frozenset(
     adaptive_max_pool1d adaptive_max_pool2d baddbmm batch_norm bilinear bitwise_and bitwise_not bitwise_or bitwise_xor
     bmm broadcast_to cat ceil celu channel_shuffle chunk clamp clamp_max clamp_min clone concat constant_pad_nd
     contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution cos cosh cumprod
-    cumsum deg2rad detach diag diagonal div dot einsum elu embedding embedding_bag eq erf erfc exp exp2 expand expand_as
-    expm1 eye fft_fft fft_fft2 fft_ifft fft_ifft2 fft_irfft fft_irfft2 fft_rfft fft_rfft2 flatten flip floor
+    cumsum deg2rad detach diag diagonal diff div dot einsum elu embedding embedding_bag eq erf erfc exp exp2 expand
+    expand_as expm1 eye fft_fft fft_fft2 fft_ifft fft_ifft2 fft_irfft fft_irfft2 fft_rfft fft_rfft2 flatten flip floor
     floor_divide fmod frac frobenius_norm full full_like gather ge gelu glu grid_sampler group_norm gt hardshrink
     hardsigmoid hardswish hardtanh hstack im2col index index_add index_copy index_fill index_put index_select
     instance_norm isfinite isinf isnan isneginf isposinf layer_norm le leaky_relu lerp lift_fresh_copy linalg_norm
@@ -34,7 +34,7 @@ _ATEN = frozenset(
     tensor_split threshold tile to topk transpose tril triu trunc type_as unbind unflatten unfold unsqueeze
     upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
     var var_mean vdot view view_as view_as_complex view_as_real vstack where xlogy zeros zeros_like __and__ __or__
-    __xor__ _assert_tensor_metadata _log_softmax _softmax _to_copy _unsafe_view
+    __xor__ _assert_tensor_metadata _log_softmax _softmax _to_copy _unsafe_view _weight_norm
     """.split()
 )
 # What Python computes of sizes, and the items of an operator's results.

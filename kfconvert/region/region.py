@@ -32,7 +32,14 @@ _READ_FROM_GRAPH = (
 
 
 class CaptureError(RuntimeError):
-    """The module cannot be captured; the message says why in one line."""
+    """The module cannot be captured; the message says why in one line.
+
+    ``place``: where in its code the cause is, as of ``graph.location``; None where that is not known.
+    """
+
+    def __init__(self, message: str, place: str | None = None):
+        super().__init__(message)
+        self.place = place
 
 
 @dataclass

@@ -8,6 +8,7 @@ from .contents import (
     OF_EVERY_MODULE,
     OfConversion,
     generators,
+    is_config_dict,
     is_of_author,
     is_plain_object,
     plain_objects,
@@ -34,7 +35,7 @@ from .recompute import autograd_nodes
 from .recording import Pool, Recording, Repeated, Unrecordable
 from .tensor_facts import ELEMENTS, LAYOUT, UNKNOWN, Asked, asked_attributes, attribute_facts, named_by_code, unsteady
 from .variant import Variant
-from .watch import MISSING, ROOT, Entry, Watch
+from .watch import MISSING, ROOT, Entry, Watch, inside
 from .weak_module import WeakModule
 
 __all__ = [
@@ -91,9 +92,11 @@ __all__ = [
     "guarded_forward",
     "has_hooks",
     "inner_hook",
+    "inside",
     "install",
     "memory_of",
     "merge",
+    "is_config_dict",
     "is_of_author",
     "is_same_compiled",
     "is_plain_object",

@@ -13,10 +13,23 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import _AttrProxy
 from torch.nn.modules.dropout import _DropoutNd
 
+from ..inputs import is_equal
 from ..process import ThisThread, method_over
 from ..region import Read
-from .contents import OF_CONVERSION, OF_EVERY_MODULE
-from .holdings import configurations
+from .config_dicts import recorded_entries
+from .contents import (
+    OF_CONVERSION,
+    OF_EVERY_MODULE,
+    is_class_of_author,
+    is_config_dict,
+    is_plain_object,
+    slotted,
+)
+from .holdings import Holdings, configurations
+from .watch import MISSING
+
+# To what depth configurations within configurations are compared.
+_DEPTH = 20
 
 _OF_EVERY_MODULE = frozenset(dir(nn.Module())) - {"training"}
 # An attribute that a module has by the name of one of these comes before it.
@@ -43,13 +56,18 @@ def names_by_class(reads: Collection[Read]) -> dict[type, set[str]]:
 def recorded_reads(model: nn.Module) -> Iterator[set[Read]]:
     """Within the block, what is read of the modules of ``model`` and of the objects that they hold is collected."""
     reads: set[Read] = set()
+    held = Holdings(model)
+    kinds = set(map(type, held.config_dicts))
+    by_class = grouped_by_class([*dict.fromkeys(model.modules()), *held.configurations])
     with ExitStack() as stack:
-        for own, holders in grouped_by_class([*dict.fromkeys(model.modules()), *configurations(model)]).items():
+        for own, holders in by_class.items():
             try:
                 stack.enter_context(_recorded(own, reads))
             except Exception:  # a class that takes no method: everything in them may have been read
                 reads.add((own, "__dict__"))
                 reads.update(() if issubclass(own, nn.Module) else [name for each in holders for name in vars(each)])
+        for own in kinds:
+            stack.enter_context(recorded_entries(own, reads))
         yield reads
     reads |= implied(reads, model)
 
@@ -74,6 +92,25 @@ def implied(reads: Collection[Read], model: nn.Module) -> set[Read]:
         if isinstance(aliases, dict):
             found.update([aliases[name] for name in reads if name in aliases])
     return found
+
+
+def is_alike(value: Any, other: Any, reads: Collection[Read], depth: int = 0) -> bool:
+    """Whether a forward that has read ``reads`` finds the same in both: in equal values, and in configurations of one
+    class, whatever else these hold."""
+    if is_equal(value, other):
+        return True
+    kind = type(value)
+    if kind is not type(other) or not is_class_of_author(kind) or slotted(value) or depth > _DEPTH:
+        return False
+    if not (is_plain_object(value) or is_config_dict(value)) or {"__dict__", (kind, "__dict__")} & set(reads):
+        return False
+    held = [(vars(value), vars(other)), *([(value, other)] if isinstance(value, dict) else [])]
+    names = [read for read in reads if isinstance(read, str)]
+    return all(
+        is_alike(dict.get(ours, name, MISSING), dict.get(theirs, name, MISSING), reads, depth + 1)
+        for ours, theirs in held
+        for name in names
+    )
 
 
 def settings_of(config: Any) -> set[str]:

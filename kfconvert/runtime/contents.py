@@ -16,7 +16,7 @@ import sysconfig
 import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy
@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from ..inputs import is_equal
+from ..process import stood_over
+from ..region import Read
 from .derived import Derived
 from .fingerprint import fingerprints
 from .random_generators import GENERATORS
@@ -55,6 +57,11 @@ _KEYS = frozenset((str, int, float, bool, bytes, type(None), type))  # which hol
 _OPEN = (dict, list, set, collections.deque)
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+# The methods by which code reads entries of a dict.
+_READING = frozenset((
+    "__getattribute__", "__getattr__", "__getitem__", "__missing__", "__contains__", "__iter__", "__len__", "__eq__",
+    "get", "keys", "values", "items",
+))  # fmt: skip
 # pytest puts calls of its own into assertions.
 _OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", "pytest", "_pytest", "pluggy", *sys.stdlib_module_names))
 # Among these, classes that hold what others put there.
@@ -80,6 +87,16 @@ def is_plain_object(value: Any) -> bool:
     if not (is_class_of_author(kind) or kind.__module__.startswith(_HOLDERS)):
         return False
     return instance_dict(value) is not None
+
+
+def is_config_dict(value: Any) -> bool:
+    """Whether ``value`` is a dict with attributes, of an author's class that reads entries as a dict does, such as a
+    configuration of diffusers. Of these, as of plain objects, only what was read counts."""
+    kind = type(value)
+    if not (isinstance(value, dict) and is_class_of_author(kind)) or instance_dict(value) is None:
+        return False
+    held = (vars(base) for base in kind.__mro__ if is_class_of_author(base))
+    return all(stood_over(own[name], MISSING) is MISSING for own in held for name in _READING & own.keys())
 
 
 def instance_dict(value: Any) -> dict[str, Any] | None:
@@ -319,10 +336,13 @@ class Contents:
 
     Args:
         model: of modules that this one is registered in it does not matter what a conversion puts there.
+        reads: what a trace has read; configurations that are dicts are watched for that alone. None for all.
     """
 
-    def __init__(self, model: nn.Module | None = None):
+    def __init__(self, model: nn.Module | None = None, reads: Collection[Read] | None = None):
         self._model = model
+        names = None if reads is None else sorted(read for read in reads if isinstance(read, str))
+        self._names_read = names if names is not None and "__dict__" not in names else None
         self._seen: dict[int, Any] = {}
         self.meets_modules = False  # whether there is a module among it
         # What holds so much, or so deep within each other, that not all of it is watched.
@@ -369,6 +389,9 @@ class Contents:
             self._seen[id(value)] = value
             self.numbers_of(name, value)
             return
+        if self._names_read is not None and is_config_dict(value):
+            yield from self._of_config_dict(name, value, self._names_read, depth)
+            return
         known = None if isinstance(value, (list, tuple, dict, type)) else _copied(value)
         if known is not None:
             self.compared.append((name, value, known))
@@ -398,6 +421,16 @@ class Contents:
             yield from self.of(f"{name}.{key}", item, sized, depth + 1)
         for item in known if isinstance(known, tuple) else items(value):
             yield from self.of(name, item, sized, depth + 1)
+
+    def _of_config_dict(self, name: str, value: Any, read: list[str], depth: int) -> Iterator[Found]:
+        """The entries for the items and attributes of these names that ``value`` has, or does not have."""
+        self._seen[id(value)] = value
+        yield name, (value, DICT, None)
+        for key in read:
+            for holder, held in ((value, value), (Attributes(value), vars(value))):
+                found = dict.get(held, key, MISSING)
+                yield name, (holder, key, found)
+                yield from self.of(f"{name}.{key}", found, depth=depth + 1)
 
     def _of_module(self, name: str, module: nn.Module, depth: int) -> Iterator[Found]:
         """The entries for a module that only a list or an object holds; modules of the model itself are watched by

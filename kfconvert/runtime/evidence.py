@@ -35,7 +35,7 @@ from ..inputs import class_name
 from ..region import Read
 from ..version import __version__
 from .code_state import Codes
-from .contents import is_of_project, is_plain_object, slotted
+from .contents import is_config_dict, is_of_project, is_plain_object, slotted
 from .fingerprint import fingerprints
 from .guarded import guarded_forward
 from .hooks import global_hook, has_hooks
@@ -253,7 +253,8 @@ class _Teller:
         if isinstance(value, Tensor):
             strides = value.stride() if value.layout is torch.strided else value.layout
             return f"{class_name(kind)} {value.dtype} {value.device} {value.shape} {strides}"
-        if isinstance(value, (list, dict, set)):  # what these hold has entries of its own
+        # What these hold has entries of its own; of some dicts that is what was read of them, whatever else they hold.
+        if isinstance(value, (list, dict, set)) and not is_config_dict(value):
             return f"{class_name(kind)} of {len(value)}"
         if isinstance(value, type):
             self.modules.add(value.__module__)
@@ -307,7 +308,7 @@ class _Teller:
             return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
         # What objects of an author's hold has entries of its own.
         known = isinstance(value, (nn.Module, *_STATELESS)) or kind is object or class_name(kind) in _STATELESS_BY_NAME
-        if known or is_plain_object(value) or slotted(value):
+        if known or is_plain_object(value) or is_config_dict(value) or slotted(value):
             return f"a {self.told(kind)}"
         raise Untold(f"it depends on a {kind.__module__}.{kind.__qualname__}")
 

@@ -32,7 +32,8 @@ def freeze(model: _Model, originals: str | None = None) -> _Model:
     calls: what an unfrozen model sees in each, such as other weights written in place, what ``del``,
     ``nn.Sequential.insert`` and ``pop`` take from or put into the dicts of a module, hooks on submodules, attributes
     and patched code; until then a call may compute with both the old and the new. Not seen are writes that leave no
-    trace in a tensor, also with ``check_weights``.
+    trace in a tensor, also with ``check_weights``. A call that runs the original forward may write attributes, such as
+    a table for another image size: later calls run the original forward until these are as they were.
 
     The class, ``state_dict()``, ``kfconvert.save`` and ``kfconvert_info()`` stay; under "frozen", the latter has the
     bytes that lie in host memory. A deep copy is a converted model that is not frozen, as is one that was loaded.

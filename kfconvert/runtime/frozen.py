@@ -28,6 +28,8 @@ class Frozen:
         self.name = type(model).__name__
         self.on_host: OnHost | None = None
         self.snapshot = Snapshot(model)
+        # How many calls ran an original forward, which may write attributes of the model.
+        self.originals = 0
         # How often tensors have got other memory from here.
         self.moves = 0
         # The first parameter stands for all of them: who trains, loads or exchanges weights leaves out none.

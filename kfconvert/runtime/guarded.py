@@ -91,6 +91,7 @@ class GuardedForward:
         # then, after how many moves.
         self.frozen: Frozen | None = None
         self._unlooked = 0
+        self._originals = 0  # that had run when everything was as it was
         self._noted: tuple[int, list[Noted]] = (0, [])
         # Of a part: whether looking at its calls has cost more than it was good for, see ``MOST_MISFITS``.
         self.is_off: bool = False
@@ -126,8 +127,7 @@ class GuardedForward:
         if self.frozen is not None:
             if self.path:  # programs of parts may read what that of the model does not
                 self.frozen.bring_back("a part of it is called by itself")
-            self._require_unchanged(self.frozen)
-            reason = reason or self.state.circumstance()
+            reason = self._frozen_refusal(self.frozen) or reason
         else:
             reason = reason or self.state_refusal()
         if reason is not None:
@@ -171,8 +171,7 @@ class GuardedForward:
         if self.is_off or transformed() or originals_wanted() or traced_here():
             return "it is to run its original forward"
         if self.frozen is not None:
-            self._require_unchanged(self.frozen)
-            reason = onlooker() or self.state.circumstance()
+            reason = self._frozen_refusal(self.frozen) or onlooker()
         else:
             reason = onlooker() or self.state_refusal()
         if reason is None and self.stale and self.frozen is None:
@@ -201,16 +200,27 @@ class GuardedForward:
             variant.program.freeze(_brings_back(frozen))
         self.begin(0)
         self._note(frozen)
-        self.frozen = frozen
+        self.frozen, self._originals = frozen, frozen.originals
 
-    def _require_unchanged(self, frozen: Frozen) -> None:
-        """Raises FrozenError where a call sees that the model has changed since it was frozen."""
+    def _frozen_refusal(self, frozen: Frozen) -> str | None:
+        """Why a frozen model must run its original forward, None where a program may serve it. Once an original forward
+        has run, which may have written attributes, it is looked until all is as it was.
+
+        Raises:
+            FrozenError: a call sees that the model has changed since it was frozen.
+        """
         change = "it is in train mode" if self.model.training else frozen.sampled_change()
         if change is not None:
             raise frozen.refused(change)
+        if self._originals != frozen.originals:
+            change = self.state.change()
+            if change is not None:
+                return change
+            self._originals = frozen.originals
         self._unlooked += 1
         if self._unlooked >= LOOK_EVERY:
             self._look(frozen)
+        return self.state.circumstance()
 
     def _look(self, frozen: Frozen) -> None:
         """Raises FrozenError where anything that is watched has changed since the model was frozen."""
@@ -300,6 +310,7 @@ class GuardedForward:
 
     def _original_of(self, model: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if self.frozen is not None:
+            self.frozen.originals += 1
             self.frozen.bring_back("a call runs the original forward")
         if self.own_forward is not None:
             return self.own_forward(*args, **kwargs)

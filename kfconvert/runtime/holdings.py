@@ -14,6 +14,7 @@ from .contents import (
     OF_EVERY_MODULE,
     attributes_of,
     is_class_of_author,
+    is_config_dict,
     is_container_or_has_slots,
     lies_in,
     plain_objects,
@@ -50,6 +51,11 @@ class Holdings:
         modules = [*self._own, *self.outside, *self.around]
         found = [value for module in modules for name, value in attributes_of(module).items() if _is_read(name)]
         return plain_objects(found)
+
+    @cached_property
+    def config_dicts(self) -> list[Any]:
+        """The distinct configurations that are dicts."""
+        return [value for value in self._reached if is_config_dict(value)]
 
     @cached_property
     def types(self) -> list[type]:

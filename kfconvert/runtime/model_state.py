@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from ..region import Read
 from .code_state import Codes, read_around
-from .configuration import WHOLE, names_by_class
+from .configuration import WHOLE, is_alike, names_by_class
 from .contents import Contents, first_different
 from .fingerprint import may_fetch
 from .holdings import Holdings, configurations
@@ -48,7 +49,8 @@ class ModelState:
     """Tells whether a model is still as it was when this was made, as far as its programs depend on it.
 
     Weights may change freely, and so may what the trace did not read (``reads``). Of what it did read, the very objects
-    are watched; if an equal object takes the place of one, that is watched from then on.
+    are watched; if an equal object takes the place of one, or a configuration in which all that was read is equal, that
+    is watched from then on.
 
     ``announced`` is set where a module with weights was written since the last look, as ``train()`` and ``eval()``
     do: its weights may have been written in ways that leave no trace in them.
@@ -247,7 +249,7 @@ class ModelState:
 
     def _watch_attributes(self, of_model: list[Any]) -> None:
         model = self._root()
-        contents = Contents(model)
+        contents = Contents(model, self._reads)
         unread = list(entries_of_unread(model, self._reads, self._unread))
         self._first_attribute = len(unread)
         attributes = entries_of_attributes(model, self._reads, self._slots, contents, self._looks)
@@ -272,7 +274,7 @@ class ModelState:
             changed = self.attributes.first_change(root)
         if changed is None:
             return None
-        self.attributes, changed = renewed(self.attributes, changed, root)
+        self.attributes, changed = renewed(self.attributes, changed, root, partial(is_alike, reads=self._reads))
         if changed is not None:
             return self.attribute_reasons[changed]
         self._watch_attributes(configurations(self._root()))  # for what equal containers hold

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from types import CellType, FunctionType, GetSetDescriptorType
 from typing import Any
@@ -134,23 +134,28 @@ class Watch:
         return Watch, (self.entries,)
 
 
-def renewed(watch: Watch, changed: int | None, root: dict[str, Any] | None = None) -> tuple[Watch, int | None]:
+def renewed(
+    watch: Watch,
+    changed: int | None,
+    root: dict[str, Any] | None = None,
+    is_same: Callable[[Any, Any], bool] = is_equal,
+) -> tuple[Watch, int | None]:
     """``watch``, in which the entry at the index ``changed`` does not hold, made anew to expect the values of now
-    wherever they equal the expected ones; and the index of an entry whose value is not equal, None where all entries
-    hold then."""
+    wherever they are the same as the expected ones; and the index of an entry whose value is not, None where all
+    entries hold then."""
     while changed is not None:
         holder, key, expected = watch.entries[changed]
         holder = root if holder is ROOT else holder
-        if _equal_to(holder, key, expected) is _ABSENT:
+        if _same_as(holder, key, expected, is_same) is _ABSENT:
             return watch, changed
-        entries = [(h, k, _equal_to(root if h is ROOT else h, k, e, e)) for h, k, e in watch.entries]
+        entries = [(h, k, _same_as(root if h is ROOT else h, k, e, is_same, e)) for h, k, e in watch.entries]
         watch = Watch(entries)
         changed = watch.first_change(root)
     return watch, None
 
 
-def _equal_to(holder: Any, key: Any, expected: Any, default: Any = _ABSENT) -> Any:
-    """What stands there now, where it is equal to ``expected``; else ``default``."""
+def _same_as(holder: Any, key: Any, expected: Any, is_same: Callable[[Any, Any], bool], default: Any = _ABSENT) -> Any:
+    """What stands there now, where it is the same as ``expected``; else ``default``."""
     held: Any
     if key is ITEMS:
         holder = own_dict(holder.owner) if type(holder) is Attributes else holder
@@ -159,7 +164,7 @@ def _equal_to(holder: Any, key: Any, expected: Any, default: Any = _ABSENT) -> A
         return default
     else:
         held = dict.get(_dict_of(holder), key, MISSING)
-    return held if held is expected or is_equal(held, expected) else default
+    return held if held is expected or is_same(held, expected) else default
 
 
 def flat_places(places: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:

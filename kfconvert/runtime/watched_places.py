@@ -101,7 +101,7 @@ def entries_of_attributes(
     for path, module in model.named_modules():
         names, own = by_class.get(type(module), set()), vars(module)
         named = names & HELD_BY_ALL
-        names = (names | own.keys() if "__dict__" in names else names) - _unwatched(type(module)) | named
+        names = (names | set(own_names(own)) if "__dict__" in names else names) - _unwatched(type(module)) | named
         for key in sorted(key for key in names - (_children_of(module) - own.keys()) if not key.startswith("__")):
             value = own.get(key, MISSING)
             name = f"{path}.{key}" if path else key

@@ -30,6 +30,7 @@ from .common import Request, WeightsWarning, ZooError, ZooModel, nearest
 
 if TYPE_CHECKING:
     import torch
+    from diffusers import ModelMixin
     from torch import nn
     from transformers import PreTrainedModel
 
@@ -117,11 +118,12 @@ def rebuild(
             "trust_source=True if you trust that code"
         )
     try:
-        if kind in ("transformers", "folder"):
-            from . import huggingface
+        if kind in ("transformers", "folder", "diffusers"):
+            from . import diffusers_models, huggingface
 
             checked = _Configured.model_validate(recipe).model_dump(by_alias=True)
-            return huggingface.rebuild(checked, trust_source, shapes)
+            library: Any = diffusers_models if kind == "diffusers" else huggingface
+            return library.rebuild(checked, trust_source, shapes)
         if kind == "torchvision":
             from .torchvision_models import rebuild as by_name
         elif kind == "timm":
@@ -143,19 +145,20 @@ class _Named(BaseModel, strict=True):
 
 
 class _Configured(BaseModel, strict=True):
-    """A recipe by class and configuration of transformers."""
+    """A recipe by class and configuration of transformers or diffusers."""
 
     class_name: str = Field(alias="class", max_length=1000)
     config: dict[str, Any]
     generation: dict[str, Any] | None = None
 
 
-def described(model: PreTrainedModel) -> dict[str, Any] | None:
-    """The recipe from which ``rebuild`` makes a model like this one, a Hugging Face model of which the user has told
-    none; None where there is no such recipe."""
-    from . import huggingface
+def described(model: PreTrainedModel | ModelMixin) -> dict[str, Any] | None:
+    """The recipe from which ``rebuild`` makes a model like this one, a model of transformers or diffusers of which the
+    user has told none; None where there is no such recipe."""
+    from . import diffusers_models, huggingface
 
-    return huggingface.described(model)
+    library: Any = huggingface if huggingface.is_one(model) else diffusers_models
+    return library.described(model)
 
 
 def check(name: str) -> None:

@@ -38,6 +38,11 @@ _WEIGHT_FILES = (
 )
 
 
+def is_one(model: nn.Module) -> bool:
+    """Whether ``model`` is a model of transformers."""
+    return isinstance(model, PreTrainedModel)
+
+
 def knows(name: str) -> bool:
     """Whether ``name`` is a built-in architecture or the hub's present name of one."""
     return ALIASES.get(name, name) in ARCHITECTURES
@@ -135,10 +140,20 @@ def _recipe_of(model: PreTrainedModel) -> dict[str, Any]:
     return {
         "kind": "transformers",
         "class": type(model).__name__,
-        "config": json.loads(model.config.to_json_string(use_diff=False)),
+        "config": _in_order(json.loads(model.config.to_json_string(use_diff=False)), model.config.to_dict()),
         "transformers": transformers.__version__,
         "generation": json.loads(model.generation_config.to_json_string()) if model.can_generate() else None,
     }
+
+
+def _in_order(values: Any, like: Any) -> Any:
+    """``values``, in which transformers has sorted the keys of dicts, in the order that they have in ``like``: the code
+    of a model may depend on it."""
+    if not (isinstance(values, dict) and isinstance(like, dict)):
+        return values
+    held = {str(key): value for key, value in like.items()}
+    names = [*(name for name in held if name in values), *(name for name in values if name not in held)]
+    return {name: _in_order(values[name], held.get(name)) for name in names}
 
 
 def _base(config: PreTrainedConfig) -> type[Any]:

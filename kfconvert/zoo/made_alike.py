@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
-from ..runtime import OF_CONVERSION, OfConversion
+from ..runtime import OF_CONVERSION, OfConversion, inside, is_config_dict
 
 # Where a model stands rather than what it is, what a conversion leaves in modules, and what transformers notes when it
 # reads weights.
@@ -18,7 +20,8 @@ _OF_THE_PLACE = OF_CONVERSION | {
     "_compiled_call_impl", "_parameters", "_buffers", "_modules", "architectures", "model_type", "warnings_issued",
     "_original_object_hash", "vocab_size",
 }  # fmt: skip
-_CALLED = (types.FunctionType, types.BuiltinFunctionType, type)
+_CALLED = (types.BuiltinFunctionType, type)
+_HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if "hooks" in name and isinstance(value, dict))
 _MAY_BE_NONE = (type(None), bool, list, dict)
 _DEPTH = 8
 
@@ -43,7 +46,7 @@ def _ties(model: nn.Module) -> list[list[str]]:
 
 
 def _is_alike(module: nn.Module, other: nn.Module) -> bool:
-    if type(module) is not type(other):
+    if _kind(module) != _kind(other):
         return False
     for kind in ("_parameters", "_buffers"):
         ours, theirs = vars(module)[kind], vars(other)[kind]
@@ -52,15 +55,30 @@ def _is_alike(module: nn.Module, other: nn.Module) -> bool:
     return _is_same_dict(_attributes(module), _attributes(other), 0)
 
 
+def _kind(module: nn.Module) -> tuple[type, list[str]]:
+    """Its class, and the names of what is parametrized, for which torch derives a class for each module."""
+    parametrized = list(module.parametrizations) if parametrize.is_parametrized(module) else []  # type: ignore[arg-type]
+    return parametrize.type_before_parametrizations(module), parametrized
+
+
 def _outline(tensor: torch.Tensor | None) -> Any:
     return None if tensor is None else tensor.shape
 
 
 def _attributes(held: Any) -> dict[str, Any]:
-    """Without what a conversion puts there, and private ones that say no, or hold nothing: they are as good as none."""
+    """Without what a conversion puts there, and private ones that say no, or hold nothing: they are as good as none. Of
+    hooks, which go by numbers, those of one kind in their order."""
     kept = {name: value for name, value in vars(held).items() if not isinstance(value, OfConversion)}
+    if isinstance(held, nn.Module):
+        for name in _HOOKS & kept.keys():  # torch wraps some, and copies of these lack attributes
+            kept[name] = [getattr(hook, "hook", hook) for hook in kept[name].values()]
     found = {name: value for name, value in kept.items() if name not in _OF_THE_PLACE}
     return {name: v for name, v in found.items() if not (name.startswith("_") and type(v) in _MAY_BE_NONE and not v)}
+
+
+def _settings(held: dict[Any, Any]) -> dict[Any, Any]:
+    """Without what diffusers notes in a configuration."""
+    return {name: value for name, value in held.items() if str(name)[:1] != "_"} if is_config_dict(held) else held
 
 
 def _is_same_dict(one: dict[Any, Any], other: dict[Any, Any], depth: int) -> bool:
@@ -74,15 +92,24 @@ def _is_same(value: Any, other: Any, depth: int = 0) -> bool:
         return len(value) == len(other) and all(_is_same(*pair, depth + 1) for pair in zip(value, other))
     if isinstance(value, torch.dtype) or isinstance(other, torch.dtype):  # by its name where save_pretrained was called
         return str(value).removeprefix("torch.") == str(other).removeprefix("torch.")
-    if type(value) is not type(other) or depth > _DEPTH or isinstance(value, _CALLED):
+    if type(value) is not type(other) or depth > _DEPTH:
         return False
+    if isinstance(value, types.FunctionType):  # made anew for each model
+        return value.__code__ is other.__code__ and _is_same(inside(value)[1:], inside(other)[1:], depth + 1)
+    if isinstance(value, _CALLED):
+        return False
+    if isinstance(value, weakref.ref):  # as recurrent layers have to their weights
+        return _is_same(value(), other(), depth + 1)
     if isinstance(value, torch.Tensor):
         return value.shape == other.shape
     if isinstance(value, (types.MethodType, functools.partial)):
         inner = ("__func__",) if isinstance(value, types.MethodType) else ("func", "args", "keywords")
         return all(_is_same(getattr(value, name), getattr(other, name), depth + 1) for name in inner)
     if isinstance(value, dict):
-        return _is_same_dict(value, other, depth + 1)
+        return _is_same_dict(_settings(value), _settings(other), depth + 1)
     if not isinstance(getattr(value, "__dict__", None), dict):
-        return value == other or value != value
+        try:
+            return bool(value == other or value != value)
+        except Exception:  # of a class's own way to compare
+            return False
     return _is_same_dict(_attributes(value), _attributes(other), depth + 1)

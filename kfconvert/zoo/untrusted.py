@@ -62,6 +62,26 @@ def config_of(config_class: type[PreTrainedConfig], values: Mapping[str, Any]) -
         ) from error
 
 
+def checked_values(defaults: Mapping[str, Any], values: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """``values``, arguments of a class of diffusers, of which none reaches for anything.
+
+    Args:
+        defaults: those of the arguments.
+        owner: the name of the class.
+
+    Raises:
+        ZooError: an argument that the class does not have, a text that chooses code, files or a network, or a number
+            beyond all sizes.
+    """
+    for name, value in values.items():
+        if name in defaults and value == defaults[name]:
+            continue
+        if name not in defaults or _reaches(name, value) or not _is_plain(name, value):
+            raise ZooError(_REFUSAL.format(f"{name[:100]} of its {owner}"))
+        _check_numbers(name, value)
+    return dict(values)
+
+
 def generation_config_of(values: Mapping[str, Any]) -> GenerationConfig:
     """How a model generates, by numbers and words alone.
 

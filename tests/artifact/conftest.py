@@ -1,5 +1,7 @@
 import pytest
 
+from kfconvert.capture import tracer
+
 
 @pytest.fixture
 def path(saved, tmp_path):
@@ -9,3 +11,11 @@ def path(saved, tmp_path):
     for file in saved.iterdir():
         (copied / file.name).write_bytes(file.read_bytes())
     return copied
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """The modules that were traced since."""
+    found, own = [], tracer._export
+    monkeypatch.setattr(tracer, "_export", lambda model, *rest: (found.append(model), own(model, *rest))[1])
+    return found

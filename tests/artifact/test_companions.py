@@ -1,5 +1,6 @@
 """Artifacts of Hugging Face models: what ``from_pretrained`` reads beside the weights, and loads without ``model=``."""
 
+import copy
 import json
 
 import pytest
@@ -137,9 +138,17 @@ def with_a_configuration_of_a_part(model):
     model.bert.config = transformers.BertConfig(**SIZES, hidden_act="relu")
 
 
+def with_a_hook(model):
+    model.bert.pooler.register_forward_hook(lambda module, inputs, output: output * 2)
+
+
+def with_a_parametrization(model):
+    nn.utils.parametrizations.weight_norm(model.classifier)
+
+
 CHANGES = [
-    with_a_private_function, with_a_method_of_its_own, with_weights_tied_by_hand, with_a_configuration_of_a_part,
-    with_another_activation, with_another_number, with_one_layer_less, of_another_class,
+    with_a_hook, with_a_parametrization, with_a_private_function, with_a_method_of_its_own, with_weights_tied_by_hand,
+    with_a_configuration_of_a_part, with_another_activation, with_another_number, with_one_layer_less, of_another_class,
     with_another_attention, with_a_module,
 ]  # fmt: skip
 
@@ -160,6 +169,48 @@ def test_a_model_that_was_changed_is_not(change):
     model = classifier()
     change(model)
     assert zoo.described(model) is None
+
+
+CONVOLUTIONS = dict(conv_dim=(8,), conv_stride=(5,), conv_kernel=(10,), num_conv_pos_embeddings=4)
+MADE_WITH = {
+    "weight norm": lambda: transformers.Wav2Vec2Model(
+        transformers.Wav2Vec2Config(**SIZES, **CONVOLUTIONS, num_conv_pos_embedding_groups=2)
+    ),
+    "weak references": lambda: transformers.EncodecModel(
+        transformers.EncodecConfig(num_filters=4, hidden_size=8, codebook_size=8, codebook_dim=8, num_lstm_layers=1)
+    ),
+    "hooks for old weights": lambda: transformers.MambaModel(
+        transformers.MambaConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1)
+    ),
+}
+
+
+@pytest.mark.parametrize("make", MADE_WITH.values(), ids=MADE_WITH)
+def test_what_a_class_makes_of_its_modules_it_makes_again(make):
+    model = make().eval()
+    for each in (model, copy.deepcopy(model)):
+        assert zoo.described(each)["class"] == type(model).__name__
+
+
+def test_hooks_that_a_class_registers_it_registers_again(monkeypatch, tmp_path):
+    factors = iter([2.0, 2.0, 2.0, 2.0, 3.0])
+    model_class = transformers.ResNetForImageClassification
+    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1], layer_type="basic")
+    own = model_class.__init__
+
+    def made(self, *args):
+        own(self, *args)
+        factor = next(factors)
+        self.resnet.embedder.register_forward_hook(lambda module, inputs, output: output * factor)
+
+    monkeypatch.setattr(model_class, "__init__", made)
+    model = model_class(config).eval()
+    fused = kfconvert.ModelConverter(select="all", effort="fast").convert_model(model, (1, 3, 32, 32))
+    kfconvert.save(fused, tmp_path)
+    loaded, x = kfconvert.load(tmp_path), torch.rand(1, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x).logits, model(x).logits)
+    assert zoo.described(model) is None  # for another factor
 
 
 def test_a_model_with_a_forward_of_its_own_is_not_made_of_its_configuration(tmp_path):

@@ -19,7 +19,6 @@ from kfconvert.artifact import files as artifact
 from kfconvert.artifact import record as record_file
 from kfconvert.artifact import replay
 from kfconvert.artifact.files import ArtifactError
-from kfconvert.capture import tracer
 from kfconvert.converter import ModelConverter
 from kfconvert.region import kept
 from kfconvert.runtime.guarded import guarded_forward
@@ -32,14 +31,6 @@ def saved(tmp_path_factory):
     torch.manual_seed(0)
     fused = ModelConverter(select="all").convert_model(Net().eval(), example_inputs=IDS)
     return artifact.save(fused, tmp_path_factory.mktemp("saved") / "net")
-
-
-@pytest.fixture
-def traces(monkeypatch):
-    """The modules that were traced since."""
-    found, own = [], tracer._export
-    monkeypatch.setattr(tracer, "_export", lambda model, *rest: (found.append(model), own(model, *rest))[1])
-    return found
 
 
 def write(path, graphs) -> None:
@@ -133,6 +124,21 @@ def test_a_hugging_face_model_is_not_traced(tmp_path, traces, arguments):
     with torch.no_grad():
         ours = again(*(example[name] for name in arguments))
         assert torch.equal(ours.pooler_output, theirs.pooler_output)
+
+
+def test_a_model_with_dicts_in_its_configuration_is_not_traced(tmp_path, traces):
+    """These come back in their order, on which its code may depend."""
+    config = transformers.Gemma3TextConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        intermediate_size=32, use_cache=False,
+    )  # fmt: skip
+    assert list(config.rope_parameters) != sorted(config.rope_parameters)
+    converter = ModelConverter(select="all", effort="fast")
+    model = converter.convert_model(transformers.Gemma3TextModel(config).eval(), example_inputs=IDS)
+    artifact.save(model, tmp_path / "gemma")
+    traces.clear()
+    assert artifact.load(tmp_path / "gemma").config.rope_parameters == config.rope_parameters
+    assert not traces
 
 
 class Doubled(Block):

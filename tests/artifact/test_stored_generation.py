@@ -13,7 +13,6 @@ import kfconvert.converter
 from kfconvert.artifact import files as artifact
 from kfconvert.artifact import record as record_file
 from kfconvert.artifact.files import ArtifactError
-from kfconvert.capture import tracer
 from kfconvert.converter import ModelConverter
 from kfconvert.inputs import UnstorableCache, build, described, made_kind, stored_kind, taken_apart
 
@@ -35,14 +34,6 @@ def steps_on_the_cpu(monkeypatch):
     """As on a GPU, but for the recordings."""
     for module in (kfconvert.converter, kfconvert.artifact.replay):
         monkeypatch.setattr(module, "can_record", lambda device: True)
-
-
-@pytest.fixture
-def traces(monkeypatch):
-    """The modules that were traced since."""
-    found, own = [], tracer._export
-    monkeypatch.setattr(tracer, "_export", lambda model, *rest: (found.append(model), own(model, *rest))[1])
-    return found
 
 
 def inputs_of(family, device="cpu"):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -344,6 +345,16 @@ def test_a_factor_that_is_always_the_same_number_becomes_one(function, is_number
     region = canonical_region(model, x)
     product = next(node for node in region.graph.nodes if node.target in (aten.mul.Tensor, aten.div.Tensor))
     assert (product.args[1] == 2.0) is is_number
+    torch.testing.assert_close(run(model, region, x)[0], model(x))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.int32, torch.int64])
+def test_a_tensor_that_the_forward_makes_of_numbers_is_no_argument_that_it_writes_to(dtype):
+    """``torch.tensor`` detaches it in place, also after a conversion to a dtype and device."""
+    rows = numpy.array([2, 0])
+    model, x = OneArgument(lambda x: x[torch.tensor(rows, dtype=dtype, device=x.device)]), torch.randn(3, 5)
+    region = canonical_region(model, x)
+    assert aten.detach_.default not in targets(region)
     torch.testing.assert_close(run(model, region, x)[0], model(x))
 
 

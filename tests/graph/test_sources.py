@@ -1,5 +1,8 @@
 """Where a call in a graph, or a failure of the exporter, is in the model's own source."""
 
+import functools
+import inspect
+import random
 import types
 
 import pytest
@@ -10,7 +13,7 @@ from torch import nn
 from kfconvert.capture.tracer import trace
 from kfconvert.converter import ModelConverter
 from kfconvert.graph.nodes import mark_weights
-from kfconvert.graph.sources import at, blame, location
+from kfconvert.graph.sources import at, blame, definition, location
 from kfconvert.inputs.example import ExampleCall
 from kfconvert.matching.matcher import find
 from kfconvert.patterns import REGISTRY
@@ -192,3 +195,136 @@ def test_the_standard_library_and_generated_code_are_passed_over():
         assert blame(RuntimeError(f'File "{own}", line 3\nFile "{file}", line 8')) == f"{own}:3"
     typed = 'File "<ipython-input-3-abc>", line 2, in forward'
     assert blame(RuntimeError(typed)) == "<ipython-input-3-abc>:2"
+
+
+def told(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def untold(function):
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def with_options(*_):
+    return told
+
+
+class Decorated(nn.Module):
+    """What stands in the way is in a method, behind decorators; ``forward`` is behind others."""
+
+    def __init__(self, method):
+        super().__init__()
+        self.linear, self.method, self.calls = nn.Linear(4, 4), method, 0
+        self.register_buffer("scale", torch.ones(4))
+
+    @told
+    @with_options(
+        "of several",
+        "lines",
+    )
+    def forward(self, x):
+        return getattr(self, self.method)(torch.relu(self.linear(x)))
+
+    @told
+    @untold
+    def buffer(self, x):
+        self.scale.mul_(1.5)
+        return x * self.scale
+
+    @told
+    @untold
+    def weight(self, x):
+        self.linear.weight.mul_(1.5)
+        return x
+
+    @told
+    @untold
+    def hidden(self, x):
+        self.linear.weight.data.mul_(1.5)
+        return x
+
+    @told
+    @untold
+    def assigned(self, x):
+        self.calls += 1
+        return x * self.calls
+
+    @told
+    @untold
+    def compiling(self, x):
+        return x if torch.compiler.is_compiling() else x + 1
+
+    @told
+    @untold
+    def caught(self, x):
+        try:
+            return x + x.new_ones(3)
+        except RuntimeError:
+            return x
+
+    @told
+    @untold
+    def caught_value(self, x):
+        try:
+            return x + 1 if x.sum() > 0 else x
+        except Exception:
+            return x
+
+    @told
+    @untold
+    def gradient(self, x):
+        x.requires_grad_(True)
+        return x
+
+    @told
+    @untold
+    def drawn(self, x):
+        return x * random.random()
+
+
+class Untold(nn.Module):
+    @told
+    @untold
+    @told
+    def forward(self, x):
+        return x
+
+
+def test_the_definition_is_behind_decorators_that_do_not_tell_what_they_stand_for():
+    lines = inspect.getsourcelines(Untold)[0]
+    number = next(number for number, line in enumerate(lines) if "def forward" in line)
+    assert definition(Untold()) == f"{__file__}:{inspect.getsourcelines(Untold)[1] + number}"
+
+
+LINES = {
+    "buffer": "return getattr(self, self.method)",  # a graph tells lines of forwards alone
+    "weight": "return getattr(self, self.method)",
+    "hidden": "data.mul_(",
+    "assigned": "calls += 1",
+    "compiling": "is_compiling()",
+    "caught": "new_ones(3)",
+    "caught_value": "x.sum() > 0",
+    "gradient": "requires_grad_(",
+    "drawn": "def forward(self, x)",  # all that is known is whose forward it was
+}
+
+
+@pytest.mark.filterwarnings("ignore:kfconvert")
+@pytest.mark.parametrize("method", LINES)
+def test_decorators_are_not_to_blame(method):
+    converter = ModelConverter(effort="fast")
+    converter.convert_model(Decorated(method).eval(), input_shape=(2, 4))
+    region = converter.conversion_stats["regions"][0]
+    assert not region["captured"]
+    code = Decorated.__init__.__code__
+    with open(code.co_filename) as file:
+        lines = list(enumerate(file, 1))[code.co_firstlineno - 1 :]
+    number = next(number for number, line in lines if LINES[method] in line)
+    assert region["location"] == f"{code.co_filename}:{number}", region["reason"]

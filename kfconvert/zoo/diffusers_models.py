@@ -1,0 +1,87 @@
+"""Models of diffusers, where it is installed (it is optional): made of their class and their configuration."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from .common import ZooError, first_line
+from .made_alike import is_made_alike
+from .untrusted import Undrawn, check_sizes, checked_values
+
+
+def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[int, ...]] | None) -> nn.Module:
+    """The architecture of a recipe made by ``described``, see ``zoo.rebuild``. Where there are ``shapes``, its weights
+    are whatever the memory holds."""
+    class_name, values = recipe["class"], recipe["config"]
+    if importlib.util.find_spec("diffusers") is None:
+        raise ZooError(f"a {class_name} needs the package diffusers: pip install diffusers")
+    import diffusers
+
+    model_class: Any = _model_class(class_name)
+    if model_class is None:
+        raise ZooError(f"diffusers {diffusers.__version__} has no model class {class_name!r}")
+    if not trusted:
+        values = checked_values(_defaults(model_class), values, class_name)
+    build = partial(model_class, **values)
+    try:
+        if shapes is not None:
+            check_sizes(build, shapes)
+        with nullcontext() if shapes is None else Undrawn():
+            return build()
+    except ZooError:
+        raise
+    except Exception as error:  # the model's own code, given values that it may never have seen
+        raise ZooError(
+            f"diffusers {diffusers.__version__} cannot build this {class_name}: {first_line(error)}"
+        ) from error
+
+
+def described(model: nn.Module) -> dict[str, Any] | None:
+    """The recipe of a model that its user has made; None where ``rebuild`` would make another one of it: one of a class
+    of the user's own, or that was changed since it was made."""
+    import diffusers
+
+    if _model_class(type(model).__name__) is not type(model):
+        return None
+    found: Any = model
+    try:
+        # What diffusers notes about a model has names that begin with "_"; these are no arguments of its class.
+        config = {name: value for name, value in found.config.items() if not name.startswith("_")}
+        recipe = {
+            "kind": "diffusers",
+            "class": type(model).__name__,
+            "config": json.loads(json.dumps(config)),
+            "diffusers": diffusers.__version__,
+        }
+        with torch.device("meta"), torch.random.fork_rng(devices=()):
+            again = rebuild(recipe, True, None)
+    except (ZooError, TypeError, ValueError, RuntimeError):  # it is no JSON, or cannot be made without data
+        return None
+    return recipe if is_made_alike(model, again) else None
+
+
+def _model_class(name: str) -> type[Any] | None:
+    """The model class of diffusers called ``name``, None where there is none."""
+    import diffusers
+
+    try:
+        found = getattr(diffusers, name, None)
+    except (ImportError, RuntimeError):  # of a package that it needs and that is not installed
+        return None
+    return found if isinstance(found, type) and issubclass(found, diffusers.ModelMixin) else None
+
+
+def _defaults(model_class: type[Any]) -> dict[str, Any]:
+    """The arguments of ``model_class`` with their defaults, as JSON has these."""
+    parameters = list(inspect.signature(model_class.__init__).parameters.values())[1:]
+    named = (each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
+    return {each.name: list(each.default) if isinstance(each.default, tuple) else each.default for each in named}

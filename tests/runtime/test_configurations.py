@@ -1,0 +1,159 @@
+"""Configurations of models, as objects and as dicts: what the forward has read of them counts, and nothing else."""
+
+import collections
+import copy
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from kfconvert import ModelConverter
+
+pytestmark = pytest.mark.filterwarnings("ignore:kfconvert")
+X = torch.randn(3, 16)
+
+
+class FrozenDict(collections.OrderedDict):
+    """As in diffusers: items that are attributes too."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        vars(self).update(self)
+
+
+class OwnReading(FrozenDict):
+    """A dict that makes up items."""
+
+    def __missing__(self, key):
+        return self["scale"] if key == "factor" else None
+
+
+class Configured(nn.Module):
+    def __init__(self, config, read):
+        super().__init__()
+        self._config, self.read, self.linear = config, read, nn.Linear(16, 16)
+
+    @property
+    def config(self):
+        return self._config
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * self.read(self.config)
+
+
+def made(config, read):
+    torch.manual_seed(0)
+    model = Configured(config, read).eval()
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=X)
+    assert is_served(fused)
+    return model, fused
+
+
+def is_served(fused):
+    before = fused.kfconvert_info()["guard"]["hits"]
+    with torch.no_grad():
+        fused(X)
+    return fused.kfconvert_info()["guard"]["hits"] == before + 1
+
+
+def set_both(model, name, value):
+    dict.__setitem__(model._config, name, value)
+    vars(model._config)[name] = value
+
+
+VALUES = {"scale": 2.0, "names": ["a", "b"], "unread": 1, "_version": "1"}
+BY_NAME = {
+    "attribute": lambda c: c.scale,
+    "item": lambda c: c["scale"],
+    "get": lambda c: c.get("scale", 1.0) * c.get("absent", 1.0),
+    "getattr": lambda c: getattr(c, "scale", 1.0) * getattr(c, "absent", 1.0),
+    "in": lambda c: c["scale"] * (2.0 if "absent" in c else 1.0),
+}
+AS_A_WHOLE = {
+    "iteration": lambda c: c["scale"] * sum(1 for _ in c),
+    "length": lambda c: c["scale"] * len(c),
+    "items": lambda c: c["scale"] * len(list(c.items())),
+    "keywords": lambda c: c["scale"] * len(dict(**c)),
+    "another dict": lambda c: c["scale"] * len(dict(c)),
+}
+
+
+@pytest.mark.parametrize("read", BY_NAME.values(), ids=BY_NAME)
+def test_of_a_dict_that_is_read_by_names_only_these_count(read):
+    model, fused = made(FrozenDict(VALUES), read)
+    set_both(fused, "_class_name", "Configured")  # as save_config of diffusers does
+    set_both(fused, "unread", 5)
+    assert is_served(fused)
+    fused._config = FrozenDict({**fused._config, "unread": 6, "new": 7})  # as register_to_config does
+    assert is_served(fused) and is_served(copy.deepcopy(fused))
+    for name, value in (("scale", 3.0), ("absent", 5.0)):
+        for each in (model, fused):
+            set_both(each, name, value)
+        with torch.no_grad():
+            torch.testing.assert_close(fused(X), model(X))
+    for each in (model, fused):
+        each._config = FrozenDict(each._config)  # equal to what was changed
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X), model(X))
+
+
+@pytest.mark.parametrize("read", AS_A_WHOLE.values(), ids=AS_A_WHOLE)
+@pytest.mark.parametrize("kind", [FrozenDict, OwnReading])
+def test_of_a_dict_that_is_read_as_a_whole_everything_counts(read, kind):
+    model, fused = made(kind(VALUES), read)
+    for each in (model, fused):
+        set_both(each, "new", 5)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X), model(X))
+
+
+def test_of_a_dict_with_ways_of_its_own_everything_counts():
+    model, fused = made(OwnReading(VALUES), lambda c: c["factor"])
+    for each in (model, fused):
+        set_both(each, "scale", 3.0)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X), model(X))
+
+
+def test_what_an_item_holds_counts():
+    model, fused = made(FrozenDict(VALUES), lambda c: c.scale * len(c.names))
+    for each in (model, fused):
+        each._config["names"].append("c")
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X), model(X))
+
+
+def test_a_dict_that_is_put_in_its_place_is_watched():
+    model, fused = made(FrozenDict(VALUES), lambda c: c.scale)
+    fused._config = FrozenDict({**VALUES, "unread": 5})
+    assert is_served(fused)
+    for each in (model, fused):
+        set_both(each, "scale", 3.0)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X), model(X))
+
+
+class Settings:
+    def __init__(self, scale, unread, inner=None):
+        self.scale, self.unread, self.inner = scale, unread, inner
+
+
+def test_an_equal_object_is_no_change_and_is_watched():
+    model, fused = made(Settings(2.0, 1, Settings(3.0, 1)), lambda c: c.scale * c.inner.scale)
+    fused._config = Settings(2.0, 5, Settings(3.0, 6))
+    assert is_served(fused)
+    for each in (model, fused):
+        each._config.inner.scale = 4.0
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X), model(X))
+
+
+@pytest.mark.parametrize("other", [Settings(2.0, 1, Settings(4.0, 1)), types.SimpleNamespace(scale=5.0, inner=None)])
+def test_another_object_is_a_change(other):
+    read = lambda c: c.scale * (c.inner.scale if c.inner else 1.0)  # noqa: E731
+    model, fused = made(Settings(2.0, 1, Settings(3.0, 1)), read)
+    for each in (model, fused):
+        each._config = other
+    with torch.no_grad():
+        torch.testing.assert_close(fused(X), model(X))
