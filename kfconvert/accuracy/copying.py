@@ -27,6 +27,8 @@ def copied_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mod
         # Of a distributed one that does not begin where its memory begins ``copy.deepcopy`` makes nothing.
         if shard_of(tensor) is not None and id(tensor) not in memo:
             memo[id(tensor)] = _like(tensor, tensor.detach().clone())
+    for tensor in _computed(model):
+        memo.setdefault(id(tensor), tensor.detach().clone())
     duplicate = copy.deepcopy(model, memo)
     _rebind_forwards(model, memo)
     for tensor in tensors_of(model):
@@ -35,6 +37,13 @@ def copied_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mod
             for name in vars(tensor).keys() - vars(copied).keys():
                 vars(copied)[name] = _copied(vars(tensor)[name], memo)
     return duplicate
+
+
+def _computed(model: nn.Module) -> Iterator[Tensor]:
+    """The tensors among the attributes of modules that were computed from others, such as the weights that hooks of
+    ``torch.nn.utils.weight_norm`` compute anew in each call: ``copy.deepcopy`` refuses them."""
+    held = (value for module in model.modules() for value in vars(module).values())
+    yield from (value for value in held if isinstance(value, Tensor) and not value.is_leaf)
 
 
 def _like(tensor: Tensor, copied: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from ..matching import Findings, Site, rewrite
 from ..modules import CHANNELS_LAST
 from ..patterns import search
 from ..region import CaptureError, Dimensions, LiveTensors, Region, Unstorable
-from ..runtime import Variant, asked_attributes, default_device, global_hook, has_hooks, inner_hook
+from ..runtime import Variant, asked_attributes, default_device, global_hook, has_hooks, inner_hook, remedy
 from .assignments import assignments_checked
 from .attribute_questions import refuse_attributes
 from .deadline import Budget
@@ -123,7 +123,7 @@ def capture(
     if has_hooks(module):
         # The trace would make the hooks part of the program, which replaces forward only: __call__ would run them
         # again.
-        raise CaptureError(f"{path or 'the model'} has hooks of its own, which would be called twice")
+        raise CaptureError(f"{path or 'the model'} has hooks of its own, which would be called twice{remedy(module)}")
     if not _calls_forward_alone(module, call):
         raise CaptureError(f"{path or 'the model'} has a __call__ of its own, which would run twice")
     training = next((name for name, inner in module.named_modules() if inner.training), None)

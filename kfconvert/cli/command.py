@@ -179,7 +179,9 @@ def _convert(
 @command.command()
 @click.argument("model", type=Model())
 @options(*EXPLAIN)
+@click.pass_context
 def explain(
+    ctx: click.Context,
     model: str,
     input_shape: tuple[int, ...] | None,
     device: str,
@@ -200,10 +202,19 @@ def explain(
 
     sizes = {"batch_size": batch_size, "seq_len": seq_len}
     given = {"select": "all", **wanted(include, exclude, modules)}
-    statistics, classes = Jobs(None, device, dtype, "random", sizes, given, input_shape=input_shape).explain(model)
+    statistics, classes, error = None, None, None
+    try:
+        statistics, classes = Jobs(None, device, dtype, "random", sizes, given, input_shape=input_shape).explain(model)
+    except click.ClickException as raised:
+        if not as_json:
+            raise
+        error = raised.format_message()
     if as_json:
-        found = {"kfconvert": __version__, "name": model, "statistics": statistics, "classes": classes}
-        click.echo(json.dumps(found, indent=2))
+        found = {"name": model, "error": error, "statistics": statistics, "classes": classes}
+        click.echo(json.dumps({"kfconvert": __version__, **found}, indent=2))
+        if error is not None:
+            _say_error(error)
+            ctx.exit(EXIT_ERROR)
     else:
         from ..report import Explanation
 
@@ -374,8 +385,9 @@ def completion(shell: str) -> None:
 
 def main(args: list[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code: 0, or 2 with one line of error."""
+    args = sys.argv[1:] if args is None else args
     with streams.results() as results:
-        code = EXIT_ERROR if results.error else _run(args)
+        code = EXIT_ERROR if results.error else _run(args, results)
     if results.error:
         _say_error(f"cannot write the output: {results.error.strerror or results.error}")
         code = EXIT_ERROR
@@ -383,16 +395,20 @@ def main(args: list[str] | None = None) -> int:
     return code
 
 
-def _run(args: list[str] | None) -> int:
+def _run(args: list[str], results: streams.Results) -> int:
     try:
         result = command.main(args, prog_name="kfconvert", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
-        _say_error(error.format_message())
+        reason = error.format_message()
     except (KeyboardInterrupt, click.Abort):
-        _say_error("interrupted")
+        reason = "interrupted"
     except Exception as error:
-        _say_error(unexpected(error))
+        reason = unexpected(error)
+    # Whoever reads JSON gets JSON, also where a command could not begin.
+    if not results.has_begun and not {"--json", "--json-lines"}.isdisjoint(args):
+        _json_line({"kfconvert": __version__, "error": reason})
+    _say_error(reason)
     return EXIT_ERROR
 
 

@@ -14,11 +14,12 @@ from typing import TextIO
 
 class Results(io.TextIOBase):
     """The stream for results. Where it fails nothing is raised: ``error`` keeps the first failure, so that work that
-    was begun is ended, and what follows is dropped."""
+    was begun is ended, and what follows is dropped. ``has_begun``: whether anything was written."""
 
     def __init__(self, stream: TextIO | None):
         self._stream = stream
         self.error = OSError(errno.EBADF, "it is closed") if stream is None else None
+        self.has_begun = False
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # io.TextIOBase has a property there, too
@@ -33,6 +34,7 @@ class Results(io.TextIOBase):
     def write(self, text: str | bytes) -> int:
         if isinstance(text, bytes):  # as click writes what a shell asks it for
             text = text.decode()
+        self.has_begun |= bool(text)
         if self._stream is not None and self.error is None:
             try:
                 self._stream.write(text)

@@ -182,12 +182,14 @@ def require_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...], kind_na
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
         raise TypeError(f"{name} is not initialised yet: run it once before fusing it")
     if parametrize.is_parametrized(module):
-        raise ValueError(f"{name} is parametrised: remove the parametrization before fusing it")
+        remedy = 'call torch.nn.utils.parametrize.remove_parametrizations(module, "weight") before fusing it'
+        raise ValueError(f"{name} is parametrised: {remedy}")
     base = next((kind for kind in kinds if isinstance(module, kind)), None)
     if base is None or type(module).forward is not base.forward:
         raise TypeError(f"expected {kind_names}, got {type(module).__module__}.{name}")
     if "weight" not in module._parameters and "weight" not in module._buffers:
-        raise ValueError(f"{name} computes its weight (weight or spectral norm): remove that first")
+        remedy = "call torch.nn.utils.remove_weight_norm(module), or remove_spectral_norm(module), before fusing it"
+        raise ValueError(f"{name} computes its weight: {remedy}")
     weight = module.weight
     if weight is not None:
         require_float_tensor(weight, f"{name}.weight")

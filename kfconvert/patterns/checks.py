@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..graph import is_weight
+from ..graph import is_weight, module_path
 
+_REMEDY = "torch.nn.utils.parametrize.remove_parametrizations"
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -21,7 +22,10 @@ def weights_refusal(**weights: Any) -> str | None:
     """None where each named value is absent or a tensor of the model, else which of them is computed in forward."""
     for name, node in weights.items():
         if node is not None and not is_weight(node):
-            return f"the {name} is computed in the forward, not a parameter of the model"
+            _, _, of_parametrization = f".{module_path(node)}".partition(".parametrizations.")
+            tensor = of_parametrization.partition(".")[0]
+            remedy = f'; {_REMEDY}(module, "{tensor}") makes it one' if tensor else ""
+            return f"the {name} is computed in the forward, not a parameter of the model{remedy}"
     return None
 
 

@@ -22,7 +22,7 @@ from .freezing import freeze
 from .frozen import FrozenError
 from .guarded import GuardedForward, guarded_forward, install, uninstall
 from .holdings import configurations
-from .hooks import global_hook, has_hooks, inner_hook
+from .hooks import global_hook, has_hooks, inner_hook, remedy
 from .ledger import Ledger
 from .merged_weights import merge, separate, whole
 from .miss_callback import MissCallback, OnMiss
@@ -107,6 +107,7 @@ __all__ = [
     "reached",
     "reads_of_attributes",
     "recorded_reads",
+    "remedy",
     "separate",
     "slotted",
     "uninstall",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 from torch.nn.modules import module as torch_module
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from .output_recording import is_recording_hook
 
@@ -24,8 +27,25 @@ def inner_hook(model: nn.Module, of_gradients: bool = False) -> str | None:
     gradients``; None where there are none."""
     for name, module in model.named_modules():
         if module is not model and (_has_backward_hooks if of_gradients else has_hooks)(module):
-            return f"{name} has hooks, which a fused program would not call"
+            return f"{name} has hooks, which a fused program would not call{remedy(module)}"
     return None
+
+
+def remedy(module: nn.Module) -> str:
+    """How to remove the hooks by which torch computes a weight of ``module`` in each call, to end a reason with; ""
+    where it has none."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm):
+            return f"; torch.nn.utils.remove_weight_norm(module{_named(hook.name)}) removes them and keeps the weight"
+        if isinstance(hook, SpectralNorm):
+            return f"; torch.nn.utils.remove_spectral_norm(module{_named(hook.name)}) removes them and keeps the weight"
+        if isinstance(hook, BasePruningMethod):
+            return f'; torch.nn.utils.prune.remove(module, "{hook._tensor_name}") removes them and keeps the weight'
+    return ""
+
+
+def _named(name: str) -> str:
+    return "" if name == "weight" else f', "{name}"'
 
 
 def global_hook() -> str | None:

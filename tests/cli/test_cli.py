@@ -192,7 +192,6 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
         (["--models", "resnet18", "--accuracy-threshold", "-1"], ["--accuracy-threshold"]),
         (["--models", "cli_models:net", "--accuracy-threshold", "nan"], ["accuracy_threshold must be a number"]),
         (["convert", "resnet18", "--skip-existing"], ["--skip-existing needs --save-path"]),
-        (["--models", "resnet18", "--json", "--json-lines"], ["--json and --json-lines"]),
         (["--models", "cli_models:net", "--input-shape", "2,5,8,8"], ["does not accept float32[2, 5, 8, 8]"]),
         (["completion", "tcsh"], ["tcsh"]),
         (
@@ -226,6 +225,46 @@ def test_mistakes_get_one_line_and_exit_code_2(capsys, workplace, monkeypatch, a
     assert cli.main([*args, "--save-path", "out"] if args and args[0] == "--models" and len(args) > 1 else args) == 2
     assert one_error(capsys, *parts) == ""
     assert leftovers(workplace) == []
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--models", "resnet18", "--json", "--json-lines"],
+        ["--models", "resnet18", "--device", "tpu9", "--json-lines"],
+        ["--models", "resnet18", "--dtype", "int8", "--json"],
+        ["convert", "resnet18", "--skip-existing", "--json"],
+        ["convert", "resnet5O", "--json"],
+        ["explain", "resnet5O", "--json"],
+        ["explain", "cli_models:picky", "--json"],
+        ["explain", "resnet18", "--device", "tpu9", "--json"],
+        ["explain", "--json"],
+        ["bench", "resnet5O", "--json"],
+        ["bench", "resnet18", "--device", "tpu9", "--json"],
+        ["report", "nowhere", "--json"],
+        ["compare", "nowhere", "nowhere", "--json"],
+        ["levels", "nothing", "--json"],
+        ["levels", "--plot", "nowhere/plot.png", "--json"],
+        ["doctor", "--nonsense", "--json"],
+        ["list", "--nonsense", "--json"],
+        ["lsit", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_who_reads_json_gets_errors_in_json(capsys, workplace, args):
+    assert cli.main(args) == 2
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    for results in ("models", "benchmarks"):
+        (found,) = found.get(results, [found])
+    (line,) = [line for line in err.splitlines() if line.startswith("kfconvert: error: ")]
+    assert line == f"kfconvert: error: {found['error']}"
+
+
+def test_an_error_that_nobody_foresaw_is_in_json_too(capsys, monkeypatch):
+    monkeypatch.setattr("kfconvert.zoo.list_models", lambda: 1 / 0)
+    assert cli.main(["list", "--json"]) == 2
+    assert "ZeroDivisionError" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_what_is_wanted_and_what_is_not(capsys, workplace):
@@ -591,7 +630,7 @@ def test_explain(capsys, workplace):
     assert leftovers(workplace) == []
     assert cli.main(["explain", "cli_models:net", "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["name"] == "cli_models:net" and found["classes"]["head"] == "Linear"
+    assert found["name"] == "cli_models:net" and found["error"] is None and found["classes"]["head"] == "Linear"
     assert found["statistics"]["total_found"] == 2 and found["statistics"]["timings"]
     shares = found["statistics"]["time_shares"]
     assert shares["modules"].keys() == found["classes"].keys() and shares["modules"][""] == 1

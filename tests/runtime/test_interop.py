@@ -23,7 +23,7 @@ from support.small_models import (
 from torch import nn
 from torch.nn.utils import prune
 
-from kfconvert.converter import ConversionError
+from kfconvert.converter import ModelConverter
 
 
 def logits(model, **inputs):
@@ -251,12 +251,40 @@ def test_orthogonal():
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_weight_norm_of_the_old_kind():
-    model = parametrized(nn.utils.weight_norm)
-    with pytest.raises(ConversionError, match="cannot be copied .* pass inplace=True"):
-        convert(model)
-    with torch.no_grad():
-        model(**inputs_of(model))  # its weight is now one that can be copied
-    check_changed(model)  # what has no hooks is fused
+    check_changed(parametrized(nn.utils.weight_norm))  # what has no hooks is fused
+
+
+COMPUTED = {
+    "weight_norm": (nn.utils.weight_norm, "torch.nn.utils.remove_weight_norm(module)"),
+    "weight_norm of the bias": (
+        lambda module: nn.utils.weight_norm(module, "bias"),
+        'torch.nn.utils.remove_weight_norm(module, "bias")',
+    ),
+    "spectral_norm": (nn.utils.spectral_norm, "torch.nn.utils.remove_spectral_norm(module)"),
+    "pruning": (
+        lambda module: prune.l1_unstructured(module, "weight", 0.5),
+        'torch.nn.utils.prune.remove(module, "weight")',
+    ),
+    "parametrization": (
+        nn.utils.parametrizations.weight_norm,
+        'torch.nn.utils.parametrize.remove_parametrizations(module, "weight")',
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compute, remedy", COMPUTED.values(), ids=COMPUTED)
+def test_where_a_weight_is_computed_the_reason_says_how_to_remove_that(compute, remedy):
+    module = nn.Linear(8, 8)
+    model = nn.Sequential(module, nn.GELU(), nn.Linear(8, 8)).eval()
+    compute(module)
+    converter = ModelConverter(select="all", effort="fast")
+    converter.convert_model(model, input_shape=(2, 8))
+    told = [*converter.conversion_stats["regions"], *converter.conversion_stats["near_misses"]]
+    assert any(remedy in (each["reason"] or "") for each in told)
+    exec(remedy, {"torch": torch, "module": module})
+    converter.convert_model(model, input_shape=(2, 8))
+    assert "linear_gelu" in [site["pattern"] for site in converter.conversion_stats["sites"]]
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
