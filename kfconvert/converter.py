@@ -46,10 +46,11 @@ from .conversion import (
     trace,
     validate,
     with_chosen,
+    without_gain,
 )
 from .process import alone, one_at_a_time, only_new_garbage, parametrizations_computed, same_generators
 from .report import Explanation, module_classes
-from .runtime import OnMiss, can_record
+from .runtime import CudaGraphs, OnMiss, can_record
 
 __all__ = ["ConversionConfig", "ConversionError", "ModelConverter", "auto_convert_model"]
 
@@ -177,31 +178,34 @@ class ModelConverter:
             selector = Selector(prepared.device, config.accuracy_threshold, timed, replayed, effort)
             layouts = Layouts(captures, selector, Loads(prepared, captures))
             layouts.select(stages)
-            variants = programs(captures, stages)
+            variants = programs(captures, stages, replayed)
             verdict = validate(prepared, captures, layouts, threshold, stages)
             bound = config.max_extra_memory
             while bound is not None and not verdict.reverted and drop_for_memory(prepared, captures, bound):
-                variants = programs(captures, stages)
+                variants = programs(captures, stages, replayed)
                 verdict = validate(prepared, captures, layouts, threshold, stages)
             if verdict.reverted:
                 variants = {}
             elif verdict.dropped:
-                variants = programs(captures, stages)
+                variants = programs(captures, stages, replayed)
             else:  # what other times would have led to may pass, and is not to be kept from later conversions
                 selector.remembered.save()
             prepared.keep_original()
-            ledger = replace(prepared.model, variants, config.max_recordings, config.static_outputs)
+            graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings, config.static_outputs)
+            ledger = replace(prepared.model, variants, graphs)
             prepared.moved += merge_weights(prepared.model, variants)
             taken = memory(prepared, captures, stages, bound)
             wanted = None if config.cuda_graphs == "auto" else config.cuda_graphs
             timings = time(prepared, captures, ledger, wanted, stages, effort.timing, config.new_tokens)
+            slower = timings.slower() if timed and timings is not None else None
             reverted = verdict.reverted
-            slower = None if timings is None else timings.slower()
-            if timed and slower is not None:
+            if slower is not None:
                 reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
             shares = shares_of_time(prepared, captures) if profile else None
         finally:
             prepared.own_state.restore()
+        if slower is not None or without_gain(captures, ledger, timings):
+            ledger = replace(prepared.model, programs(captures, stages, unfused=False), graphs)
         self.conversion_stats = hand_over(
             Result(
                 prepared.model,

@@ -34,6 +34,7 @@ from .steps import (
     programs,
     replace,
     time,
+    without_gain,
 )
 from .time_shares import shares_of_time
 from .told import log_decisions
@@ -85,5 +86,6 @@ __all__ = [
     "time",
     "trace",
     "validate",
+    "without_gain",
     "with_chosen",
 ]

@@ -99,7 +99,7 @@ class _Validation:
             wanted = {id(site) for item in items for site in item}
             chosen = {c.path: [site for site in c.applied if id(site) in wanted] for c in captures}
             variants = {c.path: [c.variant(chosen[c.path])] for c in captures if chosen[c.path]}
-            install(self._model, variants, {}).notices.silent = True  # misses within a conversion concern nobody
+            install(self._model, variants).notices.silent = True  # misses within a conversion concern nobody
             try:
                 return judge(lambda call: model_outputs(self._model, call.args, call.kwargs))
             finally:
