@@ -33,7 +33,7 @@ def converted(name: str, model: nn.Module, example_inputs: Any, small: bool = Fa
     accuracy, speedup = stats["accuracy"], stats["speedup_achieved"]
     print(f"{name}: {stats['total_replaced']} of {stats['total_found']} sites fused: {', '.join(applied) or 'none'}")
     print(f"  accurate: {accuracy['passed']}, error against float64 {_errors(accuracy)}")
-    given_back = f"given back as it was: {stats['reverted']}, " if stats["reverted"] else ""
+    given_back = f"given back as it was: {stats['given_back']}, " if stats["given_back"] else ""
     print(f"  {given_back}" + ("not timed" if speedup is None else f"{speedup:.2f} x as fast as the original"))
     return fused
 

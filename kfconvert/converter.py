@@ -36,19 +36,21 @@ from .conversion import (
     memory,
     prepare,
     programs,
+    reject_slower_methods,
+    replace,
     replace_served,
     revert,
-    revert_methods,
     shares_of_time,
     takes_options,
     time,
     trace,
     validate,
     with_chosen,
+    without_gain,
 )
 from .process import alone, one_at_a_time, only_new_garbage, parametrizations_computed, same_generators
 from .report import Explanation, module_classes
-from .runtime import OnMiss, can_record
+from .runtime import CudaGraphs, OnMiss, can_record
 
 __all__ = ["ConversionConfig", "ConversionError", "ModelConverter", "auto_convert_model"]
 
@@ -170,32 +172,34 @@ class ModelConverter:
             selector = Selector(prepared.device, config.accuracy_threshold, timed, replayed, effort)
             layouts = Layouts(captures, selector, Loads(prepared, captures))
             layouts.select(stages)
-            variants = programs(captures, stages)
+            variants = programs(captures, stages, replayed)
             verdict = validate(prepared, captures, layouts, threshold, stages)
             bound = config.max_extra_memory
             while bound is not None and not verdict.reverted and drop_for_memory(prepared, captures, bound):
-                variants = programs(captures, stages)
+                variants = programs(captures, stages, replayed)
                 verdict = validate(prepared, captures, layouts, threshold, stages)
             if verdict.reverted:
                 variants = {}
             elif verdict.dropped:
-                variants = programs(captures, stages)
+                variants = programs(captures, stages, replayed)
             else:  # what other times would have led to may pass, and is not to be kept from later conversions
                 selector.remembered.save()
             prepared.keep_original()
-            ledger, served = replace_served(prepared, captures, variants, stages, config)
+            graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings, config.static_outputs)
+            ledger, served = replace_served(prepared, captures, variants, stages, graphs, replayed)
             taken = memory(prepared, captures, stages, bound)
             wanted = None if config.cuda_graphs == "auto" else config.cuda_graphs
             timings = time(prepared, captures, ledger, wanted, stages, effort.timing, config.new_tokens)
+            slower = timings.slower() if timed and timings is not None else None
             reverted = verdict.reverted
-            slower = None if timings is None else timings.slower()
-            if timed and timings is not None:
-                revert_methods(prepared.model, captures, ledger, timings)
-            if timed and slower is not None:
+            are_slower = timed and timings is not None and reject_slower_methods(captures, timings)
+            if slower is not None:
                 reverted = revert(captures, f"the converted model is slower as a whole: {slower}")
             shares = shares_of_time(prepared, captures) if profile else None
         finally:
             prepared.own_state.restore()
+        if slower is not None or are_slower or without_gain(captures, ledger, timings):
+            ledger = replace(prepared.model, programs(captures, stages, unfused=False), graphs)
         self.conversion_stats = hand_over(
             Result(
                 prepared.model,

@@ -46,6 +46,9 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
             exported, or the file cannot be written.
     """
     guarded = guarded_forward(model) if isinstance(model, nn.Module) else None
+    if guarded is None and "kfconvert_info" in vars(model):
+        reason = "nothing is fused in it as a whole; torch.export.export takes it as it is"
+        raise ArtifactError(f"cannot export {type(model).__name__}: {reason}")
     if guarded is None:
         raise ArtifactError(f"cannot export: {type(model).__name__} is no model that was converted as a whole")
     with one_at_a_time():

@@ -366,7 +366,7 @@ def _generation(model: nn.Module) -> list[Region]:
 
 def _forms(model: nn.Module) -> list[Region]:
     guarded = guarded_forward(model)
-    return [variant.region for variant in guarded.variants] if guarded else []
+    return guarded.regions if guarded else []
 
 
 def _parts(model: nn.Module) -> list[tuple[Region, list[str]]]:
@@ -374,8 +374,8 @@ def _parts(model: nn.Module) -> list[tuple[Region, list[str]]]:
     parts: dict[int, tuple[Region, list[str]]] = {}
     for path, module in model.named_modules():
         guarded = guarded_forward(module) if path else None
-        for variant in guarded.variants if guarded else ():
-            parts.setdefault(id(variant.region), (variant.region, []))[1].append(path)
+        for region in guarded.regions if guarded else ():
+            parts.setdefault(id(region), (region, []))[1].append(path)
     return list(parts.values())
 
 

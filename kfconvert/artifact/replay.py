@@ -40,7 +40,7 @@ from ..conversion import (
 )
 from ..inputs import ExampleCall, build
 from ..process import one_at_a_time, parametrizations_computed, same_generators
-from ..runtime import MOST_RECORDINGS, OnMiss, can_record, uninstall
+from ..runtime import MOST_RECORDINGS, CudaGraphs, OnMiss, can_record, uninstall
 from .graphs import Graphs
 
 # What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
@@ -98,11 +98,13 @@ def replay(
         captures = controlled(found, config, model)
         match(captures, stages)
         _decide(captures, statistics)
-        variants = programs(captures, stages)
-        ledger = replace(model, variants, most, static_outputs, known.codes if whole else None)
+        cuda_graphs = CudaGraphs(type(model).__name__, most, static_outputs)
+        cuda_graphs.enabled = can_record(device) and bool(recorded.get("enabled"))
+        unfused = cuda_graphs.enabled and statistics.get("replays_unfused", True)
+        variants = programs(captures, stages, unfused)
+        ledger = replace(model, variants, cuda_graphs, known.codes if whole else None)
         merge_weights(model, variants)
         restore()
-    ledger.graphs.enabled = can_record(device) and bool(recorded.get("enabled"))
     check_weights = calls_between_checks(statistics.get("check_weights"), device)
     call, not_written = ExampleCall(), frozenset[str]()
     result = Result(model, device, call, config, captures, ledger, stages.seconds, asked, not_written, check_weights)

@@ -238,6 +238,8 @@ class _Statistics(_Part):
     layout: Literal["channels_last", "contiguous"] = "contiguous"
     reverted: str | None = None
     nothing_fused: str | None = None
+    given_back: str | None = None
+    replays_unfused: bool = True  # before there was this, such programs served calls
 
 
 Place = list[int]  # the index of an argument and a dimension, as two numbers

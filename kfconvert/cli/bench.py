@@ -245,11 +245,13 @@ def _weights(model: nn.Module) -> int:
 
 def _notes(found: Sequence[Any], model: Any) -> list[str]:
     """What is to be known of the numbers, a line each."""
+    from ..report import given_back
+
     info = model.kfconvert_info()
     notes = [f"{each.name} is left out: {each.failure}" for each in found if each.failure]
     notes += [f"{each.name} is less accurate than eager: {each.inaccurate}" for each in found if each.inaccurate]
-    if info.get("reverted"):
-        notes.append(f"the original is given back, and timed in the place of a converted model: {info['reverted']}")
+    if reason := given_back(info):
+        notes.append(f"the original is given back, and timed in the place of a converted model: {reason}")
     misses = info["guard"]["misses"]
     if sum(misses.values()) > info["guard"]["hits"]:
         notes.append(f"the converted model runs its original forward: {max(misses, key=misses.get)}")

@@ -21,7 +21,7 @@ from .preparation import (
     resolve_device,
 )
 from .selector import Decision, Selector
-from .serving import Served, replace_served, revert_methods
+from .serving import Served, reject_slower_methods, replace_served
 from .sites import match
 from .stages import Progress, Stages
 from .statistics import ConversionStats
@@ -35,6 +35,7 @@ from .steps import (
     programs,
     replace,
     time,
+    without_gain,
 )
 from .time_shares import shares_of_time
 from .told import log_decisions
@@ -79,15 +80,16 @@ __all__ = [
     "merge_weights",
     "prepare",
     "programs",
+    "reject_slower_methods",
     "replace",
     "replace_served",
     "resolve_device",
     "revert",
-    "revert_methods",
     "shares_of_time",
     "takes_options",
     "time",
     "trace",
     "validate",
+    "without_gain",
     "with_chosen",
 ]

@@ -83,7 +83,7 @@ class Layouts:
     @contextmanager
     def _installed(self, captured: Capture, calls: Sequence[Callable[[], Any]]) -> Iterator[None]:
         """Within the block, the captured module runs its program, which has run ``calls`` before."""
-        ledger = install(captured.module, {"": [captured.variant(captured.applied)]}, {})
+        ledger = install(captured.module, {"": [captured.variant(captured.applied)]})
         ledger.notices.silent, ledger.graphs.enabled = True, self._selector.replayed
         try:
             with torch.no_grad():

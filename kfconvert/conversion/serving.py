@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
 from ..accuracy import model_outputs
-from ..runtime import Ledger, Variant, uninstall
+from ..runtime import CudaGraphs, Ledger, Variant
 from .captures import Captures
-from .config import ConversionConfig
 from .preparation import Prepared
 from .stages import Stages
 from .steps import Timings, merge_weights, programs, replace
@@ -27,16 +24,20 @@ class Served:
 
 
 def replace_served(
-    prepared: Prepared, captures: Captures, variants: dict[str, list[Variant]], stages: Stages, config: ConversionConfig
+    prepared: Prepared,
+    captures: Captures,
+    variants: dict[str, list[Variant]],
+    stages: Stages,
+    graphs: CudaGraphs,
+    unfused: bool,
 ) -> tuple[Ledger, Served]:
-    """Put the programs in the place of forwards, but for those that serve no example call, whose sites are rejected."""
-    options = config.max_recordings, config.static_outputs
-    ledger = replace(prepared.model, variants, *options)
+    """Put the programs in the place of forwards, but for those that serve no example call, whose sites are rejected.
+    ``graphs`` and ``unfused`` as of ``replace`` and ``programs``."""
+    ledger = replace(prepared.model, variants, graphs)
     prepared.moved += merge_weights(prepared.model, variants)
     served = serve(prepared, ledger)
     if _reject_unserved(captures, served):
-        uninstall(prepared.model)
-        ledger = replace(prepared.model, programs(captures, stages), *options)
+        ledger = replace(prepared.model, programs(captures, stages, unfused), graphs)
         served = serve(prepared, ledger)
     return ledger, served
 
@@ -91,16 +92,17 @@ def _reject_unserved(captures: Captures, served: Served) -> bool:
     return found
 
 
-def revert_methods(model: nn.Module, captures: Captures, ledger: Ledger, timings: Timings) -> None:
-    """Give the parts that were captured for a method their original forwards back where the method got slower."""
+def reject_slower_methods(captures: Captures, timings: Timings) -> bool:
+    """Reject the applied sites of parts that were captured for a method which got slower; whether there are any."""
+    found = False
     for call, comparison in timings.methods:
         slower = comparison.speedup("converted").slower()
         for part in captures.parts if slower is not None else ():
             for captured in part.captures if part.method == call.method else ():
                 for site in captured.applied:
                     site.reject(f"{call.method} is slower as a whole: {slower}")
-                if ledger.guarded.pop(captured.path, None) is not None:
-                    uninstall(model.get_submodule(captured.path))
+                    found = True
+    return found
 
 
 def _some(counts: dict[str, int]) -> dict[str, int]:

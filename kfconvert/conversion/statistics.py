@@ -63,8 +63,10 @@ def conversion_stats(result: Result) -> ConversionStats:
     ``runtime.tensor_facts``), ``generates`` (whether calls that ``generate`` makes were captured), ``not_written``
     (attributes that the forward sets for others to read, which fused calls leave as they are), ``memory`` (see
     ``_memory``), ``environment``, ``own_patterns`` (those that a user has registered and that were applied, see
-    ``own_patterns.described``), ``model``, ``config`` (see ``ConversionConfig``), ``inputs``, ``layout``, ``reverted``
-    and ``nothing_fused`` (None or why).
+    ``own_patterns.described``), ``model``, ``config`` (see ``ConversionConfig``), ``inputs``, ``layout``, and,
+    each None or why: ``reverted`` (the sites that were applied were not to stay), ``nothing_fused``, and ``given_back``
+    (the model has no programs, and is the original as it was). ``replays_unfused`` tells whether programs in which
+    nothing is fused serve calls, because their CUDA graphs are faster.
     """
     main = result.captures.outermost()
     sites = [site for captured in main for site in captured.found]
@@ -76,13 +78,14 @@ def conversion_stats(result: Result) -> ConversionStats:
         if found[pattern.name]:
             counts[f"{pattern.name}_found"] = found[pattern.name]
             counts[f"{pattern.name}_replaced"] = applied[pattern.name]
+    given_back = None if result.ledger.guarded else _why_nothing(result)
     timings = None if result.timings is None else result.timings.example
     generation = None if result.timings is None else result.timings.generation
     stats = {
         **counts,
         "total_found": found.total(),
         "total_replaced": applied.total(),
-        "speedup_achieved": timings.speedup("converted").ratio if timings is not None and not result.reverted else None,
+        "speedup_achieved": timings.speedup("converted").ratio if timings and not given_back else None,
         "sites": [site.as_dict() for site in sites],
         "form_sites": [[site.as_dict() for site in form.sites] for form in result.captures.forms[1:]],
         "part_sites": [site.as_dict() for site in inner],
@@ -117,6 +120,10 @@ def conversion_stats(result: Result) -> ConversionStats:
         "layout": "channels_last" if any(captured.channels_last for captured in main) else "contiguous",
         "reverted": result.reverted,
         "nothing_fused": None if applied.total() else _why_nothing(result),
+        "given_back": given_back,
+        "replays_unfused": any(
+            not variant.program.fused for guarded in result.ledger.guarded.values() for variant in guarded.variants
+        ),
     }
     return ConversionStats(stats)
 

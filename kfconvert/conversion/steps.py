@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,11 +23,11 @@ from ..profiling import Comparison, compare_timings
 from ..region import keep
 from ..runtime import (
     CALLS_BEFORE,
-    MOST_RECORDINGS,
     Codes,
     CudaGraphs,
     Ledger,
     MissCallback,
+    MissNotices,
     OnMiss,
     Variant,
     can_record,
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 # To time the original and the converted model, together.
 SECONDS_PER_MODEL = 1.0
 LEAST_ROUNDS = 3
+# A program in which nothing is fused serves calls only if its recordings make them so many times as fast.
+LEAST_GAIN = 1.02
 # The names, among the timings, of the converted model as it is not handed over.
 WITH_GRAPHS, WITHOUT_GRAPHS = "with CUDA graphs", "without CUDA graphs"
 
@@ -79,14 +83,19 @@ class Result:
     served: Served | None = None
 
 
-def programs(captures: Captures, stages: Stages) -> dict[str, list[Variant]]:
-    """By path: those of every call form of the whole model, and of every part in which a site is applied."""
+def programs(captures: Captures, stages: Stages, unfused: bool) -> dict[str, list[Variant]]:
+    """By path: the variants of every call form of the whole model, and of every part in which a site is applied.
+
+    A variant without applied sites serves no calls, unless they may be replayed from CUDA graphs and ``unfused`` ones
+    are wanted for that."""
     every = list(captures.every())
     variants: dict[str, list[Variant]] = {}
     with stages.stage("replace", len(every)) as advance:
         for captured in every:
             if captured.path == "" or captured.applied:
-                variants.setdefault(captured.path, []).append(captured.variant(captured.applied))
+                variant = captured.variant(captured.applied)
+                serves = bool(captured.applied) or (unfused and variant.is_replayable)
+                variants.setdefault(captured.path, []).append(dataclasses.replace(variant, serves=serves))
             advance()
     return variants
 
@@ -94,13 +103,13 @@ def programs(captures: Captures, stages: Stages) -> dict[str, list[Variant]]:
 def replace(
     model: nn.Module,
     variants: dict[str, list[Variant]],
-    max_recordings: int = MOST_RECORDINGS,
-    static_outputs: bool = False,
+    graphs: CudaGraphs,
     codes: Codes | None = None,
 ) -> Ledger:
-    """Put the programs in the place of forwards, with so many CUDA graphs of each at most; ``codes`` as of
+    """Put the programs in the place of forwards, and of the programs that were there; ``graphs`` and ``codes`` as of
     ``install``."""
-    ledger = install(model, variants, {}, max_recordings, static_outputs, codes)
+    uninstall(model)
+    ledger = install(model, variants, graphs, codes)
     ledger.generate = install_generate(model)
     install_save_pretrained(model)
     ledger.notices.silent = True  # until it is handed over: misses within a conversion concern nobody
@@ -148,6 +157,17 @@ class Timings:
         lines = [f"{call.summary()}: {timings.speedup('converted').summary()}" for call, _, timings in self.tuned]
         return "; ".join(lines)
 
+    def faster(self, least: float) -> bool:
+        """Whether the converted model is at least so many times as fast beyond doubt, in calls or in ``generate``."""
+        calls = [(weight, timings) for _, weight, timings in self.tuned] or [(1.0, self.example)]
+        before = sum(weight * timings["original"].median_ms for weight, timings in calls)
+        # At the lower ends of what the speed-ups may be.
+        after = sum(
+            weight * timings["original"].median_ms / timings.speedup("converted").low for weight, timings in calls
+        )
+        generates = self.generation is not None and self.generation.timings.speedup("converted").low >= least
+        return generates or before >= least * after
+
 
 def time(
     prepared: Prepared,
@@ -158,7 +178,7 @@ def time(
     share: float = 1.0,
     new_tokens: int | None = None,
 ) -> Timings | None:
-    """The original against the converted model; None where nothing was converted.
+    """The original against the converted model; None where no program serves the example call.
 
     Args:
         share: how much of the usual time this may take.
@@ -168,8 +188,7 @@ def time(
     """
     graphs = ledger.graphs
     graphs.enabled = cuda_graphs is not False and can_record(prepared.device)
-    of_methods = [captured for part in captures.parts if part.method for captured in part.captures]
-    if not any(captured.applied for captured in (*captures.outermost(), *of_methods)):
+    if not _serves_example(captures, ledger):
         return None
     generates = prompt_of(prepared.model, prepared.call) is not None
     with stages.stage("time", 1 + len(prepared.tuned) + len(prepared.methods) + generates) as advance:
@@ -195,6 +214,25 @@ def time(
     tuned = [(call, weight, timings) for (call, weight), timings in zip(prepared.tuned, found[1:])]
     methods = [(call, timings) for (call, _), timings in zip(prepared.methods, found[1 + len(tuned) :])]
     return Timings(found[0], tuned, generation, methods)
+
+
+def _serves_example(captures: Captures, ledger: Ledger) -> bool:
+    """Whether a program of the whole model, or of a part, serves the example call."""
+    whole = ledger.guarded.get("")
+    if captures.forms and whole is not None:
+        return any(variant.region is captures.forms[0].region for variant in whole.variants)
+    return bool(ledger.guarded)
+
+
+def without_gain(captures: Captures, ledger: Ledger, timings: Timings | None) -> bool:
+    """Whether there are programs in which nothing is fused, and calls are not faster by their recordings: those of the
+    call form of the example, if nothing is fused in that. The others are not timed."""
+    variants = chain.from_iterable(guarded.variants for guarded in ledger.guarded.values())
+    if all(variant.program.fused for variant in variants):
+        return False
+    is_timed = bool(captures.forms) and not captures.forms[0].applied
+    gains = timings is not None and timings.faster(LEAST_GAIN) if is_timed else True
+    return not (ledger.graphs.enabled and gains)
 
 
 def _timed(prepared: Prepared, call: ExampleCall, graphs: CudaGraphs, budget: float) -> Comparison:
@@ -246,13 +284,10 @@ def check_callback(on_miss: Any) -> None:
 
 
 def leave_as_it_is(model: nn.Module, stats: dict[str, Any]) -> None:
-    """Give ``model``, of which nothing was converted, what a converted model has besides its programs."""
-    model.__dict__["kfconvert_info"] = partial(ConversionStats, stats, guard={"hits": 0, "misses": {}}, parts={})
-    model.__dict__["kfconvert_refresh"] = _nothing_to_refresh
-
-
-def _nothing_to_refresh() -> None:
-    """Nothing is derived from the weights of a model that was left as it is."""
+    """Give ``model``, which has no programs, what a converted model has besides them."""
+    ledger = Ledger(ConversionStats(stats), MissNotices(model), CudaGraphs(type(model).__name__))
+    model.__dict__["kfconvert_info"], model.__dict__["kfconvert_refresh"] = ledger.info, ledger.refresh
+    install_save_pretrained(model)
 
 
 def hand_over(result: Result, on_miss: OnMiss | None = None) -> dict[str, Any]:
@@ -264,7 +299,7 @@ def hand_over(result: Result, on_miss: OnMiss | None = None) -> dict[str, Any]:
     model, ledger = result.model, result.ledger
     ledger.notices.on_miss = MissCallback(on_miss, ledger.notices.model_name)
     ledger.reset_counters()
-    if result.reverted or not ledger.guarded:
+    if not ledger.guarded:
         ledger.graphs.enabled = False
         ledger.graphs.clear()
     stats = ledger.stats = conversion_stats(result)
@@ -272,12 +307,13 @@ def hand_over(result: Result, on_miss: OnMiss | None = None) -> dict[str, Any]:
     for captured in result.captures.every():
         keep(captured.region)
         captured.region.release_graph()
-    if result.reverted or not ledger.guarded:
-        uninstall(model)
+    if not ledger.guarded:
         separate(model.parameters())
         leave_as_it_is(model, stats)
     if stats["total_replaced"] == 0:
+        replayed = "; its calls are replayed from CUDA graphs" if stats["replays_unfused"] else ""
         warnings.warn(
-            f"kfconvert fused nothing in {stats['model']}: {stats['nothing_fused']}", stacklevel=level_outside()
+            f"kfconvert fused nothing in {stats['model']}: {stats['nothing_fused']}{replayed}",
+            stacklevel=level_outside(),
         )
     return stats

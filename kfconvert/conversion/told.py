@@ -30,5 +30,5 @@ def log_decisions(stats: dict[str, Any]) -> None:
     for what, line in (("accuracy", accuracy_line), ("speed", speed_line), ("memory", memory_line)):
         if told := line(stats):
             _LOG.info("%s: %s %s", name, what, told)
-    if stats["reverted"] or stats["nothing_fused"]:
-        _LOG.info("%s: the original is given back: %s", name, stats["reverted"] or stats["nothing_fused"])
+    if stats["given_back"]:
+        _LOG.info("%s: the original is given back: %s", name, stats["given_back"])

@@ -111,7 +111,7 @@ class _Validation:
             for c in captures:
                 if chosen[id(c)]:
                     variants.setdefault(c.path, []).append(c.variant(chosen[id(c)]))
-            install(self._model, variants, {}).notices.silent = True  # misses within a conversion concern nobody
+            install(self._model, variants).notices.silent = True  # misses within a conversion concern nobody
             try:
                 return judge(lambda call: model_outputs(self._model, call.args, call.kwargs, call.method))
             finally:

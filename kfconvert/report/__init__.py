@@ -4,7 +4,7 @@ system."""
 from .explain import Explanation, module_classes
 from .html import fragment, page
 from .prometheus import prometheus_text
-from .table import accuracy_line, memory_line, render, report_text, speed_line, speedup_line
+from .table import accuracy_line, given_back, memory_line, render, report_text, speed_line, speedup_line
 from .two import comparison, render_comparison
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "accuracy_line",
     "comparison",
     "fragment",
+    "given_back",
     "memory_line",
     "module_classes",
     "page",

@@ -69,8 +69,8 @@ def speed_line(stats: dict[str, Any]) -> str:
     timings = comparison["timings"]
     parts = [f"{name} {_time(timing)}" for name, timing in timings.items()]
     speedups = [speedup_line(name, speedup, len(timings) > 2) for name, speedup in comparison["speedups"].items()]
-    given_back = ["the original is given back"] if stats.get("reverted") else []
-    return " -> ".join(parts) + " | " + "; ".join(speedups + given_back)
+    returned = ["the original is given back"] if given_back(stats) else []
+    return " -> ".join(parts) + " | " + "; ".join(speedups + returned)
 
 
 def generation_line(stats: dict[str, Any]) -> str:
@@ -87,9 +87,9 @@ def generation_line(stats: dict[str, Any]) -> str:
     parts.append(f"prefill {before['prefill_ms']:.2f} -> {after['prefill_ms']:.2f} ms")
     if before["step_ms"] is not None and after["step_ms"] is not None:
         parts.append(f"step {before['step_ms']:.2f} -> {after['step_ms']:.2f} ms")
-    given_back = "; the original is given back" if stats.get("reverted") else ""
+    returned = "; the original is given back" if given_back(stats) else ""
     asked = f"prompt {prompt}, {generation['new_tokens']} new"
-    return f"{asked}: {', '.join(parts)} | {speedup_line('', generation['speedup'], False)}{given_back}"
+    return f"{asked}: {', '.join(parts)} | {speedup_line('', generation['speedup'], False)}{returned}"
 
 
 def graphs_line(stats: dict[str, Any]) -> str:
@@ -232,9 +232,18 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def nothing_fused_line(stats: dict[str, Any]) -> str:
-    """What is said where no site was fused: why, where that is known."""
+    """What is said where no site was fused: why, where that is known, and what that means for calls."""
     why = f": {stats['nothing_fused']}" if stats.get("nothing_fused") else ""
-    return f"Nothing was fused, the model computes as before{why}."
+    if given_back(stats):
+        return f"Nothing was fused, the original is given back{why}."
+    if stats.get("replays_unfused"):
+        return f"Nothing was fused, calls are replayed from CUDA graphs{why}."
+    return f"Nothing was fused in calls like the example{why}."
+
+
+def given_back(stats: dict[str, Any]) -> str | None:
+    """Why the original is given back; None where the model has programs."""
+    return stats.get("given_back") or stats.get("reverted")
 
 
 def _nothing_fused(stats: dict[str, Any]) -> Text:

@@ -23,7 +23,7 @@ from .frozen import FrozenError
 from .guarded import GuardedForward, guarded_forward, install, uninstall
 from .holdings import configurations
 from .hooks import global_hook, has_hooks, inner_hook, remedy
-from .ledger import Ledger
+from .ledger import Ledger, MissNotices
 from .merged_weights import merge, separate, whole
 from .miss_callback import MissCallback, OnMiss
 from .names_in_code import reads_of_attributes
@@ -55,6 +55,7 @@ __all__ = [
     "OF_EXPORT",
     "MOST_RECORDINGS",
     "MissCallback",
+    "MissNotices",
     "OF_CONVERSION",
     "LAYOUT",
     "OF_EVERY_MODULE",

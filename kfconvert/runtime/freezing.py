@@ -38,6 +38,8 @@ def freeze(model: _Model, originals: str | None = None) -> _Model:
     The class, ``state_dict()``, ``kfconvert.save`` and ``kfconvert_info()`` stay; under "frozen", the latter has the
     bytes that lie in host memory. A deep copy is a converted model that is not frozen, as is one that was loaded.
 
+    A model in which nothing was fused stays as it is, and may change: nothing depends on what it is now.
+
     Args:
         model: a model that was converted, in eval mode.
         originals: with "cpu", the parameters and buffers that only the original forward needs (those of which the
@@ -59,6 +61,8 @@ def freeze(model: _Model, originals: str | None = None) -> _Model:
     if not isinstance(model, nn.Module) or "kfconvert_info" not in vars(model):
         raise ValueError(f"freeze takes a converted model, not {type(model).__name__}")
     forwards = [forward for module in model.modules() if (forward := guarded_forward(module)) is not None]
+    if not forwards:
+        return model
     frozen = frozen_by(model)
     if frozen is None:
         for forward in forwards:

@@ -19,7 +19,7 @@ from ..torch_state import transformed
 from .code_state import Codes
 from .compilers import refuse_scripting, traced_here
 from .contents import OfConversion
-from .cuda_graphs import MOST_RECORDINGS, Ahead, CudaGraphs
+from .cuda_graphs import Ahead, CudaGraphs
 from .frozen import LOOK_EVERY, Frozen, Noted
 from .gradient_calls import GradientCall
 from .ledger import Ledger, MissNotices
@@ -43,6 +43,8 @@ MAX_REASONS = 100
 OTHER_REASONS = "other reasons"
 # Why a call of a model, or of a part of it, that is in train mode misses. Nothing else is looked at then.
 IN_TRAINING = "the model is in train mode"
+# Why a call misses for whose form there is no program, as nothing of it is fused.
+NOTHING_FUSED = "nothing is fused in calls with these arguments"
 # A part is switched off once its guard has refused so many calls for their arguments, and more than it has served.
 MOST_MISFITS = 32
 _LOST = "as the forward uses a torch.autograd.Function or torch.no_grad()"
@@ -72,6 +74,10 @@ class GuardedForward:
         self.path, self.notices, self.graphs = path, notices, graphs
         # A forward that somebody has put on the instance before, if any, stays the original one.
         self.own_forward = None if guarded_forward(model) else model.__dict__.get("forward")
+        # Of all call forms that were captured, in their order; ``variants`` are those that serve calls.
+        self.regions = [variant.region for variant in variants]
+        self._unfused = [variant.region.call for variant in variants if not variant.serves]
+        variants = [variant for variant in variants if variant.serves]
         self.variants = variants
         self._by_spelling: dict[tuple, list[Variant]] = {}
         # How the last call was spelled that a program served, and by which variant.
@@ -119,7 +125,8 @@ class GuardedForward:
             return self.original(*args, **kwargs)
         model = self._model()
         if model.training and self.frozen is None:
-            return self._in_training(model)(*args, **kwargs)
+            self._note_training()
+            return self.forward_of(model)(*args, **kwargs)
         spelling, reason = (len(args), *kwargs), onlooker()
         ahead = None
         if self._last is not None and reason is None and self.frozen is None:
@@ -152,7 +159,12 @@ class GuardedForward:
             reason = refusal if leaves is not None else reason
         self._misfits += 1
         self.is_off = bool(self.path) and self._misfits >= max(MOST_MISFITS, self.hits)
-        return self._missed(reason or self.other_form(), args, kwargs)
+        return self._missed(reason or self._no_program(args, kwargs), args, kwargs)
+
+    def _no_program(self, args: tuple, kwargs: dict[str, Any]) -> str:
+        """Why no variant takes these arguments."""
+        unfused = any(call.leaves(args, kwargs) is not None for call in self._unfused)
+        return NOTHING_FUSED if unfused else self.other_form()
 
     def _has_copy(self, module: nn.Module) -> bool:
         """Whether ``module`` has the attributes of this model, as DataParallel makes replicas, or as somebody puts the
@@ -306,15 +318,17 @@ class GuardedForward:
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward that the model had before the conversion."""
-        return self._original_of(self.model, *args, **kwargs)
+        return self.forward_of(self.model)(*args, **kwargs)
 
     def _original_of(self, model: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        return self.forward_of(model)(*args, **kwargs)
+
+    def forward_of(self, model: nn.Module) -> Callable[..., Any]:
+        """As ``original``, of the ``model`` whose forward this is; to be called at once."""
         if self.frozen is not None:
             self.frozen.originals += 1
             self.frozen.bring_back("a call runs the original forward")
-        if self.own_forward is not None:
-            return self.own_forward(*args, **kwargs)
-        return type(model).forward(model, *args, **kwargs)
+        return partial(type(model).forward, model) if self.own_forward is None else self.own_forward
 
     @property
     def __code__(self):
@@ -372,19 +386,18 @@ class GuardedForward:
                 return f"the captured graph may compute another gradient of {tensor}, {_LOST}"
         return None
 
-    def _in_training(self, model: nn.Module) -> Callable[..., Any]:
-        """The original forward, for a call in train mode. There may be hundreds of parts, and each has such a call in
-        every step: it is counted, and told of if it is the first or somebody wants to know, and no more."""
+    def _note_training(self) -> None:
+        """Count a call in train mode, and tell of it if it is the first or somebody wants to know. There may be
+        hundreds of parts, each with such a call in every step."""
         self.stale = True  # weights may be written in training without a trace in them
         count = self.misses[IN_TRAINING] = self.misses.get(IN_TRAINING, 0) + 1
         if count == 1 or self.notices.on_miss.is_wanted:
             self.notices.tell(self.path, IN_TRAINING, count == 1, True, stacklevel=5)
-        return self.own_forward or partial(type(model).forward, model)
 
     def _missed(self, reason: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         counted = reason if reason in self.misses or len(self.misses) < MAX_REASONS else OTHER_REASONS
         self.misses[counted] += 1
-        self.notices.tell(self.path, reason, self.misses[counted] == 1, self.model.training, stacklevel=5)
+        self.notices.tell(self.path, reason, self.misses[counted] == 1, reason == NOTHING_FUSED, stacklevel=5)
         return self.original(*args, **kwargs)
 
     def left_out(self, reason: str) -> None:
@@ -423,18 +436,23 @@ def _called_module(frame: Any) -> nn.Module | None:
 def install(
     model: nn.Module,
     variants: dict[str, list[Variant]],
-    stats: dict[str, Any],
-    recordings: int = MOST_RECORDINGS,
-    static_outputs: bool = False,
+    graphs: CudaGraphs | None = None,
     codes: Codes | None = None,
 ) -> Ledger:
-    """Give the submodules of ``model`` named in ``variants`` their guarded forwards ("" is the model itself), and the
-    model ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays. ``codes``: the code behind it, as far as
-    that is known already, as it was when the programs were found to be right."""
-    notices, graphs = MissNotices(model), CudaGraphs(type(model).__name__, recordings, static_outputs)
-    ledger, codes = Ledger(stats, notices, graphs), codes or Codes()
+    """Give the submodules of ``model`` named in ``variants`` ("" is the model itself) their guarded forwards, where one
+    of their variants serves calls, and the model ``kfconvert_info()`` and ``kfconvert_refresh()``; all else stays.
+
+    Args:
+        graphs: decides which calls are recorded; none are by default.
+        codes: the code behind the model, as far as that is known already, as it was when the programs were found to be
+            right.
+    """
+    notices, graphs = MissNotices(model), graphs or CudaGraphs(type(model).__name__)
+    ledger, codes = Ledger({}, notices, graphs), codes or Codes()
     # From the inside out: the ModelState of a module expects the guarded forwards of the modules within it.
     for path in sorted(variants, key=lambda path: path.count(".") + bool(path), reverse=True):
+        if not any(variant.serves for variant in variants[path]):
+            continue
         module = model.get_submodule(path)
         guarded = ledger.guarded[path] = GuardedForward(module, variants[path], path, notices, graphs, codes)
         module.__dict__["forward"] = guarded

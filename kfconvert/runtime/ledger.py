@@ -36,14 +36,15 @@ class MissNotices:
         """As if nobody had been told of anything."""
         self.silent = self._warned = False
 
-    def tell(self, path: str, reason: str, is_new: bool, in_training: bool, stacklevel: int) -> None:
-        """Tell of a miss of the module ``path``. ``is_new``: none of its calls has missed for this reason before."""
+    def tell(self, path: str, reason: str, is_new: bool, is_expected: bool, stacklevel: int) -> None:
+        """Tell of a miss of the module ``path``. ``is_new``: none of its calls has missed for this reason before;
+        ``is_expected``: everybody expects it, as in train mode, so that nobody is warned."""
         if self.silent:
             return
         name = self.model_name + (f".{path}" if path else "")
         if is_new:
             _LOG.info("%s runs its original forward: %s", name, reason)
-        if not (self._warned or in_training):  # in train mode it is what everybody expects
+        if not (self._warned or is_expected):
             self._warned = True
             warnings.warn(
                 f"kfconvert: {name} runs its original forward for this call: {reason}. "

@@ -28,6 +28,9 @@ class Variant:
     strides: list[Any] = field(default_factory=list)
     # The answers to what its code asks of tensors, for the example's tensors and the weights.
     facts: list[Any] = field(default_factory=list)
+    # Whether calls of this form run the program. Where nothing is fused in it, and no recording makes it faster, they
+    # run the original forward.
+    serves: bool = True
     # The region's guard as compilers can follow it, once one has asked.
     symbolic_guard: SymbolicGuard | None = None
 
@@ -58,6 +61,11 @@ class Variant:
         times, would have to take part.
         """
         return not (self.region.call.takes_filled_cache or self.region.communicates)
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether its calls, or the steps of ``generate`` made by it, may be replayed from CUDA graphs."""
+        return self.is_recorded or self.region.takes_static_cache
 
     def structured(self, outputs: tuple[Any, ...]) -> Any:
         """The outputs of a region without caches; compilers follow this."""

@@ -166,10 +166,11 @@ def test_nothing_fused_says_what_stood_in_the_way(stats):
         linear_found=0,
         conv_bn_relu_found=0,
         nothing_fused="no site was found",
+        given_back="no site was found",
         near_misses=[{"pattern": "linear_relu", "module": f"layer{i}", "reason": "has two users"} for i in range(7)],
     )
     text = shown("net", stats)
-    assert "Nothing was fused, the model computes as before: no site was found." in text
+    assert "Nothing was fused, the original is given back: no site was found." in text
     assert "linear_relu at layer0: has two users" in text and "and 2 more" in text and "layer6" not in text
 
 

@@ -222,7 +222,8 @@ def test_a_part_of_another_dtype_is_noticed(place, dtype):
 @pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
 def test_weights_that_are_kept_around_several_calls(frozen):
     x = torch.randn(3, 8)
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.GELU()).eval()
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+    model = nn.Sequential(normed, nn.GELU(), nn.Linear(8, 8), nn.GELU()).eval()  # the second linear is fused
     both = model, ModelConverter(select="all").convert_model(model, example_inputs=x)
     if frozen:
         kfconvert.freeze(both[1])

@@ -80,7 +80,8 @@ def test_backward_within_autocast(both):
 
 def test_backward_where_parametrized_weights_are_kept():
     x = torch.randn(2, 8)
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.GELU()).eval()
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+    model = nn.Sequential(normed, nn.GELU(), nn.Linear(8, 8), nn.GELU()).eval()  # the second linear is fused
     both = model, ModelConverter(select="all").convert_model(model, example_inputs=x)
     for each in both:
         loss = each(x).square().sum()

@@ -88,6 +88,8 @@ def statistics(layers: int = 3) -> dict:
         "layout": "contiguous",
         "reverted": None,
         "nothing_fused": None,
+        "given_back": None,
+        "replays_unfused": False,
     }  # fmt: skip
 
 
@@ -98,8 +100,8 @@ def given_back() -> dict:
     for each in stats["sites"]:
         each.update(status="rejected", reason=f"dropped after validation: {reason}", strategy=None)
     stats["accuracy"] |= {"passed": False, "reason": reason, "ratio": None}
-    return stats | {"total_replaced": 0, "reverted": reason, "nothing_fused": reason, "timings": None,
-                    "generation": None,
+    return stats | {"total_replaced": 0, "reverted": reason, "nothing_fused": reason, "given_back": reason,
+                    "timings": None, "generation": None,
                     "tuned_for": [], "speedup_achieved": None}  # fmt: skip
 
 
@@ -109,7 +111,7 @@ def nothing_found() -> dict:
     return statistics() | {
         "total_found": 0, "total_replaced": 0, "sites": [], "form_sites": [], "part_sites": [], "near_misses": [],
         "regions": [], "accuracy": None, "timings": None, "tuned_for": [], "generation": None, "seconds": {},
-        "memory": None, "cuda_graphs": None, "nothing_fused": why,
+        "memory": None, "cuda_graphs": None, "nothing_fused": why, "given_back": why,
     }  # fmt: skip
 
 
@@ -129,6 +131,8 @@ def old() -> dict:
         "form_sites",
         "parts_left_out",
         "not_written",
+        "given_back",
+        "replays_unfused",
     ):
         del stats[key]  # fmt: skip
     return stats
