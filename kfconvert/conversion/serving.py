@@ -77,6 +77,8 @@ def serve(prepared: Prepared, ledger: Ledger) -> Served:
     finally:
         for each in guarded.values():
             each.reset_counters()
+            for variant in each.variants:
+                variant.program.clear()  # programs within others keep memory only once calls reach them
     served.unserved.update(unmet)
     return served
 
