@@ -152,7 +152,7 @@ class _Configured(BaseModel, strict=True):
     generation: dict[str, Any] | None = None
 
 
-def described(model: PreTrainedModel | ModelMixin) -> dict[str, Any] | None:
+def described(model: nn.Module) -> dict[str, Any] | None:
     """The recipe from which ``rebuild`` makes a model like this one, a model of transformers or diffusers of which the
     user has told none; None where there is no such recipe."""
     from . import diffusers_models, huggingface
