@@ -30,9 +30,7 @@ from .common import Request, WeightsWarning, ZooError, ZooModel, nearest
 
 if TYPE_CHECKING:
     import torch
-    from diffusers import ModelMixin
     from torch import nn
-    from transformers import PreTrainedModel
 
 __all__ = [
     "WeightsWarning",
