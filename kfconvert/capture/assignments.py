@@ -53,7 +53,9 @@ def assignments_checked(model: nn.Module) -> Iterator[None]:
     def writing(assign: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
         def write(self: Any, name: str, value: Any) -> None:
             module = modules.get(id(vars(self))) if here and name not in OF_EVERY_MODULE else None
-            if module is not None and (module, name) not in allowed:
+            # A recurrent layer keeps a list of its weights, in whose places the exporter puts its own.
+            is_list = isinstance(module, nn.RNNBase) and name == "_flat_weights"
+            if module is not None and not is_list and (module, name) not in allowed:
                 held, *_ = assigned.get((module, name)) or (_held(module, name),)
                 assigned[module, name] = held, value, place_now()
             assign(self, name, value)
