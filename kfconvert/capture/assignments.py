@@ -53,8 +53,8 @@ def assignments_checked(model: nn.Module) -> Iterator[None]:
     def writing(assign: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
         def write(self: Any, name: str, value: Any) -> None:
             module = modules.get(id(vars(self))) if here and name not in OF_EVERY_MODULE else None
-            # A recurrent layer keeps a list of its weights, in whose places the exporter puts its own.
-            is_list = isinstance(module, nn.RNNBase) and name == "_flat_weights"
+            # A recurrent layer keeps lists of its weights, in whose places the exporter puts its own.
+            is_list = isinstance(module, nn.RNNBase) and name.startswith("_flat_weight")
             if module is not None and not is_list and (module, name) not in allowed:
                 held, *_ = assigned.get((module, name)) or (_held(module, name),)
                 assigned[module, name] = held, value, place_now()
