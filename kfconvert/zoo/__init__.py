@@ -30,9 +30,7 @@ from .common import Request, WeightsWarning, ZooError, ZooModel, nearest
 
 if TYPE_CHECKING:
     import torch
-    from diffusers import ModelMixin
     from torch import nn
-    from transformers import PreTrainedModel
 
 __all__ = [
     "WeightsWarning",
@@ -152,7 +150,7 @@ class _Configured(BaseModel, strict=True):
     generation: dict[str, Any] | None = None
 
 
-def described(model: PreTrainedModel | ModelMixin) -> dict[str, Any] | None:
+def described(model: nn.Module) -> dict[str, Any] | None:
     """The recipe from which ``rebuild`` makes a model like this one, a model of transformers or diffusers of which the
     user has told none; None where there is no such recipe."""
     from . import diffusers_models, huggingface
