@@ -6,6 +6,7 @@ would compute it in every call, and would not keep it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
@@ -16,7 +17,7 @@ from torch import nn
 from ..graph import place_now
 from ..inputs import is_equal
 from ..process import ThisThread, method_over
-from ..runtime import MISSING, OF_EVERY_MODULE, grouped_by_class
+from ..runtime import MISSING, OF_EVERY_MODULE, grouped_by_class, is_of_author
 from .own_writes import BY_SHAPE, Attribute, Change
 
 _allowed: ContextVar[Collection[Attribute] | None] = ContextVar("allowed", default=None)
@@ -53,9 +54,9 @@ def assignments_checked(model: nn.Module) -> Iterator[None]:
     def writing(assign: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
         def write(self: Any, name: str, value: Any) -> None:
             module = modules.get(id(vars(self))) if here and name not in OF_EVERY_MODULE else None
-            # A recurrent layer keeps lists of its weights, in whose places the exporter puts its own.
-            is_list = isinstance(module, nn.RNNBase) and name.startswith("_flat_weight")
-            if module is not None and not is_list and (module, name) not in allowed:
+            # The exporter assigns stand-ins of parameters.
+            by_author = is_of_author(sys._getframe(1).f_globals.get("__name__"))
+            if module is not None and by_author and (module, name) not in allowed:
                 held, *_ = assigned.get((module, name)) or (_held(module, name),)
                 assigned[module, name] = held, value, place_now()
             assign(self, name, value)

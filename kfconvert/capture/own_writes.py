@@ -55,12 +55,14 @@ class WrittenState:
     """``modules``: those of which a graph would leave out a write that a later call, or the code around them, depends
     on, each with what is written. ``carried``: the names of what is carried from call to call:
     attributes of modules, and parameters and buffers whose memory the forward writes. ``assigned``: for each run, that
-    of the call itself first, the attributes that were seen to be assigned. ``read``: where the code behind the model
-    reads attributes, by name, as far as it can be reached from the forwards of its modules."""
+    of the call itself first, the attributes that were seen to be assigned. ``weights``: copies of parameters that other
+    sizes alone write, by name. ``read``: where the code behind the model reads attributes, by name, as far as it can be
+    reached from the forwards of its modules."""
 
     modules: dict[nn.Module, Change] = field(default_factory=dict)
     carried: set[str] = field(default_factory=set)
     assigned: list[set[Attribute]] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
     read: dict[str, set[Place]] = field(default_factory=dict)
 
 
@@ -101,8 +103,12 @@ def written_state(model: nn.Module, call: ExampleCall, put_back: Callable[[], No
     paths = {module: path for path, module in model.named_modules()}
     places = {place for run in runs for place in run.places}
     found = WrittenState(carried=set(writes.names), read=_places_read(model))
-    found.assigned = [set(run.by_name) for run in every]
+    found.assigned = [{each for each in run.by_name if each[0] in paths} for run in every]
+    parameters = {name for name, _ in model.named_parameters()}
+    found.weights = {name: by_shape.before[name] for name in by_shape.names - writes.names if name in parameters}
     for (module, name), access in runs[0].by_name.items():
+        if module not in paths:  # the run has made it
+            continue
         met = [run.by_name[module, name] for run in runs if (module, name) in run.by_name]
         dotted = f"{paths[module]}.{name}" if paths[module] else name
         change = Change(dotted, ALWAYS, access.place)

@@ -143,6 +143,11 @@ class OwnState:
                 if attribute in holder:
                     self._carried.append((holder, attribute, before.get(attribute, MISSING)))
 
+    def keep_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        """Parameters of these names are to be as in ``weights``."""
+        parameters = dict(model.named_parameters())
+        self._tensors += [(parameters[name], kept.detach().clone()) for name, kept in weights.items()]
+
     def settled(self, model: nn.Module) -> None:
         self._after, self._stores = _Snapshot(model), _stores(model)
 

@@ -203,6 +203,8 @@ def _prepared(
         settled = OwnState(model)
         written = _written_state(model, call, settled)
         own_state.keep(model, written.carried, weights)
+        for state in (own_state, settled):
+            state.keep_weights(model, written.weights)
         counting = {module: Change(name, ALWAYS) for module, name in changed.items()}
         # A run that was watched tells where.
         counting |= {m: change for m, change in written.modules.items() if m not in counting or change.when == ALWAYS}
