@@ -205,7 +205,8 @@ class ModelConverter:
         finally:
             prepared.own_state.restore()
         if slower is not None or without_gain(captures, ledger, timings):
-            ledger = replace(prepared.model, programs(captures, stages, unfused=False), graphs)
+            variants = {} if reverted else programs(captures, stages, unfused=False)
+            ledger = replace(prepared.model, variants, graphs)
         self.conversion_stats = hand_over(
             Result(
                 prepared.model,

@@ -45,7 +45,7 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
             exported, or the file cannot be written.
     """
     guarded = guarded_forward(model) if isinstance(model, nn.Module) else None
-    if guarded is None and "kfconvert_info" in vars(model):
+    if guarded is None and hasattr(model, "kfconvert_info"):
         reason = "nothing is fused in it as a whole; torch.export.export takes it as it is"
         raise ArtifactError(f"cannot export {type(model).__name__}: {reason}")
     if guarded is None:
