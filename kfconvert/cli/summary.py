@@ -31,12 +31,12 @@ def _facts(stats: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _outcome(result: dict[str, Any]) -> Text:
-    from ..report import given_back
-
     if result["error"]:
         return Text(result["error"].removeprefix(result["name"]).lstrip(": "), style="bold red")
     if result["skipped"]:
         return Text(f"skipped: {result['saved']} is there")
+    from ..report import given_back  # which imports torch
+
     if reason := given_back(result["statistics"]):
         return Text(f"given back: {reason}", style="yellow")
     return Text(result["saved"] or "converted", style="green")
