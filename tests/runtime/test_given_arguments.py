@@ -235,9 +235,11 @@ UNSTEADY = {
 
 
 @pytest.mark.parametrize("name", UNSTEADY)
-def test_what_differs_from_call_to_call_is_not_captured(name):
+def test_a_forward_that_asks_for_what_differs_between_calls_is_not_captured(name):
     model, fused = converted(asking(UNSTEADY[name]), X)
-    assert name in fused.kfconvert_info()["nothing_fused"]
+    whole, *parts = fused.kfconvert_info()["regions"]
+    assert not whole["captured"] and name in whole["reason"]
+    assert [part["name"] for part in parts if part["captured"]] == ["up", "down"]
     assert_alike(model, fused, X)
 
 

@@ -321,7 +321,7 @@ def assert_converts(description: Description, treated: Sequence[Treatment] = (),
             return lambda seed: [_with(x, value) for x in model_inputs(description, BATCH, seed)]
 
         pair.assert_same(inputs(BATCH), "the example")
-        captured = pair.stats["regions"][0]["captured"] and not pair.stats["reverted"]
+        captured = pair.stats["regions"][0]["captured"] and not pair.stats["given_back"]
         assert pair.hits() or not captured, "the example missed"
         pair.assert_same(inputs(BATCH), "with the optional argument", full=True)
         pair.assert_same(inputs(5), "batch size 5")
