@@ -1,5 +1,4 @@
-"""Time whole models: eager, torch.compile, kfconvert, and torch.compile of the converted model, in one run and with
-their errors.
+"""Time whole models: eager, torch.compile and kfconvert, in one run and with their errors.
 
 From the repository root, without installing anything:
 
@@ -195,7 +194,6 @@ def variants(case: Case, device: torch.device, options: argparse.Namespace) -> I
         yield "torch.compile max-autotune", lambda: (compiled(case.model, case.call, "max-autotune"), None)
     converted: list[nn.Module] = []
     yield CONVERTED, lambda: convert(case, device, converted)
-    yield "torch.compile(fused)", lambda: (compiled(one(converted), case.call), None)
     if device.type == "cuda":
         yield "eager replayed", lambda: (captured(case.model, case.call), None)
         yield "kfconvert replayed", lambda: (captured(one(converted), case.call), None)

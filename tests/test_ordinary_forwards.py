@@ -132,14 +132,6 @@ def test_backward_within_inference_mode():
         torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4)
 
 
-def test_a_compiler_follows_attention_without_a_break():
-    model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-    x = torch.randn(2, 4, 16)
-    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
-    compiled = torch.compile(fused, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), model(x), atol=1e-5, rtol=1e-5)
-
-
 class AttributeDict(dict):
     __getattr__ = dict.__getitem__
 

@@ -19,8 +19,18 @@ from ..conversion import first_line
 from ..inputs import ExampleCall, InputError, example_call
 from ..process import Shield, one_at_a_time
 from ..region import Guard, Region
-from ..runtime import GuardedForward, guarded_forward
+from ..runtime import ELEMENTS, GuardedForward, Variant, guarded_forward
 from .files import ArtifactError
+
+# Functions of sizes as SymPy prints them.
+_FUNCTIONS = {
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "Max": torch.sym_max,
+    "Min": torch.sym_min,
+}
 
 
 def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None = None) -> ExportedProgram:
@@ -54,11 +64,14 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
     with one_at_a_time():
         call = _example(guarded, example_inputs)
         with Shield(), compiling_in_this_thread():
-            region, leaves = _serving(guarded, call)
-            program = _exported(guarded, *_with_free_sizes(guarded, region, leaves, call))
-    lost = guarded.lost_gradient(region)
+            variant, leaves = _serving(guarded, call)
+            program = _exported(guarded, variant, *_with_free_sizes(guarded, variant.region, leaves, call))
+    lost = _lost_gradient(variant.region)
     if lost is not None:
-        guarded.notices.compilers.give_for_inference(lost)
+        guarded.notices.compilers.give_for_inference(
+            f"the captured graph may compute another gradient of {lost}, as the forward uses a torch.autograd.Function "
+            "or torch.no_grad()"
+        )
     if path is not None:
         try:
             torch.export.save(program, path)
@@ -80,21 +93,81 @@ def _example(guarded: GuardedForward, example_inputs: Any) -> ExampleCall:
         raise ArtifactError(f"cannot export: {error}") from None
 
 
-def _serving(guarded: GuardedForward, call: ExampleCall) -> tuple[Region, list[Any]]:
-    """The region whose program serves ``call``, and the flat arguments."""
-    reason = guarded.state_refusal()
+def _serving(guarded: GuardedForward, call: ExampleCall) -> tuple[Variant, list[Any]]:
+    """The variant whose program serves ``call``, and the flat arguments."""
+    state: Any = guarded.state
+    reason = guarded.state_refusal() or state.hooked_backward
+    if reason is None and state.asks_for_gradients:
+        reason = f"its code asks for {state.asks_for_gradients}"
     for variant in guarded.candidates((len(call.args), *call.kwargs)) if reason is None else ():
         leaves: Any = variant.region.call.leaves(call.args, call.kwargs)
-        reason = variant.refusal(leaves)
+        reason = variant.refusal(leaves) or _unexportable(variant)
         if reason is None:
-            return variant.region, leaves
+            return variant, leaves
     raise ArtifactError(f"cannot export the fusions for ({call.summary()}): {reason or guarded.other_form()}")
 
 
-def _exported(guarded: GuardedForward, call: ExampleCall, sizes: dict[str, Any]) -> ExportedProgram:
+def _unexportable(variant: Variant) -> str | None:
+    """Why no exported program can do what the program of ``variant`` does; None where one can."""
+    region = variant.region
+    if region.is_random:
+        return "it draws random numbers"
+    if region.has_caches:
+        return "it takes or returns a key-value cache"
+    if region.has_effects:
+        return "it writes to its arguments, or asserts what depends on their values"
+    if region.asked - {ELEMENTS}:
+        return f"its code asks for {', '.join(sorted(region.asked))} of tensors"
+    if region.communicates or region.shards:
+        return "it reads shards of distributed parameters, or waits for other ranks"
+    if any(fact is not True for _, _, fact in variant.strides):
+        return "the strides of an argument of the conversion's example were not contiguous, and have to stay so"
+    return None
+
+
+def _lost_gradient(region: Region) -> str | None:
+    """The first parameter or argument that gets another gradient from the graph than from the original."""
+    for name in filter(region.lost_gradients.__contains__, (*region.slots, *region.inputs)):
+        return ".".join(filter(None, region.slots.get(name, ("", name))))
+    return None
+
+
+def _traced(variant: Variant, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What torch.export traces: the program on tensors without data, under the conditions of the guard on sizes."""
+    leaves: Any = variant.region.call.leaves(args, kwargs)
+    values: dict[sympy.Symbol, Any] = {}
+    guard = variant.region.guard
+    for tensor in guard.tensors:
+        for size, actual in zip(tensor.sizes, leaves[tensor.index].shape):
+            if isinstance(size, sympy.Symbol):
+                torch._check(actual == values.setdefault(size, actual))
+    for symbol, size in values.items():
+        lower, upper = guard.bounds(symbol)
+        torch._check(size >= lower)
+        if upper is not None:
+            torch._check(size <= upper)
+    for tensor in guard.tensors:
+        for size, actual in zip(tensor.sizes, leaves[tensor.index].shape):
+            if not isinstance(size, (int, sympy.Symbol)):
+                torch._check(actual == _value(size, values))
+    for constraint in guard.constraints:
+        torch._check(_value(constraint, values))
+    # A graph has no conditions on strides. A view of all dimensions as one can be made of contiguous tensors only.
+    for index in variant.program.laid_out:
+        leaves[index] = leaves[index].view(-1).view(leaves[index].shape)
+    return variant.traced(leaves)
+
+
+def _value(expression: sympy.Basic, values: dict[sympy.Symbol, Any]) -> Any:
+    """``expression`` with ``values`` in the place of its symbols, which may be sizes of a trace."""
+    return sympy.lambdify(list(values), expression, [_FUNCTIONS, "math"])(*values.values())
+
+
+def _exported(guarded: GuardedForward, variant: Variant, call: ExampleCall, sizes: dict[str, Any]) -> ExportedProgram:
     model = guarded.model
     export = partial(torch.export.export, model, call.args, call.kwargs)
-    with torch.no_grad(), guarded.notices.compilers.heard() as reasons:
+    guarded.exported = partial(_traced, variant)
+    with torch.no_grad(), variant.program.restored():
         try:
             try:
                 program = export(dynamic_shapes=sizes)
@@ -107,8 +180,8 @@ def _exported(guarded: GuardedForward, call: ExampleCall, sizes: dict[str, Any])
                 program = export(dynamic_shapes=refine_dynamic_shapes_from_suggested_fixes(fixes, sizes))
         except Exception as error:  # the model's own code runs, which may raise anything
             raise ArtifactError(f"torch.export cannot export {type(model).__name__}: {first_line(error)}") from error
-    if reasons:
-        raise ArtifactError(f"cannot export the fusions of {type(model).__name__}: {reasons[0]}")
+        finally:
+            guarded.exported = None
     _refuse_ones(program)
     return program
 

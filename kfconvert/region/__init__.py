@@ -5,7 +5,6 @@ from .guard import Answer, Dimensions, Guard, given_as, guard_from_placeholders
 from .live_tensors import LiveTensors, Place
 from .region import CaptureError, Read, Region
 from .stored import keep, kept, made_reads, made_region
-from .symbolic_guard import SymbolicGuard, UntraceableGuard, is_comparable, is_known_to_be
 
 __all__ = [
     "Answer",
@@ -16,13 +15,9 @@ __all__ = [
     "Dimensions",
     "Read",
     "Region",
-    "SymbolicGuard",
     "Unstorable",
-    "UntraceableGuard",
     "given_as",
     "guard_from_placeholders",
-    "is_comparable",
-    "is_known_to_be",
     "keep",
     "kept",
     "made_reads",

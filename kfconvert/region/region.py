@@ -22,7 +22,6 @@ Read = str | tuple[type, str]
 # Properties of a region that are wanted after its graph is gone.
 _READ_FROM_GRAPH = (
     "communicates",
-    "computes_with_sizes",
     "counts_statistics",
     "has_effects",
     "is_random",
@@ -128,11 +127,6 @@ class Region:
         depends on their values."""
         graphs = [module.graph for module in self.root.modules() if isinstance(module, fx.GraphModule)]
         return any(map(_acts, (self.graph, *graphs)))
-
-    @cached_property
-    def computes_with_sizes(self) -> bool:
-        """Whether calls of the graph take or return sizes that are free."""
-        return any(isinstance(node.meta.get("val"), torch.SymInt) for node in self.graph.nodes)
 
     @cached_property
     def unread(self) -> frozenset[tuple[str, str]]:

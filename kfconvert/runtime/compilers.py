@@ -1,13 +1,24 @@
-"""What traces the forward of a converted model: torch.compile, torch.export, torch.jit. See ``traced``."""
+"""What torch.compile, torch.export and torch.jit.trace get of a converted model: the original forward, and one warning.
+
+A compiled program of fused operators was slower than both the converted model and the compiled original in every row of
+``benchmarks/RESULTS.md``. Only ``kfconvert.export`` traces the program.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+
+from .frozen import FrozenError
+from .original_forwards import originals_wanted
+
+if TYPE_CHECKING:
+    from .guarded import GuardedForward
 
 
 class ScriptingError(AttributeError):
@@ -27,39 +38,74 @@ def traced_here() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
+def traced(guarded: GuardedForward, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The outputs of a call that is traced."""
+    if torch.compiler.is_dynamo_compiling():
+        _prepare_original(id(guarded))
+    elif torch._C._get_tracing_state():
+        with _untraced():
+            _warn(guarded)
+    elif guarded.exported is not None:
+        return guarded.exported(args, kwargs)
+    else:
+        frozen = guarded.frozen
+        if frozen is not None and frozen.host_bytes:
+            raise FrozenError(
+                f"kfconvert.freeze moved weights of {frozen.name} to host memory, and torch.export has already "
+                "replaced them by tensors without data: use kfconvert.export"
+            )
+        _warn(guarded)
+    return guarded.original(*args, **kwargs)
+
+
+@torch.compiler.assume_constant_result
+def _prepare_original(address: int) -> None:
+    """``_warn`` for the guarded forward at ``address``: before torch 2.12, Dynamo passes no objects to functions whose
+    result it takes for a constant, but their ``id()``, on which it then guards."""
+    _warn(ctypes.cast(address, ctypes.py_object).value)
+
+
+def _warn(guarded: GuardedForward) -> None:
+    """Warn once a model that its original is traced. In train mode the original runs in any case."""
+    if guarded.frozen is not None:
+        guarded.frozen.bring_back("a compiler reads them")
+    if not (originals_wanted() or guarded.model.training):
+        guarded.notices.compilers.give()
+
+
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """Context manager in which torch.jit.trace records nothing."""
+    library: Any = torch._C  # the stubs lack one of these functions
+    state = library._get_tracing_state()
+    library._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        library._set_tracing_state(state)
+
+
 class Notice:
-    """Tells once that a model is traced without its fusions, and once that it is exported for inference only."""
+    """The warnings that compilers of one model cause, each given once."""
 
     def __init__(self, model: str):
         self.model, self.given, self.given_for_inference = model, False, False
-        self._heard: list[str] | None = None
 
-    @contextmanager
-    def heard(self) -> Iterator[list[str]]:
-        """Within the block, reasons are collected in place of the warning."""
-        reasons: list[str] = []
-        self._heard = reasons
-        try:
-            yield reasons
-        finally:
-            self._heard = None
-
-    def give(self, reason: str) -> None:
-        """Warn at the first call."""
-        if self._heard is not None:
-            self._heard.append(reason)
-        elif not self.given:
+    def give(self) -> None:
+        """Warn that a compiler gets the original forward."""
+        if not self.given:
             self.given = True
             warnings.warn(
-                f"kfconvert: a compiler (torch.compile, torch.export or torch.jit.trace) gets the original forward of "
-                f"{self.model}, without what was fused in it: {reason}.",
+                f"kfconvert: torch.compile, torch.export and torch.jit.trace get the original forward of {self.model}, "
+                "without its fusions. The converted model is faster uncompiled; kfconvert.export writes a program with "
+                "the fused operators.",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def give_for_inference(self, reason: str) -> None:
-        """Warn at the first call that gradients of an exported program may not be those of the model."""
-        if self._heard is None and not self.given_for_inference:
+        """Warn that gradients of an exported program may differ from those of the model."""
+        if not self.given_for_inference:
             self.given_for_inference = True
             warnings.warn(
                 f"kfconvert: the exported program of {self.model} is for inference only, its gradients may differ: "

@@ -6,7 +6,7 @@ import copy
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from ..inputs import MAX_SPELLINGS
-from ..region import Region
 from ..torch_state import transformed
 from .code_state import Codes
-from .compilers import refuse_scripting, traced_here
+from .compilers import refuse_scripting, traced, traced_here
 from .contents import OfConversion
 from .cuda_graphs import Ahead, CudaGraphs
 from .frozen import LOOK_EVERY, Frozen, Noted
@@ -33,7 +32,6 @@ from .recompute import needs_gradient
 from .refusals import allow_changes
 from .shallow_copy import StateForCopies
 from .tensor_facts import ELEMENTS
-from .traced import traced
 from .variant import Variant
 from .weak_module import WeakModule
 
@@ -47,7 +45,6 @@ IN_TRAINING = "the model is in train mode"
 NOTHING_FUSED = "nothing is fused in calls with these arguments"
 # A part is switched off once its guard has refused so many calls for their arguments, and more than it has served.
 MOST_MISFITS = 32
-_LOST = "as the forward uses a torch.autograd.Function or torch.no_grad()"
 # The dicts of its own that a module has, which it shares with whoever takes over its attributes.
 _STORES = ("_parameters", "_buffers", "_modules")
 
@@ -101,6 +98,8 @@ class GuardedForward:
         self._noted: tuple[int, list[Noted]] = (0, [])
         # Of a part: whether looking at its calls has cost more than it was good for, see ``MOST_MISFITS``.
         self.is_off: bool = False
+        # In kfconvert.export: what torch.export traces in place of the original forward.
+        self.exported: Callable[[tuple, dict[str, Any]], Any] | None = None
         self.reset_counters()
         self.__signature__ = inspect.signature(self.own_forward or type(model).forward.__get__(model))
 
@@ -369,23 +368,6 @@ class GuardedForward:
         forms = " or ".join(dict.fromkeys(f"({', '.join(each.region.call.names)})" for each in self.variants))
         return f"the call has other arguments than {forms}"
 
-    def lost_gradient(self, region: Region, wanted: Sequence[bool] | None = None) -> str | None:
-        """Why the graph of ``region`` may compute other gradients than the original; None where it does not, for the
-        parameters that require gradients and the flat arguments that are ``wanted``, or for all without ``wanted``."""
-        for name in filter(region.lost_gradients.__contains__, (*region.slots, *region.inputs)):
-            path, attribute = region.slots.get(name, ("", name))
-            if wanted is None:
-                is_wanted = True
-            elif name in region.slots:
-                parameter = self.model.get_submodule(path)._parameters.get(attribute)
-                is_wanted = parameter is not None and parameter.requires_grad
-            else:
-                is_wanted = wanted[region.inputs.index(name)]
-            if is_wanted:
-                tensor = ".".join(filter(None, (self.path, path, attribute)))
-                return f"the captured graph may compute another gradient of {tensor}, {_LOST}"
-        return None
-
     def _note_training(self) -> None:
         """Count a call in train mode, and tell of it if it is the first or somebody wants to know. There may be
         hundreds of parts, each with such a call in every step."""
@@ -399,11 +381,6 @@ class GuardedForward:
         self.misses[counted] += 1
         self.notices.tell(self.path, reason, self.misses[counted] == 1, reason == NOTHING_FUSED, stacklevel=5)
         return self.original(*args, **kwargs)
-
-    def left_out(self, reason: str) -> None:
-        """Tell, once a model, why a compiler gets the original forward; in train mode it is what everybody expects."""
-        if not self.model.training:
-            self.notices.compilers.give(reason)
 
     def __getstate__(self) -> dict[str, Any]:
         # Programs are built from traced graphs, which do not pickle; the weights and the class of the model do.

@@ -72,7 +72,7 @@ class Program:
         self.fused, self._images, self.laid_out = fused, images, laid_out
         self.modules: dict[str, Any] = dict(module._modules)
         self.code = type(module).forward
-        # What the code calls ``self`` where compilers trace it: the fused modules themselves, without plans.
+        # What the code calls ``self`` in a trace: the fused modules themselves, without plans.
         self.modules_by_name = SimpleNamespace(**self.modules)
         # A graph and its module refer to each other, and would keep the weights until the cyclic collector comes by.
         module._modules.clear()
@@ -152,39 +152,20 @@ class Program:
         return self._way.first_change(vars(root)) is None
 
     def traced(self, leaves: list[Any]) -> tuple[Any, ...]:
-        """The flat outputs, in calls that a compiler can trace: of fused modules on the live tensors, without plans.
-        ``synchronize`` must have been called since a tensor was replaced."""
-        weights = []
-        for place in self._weights:
-            weights.append(self._held(*place))
-        return self.code(self.modules_by_name, *weights, *leaves)
-
-    def _held(self, store: Any, key: str) -> Tensor:
-        holder = self._root() if store is ROOT else store
-        return holder[key] if isinstance(holder, dict) else getattr(holder, key)
-
-    def synchronize(self) -> None:
-        """Let the fused modules hold the tensors that the model holds now, for ``traced``. Raises UnfitTensors where
-        one is of another kind."""
+        """The flat outputs, from calls that torch.export can trace: of fused modules on the live tensors, without
+        plans. Raises UnfitTensors where a tensor is of another kind."""
         self._require_kinds(self._tensors())
+        return self.code(self.modules_by_name, *gather(self._places()[1], vars(self._root())), *leaves)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """After the block, fused modules hold the tensors that they held before: none of a trace that is over."""
+        """Context manager after which fused modules hold the tensors that they held before, and none of a trace."""
         before = [(store, key, store[key]) for _, (store, key) in self._synced]
         try:
             yield
         finally:
             for store, key, tensor in before:
                 store[key] = tensor
-
-    def is_synchronized(self) -> bool:
-        """Whether fused modules hold the tensors that the model holds, also where a compiler has put others there for
-        its trace; it asks that in later calls too."""
-        for source, (store, key) in self._synced:
-            if self._held(*source) is not store[key]:
-                return False
-        return True
 
     def layout(self, leaves: list[Any]) -> tuple[bool, ...]:
         """Of each image among the flat inputs, whether it is contiguous."""

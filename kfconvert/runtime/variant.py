@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from ..region import Region, SymbolicGuard
+from ..region import Region
 from .cuda_graphs import Ahead, CudaGraphs
 from .onlookers import default_device
 from .program import Program, lies_as
@@ -31,8 +31,6 @@ class Variant:
     # Whether calls of this form run the program. Where nothing is fused in it, and no recording makes it faster, they
     # run the original forward.
     serves: bool = True
-    # The region's guard as compilers can follow it, once one has asked.
-    symbolic_guard: SymbolicGuard | None = None
 
     def facts_of(self, leaves: list[Any]) -> list[Any]:
         """The answers that the code behind the program would get to what it asks of tensors. Raises UnfitTensors where
@@ -67,9 +65,9 @@ class Variant:
         """Whether its calls, or the steps of ``generate`` made by it, may be replayed from CUDA graphs."""
         return self.is_recorded or self.region.takes_static_cache
 
-    def structured(self, outputs: tuple[Any, ...]) -> Any:
-        """The outputs of a region without caches; compilers follow this."""
-        return pytree.tree_unflatten(outputs, self.region.outputs.spec)
+    def traced(self, leaves: list[Any]) -> Any:
+        """The outputs of a region without caches, from fused modules on live tensors, for torch.export to trace."""
+        return pytree.tree_unflatten(self.program.traced(leaves), self.region.outputs.spec)
 
     def run(self, leaves: list[Any], passed: Sequence[Any] = ()) -> Any:
         """The outputs. The ``passed`` caches, whose tensors are among ``leaves``, are written to."""

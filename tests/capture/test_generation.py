@@ -377,16 +377,6 @@ def test_float32_and_an_artifact(tmp_path):
     assert programs[0] == programs[1] and all(programs[0])
 
 
-def test_a_compiler_follows_the_original_where_there_is_a_cache():
-    model, fused = converted("gpt2", torch.float32)
-    ids = prompt("gpt2")
-    with torch.no_grad():
-        compiled = torch.compile(fused, backend="eager")
-        torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
-        cache = filled(model, ids)
-        torch.testing.assert_close(step(compiled, cache).logits, step(model, filled(model, ids)).logits)
-
-
 def test_a_copy_of_a_cache_is_no_change_of_its_class():
     """The first copy of an instance puts an entry into its class (see ``copyreg``), here where its base has one."""
     base, kind = hf.cache_utils.DynamicLayer, hf.cache_utils.DynamicSlidingWindowLayer

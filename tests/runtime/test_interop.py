@@ -121,26 +121,6 @@ def test_channels_last_weights():
 # Compilers and transforms
 
 
-def test_compile_with_the_eager_backend(original, fused):
-    compiled, inputs = torch.compile(fused, backend="eager"), inputs_of(original)
-    with torch.no_grad():
-        torch.testing.assert_close(logits(compiled, **inputs), logits(original, **inputs))
-
-
-def test_compile_with_inductor():
-    original, x = nn.Sequential(nn.Linear(6, 6), nn.GELU()), torch.randn(3, 6)
-    fused = convert(original, example_inputs=x)
-    with torch.no_grad():
-        torch.testing.assert_close(torch.compile(fused)(x), original(x))
-
-
-def test_export(original, fused):
-    inputs = inputs_of(original)
-    with torch.no_grad():
-        exported = torch.export.export(fused, (), inputs, strict=False).module()
-        torch.testing.assert_close(logits(exported, **inputs), logits(original, **inputs))
-
-
 def test_functional_call_with_other_weights(original, fused):
     other = copy.deepcopy(original)
     change_weights(other)

@@ -236,15 +236,6 @@ def test_uninstall_gives_the_plain_model_back(fused):
     assert "forward" not in fused.__dict__ and not hasattr(fused, "kfconvert_info")
 
 
-def test_torch_compile_and_export_take_the_model(net, fused):
-    x = images()
-    with torch.no_grad():
-        exported = torch.export.export(fused, (x,)).module()
-        torch.testing.assert_close(exported(x)["logits"], net(x)["logits"])
-        compiled = torch.compile(fused, backend="eager")
-        torch.testing.assert_close(compiled(x)["logits"], net(x)["logits"])
-
-
 def test_inference_mode(net, fused):
     with torch.inference_mode():
         same(fused, net, images())

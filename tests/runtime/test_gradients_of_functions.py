@@ -161,27 +161,12 @@ def made(kind):
     return copy.deepcopy(_made(kind))
 
 
-@pytest.fixture(autouse=True)
-def _nothing_compiled_yet():
-    torch._dynamo.reset()
-
-
-WAYS = {
-    "itself": lambda model, x: model,
-    "compile": lambda model, x: torch.compile(model, backend="aot_eager"),
-    "torch.export": lambda model, x: torch.export.export(model, (x,)).module(),
-    "kfconvert.export": lambda model, x: kfconvert.export(model, x).module(),
-    "jit.trace": lambda model, x: torch.jit.trace(model, x, check_trace=False),
-}
-
-
-def gradients(way, model, again=False):
-    """Those of parameters and of the input, or of their sum of squares; and what kfconvert has warned of."""
+def gradients(model, exported=False, again=False):
+    """Those of parameters and of the input, or of their sum of squares; and the warnings of kfconvert."""
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
-        call, x = WAYS[way](model, X), X.clone().requires_grad_()
-        owner = model if way == "compile" else call
-        wanted = [*(owner.get_parameter(name) for name, _ in model.named_parameters()), x]
+        call, x = kfconvert.export(model, X).module() if exported else model, X.clone().requires_grad_()
+        wanted = [*(call.get_parameter(name) for name, _ in model.named_parameters()), x]
         loss = (call(x) * torch.linspace(1, 2, 4)).sin().sum()
         if again:
             found = torch.autograd.grad(loss, wanted, create_graph=True)
@@ -194,98 +179,39 @@ def assert_close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_those_of_the_original_or_a_warning_says_why(kind, way):
+def test_gradients_are_those_of_the_original(kind):
     model, fused = made(kind)
-    if way != "itself" and kind == "a reentrant checkpoint" and "export" in way:
-        pytest.skip("torch.export fails in its backward pass")
-    if kind == "a hook" and way == "kfconvert.export":
+    assert_close(gradients(fused)[0], gradients(model)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exported_program_has_them_or_a_warning_says_why_not(kind):
+    model, fused = made(kind)
+    if kind == "a hook":
         with pytest.raises(kfconvert.ArtifactError, match="its code asks for requires_grad"):
             kfconvert.export(fused, X)
         return
-    (actual, told), (expected, _) = gradients(way, fused), gradients("itself", model)
-    if way == "itself":
-        assert_close(actual, expected)
-    elif KINDS[kind][1]:
-        assert not told
-        assert_close(actual, expected)
-    elif way == "kfconvert.export":
-        (message,) = told
-        assert "the exported program of Net is for inference only" in message and "up.weight" in message
+    actual, warned = gradients(fused, exported=True)
+    if KINDS[kind][1]:
+        assert not warned
+        assert_close(actual, gradients(model)[0])
     else:
-        (message,) = told
-        assert "gets the original forward of Net" in message and "\n" not in message
-        # torch.export and torch.jit.trace lose some of these gradients themselves.
-        assert_close(actual, expected if way == "compile" else gradients(way, copy.deepcopy(_made(kind)[0]))[0])
+        (message,) = warned
+        assert "the exported program of Net is for inference only" in message and "up.weight" in message
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "a reentrant checkpoint"])
 def test_gradients_of_gradients(kind):
-    found = [gradients("itself", model, again=True)[0] for model in made(kind)]
+    found = [gradients(model, again=True)[0] for model in made(kind)]
     assert_close(*found)
-
-
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "itself"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_where_no_gradients_are_wanted_programs_are_fused(way):
-    model, fused = made("rounding")
-    with torch.no_grad(), warnings.catch_warnings(record=True) as recorded:
-        warnings.simplefilter("always")
-        torch.testing.assert_close(WAYS[way](fused, X)(X), model(X))
-    told = [str(w.message) for w in recorded if str(w.message).startswith("kfconvert")]
-    assert ["for inference only" in message for message in told] == ([] if way == "compile" else [True])
-
-
-def test_what_is_frozen_when_it_is_compiled_and_trained_later():
-    model, fused = made("rounding")
-    compiled = torch.compile(fused, backend="aot_eager")
-    for frozen in (True, False):
-        with warnings.catch_warnings(record=True) as recorded:
-            warnings.simplefilter("always")
-            for each, call in ((model, model), (fused, compiled)):
-                each.zero_grad()
-                each.up.requires_grad_(not frozen)
-                call(X).sin().sum().backward()
-        assert_close(fused.down.weight.grad, model.down.weight.grad)
-        assert (fused.up.weight.grad is None) is frozen
-        assert len([w for w in recorded if str(w.message).startswith("kfconvert")]) == (not frozen)
-    assert_close(fused.up.weight.grad, model.up.weight.grad)
 
 
 def test_a_global_that_backward_reads_may_change(monkeypatch):
     model, fused = made("a global in backward")
-    compiled = torch.compile(fused, backend="aot_eager")
     for scale in (1.0, 5.0):
         monkeypatch.setitem(globals(), "SCALE", scale)
-        found = []
-        for each, call in ((model, model), (fused, fused), (fused, compiled)):
-            each.zero_grad()
-            call(X).sin().sum().backward()
-            found.append([parameter.grad for parameter in each.parameters()])
-        for other in found[1:]:
-            assert_close(other, found[0])
-
-
-class Preprocessing(Net):
-    def forward(self, x):
-        with torch.no_grad():
-            x = (x - x.mean()) / x.std()
-        return super().forward(x)
-
-
-@pytest.mark.filterwarnings("always:kfconvert")
-def test_an_argument_that_wants_no_gradient_needs_none(recwarn):
-    model = Preprocessing(nn.Identity()).eval()
-    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=X)
-    compiled = torch.compile(fused, backend="aot_eager")
-    for count, x in enumerate((X, X.clone().requires_grad_())):
-        for each, call in ((model, model), (fused, compiled)):
-            each.zero_grad()
-            call(x).sin().sum().backward()
-        assert_close([p.grad for p in fused.parameters()], [p.grad for p in model.parameters()])
-        assert len([w for w in recwarn if "another gradient of x" in str(w.message)]) == count
-    assert x.grad is None
+        assert_close(gradients(fused)[0], gradients(model)[0])
 
 
 class Hooking(Net):
