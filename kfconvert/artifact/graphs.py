@@ -17,7 +17,7 @@ from torch import nn
 from ..capture import Capture, recaptured, unfit_tensor
 from ..inputs import CallForm, ClassName, build, class_name
 from ..region import Read, Region, Unstorable, kept, made_reads, made_region
-from ..runtime import ELEMENTS, Codes, Untold, configurations, evidence_of, guarded_forward
+from ..runtime import ELEMENTS, Codes, NoEvidence, configurations, evidence_of, guarded_forward
 from .schema import StoredRegion
 
 _LOG = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def stored_graphs(
     try:
         slots = _slots((stored[id(region)], paths) for region, paths in usable)
         told = evidence_of(model, reads, slots, looks=ELEMENTS in asked)
-    except Untold as reason:
+    except NoEvidence as reason:
         _LOG.debug("the graphs of %s are not stored: %s", type(model).__name__, reason)
         return None
     return {
@@ -164,7 +164,7 @@ class Graphs:
         try:
             reads = frozenset[Read]().union(*(made_reads(each, self._classes) for each, _ in found))
             told = evidence_of(self._model, reads, _slots(found), looks, self.codes)
-        except (Untold, Unstorable) as reason:
+        except (NoEvidence, Unstorable) as reason:
             return str(reason)
         except (AttributeError, KeyError):  # of modules that are not there
             return "the model has other modules"

@@ -17,11 +17,10 @@ from ..runtime import (
     OF_CONVERSION,
     OF_EVERY_MODULE,
     as_bytes,
-    code_walk,
-    configurations,
     is_of_author,
     is_plain_object,
     slotted,
+    whole_walk,
 )
 
 CONTAINERS = (list, dict, set, collections.deque)
@@ -80,9 +79,7 @@ def readers(model: nn.Module, name: str) -> dict[nn.Module, str]:
 
 def outside(model: nn.Module) -> dict[str, Any]:
     """The lists, dicts and the like that the code of ``model`` finds in the globals, by name."""
-    walk = code_walk([type(each) for each in (*model.modules(), *configurations(model))], (), None)
-    walk.reach()
-    return walk.contents.containers
+    return whole_walk(model).containers
 
 
 class _Frozen:

@@ -17,7 +17,7 @@ class OutsideCaches:
 
     def __init__(self, model: nn.Module):
         walk = whole_walk(model)
-        found = reached(list(walk.contents.containers.values()))
+        found = reached(list(walk.containers.values()))
         self._dicts = [(each, dict(dict.items(each))) for each in found if isinstance(each, dict)]
         self._cached = list(walk.cached.values())
 

@@ -1,6 +1,6 @@
 """What a converted model runs: a guard over all that its program relies on, then the program."""
 
-from .code import OF_COMPILERS, class_dict, code_walk, is_same_compiled, whole_walk
+from .code import OF_COMPILERS, class_dict, is_same_compiled, whole_walk
 from .code_state import Codes
 from .configuration import grouped_by_class, recorded_reads, without_cache
 from .contents import (
@@ -17,7 +17,7 @@ from .contents import (
 )
 from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record, library_switches
 from .derived import Derived, memory_of
-from .evidence import Untold, evidence_of
+from .evidence import NoEvidence, evidence_of
 from .freezing import freeze
 from .frozen import FrozenError
 from .guarded import GuardedForward, guarded_forward, install, uninstall
@@ -69,7 +69,7 @@ __all__ = [
     "UnfitTensors",
     "Unrecordable",
     "UNKNOWN",
-    "Untold",
+    "NoEvidence",
     "Variant",
     "WeakModule",
     "as_bytes",
@@ -80,7 +80,6 @@ __all__ = [
     "Watch",
     "can_record",
     "class_dict",
-    "code_walk",
     "configurations",
     "default_device",
     "evidence_of",

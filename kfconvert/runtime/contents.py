@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import array
 import collections
-import contextvars
-import ctypes
 import functools
-import gc
-import multiprocessing.sharedctypes
 import os
 import sys
 import sysconfig
-import threading
 import types
-import weakref
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -34,8 +27,10 @@ from .watch import DICT, ITEMS, MISSING, SIZE, TYPE, Attributes, Entry
 # (path of the container in words, entry)
 Found = tuple[str, Entry]
 
-# To what depth containers within containers are looked at, and how many in all.
-_DEPTH, _MOST = 100, 50_000
+# To what depth containers within containers are watched.
+_DEPTH = 4
+# So many containers and objects are visited at most.
+_MOST = 50_000
 # Larger arrays would take too long to compare at each call.
 _MOST_BYTES = 1 << 16
 # Tensors of so few bytes are compared in less time than it takes to ask whether they were written.
@@ -46,16 +41,12 @@ _TREE = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffe
 _HELD = (dict, collections.OrderedDict, set, list, tuple)
 
 
-# What a conversion puts into the instance dict of a model or of its parts.
 class OfConversion:
     """What a conversion puts into the instance dict of a model, to be taken out again: base class."""
 
 
 OF_CONVERSION = frozenset(("forward", "kfconvert_info", "kfconvert_refresh", "__getstate__"))
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-_KEYS = frozenset((str, int, float, bool, bytes, type(None), type))  # which hold nothing
-_OPEN = (dict, list, set, collections.deque)
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 # The methods by which code reads entries of a dict.
 _READING = frozenset((
@@ -64,29 +55,16 @@ _READING = frozenset((
 ))  # fmt: skip
 # pytest puts calls of its own into assertions.
 _OF_LIBRARIES = frozenset(("torch", "numpy", "kfconvert", "pytest", "_pytest", "pluggy", *sys.stdlib_module_names))
-# Among these, classes that hold what others put there.
-_HOLDERS = (
-    "collections", "configparser", "fractions", "queue", "string", "threading", "torch.distributions.", "torch.optim.",
-    "torch.utils.data.",
-    "weakref",
-)  # fmt: skip
 
 
 def is_plain_object(value: Any) -> bool:
-    """Whether ``value`` is an instance of a Python class of a model's author, with attributes of its own; or of one of
-    Python's or torch's that holds what others put there."""
-    if is_weak(value):
-        return False
+    """Whether ``value`` is an instance of a Python class of a model's author, with attributes of its own, or a
+    namespace."""
     if isinstance(value, _NAMESPACES):
         return True
     if isinstance(value, (type, nn.Module, Tensor, types.ModuleType, dict, list, tuple, set, frozenset)):
         return False
-    if opened(value) is not value:
-        return False
-    kind = type(value)
-    if not (is_class_of_author(kind) or kind.__module__.startswith(_HOLDERS)):
-        return False
-    return instance_dict(value) is not None
+    return is_class_of_author(type(value)) and instance_dict(value) is not None
 
 
 def is_config_dict(value: Any) -> bool:
@@ -134,13 +112,6 @@ def is_of_project(module: str | None) -> bool:
     return is_of_author(module) and not any(folder in file for folder in ("site-packages", "dist-packages"))
 
 
-def is_own_object(value: Any) -> bool:
-    """Whether all that a plain object holds counts, whatever of it the code names: it is of a class of the user's own,
-    or holds what somebody has put there. Libraries keep much in theirs that changes, and that no forward looks at."""
-    kind = type(value)
-    return isinstance(value, _NAMESPACES) or is_of_project(kind.__module__) or not is_of_author(kind.__module__)
-
-
 @functools.cache
 def _hides_one_of_python(root: str) -> bool:
     """Whether an author's module is called like one of Python's own, and is found before it."""
@@ -152,50 +123,16 @@ def _hides_one_of_python(root: str) -> bool:
     return not inside or "site-packages" in file
 
 
-def is_weak(value: Any) -> bool:
-    # Of a proxy, isinstance() asks what it stands for, which may be gone.
-    return type(value) in weakref.ProxyTypes or issubclass(type(value), weakref.ReferenceType)
-
-
-def referent(value: Any) -> Any:
-    """What a weak reference or proxy stands for, None where that is gone."""
-    if type(value) not in weakref.ProxyTypes:
-        return value()
-    try:
-        return value.__init__.__self__  # a proxy hands on what is looked up, but for its own class
-    except ReferenceError:
-        return None
-
-
-def opened(value: Any) -> Any:
-    """The list, dict or set within a proxy, a view, a user's container or one of weak references, or of which ``value``
-    is a method; ``value`` itself for others. What else these keep, about references that are gone, is nobody's."""
-    if isinstance(value, (types.MappingProxyType, *_VIEWS)):
-        return gc.get_referents(value)[0]
-    if isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)) and isinstance(value.__self__, _OPEN):
-        return value.__self__
-    if isinstance(value, (collections.UserDict, collections.UserList, weakref.WeakSet, weakref.WeakKeyDictionary)):
-        return vars(value)["data"]
-    return value
-
-
 def items(value: Any) -> list[Any]:
-    """What a list, tuple, set or dict holds, or a context variable; nothing for others."""
-    if isinstance(value, contextvars.ContextVar):
-        return _value_of(value)
-    if isinstance(value, threading.local):  # what this thread has there
-        return list(vars(value).values())
-    value = opened(value)
+    """What a list, tuple, set, deque or dict holds; nothing for others."""
     if isinstance(value, dict):
-        # A subclass may have a method of its own.
-        found = [*dict.values(value), *(key for key in dict.__iter__(value) if type(key) not in _KEYS)]
-        return [*found, value.default_factory] if isinstance(value, collections.defaultdict) else found
+        return list(dict.values(value))  # a subclass may have a method of its own
     return list(value) if isinstance(value, (list, tuple, set, frozenset, collections.deque)) else []
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:
-    """What ``module`` holds beside its parameters, buffers and submodules; no empty containers, as those for hooks are
-    that nobody has registered."""
+    """What ``module`` holds besides its parameters, buffers and submodules; no empty containers, such as those for
+    hooks that nobody has registered."""
     found = vars(module)
     return {name: value for name, value in found.items() if name not in _TREE and (type(value) not in _HELD or value)}
 
@@ -219,28 +156,19 @@ def reached(values: list[Any]) -> list[Any]:
     """The distinct values among ``values``, in containers there, in the attributes of plain objects, and in what
     functions are bound to."""
     found: dict[int, Any] = {}
-    pending, opened = list(values), 0
-    while pending and opened < _MOST:
+    pending, visited = list(values), 0
+    while pending and visited < _MOST:
         value = pending.pop()
         if id(value) in found:
             continue
         found[id(value)] = value
         inner = _held_by(value)
-        opened += bool(inner)
+        visited += bool(inner)
         pending += inner
     return list(found.values())
 
 
-def _value_of(variable: contextvars.ContextVar[Any]) -> list[Any]:
-    try:
-        return [variable.get()]
-    except LookupError:
-        return []
-
-
 def _held_by(value: Any) -> list[Any]:
-    if is_weak(value):
-        return [referent(value)]
     if isinstance(value, (functools.partial, functools.partialmethod)):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, types.MethodType):
@@ -251,27 +179,11 @@ def _held_by(value: Any) -> list[Any]:
 
 
 def _copied(value: Any) -> Any:
-    """What a container holds that a Watch cannot look into, in a form to be compared with; None for other values. Of a
-    dict with an order of its own that alone, of one with a default the function that makes it, and of a class those
-    that are derived from it."""
-    if isinstance(value, contextvars.ContextVar):
-        return tuple(_value_of(value)) or (MISSING,)
-    if isinstance(value, type):
-        return tuple(type.__subclasses__(value))
-    if isinstance(value, set):
+    """What a container holds that a Watch cannot look into, in a form to be compared with; None for other values."""
+    if isinstance(value, (set, frozenset)):
         return frozenset(value)
-    if isinstance(value, collections.OrderedDict):
-        return tuple(collections.OrderedDict.__iter__(value))
-    if isinstance(value, collections.defaultdict):
-        return (value.default_factory,)
-    if isinstance(value, (collections.deque, bytearray, array.array)):
+    if isinstance(value, (collections.deque, bytearray)):
         return tuple(value)
-    if isinstance(value, multiprocessing.sharedctypes.SynchronizedBase):
-        value = value.get_obj()
-    if isinstance(value, (ctypes.Array, ctypes.Structure, ctypes._SimpleCData, memoryview)):
-        return (bytes(value),)
-    if isinstance(value, threading.local):  # what this thread has there
-        return tuple(vars(value).items())
     if isinstance(value, numpy.ndarray) and value.nbytes <= _MOST_BYTES and not value.dtype.hasobject:
         return value.shape, value.dtype, value.tobytes()
     return tuple(slotted(value).values()) or None
@@ -282,11 +194,6 @@ def slotted(value: Any) -> dict[str, Any]:
     if not is_class_of_author(type(value)):
         return {}
     return {name: getattr(value, name, MISSING) for kind in type(value).__mro__ for name in _slots(kind)}
-
-
-def is_container_or_has_slots(kind: type) -> bool:
-    """Whether instances of ``kind`` hold something that their attributes do not tell."""
-    return issubclass(kind, _HELD) or any(_slots(each) for each in kind.__mro__)
 
 
 def _slots(kind: type) -> list[str]:
@@ -329,10 +236,10 @@ def first_different(compared: list[tuple[str, Any, Any]], closely: bool = False)
 
 
 class Contents:
-    """Collects the entries for what containers hold, each container once.
+    """Collects the entries for what containers hold, each container once, to a depth of ``_DEPTH``.
 
-    ``containers`` has the outermost by their names, ``compared`` those that a Watch cannot look into (sets, deques,
-    arrays, objects with slots), each with what it held.
+    ``compared`` has those that a Watch cannot look into (sets, deques, arrays, objects with slots), and tensors, each
+    with what it held.
 
     Args:
         model: of modules that this one is registered in it does not matter what a conversion puts there.
@@ -344,83 +251,33 @@ class Contents:
         names = None if reads is None else sorted(read for read in reads if isinstance(read, str))
         self._names_read = names if names is not None and "__dict__" not in names else None
         self._seen: dict[int, Any] = {}
-        self.meets_modules = False  # whether there is a module among it
-        # What holds so much, or so deep within each other, that not all of it is watched.
-        self.cut_off: str | None = None
-        self.containers: dict[str, Any] = {}
         self.compared: list[tuple[str, Any, Any]] = []
 
-    def numbers_of(self, name: str, tensor: Tensor) -> None:
-        """A tensor whose numbers stand in a program."""
-        if not tensor.is_meta:
-            self.compared.append((name, tensor, _Numbers(tensor)))
-
-    def subclasses_of(self, name: str, owner: type) -> None:
-        """The classes that are derived from one."""
-        self.compared.append((name, owner, _copied(owner)))
-
-    def keys_of(self, name: str, value: dict[Any, Any]) -> Iterator[Found]:
-        """The keys of a dict, in their order."""
-        if isinstance(value, collections.OrderedDict):  # which has an order besides that of the dict that it is
-            self.compared.append((name, value, _copied(value)))
-        yield name, (value, ITEMS, tuple(dict.__iter__(value)))
-
-    def of(self, name: str, value: Any, sized: bool = True, depth: int = 0) -> Iterator[Found]:
-        """Entries for what ``value``, which goes by ``name``, holds, if it is a container of a kind that may change.
-
-        Args:
-            sized: an item that is added to a dict is a change too.
-        """
-        if id(value) in self._seen:
+    def of(self, name: str, value: Any, depth: int = 0) -> Iterator[Found]:
+        """Entries for what ``value``, which goes by ``name``, holds, if it is a container of a kind that may change."""
+        if id(value) in self._seen or depth > _DEPTH:
             return
-        if is_weak(value):
-            value = referent(value)
-            if isinstance(value, Tensor):  # as a recurrent layer refers to its weights, which may change
-                return
         if isinstance(value, nn.Module):
-            self.meets_modules = True
             yield from self._of_module(name, value, depth)
-            return
-        value = opened(value)
-        if isinstance(value, GENERATORS):  # its state may change between calls; what matters is whether a call draws
-            self.containers.setdefault(name, value)
-            return
-        if isinstance(value, Tensor):
+        elif isinstance(value, Tensor):
             self._seen[id(value)] = value
-            self.numbers_of(name, value)
-            return
-        if self._names_read is not None and is_config_dict(value):
+            if not value.is_meta:
+                self.compared.append((name, value, _Numbers(value)))
+        elif self._names_read is not None and is_config_dict(value):
             yield from self._of_config_dict(name, value, self._names_read, depth)
-            return
-        known = None if isinstance(value, (list, tuple, dict, type)) else _copied(value)
-        if known is not None:
+        elif isinstance(value, (list, tuple, dict)):
+            self._seen[id(value)] = value
+            if isinstance(value, list):
+                yield name, (value, ITEMS, tuple(value))
+            elif isinstance(value, dict):
+                yield name, (value, ITEMS, tuple(dict.__iter__(value)))
+                for key, item in list(dict.items(value)):
+                    yield name, (value, key, item)
+            for item in items(value):
+                yield from self.of(name, item, depth + 1)
+        elif not isinstance(value, type) and (known := _copied(value)) is not None:
+            self._seen[id(value)] = value
             self.compared.append((name, value, known))
-        elif not isinstance(value, (list, tuple, dict)):
-            return
-        if depth > _DEPTH or len(self._seen) > _MOST:
-            self.cut_off = self.cut_off or name
-            return
-        self._seen[id(value)] = value
-        self.containers.setdefault(name, value)
-        if isinstance(value, collections.defaultdict):
-            self.compared.append((name, value, _copied(value)))
-        if isinstance(value, list):
-            yield name, (value, ITEMS, tuple(value))
-        elif isinstance(value, dict):
-            if sized:
-                yield from self.keys_of(name, value)
-            for key, item in list(dict.items(value)):
-                yield name, (value, key, item)
-        attributes = None if isinstance(value, threading.local) else instance_dict(value)  # of a subclass
-        if attributes is not None:
-            yield name, (value, DICT, None)
-            if sized:  # what is added may come before what the class makes of a missing name
-                yield name, (Attributes(value), ITEMS, tuple(attributes))
-        for key, item in list((attributes or {}).items()):
-            yield name, (Attributes(value), key, item)
-            yield from self.of(f"{name}.{key}", item, sized, depth + 1)
-        for item in known if isinstance(known, tuple) else items(value):
-            yield from self.of(name, item, sized, depth + 1)
 
     def _of_config_dict(self, name: str, value: Any, read: list[str], depth: int) -> Iterator[Found]:
         """The entries for the items and attributes of these names that ``value`` has, or does not have."""

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..inputs import MAX_SPELLINGS
+from ..inputs import MAX_SPELLINGS, CallForm
 from ..torch_state import transformed
 from .code_state import Codes
+from .comparing import differs
 from .compilers import refuse_scripting, traced, traced_here
 from .contents import OfConversion
 from .cuda_graphs import Ahead, CudaGraphs
@@ -43,6 +44,8 @@ OTHER_REASONS = "other reasons"
 IN_TRAINING = "the model is in train mode"
 # Why a call misses for whose form there is no program, as nothing of it is fused.
 NOTHING_FUSED = "nothing is fused in calls with these arguments"
+# Why a call misses whose program ``Ledger.refresh`` has dropped.
+DROPPED = "kfconvert_refresh found outputs that differ from the original's; convert it again"
 # A part is switched off once its guard has refused so many calls for their arguments, and more than it has served.
 MOST_MISFITS = 32
 # The dicts of its own that a module has, which it shares with whoever takes over its attributes.
@@ -74,6 +77,7 @@ class GuardedForward:
         # Of all call forms that were captured, in their order; ``variants`` are those that serve calls.
         self.regions = [variant.region for variant in variants]
         self._unfused = [variant.region.call for variant in variants if not variant.serves]
+        self._dropped: list[CallForm] = []  # by ``drop_differing``
         variants = [variant for variant in variants if variant.serves]
         self.variants = variants
         self._by_spelling: dict[tuple, list[Variant]] = {}
@@ -162,8 +166,10 @@ class GuardedForward:
 
     def _no_program(self, args: tuple, kwargs: dict[str, Any]) -> str:
         """Why no variant takes these arguments."""
-        unfused = any(call.leaves(args, kwargs) is not None for call in self._unfused)
-        return NOTHING_FUSED if unfused else self.other_form()
+        if any(call.leaves(args, kwargs) is not None for call in self._unfused):
+            return NOTHING_FUSED
+        dropped = any(call.leaves(args, kwargs) is not None for call in self._dropped)
+        return DROPPED if dropped else self.other_form()
 
     def _has_copy(self, module: nn.Module) -> bool:
         """Whether ``module`` has the attributes of this model, as DataParallel makes replicas, or as somebody puts the
@@ -347,6 +353,16 @@ class GuardedForward:
         if self.state is not None:
             self.state.closely = True
         self.stale = False
+
+    def drop_differing(self) -> None:
+        """Drop the variants whose programs compute other outputs than the original forward."""
+        if self.state is None or self.model.training or self.state_refusal() is not None:
+            return
+        for variant in [each for each in self.variants if differs(each, self.model)]:
+            self.variants.remove(variant)
+            self._dropped.append(variant.region.call)
+            self._by_spelling.clear()
+            self._last = None
 
     def begin(self, check_weights: int) -> None:
         """See ``Ledger.begin``."""

@@ -7,15 +7,13 @@ import types
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from .contents import (
     OF_CONVERSION,
     OF_EVERY_MODULE,
     attributes_of,
-    is_class_of_author,
     is_config_dict,
-    is_container_or_has_slots,
     lies_in,
     plain_objects,
     reached,
@@ -56,13 +54,6 @@ class Holdings:
     def config_dicts(self) -> list[Any]:
         """The distinct configurations that are dicts."""
         return [value for value in self._reached if is_config_dict(value)]
-
-    @cached_property
-    def types(self) -> list[type]:
-        """The distinct classes of an author among those of containers and of objects with slots."""
-        others = (each for each in self._reached if not isinstance(each, (nn.Module, Tensor, type)))
-        kinds = dict.fromkeys(map(type, others))
-        return [kind for kind in kinds if is_class_of_author(kind) and is_container_or_has_slots(kind)]
 
     @cached_property
     def functions(self) -> list[Any]:

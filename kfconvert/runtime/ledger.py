@@ -101,14 +101,19 @@ class Ledger:
         return type(self.stats)({**self.stats, **now})  # statistics may be of a class that notebooks show
 
     def refresh(self) -> None:
-        """Prepare everything derived from weights anew at the next call.
+        """Prepare everything derived from weights anew, and drop programs whose outputs differ from the original's.
 
-        Needed only after writes that leave no trace in a tensor, such as ``parameter.data.mul_(...)`` or those through
-        ``parameter.detach().numpy()``, where ``check_weights`` does not find them soon enough; it happens by itself
-        after calls in train mode, ``train()``, ``eval()`` and the steps of optimizers.
+        Call it after a change that a converted model does not detect: weights written in ways that leave no trace in a
+        tensor, such as ``parameter.data.mul_(...)`` or ``parameter.detach().numpy()[:] = ...``, and Python state that
+        is fixed at conversion, such as globals that the forward reads. After calls in train mode, ``train()``,
+        ``eval()`` and steps of optimizers, what is derived from weights is prepared anew without it.
+
+        Each program is run once beside the original forward, on random inputs of the example's shapes.
         """
         for guarded in self.guarded.values():
             guarded.refresh()
+        for guarded in self.guarded.values():
+            guarded.drop_differing()
 
     def begin(self, check_weights: int) -> None:
         """Hand the model over: what the conversion itself has done does not count. After every ``check_weights`` calls

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..region import Read
-from .code_state import Codes, read_around
+from .code_state import Codes
 from .configuration import WHOLE, is_alike, names_by_class
 from .contents import Contents, first_different
 from .fingerprint import may_fetch
@@ -81,11 +81,7 @@ class ModelState:
         self.parameter_places = [(store, key) for store in stores for key, p in store.items() if p is not None]
         self.parameters = [store[key] for store, key in self.parameter_places]
         held = Holdings(model)
-        self.code = (Codes() if codes is None else codes).of(held, reads, looks)
-        cached = self.code.of_cached | self.code.named_by_handlers
-        reads |= {(type(module), name) for module in model.modules() for name in cached & vars(module).keys()} | cached
-        reads |= read_around(held, self.code.around)
-        reads |= {(type(module), name) for module in model.modules() for name in self.code.held_by_text}
+        self.code = (Codes() if codes is None else codes).of(held, reads)
         fixed = *entries_of_structure(model), *entries_of_modes(model, owners=False)
         if any(isinstance(read, tuple) and read[1] in WHOLE for read in reads):
             fixed = *fixed, *entries_of_sizes(model)
@@ -139,8 +135,6 @@ class ModelState:
             changed = self.fixed.first_change(root)
         if type(model) is not self._class:
             return "the class of the model was changed after the conversion; convert it again"
-        if self.cut_off is not None:
-            return f"what {self.cut_off} holds is too much, or too deep within each other, to be watched"
         closely = self._is_to_look_closely()
         different = first_different(self.compared, closely)
         if different is not None:
@@ -151,11 +145,9 @@ class ModelState:
         changed = self.attributes.first_change(root)
         if changed is not None and (reason := self._changed_attribute(changed, root)):
             return reason
-        reason = self.code.refusal(closely)
+        reason = self.code.refusal()
         if reason is not None:
             return reason
-        if self.code.is_outdated and self.code.switched() is None:  # else the switches of now would be expected
-            self.code = Codes().of(Holdings(model), self._reads, self._looks)
         for tensor, dtype, device in self.samples:
             if tensor.dtype is not dtype or tensor.device != device:
                 return f"the model was moved to {tensor.dtype} on {tensor.device}; convert it again"
@@ -256,7 +248,6 @@ class ModelState:
         found = *attributes, *entries_of_settings(of_model, self._reads, contents)
         self.attributes, self.attribute_reasons = _watched(*unread, *found)
         self.compared = contents.compared
-        self.cut_off = contents.cut_off
         by_class = names_by_class(self._reads)
         readers = [each for each in model.modules() if "__dict__" in by_class.get(type(each), ())]
         self.namespaces = [(holder_of(each, model), own_names(vars(each))) for each in readers]

@@ -1,74 +1,44 @@
-"""The names and texts in the code of a function: what it may look up, and what it reads of itself."""
+"""The names in the code of a function: the globals that it looks up, and the attributes that it reads."""
 
 from __future__ import annotations
 
 import dis
 import functools
-import re
 import types
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-# Functions that look up attributes, and such that look up globals, by names in texts, which may have to be longer than
-# one name. Longer texts are messages.
-_GLOBALS_BY_NAME = frozenset(("globals", "eval", "exec", "vars", "import_module"))
-_BY_NAME = frozenset(("getattr", "hasattr", "attrgetter", "methodcaller")) | _GLOBALS_BY_NAME
-_WORD, LONGEST = re.compile(r"[A-Za-z_]\w*"), 80
+_BY_TEXT = frozenset(("getattr", "hasattr"))
 
 
 class Names(NamedTuple):
-    """What code looks up: names of globals (``looked_up``) and of ``attributes``; its texts, the ``constants``; which
-    of these may be attributes that it asks for ``by_name``, and that need not be there; (global, attribute) of what it
-    reads ``of_globals``, which it may expect to fail."""
+    """What code looks up; constants count as attributes where it calls ``getattr`` or ``hasattr``."""
 
     looked_up: frozenset[str]
     attributes: frozenset[str]
-    constants: frozenset[str]
-    by_name: frozenset[str]
-    of_globals: frozenset[tuple[str, str]]
 
 
 @functools.lru_cache(4096)
 def names_in(code: types.CodeType) -> Names:
     """Of ``code`` and of functions within it."""
-    looked_up, attributes, constants = set[str](), set[str](), set[str]()
-    of_globals = set[tuple[str, str]]()
-    by_pattern, before = False, None
+    looked_up, attributes = set[str](), set[str]()
     for instruction in dis.get_instructions(code):
-        name = instruction.opname
-        if name in ("LOAD_GLOBAL", "LOAD_NAME"):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             looked_up.add(instruction.argval)
-        elif name in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
             attributes.add(instruction.argval)
-        if name in ("LOAD_ATTR", "LOAD_METHOD") and before is not None:
-            of_globals.add((before, instruction.argval))
-        before = instruction.argval if name == "LOAD_GLOBAL" else None
-        by_pattern |= name == "MATCH_CLASS"  # patterns of match name attributes as getattr does
+    if _BY_TEXT & looked_up:
+        attributes.update(
+            constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()
+        )
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             inner = names_in(constant)
             looked_up |= inner.looked_up
             attributes |= inner.attributes
-            constants |= inner.constants
-            of_globals |= inner.of_globals
-        constants |= texts_in(constant)
-    if by_pattern or _BY_NAME & (looked_up | attributes):
-        words = {word for constant in constants if len(constant) <= LONGEST for word in _WORD.findall(constant)}
-        attributes |= words
-        if _GLOBALS_BY_NAME & (looked_up | attributes):
-            looked_up |= words
-    by_name = attributes & constants if _BY_NAME & (looked_up | attributes) else set[str]()
-    texts = frozenset(looked_up), frozenset(attributes), frozenset(constants), frozenset(by_name)
-    return Names(*texts, frozenset(of_globals))
-
-
-def texts_in(constant: Any) -> set[str]:
-    """The texts in a constant, which may be a tuple of some."""
-    if isinstance(constant, (tuple, frozenset)):
-        return set().union(*map(texts_in, constant))
-    return {constant} if isinstance(constant, str) else set()
+    return Names(frozenset(looked_up), frozenset(attributes))
 
 
 def reads_of_attributes(code: types.CodeType) -> Iterator[tuple[str, int | None]]:
@@ -80,7 +50,7 @@ def reads_of_attributes(code: types.CodeType) -> Iterator[tuple[str, int | None]
             if not hasattr(Tensor, instruction.argval) or _may_be_module(before, code):
                 yield instruction.argval, instruction.offset
         before = instruction
-    if {"getattr", "hasattr"} & set(code.co_names):
+    if _BY_TEXT & set(code.co_names):
         yield from ((constant, None) for constant in code.co_consts if isinstance(constant, str))
 
 

@@ -17,7 +17,7 @@ from torch.utils import weak
 
 from ..graph import only_splits
 from ..process import ThisThread
-from .code import code_walk
+from .code import CodeWalk
 from .contents import is_of_author
 from .holdings import Holdings
 from .shared_by_layout import SharedByLayout
@@ -199,8 +199,7 @@ def _is_answer(result: Any, is_getter: bool) -> bool:
 def named_by_code(model: nn.Module) -> set[str]:
     """The classes of tensors of which the code of ``model`` may ask whether a tensor is one, and what it names to find
     out whether it is compiled."""
-    walk = code_walk(map(type, model.modules()), Holdings(model).functions, None)
-    walk.reach()
+    walk = CodeWalk(map(type, model.modules()), Holdings(model).functions, None)
     return {"Parameter", "Buffer"} & walk.asked_for | walk.of_compilers
 
 

@@ -217,8 +217,6 @@ _OTHERS: dict[str, tuple[Any, str, Any]] = {
     "function that one read from globals calls": (stateful_models, "bent", torch.tanh),
     "number read from globals": (stateful_models, "FACTOR", 3.0),
     "class read from globals": (stateful_models, "Shifted", type("Other", (_SHIFTED,), {"amount": 3.0})),
-    "attribute of a class read from globals": (_SHIFTED, "amount", 3.0),
-    "method of a class read from globals": (_SHIFTED, "__call__", lambda self, x: x * 3),
     "function with a closure read from globals": (stateful_models, "scaled", stateful_models.scaled_by(5.0)),
     "function of a library": (F, "gelu", lambda x, approximate="none": torch.tanh(x)),
 }
