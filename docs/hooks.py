@@ -1,4 +1,4 @@
-"""What mkdocs is to do beside its settings: files outside of docs/ that pages link to become part of the site."""
+"""Hooks of mkdocs that add linked files outside docs/ to the site."""
 
 import os
 import re
@@ -13,7 +13,7 @@ _ROLE = re.compile(r":(?:class|data|func|meth):(?=<code>)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files of the repository that pages link to, and what those link to in turn, under their own paths."""
+    """Add the files of the repository that pages link to, and the files that these link to, under their own paths."""
     docs = Path(config.docs_dir)
     waiting = list(docs.rglob("*.md"))
     while waiting:
@@ -31,7 +31,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """In the site these files lie beside the folders of docs/, not above them."""
+    """Rewrite links to these files, because the site has them next to the folders of docs/, not above them."""
     docs, source = Path(config.docs_dir), Path(page.file.abs_src_path)
 
     def lead(match: re.Match[str]) -> str:
@@ -44,10 +44,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Docstrings name other things by roles of reStructuredText, of which the name is enough here."""
+    """Remove the roles of reStructuredText from docstrings, and keep the names."""
     return _ROLE.sub("", html)
 
 
 def _is_outside(target: Path, docs: Path) -> bool:
-    """Whether it is a file of the repository that is not in docs/; a link that leads nowhere is for mkdocs to tell."""
+    """Return True for a file of the repository outside docs/. mkdocs itself reports broken links."""
     return target.is_file() and target.is_relative_to(docs.parent) and not target.is_relative_to(docs)
