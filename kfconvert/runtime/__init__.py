@@ -18,8 +18,7 @@ from .contents import (
 from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record, library_switches
 from .derived import Derived, memory_of
 from .evidence import NoEvidence, evidence_of
-from .freezing import freeze
-from .frozen import FrozenError
+from .freezing import FrozenError, freeze
 from .guarded import GuardedForward, guarded_forward, install, uninstall
 from .holdings import configurations
 from .hooks import global_hook, has_hooks, inner_hook, remedy

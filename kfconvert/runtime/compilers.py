@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from .frozen import FrozenError
+from .freezing import FrozenError
 from .original_forwards import originals_wanted
 
 if TYPE_CHECKING:

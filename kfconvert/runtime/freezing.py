@@ -1,55 +1,53 @@
-"""Converted models for deployment: what is promised not to change is not looked at in each call."""
+"""Frozen models: a call checks a sample of the model's state, and all of it once in some calls."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+import operator
+import warnings
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .frozen import Frozen, FrozenError
-from .guarded import guarded_forward
-from .on_host import anchor_of
-from .refusals import frozen_by, refuse_changes
-from .shallow_copy import StateForCopies
+from .on_host import OnHost, anchor_of, only_of_original
+from .program import Program
 
 _Model = TypeVar("_Model", bound=nn.Module)
+# After so many calls everything that an unfrozen model checks in each call is checked once.
+LOOK_EVERY = 100
+
+
+class FrozenError(RuntimeError):
+    """A frozen model was changed, or a model cannot be frozen. The message says why."""
 
 
 def freeze(model: _Model, originals: str | None = None) -> _Model:
-    """Take the weights, modules, attributes and code of a converted ``model`` for what they are now; returns ``model``.
+    """Promise that weights, modules, attributes and code of a converted ``model`` do not change; returns ``model``.
 
-    A call then looks at its arguments, at the modes and switches of the process (gradients, autocast, default dtype
-    and device, hooks of all modules, watching modes), at the mode of the model and at its first parameter, and no more.
-    Calls of other kinds run the original forward as before.
+    A call then checks its arguments, the modes and switches of the process (gradients, autocast, default dtype and
+    device, global module hooks, active modes), the mode of the model and its first parameter. Calls that the program
+    does not serve run the original forward as before.
 
-    A change is a :class:`FrozenError`. At once, and without effect: ``train()``, ``load_state_dict()``, a ``.to()`` or
-    ``.half()`` that changes something, of the model or of a module within it, but of modules of which the forward
-    itself calls such a method; ``kfconvert_refresh()``; a parameter, buffer or submodule that is assigned or registered
-    in one of these, as by ``weight_norm``, ``spectral_norm`` and pruning (``prune.remove`` has zeroed the weight by
-    then). At the next call: the first parameter replaced or written in place, as every step of an optimizer does and
-    the ``load_state_dict()`` of a model around this one, and ``torch.func.functional_call``; the mode. Within 100
-    calls: what an unfrozen model sees in each, such as other weights written in place, what ``del``,
-    ``nn.Sequential.insert`` and ``pop`` take from or put into the dicts of a module, hooks on submodules, attributes
-    and patched code; until then a call may compute with both the old and the new. Not seen are writes that leave no
-    trace in a tensor, also with ``check_weights``. A call that runs the original forward may write attributes, such as
-    a table for another image size: later calls run the original forward until these are as they were.
+    A change raises :class:`FrozenError`. At once: ``kfconvert_refresh()``. At the next call: train mode, and a first
+    parameter that was replaced, moved, cast or written, as every step of an optimizer and ``load_state_dict()`` do.
+    Within 100 calls: any other change that an unfrozen model detects; until then a call may compute with both the old
+    and the new state. An original forward may write attributes, such as a table for another image size: later calls
+    run the original forward until these are as they were.
 
-    The class, ``state_dict()``, ``kfconvert.save`` and ``kfconvert_info()`` stay; under "frozen", the latter has the
-    bytes that lie in host memory. A deep copy is a converted model that is not frozen, as is one that was loaded.
-
-    A model in which nothing was fused stays as it is, and may change: nothing depends on what it is now.
+    ``state_dict()``, ``kfconvert.save`` and ``kfconvert_info()`` stay; under "frozen", the latter has the bytes that
+    are stored in host memory. A deep copy is a converted model that is not frozen, and so is a loaded one. A model in
+    which nothing was fused stays as it is.
 
     Args:
         model: a model that was converted, in eval mode.
-        originals: with "cpu", the parameters and buffers that only the original forward needs (those of which the
-            program has folded or packed copies, and others that it does not read) move to host memory. They stay the
-            objects that they are; the first tensor of the model stays on its device, so that ``model.device`` does. The
-            model must have been called before with inputs like those that will come. A call that the program does not
-            serve, gradients, a new layout of images, compilers and ``copy.copy`` bring them back for good, with one
-            warning; ``freeze`` may be called again then. Submodules called by themselves do not, but for parts that
-            were converted. Nothing moves where the model is on the CPU already, or was converted in parts only. No
-            other thread may call the model meanwhile.
+        originals: with "cpu", the parameters and buffers that only the original forward needs move to host memory:
+            those of which the program has folded or packed copies, and those that it does not read. They stay the same
+            objects. The first tensor of the model stays on its device, so that ``model.device`` does. Call the model
+            before with inputs like those that will come. A call that the program does not serve, gradients, a new
+            layout of images, compilers and ``copy.copy`` move them back, with one warning; ``freeze`` may be called
+            again then. Nothing moves where the model is on the CPU, or was converted in parts only. No other thread
+            may call the model meanwhile.
 
     Raises:
         FrozenError: the model has changed since its conversion, is in train mode, was unpickled, or, with
@@ -60,23 +58,123 @@ def freeze(model: _Model, originals: str | None = None) -> _Model:
         raise ValueError(f"originals must be None or 'cpu', not {originals!r}")
     if not isinstance(model, nn.Module) or "kfconvert_info" not in vars(model):
         raise ValueError(f"freeze takes a converted model, not {type(model).__name__}")
-    forwards = [forward for module in model.modules() if (forward := guarded_forward(module)) is not None]
-    if not forwards:
+    guarded: dict[str, Any] = vars(model)["kfconvert_info"].__self__.guarded
+    if not guarded:
         return model
-    frozen = frozen_by(model)
+    frozen = next(iter(guarded.values())).frozen
     if frozen is None:
-        for forward in forwards:
+        for forward in guarded.values():
             reason = forward.state.change() if forward.state else forward.other_form()
             if reason is not None:
                 raise FrozenError(f"{type(model).__name__} cannot be frozen: {reason}")
         frozen = Frozen(model)
-        for forward in forwards:
+        for forward in guarded.values():
             forward.freeze(frozen)
-        states = [forward.state for forward in forwards if forward.state]
-        refuse_changes(model, frozen, lambda kind, name: any(state.reads(kind, name) for state in states))
-        for module in model.modules():
-            module.__dict__.setdefault("__getstate__", StateForCopies(module, vars(module).get("forward"), stays=False))
-    whole, anchor = guarded_forward(model), anchor_of(model)
+    whole, anchor = guarded.get(""), anchor_of(model)
     if originals is not None and whole is not None and anchor is not None and anchor.device.type != originals:
         frozen.to_host(model, [variant.program for variant in whole.variants], torch.device(originals))
     return model
+
+
+class Frozen:
+    """What the guarded forwards of one frozen model share."""
+
+    def __init__(self, model: nn.Module):
+        self.name = type(model).__name__
+        self.on_host: OnHost | None = None
+        # How many calls ran an original forward, which may write attributes of the model.
+        self.originals = 0
+        # How often tensors have got other memory from here.
+        self.moves = 0
+        # Training, loading and swapping weights always touch every parameter, so checking the first is enough.
+        places = ((m._parameters, key) for m in model.modules() for key, p in m._parameters.items() if p is not None)
+        self._store, self._key = next(places, ({}, ""))
+        self._sample = self._store.get(self._key)
+        self._kind = self._kind_of_sample()
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that lie in the memory of the host and not on the device."""
+        return 0 if self.on_host is None else self.on_host.bytes
+
+    def sampled_change(self) -> str | None:
+        """How the first parameter of the model has changed; most calls check no other one."""
+        if self._store.get(self._key) is not self._sample:
+            return "its first parameter was replaced"
+        return "its first parameter was written, moved or cast" if self._kind_of_sample() != self._kind else None
+
+    def _kind_of_sample(self) -> tuple[Any, ...]:
+        sample = self._sample
+        return () if sample is None else (_version(sample), sample.dtype, sample.device)
+
+    def refused(self, change: str) -> FrozenError:
+        """What is raised for a ``change``."""
+        change = change.removesuffix("; convert it again")
+        return FrozenError(
+            f"{self.name} was frozen by kfconvert.freeze, which promises that it does not change: {change}. "
+            "copy.deepcopy of it gives a model that may change."
+        )
+
+    def to_host(self, model: nn.Module, programs: Sequence[Program], host: torch.device) -> None:
+        """Move what none of the ``programs``, which serve the model as a whole, reads to ``host``.
+
+        Raises:
+            FrozenError: none of them has run yet.
+        """
+        if self.host_bytes:
+            return
+        anchor = anchor_of(model)
+        if not any(program.kept_plans() for program in programs):
+            raise FrozenError(
+                f"nothing is derived from the weights of {self.name} yet: call it with inputs like those that will "
+                "come, under torch.no_grad(), before its originals are moved"
+            )
+        for program in programs:
+            program.clear()  # what was noted while plans were made keeps the memory of weights
+        if anchor is not None:
+            self.on_host = OnHost(only_of_original(model, programs), anchor, host)
+            self.moves += 1
+
+    def bring_back(self, reason: str) -> None:
+        """Put what lies in the memory of the host back onto the device, as it is needed: ``reason`` tells for what."""
+        if not self.host_bytes or self.on_host is None:
+            return
+        size = self.host_bytes
+        if self.on_host.bring_back():
+            self.moves += 1
+            warnings.warn(
+                f"kfconvert: {size / 2**20:.1f} MiB of weights of {self.name}, which kfconvert.freeze has moved to "
+                f"host memory, are back on the device and stay there: {reason}.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def __reduce__(self):
+        # Copies and pickles of a frozen model are not frozen, and all their tensors lie on one device.
+        return _thawed, (self.on_host,)
+
+
+class Noted:
+    """The tensors that a program reads, as they were when this was made. Raises UnfitTensors where one was removed."""
+
+    def __init__(self, program: Program):
+        self._program, self._tensors = program, program.tensors()
+        self._versions = list(map(_version, self._tensors))
+        self._unchanged = program.unchanged()
+
+    def holds(self, moved: bool) -> bool:
+        """Whether they are the same, neither written nor, unless they were ``moved``, elsewhere, as far as that leaves
+        a trace. Raises as the constructor."""
+        tensors = self._program.tensors()
+        if not moved:
+            return self._unchanged.holds_for(tensors)
+        same = len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))
+        return same and list(map(_version, tensors)) == self._versions
+
+
+def _thawed(_: None) -> None:
+    """In place of a Frozen in copies: OnHost has put the tensors back already."""
+
+
+def _version(tensor: Tensor | None) -> int:
+    return -1 if tensor is None or tensor.is_inference() else tensor._version

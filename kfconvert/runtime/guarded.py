@@ -20,7 +20,7 @@ from .comparing import differs
 from .compilers import refuse_scripting, traced, traced_here
 from .contents import OfConversion
 from .cuda_graphs import Ahead, CudaGraphs
-from .frozen import LOOK_EVERY, Frozen, Noted
+from .freezing import LOOK_EVERY, Frozen, Noted
 from .gradient_calls import GradientCall
 from .ledger import Ledger, MissNotices
 from .model_state import ModelState
@@ -30,7 +30,6 @@ from .program import UnfitTensors
 from .program_errors import ProgramError, leave_to_original
 from .random_generators import random_states
 from .recompute import needs_gradient
-from .refusals import allow_changes
 from .shallow_copy import StateForCopies
 from .tensor_facts import ELEMENTS
 from .variant import Variant
@@ -458,7 +457,6 @@ def install(
 def uninstall(model: nn.Module) -> None:
     """Give ``model`` and its submodules their own forwards back; a model that was not converted stays as it is."""
     for module in model.modules():
-        allow_changes(module)
         guarded = guarded_forward(module)
         if guarded is not None:
             if guarded.frozen is not None:
