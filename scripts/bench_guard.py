@@ -27,7 +27,7 @@ from torch import nn
 
 from kfconvert import ModelConverter, freeze
 from kfconvert.runtime import GuardedForward, Variant, guarded_forward
-from kfconvert.runtime.recompute import needs_gradient
+from kfconvert.runtime.dispatch.recompute import needs_gradient
 from kfconvert.torch_state import transformed
 
 RUNS = 500

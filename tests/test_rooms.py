@@ -64,6 +64,18 @@ def is_allowed(above, below):
     return above in floors and below in floors and floors[above] < floors[below]
 
 
+def test_rooms_of_the_runtime_import_one_way():
+    floors = ["dispatch", "recording", "state"]
+    wrong = []
+    for path in sorted((PACKAGE / "runtime").glob("*/*.py")):
+        for line, module, _ in imports(path):
+            parts = module.split(".")
+            below = parts[2] if parts[:2] == ["kfconvert", "runtime"] and len(parts) > 2 else path.parent.name
+            if floors.index(below) < floors.index(path.parent.name):
+                wrong.append(f"{path.relative_to(PACKAGE)}:{line} imports {module}")
+    assert wrong == []
+
+
 # Other arrows: faces and tables of names, and rooms apart from the way of a model.
 OTHERS = {
     ("__main__", "cli"),

@@ -1,11 +1,11 @@
 """Converted models on disk: saved, and loaded again by the decisions that were recorded; or exported as programs."""
 
-from .beside import write_beside
 from .errors import ArtifactError
 from .exporting import export
 from .files import check_target, load, load_original, save
 from .results import artifacts_in, results_in, write_report
 from .schema import RECORD_FILE
+from .sidecar import write_beside
 
 __all__ = [
     "ArtifactError",

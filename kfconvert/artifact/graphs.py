@@ -1,8 +1,8 @@
 """``graphs.json``: the graphs that were traced for a conversion, so that ``load`` need not trace them again.
 
-They are used where the model, and all that a trace of it depends on, are what they were, which ``runtime.evidence``
-tells; else the model is traced. What the program watches afterwards is the same in both cases, as it is made of what
-was read in the trace, and of the model as it is loaded.
+``load`` uses them where the evidence is the same (see ``runtime.state.evidence``), and traces the model elsewhere. What
+the program watches afterwards is the same in both cases: it follows from what was read in the trace, and from the model
+as it is loaded.
 """
 
 from __future__ import annotations

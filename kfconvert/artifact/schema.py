@@ -386,7 +386,7 @@ class _StoredForm(_Part):
 class StoredGraphs(_Part):
     """``graphs.json``: what was traced of the calls and of the parts of a record, in their order; None for a graph that
     cannot be stored. ``generation``: of all calls that ``generate`` makes, in their order; None where one of these
-    cannot be stored, or none was captured. ``evidence``: see ``runtime.evidence``."""
+    cannot be stored, or none was captured. ``evidence``: see ``runtime.state.evidence``."""
 
     format: Literal[1]
     device: str = Field(max_length=100)

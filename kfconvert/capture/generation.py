@@ -61,7 +61,8 @@ def capture_generation(
         put_back: gives the model the state that it had before a call.
         static: the step on a static cache is wanted as well (see ``kfconvert.generation``).
         fewest: only the forms in which a prompt without padding is continued greedily: the prompt, and the step on a
-            static cache where one is wanted and there is one, or else that on a cache which grows.
+            static cache where one is wanted and there is one, or else that on a cache which grows; for encoder-decoders
+            with and without a mask.
     """
     if not isinstance(first, Capture) or not first.region.has_caches:
         return []
@@ -82,7 +83,9 @@ def _generation_calls(
         return []
     observed: list[list[GenerationCall]] = []
     on_static = None
-    for masked in (False, True) if static or not fewest else (False,):
+    # Encoder-decoders hand on any mask that they are given, also one without padding.
+    both = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    for masked in (False, True) if static or both or not fewest else (False,):
         try:
             calls = _observed(model, prompt, masked)
             # A mask of all ones may be left out, and with it what hides the places that the cache has left.
@@ -93,7 +96,7 @@ def _generation_calls(
             put_back()
         observed.append(calls)
     if fewest:
-        observed = [calls[:1] if on_static else calls for calls in observed[:1]]
+        observed = [calls[:1] if on_static else calls for calls in (observed if both else observed[:1])]
     found: dict[Any, GenerationCall] = {}
     for calls in observed:
         for place, each in enumerate(calls):

@@ -1,12 +1,11 @@
 """One conversion from beginning to end: its steps, what is measured and judged, its statistics."""
 
-from .as_given import AsGiven, given_back_on_error
 from .captures import Captures, gathered, trace
 from .config import ConversionConfig, takes_options
 from .control import FilterFn, check_names, controlled, with_chosen
+from .decision_log import log_decisions
 from .effort import EFFORTS, Effort
 from .layouts import Layouts
-from .loads import Load, Loads
 from .memory_bound import drop_for_memory
 from .memory_use import memory
 from .own_state import OwnState
@@ -20,6 +19,7 @@ from .preparation import (
     prepare,
     resolve_device,
 )
+from .rollback import AsGiven, given_back_on_error
 from .selector import Decision, Selector
 from .serving import Served, reject_slower_methods, replace_served
 from .sites import match
@@ -38,8 +38,8 @@ from .steps import (
     without_gain,
 )
 from .time_shares import shares_of_time
-from .told import log_decisions
 from .validation import revert, validate
+from .workloads import Load, Loads
 
 __all__ = [
     "AsGiven",

@@ -114,7 +114,7 @@ def gathered(
     """``found`` for each of the ``calls``, and ``parts``; those ``refused`` are named where no call was captured.
 
     Args:
-        asked: what the model's code asks of tensors, see ``runtime.tensor_facts``.
+        asked: what the model's code asks of tensors, see ``runtime.state.tensor_facts``.
         asked_of: what the code of one module asks; that of the model by default.
     """
     forms = tuple(form for form in found if isinstance(form, Capture))

@@ -15,10 +15,10 @@ from ..matching import Site
 from ..runtime import CALLS_BEFORE, Program, install, originals, uninstall
 from ..settings import max_rewrites
 from .captures import Captures
-from .loads import Loads
 from .samples import layout_text
 from .selector import Decision, Selector
 from .stages import Stages
+from .workloads import Loads
 
 
 class Layouts:

@@ -21,8 +21,8 @@ from ..runtime import (
     reached,
     slotted,
 )
-from .kept import CONTAINERS, outside, own_attributes
-from .left_by_traces import OutsideCaches, remove_stand_ins
+from .attribute_state import CONTAINERS, outside, own_attributes
+from .leaked_tensors import OutsideCaches, remove_stand_ins
 
 
 class _Snapshot:

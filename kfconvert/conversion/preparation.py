@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,9 +15,9 @@ from ..capture import ALWAYS, BY_SHAPE, Attribute, Change, WrittenState, around,
 from ..inputs import ExampleCall, InputError, Weighted, example_call, weighted
 from ..runtime import UNKNOWN, Asked, function_mode, named_by_code, originals, uninstall, unsteady
 from ..settings import SettingError, max_rewrites
-from .as_given import AsGiven, given_back_on_error
-from .kept import Kept, readers
+from .attribute_state import Kept, readers
 from .own_state import OwnState
+from .rollback import AsGiven, given_back_on_error
 
 
 class ConversionError(ValueError):
@@ -212,6 +212,8 @@ def _prepared(
         methods = []
         for each in of_methods:
             method, found = _accepted(model, each)
+            if isinstance(found, Iterator):
+                raise ConversionError(f"example_calls: {type(model).__name__}.{method.method} returns an iterator")
             methods.append((method, found))
             own_state.settled(model)
             settled = OwnState(model)

@@ -19,10 +19,10 @@ from ..region import LiveTensors, Region
 from ..runtime import Pool, Program, Recording, Unrecordable
 from .cold_weights import are_cold, calls_beyond_cache
 from .effort import EFFORTS, Effort
-from .loads import Load
 from .remembered import Remembered
 from .samples import Sample, layout_text, sample_inputs
 from .trials import Together, Trials, accurate, described, flat, set_layout, timed_error
+from .workloads import Load
 
 Calls = Mapping[str, Callable[[], Any]]
 # Of each candidate one call, or several that are made in turns.

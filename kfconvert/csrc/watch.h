@@ -1,7 +1,7 @@
 // What the guard of a converted model looks at in every call, without the interpreter in between: whether dicts
 // still hold the objects that they held, and whether tensors were replaced, moved or written. Plain CPython API,
-// no torch headers. The same in Python, with the meaning of the arguments, are kfconvert/runtime/watch.py and
-// kfconvert/runtime/derived.py.
+// no torch headers. The same in Python, with the meaning of the arguments, are kfconvert/runtime/state/watch.py and
+// kfconvert/runtime/state/derived.py.
 //
 // Objects are compared by address. Whoever calls keeps those that are compared with alive, so that no address can
 // pass to another object. A borrowed reference is compared but never followed: looking up a key, or reading an
@@ -141,7 +141,7 @@ inline PyObject* watch_state(PyObject*, PyObject* entries) {
   return state.release();
 }
 
-// What stands for a kind of entry in place of the object or the key: see kfconvert/runtime/watch.py.
+// What stands for a kind of entry in place of the object or the key: see kfconvert/runtime/state/watch.py.
 struct Marks {
   PyObject* missing;
   PyObject* size;
@@ -533,15 +533,15 @@ inline PyObject* tensor_key(PyObject*, PyObject* const* arguments, Py_ssize_t gi
 // Adds the functions to `module`; -1 with an exception set on failure.
 inline int add_to(PyObject* module) {
   static PyMethodDef functions[] = {
-      {"watch_state", watch_state, METH_O, "watch_state(entries): see kfconvert.runtime.watch.Watch"},
+      {"watch_state", watch_state, METH_O, "watch_state(entries): see kfconvert.runtime.state.watch.Watch"},
       {"first_change", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(first_change)), METH_FASTCALL,
-       "first_change(entries, state, root, missing, size, items, type, inside, dict): see kfconvert.runtime.watch"},
+       "first_change(entries, state, root, missing, size, items, type, inside, dict): see kfconvert.runtime.state.watch"},
       {"gather", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(gather)), METH_FASTCALL,
-       "gather(places, root): see kfconvert.runtime.watch.gather"},
+       "gather(places, root): see kfconvert.runtime.state.watch.gather"},
       {"tensor_state", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(tensor_state)), METH_FASTCALL,
-       "tensor_state(tensors, versioned): see kfconvert.runtime.derived"},
+       "tensor_state(tensors, versioned): see kfconvert.runtime.state.derived"},
       {"has_state", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(has_state)), METH_FASTCALL,
-       "has_state(tensors, state): see kfconvert.runtime.derived"},
+       "has_state(tensors, state): see kfconvert.runtime.state.derived"},
       {"tensor_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(tensor_key)), METH_FASTCALL,
        "tensor_key(leaves, indices): see kfconvert.region.guard"},
       {nullptr, nullptr, 0, nullptr}};

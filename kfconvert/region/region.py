@@ -50,7 +50,7 @@ class Region:
     of a placeholder lives in the model: (module path, attribute name). ``inputs`` names the placeholders of the user
     inputs in the order of ``call``'s leaves. ``example`` describes the keyword arguments that it was traced with (see
     ``inputs.described``), None where that cannot be; ``reads`` has what it read of modules and of the objects
-    that they hold (see ``runtime.configuration``).
+    that they hold (see ``runtime.state.configuration``).
     """
 
     graph: fx.Graph

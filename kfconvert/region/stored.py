@@ -2,7 +2,7 @@
 
 The values may come from an unknown hand. Operators are those of a list, names are names and nothing else (the code
 of a program is made of them), sizes are expressions of a few kinds, and classes are only looked up among those that the
-model has. Whether the graph is that of the model is for others to know, see ``runtime.evidence``.
+model has. Whether the graph is that of the model is for others to know, see ``runtime.state.evidence``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,21 @@
 """What a converted model runs: a guard over all that its program relies on, then the program."""
 
-from .code import OF_COMPILERS, class_dict, is_same_compiled, whole_walk
-from .code_state import Codes
-from .configuration import grouped_by_class, recorded_reads, without_cache
-from .contents import (
+from .dispatch.freezing import FrozenError, freeze
+from .dispatch.guarded import GuardedForward, guarded_forward, install, uninstall
+from .dispatch.ledger import Ledger, MissNotices
+from .dispatch.miss_callback import MissCallback, OnMiss
+from .dispatch.original_forwards import originals
+from .dispatch.recompute import autograd_nodes
+from .recording.cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record, library_switches
+from .recording.merged_weights import merge, separate, whole
+from .recording.program import Program, UnfitTensors
+from .recording.recording import Pool, Recording, Repeated, Unrecordable
+from .recording.variant import Variant
+from .state.active_modes import default_device, function_mode
+from .state.code import OF_COMPILERS, class_dict, is_same_compiled, whole_walk
+from .state.code_state import Codes
+from .state.configuration import grouped_by_class, recorded_reads, without_cache
+from .state.contents import (
     OF_CONVERSION,
     OF_EVERY_MODULE,
     OfConversion,
@@ -15,27 +27,25 @@ from .contents import (
     reached,
     slotted,
 )
-from .cuda_graphs import CALLS_BEFORE, MOST_RECORDINGS, CudaGraphs, can_record, library_switches
-from .derived import Derived, memory_of
-from .evidence import NoEvidence, evidence_of
-from .freezing import FrozenError, freeze
-from .guarded import GuardedForward, guarded_forward, install, uninstall
-from .holdings import configurations
-from .hooks import global_hook, has_hooks, inner_hook, remedy
-from .ledger import Ledger, MissNotices
-from .merged_weights import merge, separate, whole
-from .miss_callback import MissCallback, OnMiss
-from .names_in_code import reads_of_attributes
-from .onlookers import default_device, function_mode
-from .original_forwards import originals
-from .program import OF_EXPORT, Program, UnfitTensors
-from .random_generators import GENERATORS, as_bytes, generator_state, put_back
-from .recompute import autograd_nodes
-from .recording import Pool, Recording, Repeated, Unrecordable
-from .tensor_facts import ELEMENTS, LAYOUT, UNKNOWN, Asked, asked_attributes, attribute_facts, named_by_code, unsteady
-from .variant import Variant
-from .watch import MISSING, ROOT, Entry, Watch, inside
-from .weak_module import WeakModule
+from .state.derived import Derived, memory_of
+from .state.evidence import NoEvidence, evidence_of
+from .state.hooks import global_hook, has_hooks, inner_hook, remedy
+from .state.names_in_code import reads_of_attributes
+from .state.random_generators import GENERATORS, as_bytes, generator_state, put_back
+from .state.references import configurations
+from .state.tensor_facts import (
+    ELEMENTS,
+    LAYOUT,
+    UNKNOWN,
+    Asked,
+    asked_attributes,
+    attribute_facts,
+    named_by_code,
+    unsteady,
+)
+from .state.watch import MISSING, ROOT, Entry, Watch, inside
+from .state.watched_places import OF_EXPORT
+from .state.weak_module import WeakModule
 
 __all__ = [
     "OF_COMPILERS",

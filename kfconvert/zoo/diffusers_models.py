@@ -54,8 +54,9 @@ def described(model: nn.Module) -> dict[str, Any] | None:
         return None
     found: Any = model
     try:
-        # What diffusers notes about a model has names that begin with "_"; these are no arguments of its class.
-        config = {name: value for name, value in found.config.items() if not name.startswith("_")}
+        # A configuration holds more than arguments: notes of diffusers, and what ``__init__`` registers.
+        arguments = _defaults(type(model))
+        config = {name: value for name, value in found.config.items() if name in arguments}
         recipe = {
             "kind": "diffusers",
             "class": type(model).__name__,

@@ -61,6 +61,16 @@ def test_what_diffusers_notes_in_a_configuration_is_no_change(fused, tmp_path):
     torch.testing.assert_close(sample(pickle.loads(pickle.dumps(model))), sample(model))
 
 
+def test_a_configuration_with_more_than_the_arguments_of_the_class_is_read(tmp_path):
+    blocks = {"encoder_block_out_channels": (8, 8), "decoder_block_out_channels": (8, 8)}
+    model = diffusers.AutoencoderTiny(**blocks, num_encoder_blocks=(1, 1), num_decoder_blocks=(1, 1)).eval()
+    x = torch.rand(1, 3, 16, 16)
+    fused = kfconvert.auto_convert_model(model, example_inputs={"sample": x}, select="all", effort="fast")
+    fused.save_pretrained(tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(kfconvert.load(tmp_path)(x).sample, model(x).sample, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("options", [{}, {"max_shard_size": 20_000}], ids=["one file", "in parts"])
 def test_both_libraries_read_what_was_saved(options, fused, tmp_path, traces):
     fused.save_pretrained(tmp_path / "out", **options)

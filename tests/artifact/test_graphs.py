@@ -21,7 +21,7 @@ from kfconvert.artifact import replay
 from kfconvert.artifact.files import ArtifactError
 from kfconvert.converter import ModelConverter
 from kfconvert.region import kept
-from kfconvert.runtime.guarded import guarded_forward
+from kfconvert.runtime.dispatch.guarded import guarded_forward
 
 IDS = torch.arange(10).reshape(2, 5)
 

@@ -391,3 +391,15 @@ def test_a_copy_of_a_cache_is_no_change_of_its_class():
     assert "__slotnames__" in vars(kind)
     fused.generate(ids, max_new_tokens=4, do_sample=False)
     assert not fused.kfconvert_info()["guard"]["misses"]
+
+
+def test_fast_effort_serves_an_encoder_decoder_with_a_mask():
+    torch.manual_seed(0)
+    model = FAMILIES["bart"]().eval()
+    ids = torch.randint(4, 60, (2, 6))
+    fused = ModelConverter(select="all", effort="fast").convert_model(copy.deepcopy(model), example_inputs=ids)
+    for mask in ({}, {"attention_mask": torch.ones_like(ids)}):
+        expected = model.generate(input_ids=ids, max_new_tokens=4, do_sample=False, **mask)
+        assert torch.equal(fused.generate(input_ids=ids, max_new_tokens=4, do_sample=False, **mask), expected)
+    guard = fused.kfconvert_info()["guard"]
+    assert guard["hits"] == 8 and not guard["misses"]

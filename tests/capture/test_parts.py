@@ -16,8 +16,8 @@ from kfconvert.capture.deadline import Budget
 from kfconvert.capture.structure import groups
 from kfconvert.conversion.selector import Decision
 from kfconvert.inputs.example import ExampleCall, variations, widened
-from kfconvert.runtime.guarded import guarded_forward
-from kfconvert.runtime.original_forwards import originals
+from kfconvert.runtime.dispatch.guarded import guarded_forward
+from kfconvert.runtime.dispatch.original_forwards import originals
 
 
 class MLP(nn.Module):

@@ -12,7 +12,7 @@ from kfconvert import ConversionError, ModelConverter, auto_convert_model, valid
 from kfconvert.modules import FusedLinear
 from kfconvert.profiling import Comparison
 from kfconvert.report import table as report
-from kfconvert.runtime.guarded import guarded_forward
+from kfconvert.runtime.dispatch.guarded import guarded_forward
 
 
 def mlp():

@@ -231,3 +231,42 @@ def test_lengths(kind, length):
             torch.testing.assert_close(fused(ids), model(ids))
     if kind is Rotary and length > 1:
         assert hits(fused) >= 3
+
+
+class ClearedTable(nn.Module):
+    """As attention in timm's LeViT: a table by device, which a change of the mode clears."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bias, self.table = nn.Conv2d(8, 2, 1), nn.Parameter(torch.randn(2, 1, 1)), {}
+
+    def train(self, mode=True):
+        self.table = {}
+        return super().train(mode)
+
+    def forward(self, x):
+        if x.device not in self.table:
+            self.table[x.device] = self.bias.detach() * 2
+        return self.conv(x) + self.table[x.device]
+
+
+def test_a_table_that_is_filled_with_equal_values_again_is_no_change():
+    model, x = Body(ClearedTable()).eval(), torch.rand(2, 3, 8, 8)
+    fused = ModelConverter(select="all").convert_model(copy.deepcopy(model), example_inputs=x)
+
+    def called():
+        before = fused.kfconvert_info()["guard"]["hits"]
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(fused(x), model(x))
+        return fused.kfconvert_info()["guard"]["hits"] - before
+
+    assert called() == 3
+    for each in (model, fused):
+        each.eval()
+    assert called() == 2  # the first call fills the table
+    with torch.no_grad():
+        for each in (model, fused):
+            each.head.bias.mul_(3)
+            each.eval()
+    assert called() == 0

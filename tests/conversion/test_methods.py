@@ -154,6 +154,7 @@ def test_features_of_images_and_texts():
         ({"forward": torch.zeros(1)}, "'forward' is no public method"),
         ([("decode", torch.zeros(1))], "example_calls must be a dict of method names and inputs"),
         ({"decode": torch.zeros(1, 3)}, r"Coder.decode does not accept float32\[1, 3\]"),
+        ({"named_modules": ()}, "Coder.named_modules returns an iterator"),
     ],
 )
 def test_wrong_example_calls_are_one_clear_line(calls, message):

@@ -17,7 +17,7 @@ from kfconvert.conversion import steps
 from kfconvert.profiling import Comparison
 from kfconvert.report import prometheus_text
 from kfconvert.runtime import guarded_forward
-from kfconvert.runtime.guarded import NOTHING_FUSED
+from kfconvert.runtime.dispatch.guarded import NOTHING_FUSED
 
 pytestmark = pytest.mark.filterwarnings("ignore:kfconvert fused nothing")
 

@@ -10,10 +10,10 @@ from kfconvert.canonical.passes import canonicalise
 from kfconvert.capture.captured import capture
 from kfconvert.capture.tracer import trace
 from kfconvert.conversion.cold_weights import modules_with_own_weights, originals_with_own_weights
-from kfconvert.conversion.loads import Load
 from kfconvert.conversion.samples import sample_inputs
 from kfconvert.conversion.selector import Selector, _is_clear
 from kfconvert.conversion.trials import Trials, _error, flat
+from kfconvert.conversion.workloads import Load
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example import ExampleCall
 from kfconvert.matching.matcher import find

@@ -8,7 +8,7 @@ import transformers
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.runtime.guarded import GuardedForward
+from kfconvert.runtime.dispatch.guarded import GuardedForward
 
 
 class Whole(nn.Module):

@@ -31,9 +31,9 @@ from kfconvert.process.garbage import only_new_garbage
 from kfconvert.process.shield import Shield, is_of_trace
 from kfconvert.process.turns import one_at_a_time
 from kfconvert.region.region import CaptureError
-from kfconvert.runtime.configuration import recorded_reads, without_cache
-from kfconvert.runtime.guarded import guarded_forward
-from kfconvert.runtime.variant import Variant
+from kfconvert.runtime.dispatch.guarded import guarded_forward
+from kfconvert.runtime.recording.variant import Variant
+from kfconvert.runtime.state.configuration import recorded_reads, without_cache
 
 DEADLINE = 20.0
 

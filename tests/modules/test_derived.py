@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from kfconvert.modules import Derived
-from kfconvert.runtime import derived as implementation
-from kfconvert.runtime.watch import COMPILED
+from kfconvert.runtime.state import derived as implementation
+from kfconvert.runtime.state.watch import COMPILED
 
 
 @pytest.fixture(params=["compiled", "python"], autouse=True)

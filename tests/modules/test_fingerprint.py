@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kfconvert.runtime import fingerprint
-from kfconvert.runtime.fingerprint import fingerprints
+from kfconvert.runtime.state import fingerprint
+from kfconvert.runtime.state.fingerprint import fingerprints
 
 DTYPES = [
     torch.float64,

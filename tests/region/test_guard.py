@@ -13,7 +13,7 @@ from kfconvert.inputs.example import ExampleCall, InputError, example_call
 from kfconvert.region import guard
 from kfconvert.region.guard import _holds
 from kfconvert.region.region import CaptureError
-from kfconvert.runtime import watch
+from kfconvert.runtime.state import watch
 
 
 def nested(first, second):

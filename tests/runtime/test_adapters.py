@@ -7,10 +7,14 @@ from functools import cache
 
 import peft
 import pytest
+import torch
+import transformers
 from support import stateful_models
 from support.adapter_changes import ADAPTER_CHANGES, adapted, converted, plain
 from support.state_changes import Alike, Subject
 from torch import nn
+
+from kfconvert import ModelConverter
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ORDERS = 12
@@ -98,3 +102,17 @@ def test_an_unloaded_model_is_the_plain_one():
     for subject in both.both:
         subject.model = subject.model.merge_and_unload()
     both.call("merged and unloaded") if hasattr(both.converted.model, "kfconvert_info") else None
+
+
+def test_a_model_with_a_task_is_converted():
+    """Its class holds the tables of ``AutoModel``, whose items import all models of transformers."""
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
+    )
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])
+    model = peft.get_peft_model(transformers.LlamaForCausalLM(config), lora).eval()
+    ids = torch.randint(4, 60, (2, 6))
+    fused = ModelConverter(select="all", effort="fast").convert_model(copy.deepcopy(model), example_inputs=ids)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
+    assert fused.kfconvert_info()["total_replaced"]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.runtime.compilers import ScriptingError
+from kfconvert.runtime.dispatch.compilers import ScriptingError
 
 
 class Branching(nn.Module):

@@ -13,7 +13,7 @@ import transformers
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.runtime.cuda_graphs import MOST_RECORDINGS
+from kfconvert.runtime.recording.cuda_graphs import MOST_RECORDINGS
 
 pytestmark = pytest.mark.cuda
 
@@ -418,7 +418,7 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_is_told_once():
 
 
 def test_a_failed_recording_leaves_the_process_as_it_was():
-    from kfconvert.runtime.recording import Pool, Recording, Unrecordable
+    from kfconvert.runtime.recording.recording import Pool, Recording, Unrecordable
 
     pool = Pool(torch.device("cuda", 0))
     x = inputs()
@@ -439,7 +439,7 @@ def test_a_failed_recording_leaves_the_process_as_it_was():
 
 
 def test_a_pool_is_made_in_a_thread_that_has_not_used_cuda_before():
-    from kfconvert.runtime.recording import Pool
+    from kfconvert.runtime.recording.recording import Pool
 
     with ThreadPoolExecutor(1) as thread:
         pools = [Pool(torch.device("cuda", 0)) for _ in range(8)]  # more than others have left

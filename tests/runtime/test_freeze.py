@@ -13,8 +13,8 @@ from torch.nn.utils import parametrizations, prune
 import kfconvert
 from kfconvert import FrozenError, freeze
 from kfconvert.runtime import Derived, guarded_forward
-from kfconvert.runtime.freezing import LOOK_EVERY
-from kfconvert.runtime.model_state import ModelState
+from kfconvert.runtime.dispatch.freezing import LOOK_EVERY
+from kfconvert.runtime.state.model_state import ModelState
 
 
 def value(outputs):

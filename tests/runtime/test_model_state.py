@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.runtime.original_forwards import originals
+from kfconvert.runtime.dispatch.original_forwards import originals
 
 
 class Scaled(nn.Module):

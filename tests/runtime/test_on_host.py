@@ -14,7 +14,7 @@ from torch import nn
 import kfconvert
 from kfconvert import FrozenError, ModelConverter, freeze
 from kfconvert.runtime import guarded_forward
-from kfconvert.runtime.on_host import tensors_within
+from kfconvert.runtime.dispatch.on_host import tensors_within
 
 BACK = "CNN, which kfconvert.freeze has moved to host memory, are back on the device"
 
@@ -167,7 +167,7 @@ def test_gradients_are_those_of_the_original(called, inputs):
 def test_a_copy_has_all_tensors_on_its_device_and_leaves_those_of_the_model(called, inputs, duplicated, monkeypatch):
     names = on_host(moved(called))
     to_device = []
-    monkeypatch.setattr(kfconvert.runtime.on_host, "_move", lambda tensors, device: to_device.extend(tensors))
+    monkeypatch.setattr(kfconvert.runtime.dispatch.on_host, "_move", lambda tensors, device: to_device.extend(tensors))
     duplicate = duplicated(called)
     assert on_host(called) == names
     tensors = dict([*duplicate.named_parameters(), *duplicate.named_buffers()])

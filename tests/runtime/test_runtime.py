@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from kfconvert import ModelConverter
-from kfconvert.runtime.guarded import guarded_forward, uninstall
+from kfconvert.runtime.dispatch.guarded import guarded_forward, uninstall
 
 
 class Net(nn.Module):

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from kfconvert.accuracy.comparison import ERROR_RATIO
-from kfconvert.runtime.guarded import IN_TRAINING
-from kfconvert.runtime.model_state import ModelState
+from kfconvert.runtime.dispatch.guarded import IN_TRAINING
+from kfconvert.runtime.state.model_state import ModelState
 
 
 @pytest.fixture

@@ -12,8 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from kfconvert.runtime import watch
-from kfconvert.runtime.watch import DICT, INSIDE, ITEMS, MISSING, SIZE, TYPE, Attributes, Watch, flat_places, gather
+from kfconvert.runtime.state import watch
+from kfconvert.runtime.state.watch import (
+    DICT,
+    INSIDE,
+    ITEMS,
+    MISSING,
+    SIZE,
+    TYPE,
+    Attributes,
+    Watch,
+    flat_places,
+    gather,
+)
 
 
 @pytest.fixture(params=["compiled", "python"])

@@ -16,9 +16,9 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from ..inputs import is_equal
-from ..process import stood_over
-from ..region import Read
+from ...inputs import is_equal
+from ...process import stood_over
+from ...region import Read
 from .derived import Derived
 from .fingerprint import fingerprints
 from .random_generators import GENERATORS

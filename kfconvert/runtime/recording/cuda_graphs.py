@@ -14,7 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from ..process import switched_off
+from ...process import switched_off
 from .driver_graph import has_driver
 from .program import Plans, Program
 from .recording import Pool, Recording, Unrecordable

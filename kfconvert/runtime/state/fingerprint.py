@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 try:
-    from .._C import fingerprint as _of_memory
+    from ..._C import fingerprint as _of_memory
 except ImportError:  # kfconvert doctor tells why
     _of_memory = None
 

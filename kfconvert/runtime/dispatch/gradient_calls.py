@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..inputs import MAX_SPELLINGS
-from ..process import parametrizations_computed
-from .model_state import ModelState
+from ...inputs import MAX_SPELLINGS
+from ...process import parametrizations_computed
+from ..recording.program import UnfitTensors
+from ..recording.program_errors import leave_to_original
+from ..recording.variant import Variant
+from ..state.model_state import ModelState
 from .original_forwards import originals
-from .program import UnfitTensors
-from .program_errors import leave_to_original
 from .recompute import Differentiable, has_reentrant_checkpoint, is_connected, run_recorded, saved_memory, unsaved
-from .variant import Variant
 
 _CHANGED_IN_BETWEEN = "the model was changed between forward and backward, which computes it again: "
 

@@ -15,11 +15,11 @@ from torch import Tensor, _tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils import weak
 
-from ..graph import only_splits
-from ..process import ThisThread
+from ...graph import only_splits
+from ...process import ThisThread
 from .code import CodeWalk
 from .contents import is_of_author
-from .holdings import Holdings
+from .references import Holdings
 from .shared_by_layout import SharedByLayout
 
 

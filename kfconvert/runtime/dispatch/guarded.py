@@ -13,27 +13,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..inputs import MAX_SPELLINGS, CallForm
-from ..torch_state import transformed
-from .code_state import Codes
-from .comparing import differs
+from ...inputs import MAX_SPELLINGS, CallForm
+from ...torch_state import transformed
+from ..recording.cuda_graphs import Ahead, CudaGraphs
+from ..recording.program import UnfitTensors
+from ..recording.program_errors import ProgramError, leave_to_original
+from ..recording.variant import Variant
+from ..state.active_modes import onlooker
+from ..state.code_state import Codes
+from ..state.contents import OfConversion
+from ..state.model_state import ModelState
+from ..state.random_generators import random_states
+from ..state.tensor_facts import ELEMENTS
+from ..state.weak_module import WeakModule
+from .comparison import differs
 from .compilers import refuse_scripting, traced, traced_here
-from .contents import OfConversion
-from .cuda_graphs import Ahead, CudaGraphs
 from .freezing import LOOK_EVERY, Frozen, Noted
 from .gradient_calls import GradientCall
 from .ledger import Ledger, MissNotices
-from .model_state import ModelState
-from .onlookers import onlooker
 from .original_forwards import originals_wanted
-from .program import UnfitTensors
-from .program_errors import ProgramError, leave_to_original
-from .random_generators import random_states
 from .recompute import needs_gradient
 from .shallow_copy import StateForCopies
-from .tensor_facts import ELEMENTS
-from .variant import Variant
-from .weak_module import WeakModule
 
 # Misses are counted under so many different reasons at most: a reason may name sizes of arguments, of which there is no
 # end.

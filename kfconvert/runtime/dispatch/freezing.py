@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..recording.program import Program
 from .on_host import OnHost, anchor_of, only_of_original
-from .program import Program
 
 _Model = TypeVar("_Model", bound=nn.Module)
 # After so many calls everything that an unfrozen model checks in each call is checked once.

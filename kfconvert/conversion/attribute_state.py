@@ -143,7 +143,7 @@ class _Frozen:
 def _held(value: Any) -> dict[Any, Any] | None:
     """What a container, object or module holds, by key, index or name; None for others."""
     if isinstance(value, dict):
-        return value
+        return dict(dict.items(value))  # a subclass may load something in its methods, as those of AutoModel do
     if isinstance(value, (list, tuple, collections.deque)):
         return dict(enumerate(value))
     if isinstance(value, nn.Module):

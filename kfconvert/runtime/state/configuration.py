@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import _AttrProxy
 from torch.nn.modules.dropout import _DropoutNd
 
-from ..inputs import is_equal
-from ..process import ThisThread, method_over
-from ..region import Read
+from ...inputs import is_equal
+from ...process import ThisThread, method_over
+from ...region import Read
 from .config_dicts import recorded_entries
 from .contents import (
     OF_CONVERSION,
@@ -25,7 +25,8 @@ from .contents import (
     is_plain_object,
     slotted,
 )
-from .holdings import Holdings, configurations
+from .fingerprint import may_fetch
+from .references import Holdings, configurations
 from .watch import MISSING
 
 # To what depth configurations within configurations are compared.
@@ -100,7 +101,13 @@ def is_alike(value: Any, other: Any, reads: Collection[Read], depth: int = 0) ->
     if is_equal(value, other):
         return True
     kind = type(value)
-    if kind is not type(other) or not is_class_of_author(kind) or slotted(value) or depth > _DEPTH:
+    if kind is not type(other) or depth > _DEPTH:
+        return False
+    if kind is Tensor:
+        return _is_same_tensor(value, other)
+    if kind is dict:  # a table that ``eval()`` has cleared, and that a call has filled again
+        return list(value) == list(other) and all(is_alike(value[key], other[key], reads, depth + 1) for key in value)
+    if not is_class_of_author(kind) or slotted(value):
         return False
     if not (is_plain_object(value) or is_config_dict(value)) or {"__dict__", (kind, "__dict__")} & set(reads):
         return False
@@ -111,6 +118,11 @@ def is_alike(value: Any, other: Any, reads: Collection[Read], depth: int = 0) ->
         for ours, theirs in held
         for name in names
     )
+
+
+def _is_same_tensor(tensor: Tensor, other: Tensor) -> bool:
+    kinds = [(each.shape, each.stride(), each.dtype, each.device, each.requires_grad) for each in (tensor, other)]
+    return kinds[0] == kinds[1] and may_fetch() and torch.equal(tensor, other)
 
 
 def settings_of(config: Any) -> set[str]:

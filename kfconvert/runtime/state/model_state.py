@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..region import Read
+from ...region import Read
 from .code_state import Codes
 from .configuration import WHOLE, is_alike, names_by_class
 from .contents import Contents, first_different
 from .fingerprint import may_fetch
-from .holdings import Holdings, configurations
 from .hooks import HOOK_KINDS, global_hook, inner_hook
 from .output_recording import recorded_outputs, wanted_outputs
+from .references import Holdings, configurations
 from .watch import MISSING, ROOT, SIZE, Entry, Watch, renewed
 from .watched_places import (
     CHANGED,

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ..process import is_of_trace, methods_stand_over, stood_over, switched_off
-from ..region import Read
+from ...process import is_of_trace, methods_stand_over, stood_over, switched_off
+from ...region import Read
 from .code import CodeWalk
-from .holdings import Holdings
+from .references import Holdings
 from .watch import MISSING, SIZE, Entry, Watch, renewed
 
 _GETTERS = (

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..state.derived import Unchanged
 from .capture_streams import capture_stream
-from .derived import Unchanged
 from .driver_graph import CopyNode, DriverGraph, copy_bytes, prepare_thread
 
 Call = Callable[[list[Any]], Sequence[Any]]

@@ -14,12 +14,12 @@ from enum import Enum
 from types import CellType, FunctionType, GetSetDescriptorType
 from typing import Any
 
-from ..inputs import is_equal
+from ...inputs import is_equal
 
 try:
-    from .._C import first_change as _first_change
-    from .._C import gather as _gather
-    from .._C import watch_state as _watch_state
+    from ..._C import first_change as _first_change
+    from ..._C import gather as _gather
+    from ..._C import watch_state as _watch_state
 
     COMPILED = True
 except ImportError:  # kfconvert doctor tells why

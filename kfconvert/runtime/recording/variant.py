@@ -8,11 +8,11 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-from ..region import Region
+from ...region import Region
+from ..state.active_modes import default_device
+from ..state.tensor_facts import are_decided, facts
 from .cuda_graphs import Ahead, CudaGraphs
-from .onlookers import default_device
 from .program import Program, lies_as
-from .tensor_facts import are_decided, facts
 
 
 @dataclass

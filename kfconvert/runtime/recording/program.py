@@ -10,19 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, fx, nn, strided
-from torch._subclasses import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
-from ..process import libraries, shard_of, switched_off
-from ..region import Place
-from .derived import Derived, Unchanged, finish, is_captured, memory_of
-from .fingerprint import may_fetch
-from .tensor_facts import memory_format_of, strides_of
-from .watch import ROOT, Entry, Watch, flat_places, gather
-from .weak_module import WeakModule
+from ...process import libraries, shard_of, switched_off
+from ...region import Place
+from ..state.derived import Derived, Unchanged, finish, is_captured, memory_of
+from ..state.fingerprint import may_fetch
+from ..state.tensor_facts import memory_format_of, strides_of
+from ..state.watch import ROOT, Entry, Watch, flat_places, gather
+from ..state.watched_places import OF_EXPORT
+from ..state.weak_module import WeakModule
 
-# The tensors without data that torch.export puts in the places of a model's own.
-OF_EXPORT = (FakeTensor, FunctionalTensor)
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer, *OF_EXPORT)
 
 

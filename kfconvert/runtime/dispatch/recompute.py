@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .derived import memory_of
+from ..state.derived import memory_of
 
 
 def needs_gradient(parameters: list[Tensor], leaves: list[Any]) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from .contents import OF_CONVERSION, OfConversion
-from .weak_module import WeakModule
+from ..state.contents import OF_CONVERSION, OfConversion
+from ..state.weak_module import WeakModule
 
 
 class StateForCopies(OfConversion):

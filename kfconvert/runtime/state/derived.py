@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..process import shard_of
+from ...process import shard_of
 from .fingerprint import fingerprints
 from .watch import Watch
 
 try:
     # Compiled (csrc/watch.h), at a quarter of the time of the functions below; a state is then a bytes object.
-    from .._C import has_state as _has_state
-    from .._C import tensor_state as _tensor_state
+    from ..._C import has_state as _has_state
+    from ..._C import tensor_state as _tensor_state
 except ImportError:  # kfconvert doctor tells why
     _has_state = _tensor_state = None
 

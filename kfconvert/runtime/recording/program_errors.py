@@ -6,8 +6,8 @@ import signal
 from functools import partial
 from typing import Any
 
-from ..region import Region
-from .random_generators import States, put_states_back
+from ...region import Region
+from ..state.random_generators import States, put_states_back
 
 
 class ProgramError(Exception):

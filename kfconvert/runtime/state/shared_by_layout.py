@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..graph import only_splits
+from ...graph import only_splits
 
 # They return a view of their argument, or the argument, where its strides allow it, else a copy.
 _RESHAPES = frozenset(("reshape", "reshape_as", "flatten", "ravel"))

@@ -16,12 +16,12 @@ from typing import Any
 
 from torch import nn
 
-from ..region import Read
+from ...region import Read
 from .configuration import names_by_class
 from .contents import is_of_author, items
-from .holdings import Holdings
 from .names_in_code import names_in
 from .random_generators import GENERATORS
+from .references import Holdings
 from .watch import INSIDE, MISSING, Entry, inside
 
 # A name in words, and the entry of a ``Watch``.

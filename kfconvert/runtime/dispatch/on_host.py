@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .merged_weights import exchange, is_alone
-from .program import Program
+from ..recording.merged_weights import exchange, is_alone
+from ..recording.program import Program
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
+from ..recording.cuda_graphs import CudaGraphs
 from .compilers import Notice
-from .cuda_graphs import CudaGraphs
 from .miss_callback import MissCallback
 
 if TYPE_CHECKING:

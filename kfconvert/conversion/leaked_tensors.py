@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..runtime import MISSING, OF_EXPORT, reached, whole_walk
-from .kept import own_attributes
+from .attribute_state import own_attributes
 
 
 class OutsideCaches:

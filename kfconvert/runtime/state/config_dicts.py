@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from ..process import ThisThread, method_over
-from ..region import Read
+from ...process import ThisThread, method_over
+from ...region import Read
 
 _OF_KEYS = ("__getitem__", "__contains__", "get")
 _OF_ALL = ("__iter__", "__len__", "__eq__", "__ne__", "__reversed__", "__or__", "__ror__", "__repr__")

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..inputs import build
+from ...inputs import build
+from ..recording.variant import Variant
 from .original_forwards import originals
-from .variant import Variant
 
 # The largest error that is taken for rounding, relative to the largest value of an output.
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}

@@ -8,16 +8,19 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
-from ..region import Read
+from ...region import Read
 from .configuration import HELD_BY_ALL, names_by_class
 from .contents import OF_CONVERSION, OF_EVERY_MODULE, Contents, Found, OfConversion, is_of_project, slotted
 from .hooks import HOOK_KINDS
-from .program import OF_EXPORT
 from .watch import DICT, ITEMS, MISSING, ROOT, SIZE, TYPE, Attributes, Entry
 
 # What nn.Module itself and this package keep in the instance dict of a module is watched in other ways, or not at all.
 _OWN_KEYS = OF_EVERY_MODULE | OF_CONVERSION
+# The tensors without data that torch.export puts in the places of a model's own.
+OF_EXPORT = (FakeTensor, FunctionalTensor)
 # Attributes that matter in training only, or only for how much memory training takes, in the classes of libraries.
 _TRAINING_KEYS = frozenset(("gradient_checkpointing", "_gradient_checkpointing_func", "grad_checkpointing"))
 REPLACED = "a submodule or its forward was replaced after the conversion; convert it again"

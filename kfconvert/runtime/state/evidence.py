@@ -19,16 +19,15 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from ..inputs import class_name
-from ..region import Read
-from ..version import __version__
+from ...inputs import class_name
+from ...region import Read
+from ...version import __version__
+from .active_modes import default_device, onlooker
 from .code_state import Code, Codes
-from .contents import is_of_project
+from .contents import is_config_dict, is_of_project
 from .fingerprint import fingerprints
-from .guarded import guarded_forward
 from .hooks import global_hook, has_hooks
 from .model_state import ModelState
-from .onlookers import default_device, onlooker
 from .watch import INSIDE, Mark
 
 # Attributes that torch.compile adds to functions.
@@ -113,8 +112,8 @@ def _places(model: nn.Module) -> dict[int, str]:
 def _structure(model: nn.Module, places: dict[int, str]) -> Iterator[str]:
     """The modules and tensors of ``model``."""
     for path, module in model.named_modules(remove_duplicate=False):
-        guarded = guarded_forward(module)
-        own_forward = vars(module).get("forward") if guarded is None else guarded.own_forward
+        forward = vars(module).get("forward")
+        own_forward = getattr(forward, "own_forward", forward)  # that of before a conversion
         if own_forward is not None or has_hooks(module):
             raise NoEvidence(f"{path or 'the model'} has a forward or hooks of the instance")
         if not vars(module).keys().isdisjoint((*module._parameters, *module._buffers, *module._modules)):
@@ -169,6 +168,8 @@ def _described(value: Any, places: dict[int, str] | None = None, depth: int = 0)
         return f"{class_name(kind)} {value!r}"
     if isinstance(value, (set, frozenset)):
         return f"{class_name(kind)} {sorted(map(inner, value))}"
+    if is_config_dict(value):  # what was read of it has entries
+        return str(class_name(kind))
     if isinstance(value, dict):
         return f"{class_name(kind)} {[(inner(key), inner(item)) for key, item in dict.items(value)]}"
     if isinstance(value, (list, tuple)):

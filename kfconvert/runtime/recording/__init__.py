@@ -1,0 +1,1 @@
+"""Programs of captured graphs, and their recordings as CUDA graphs."""
