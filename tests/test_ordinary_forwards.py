@@ -147,3 +147,22 @@ def test_a_mapping_whose_attributes_are_its_items():
     fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
     with torch.no_grad():
         torch.testing.assert_close(fused(x).hidden, model(x).hidden)
+
+
+class Shortcut(nn.Module):
+    """As the bottlenecks of timm's GhostNet: an empty ``Sequential`` is the identity, and is false."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.shortcut = nn.Sequential(nn.Linear(8, 8), nn.GELU()), nn.Sequential()
+
+    def forward(self, x):
+        return self.body(x) + self.shortcut(x)
+
+
+def test_an_empty_sequential_is_captured():
+    model, x = Shortcut().eval(), torch.randn(4, 8)
+    fused = ModelConverter(select="all").convert_model(model, example_inputs=x)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+    assert fused.kfconvert_info()["guard"]["hits"] == 1

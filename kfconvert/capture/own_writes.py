@@ -256,7 +256,7 @@ def _watched(own: type, modules: list[nn.Module], accesses: _Accesses) -> Iterat
     for module in modules:
         handles += [
             module.register_forward_pre_hook(lambda each, _: running.append(each), prepend=True),
-            module.register_forward_hook(lambda *_: running.pop() and None, always_call=True),
+            module.register_forward_hook(lambda *_: (running.pop(), None)[1], always_call=True),
         ]
     with ExitStack() as stack:
         with suppress(TypeError):  # a class that takes no method

@@ -139,7 +139,7 @@ class Asked(TorchFunctionMode):
         self._hooks = ExitStack()
         for module in self._model.modules():
             before = module.register_forward_pre_hook(lambda each, _: self._running.append(each), prepend=True)
-            after = module.register_forward_hook(lambda *_: self._running.pop() and None, always_call=True)
+            after = module.register_forward_hook(lambda *_: (self._running.pop(), None)[1], always_call=True)
             self._hooks.callback(before.remove)
             self._hooks.callback(after.remove)
         # No function of torch is called for the id of a tensor, neither where dicts with weak keys ask for it.
