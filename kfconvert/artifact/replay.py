@@ -107,7 +107,18 @@ def replay(
         restore()
     check_weights = calls_between_checks(statistics.get("check_weights"), device)
     call, not_written = ExampleCall(), frozenset[str]()
-    result = Result(model, device, call, config, captures, ledger, stages.seconds, asked, not_written, check_weights)
+    result = Result(
+        model=model,
+        device=device,
+        call=call,
+        config=config,
+        captures=captures,
+        ledger=ledger,
+        seconds=stages.seconds,
+        asked=asked,
+        not_written=not_written,
+        check_weights=check_weights,
+    )
     hand_over(result, on_miss)
     ledger.stats |= {key: statistics.get(key) for key in _MEASURED}
     log_decisions(ledger.stats)

@@ -59,7 +59,7 @@ WITH_GRAPHS, WITHOUT_GRAPHS = "with CUDA graphs", "without CUDA graphs"
 CHECK_WEIGHTS = {"cpu": 100}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """A finished conversion: the model with its programs (``ledger`` knows them), and what was found on the way."""
 
