@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 import transformers as hf
+from support.devices import DEVICES
 
 import kfconvert.artifact.replay
 import kfconvert.converter
@@ -49,7 +50,7 @@ def converted(family, device="cpu"):
     return converter.convert_model(model, example_inputs=inputs_of(family, device))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_that_generates_is_not_traced(tmp_path, traces, family, device):
     fused, ids = converted(family, device), IDS.to(device)

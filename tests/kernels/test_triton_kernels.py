@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from support.devices import CUDA
 from support.operator_arguments import arguments
 from torch import Tensor
 
@@ -32,7 +33,7 @@ GENERAL = {"act_mul": act_mul, "layer_norm_act": layer_norm_act, "rms_norm_act":
 PAIRS = ["add_relu", "multiply_relu", "add_sigmoid", "mul_tanh", "add_mul_exp", "swish_multiply", "geglu", "mish_scale"]
 
 
-@pytest.fixture(params=["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.fixture(params=["cpu"] if INTERPRETED else [CUDA])
 def device(request):
     return request.param
 

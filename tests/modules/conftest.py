@@ -1,8 +1,9 @@
 import pytest
 import torch
+from support.devices import DEVICES
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return torch.device(request.param)
 

@@ -17,11 +17,12 @@ from kfconvert.patterns import REGISTRY
 
 PATTERNS = [pattern for pattern in REGISTRY if pattern.name == "attention"]
 # bfloat16 is fused on CUDA only: see FusedAttention.strategies.
-KINDS = [
-    pytest.param(("cpu", torch.float32), id="cpu-float32"),
-    pytest.param(("cuda", torch.float32), marks=pytest.mark.cuda, id="cuda-float32"),
-    pytest.param(("cuda", torch.bfloat16), marks=pytest.mark.cuda, id="cuda-bfloat16"),
-]
+KINDS = [pytest.param(("cpu", torch.float32), id="cpu-float32")]
+if torch.cuda.is_available():
+    KINDS += [
+        pytest.param(("cuda", torch.float32), marks=pytest.mark.cuda, id="cuda-float32"),
+        pytest.param(("cuda", torch.bfloat16), marks=pytest.mark.cuda, id="cuda-bfloat16"),
+    ]
 SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
