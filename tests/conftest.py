@@ -57,7 +57,10 @@ def small_heap():
 
 @pytest.fixture(autouse=True)
 def _seed():
-    torch.manual_seed(0)
+    """As ``torch.manual_seed(0)``, which formats a stack for each kind of accelerator that is not there."""
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,6 @@ def device(request):
 
 
 @pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
 def every_strategy(monkeypatch):
     """Small weights are packed too, so that all strategies are tried on small modules."""
     monkeypatch.setattr("kfconvert.modules.linear.MKL_MIN_WEIGHT_BYTES", 0)

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import DTYPES, check_gradients, check_operator
-from support.selection import pairwise
+from support.selection import each_once, pairwise
 
 from kfconvert import ops
 from kfconvert.kernels import reference
@@ -258,17 +258,16 @@ def test_compile(device):
         torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_compile_with_any_strides(device, dynamic):
+@each_once(layout=LAYOUTS[1:], dynamic=[None, True])
+def test_compile_with_any_strides(device, layout, dynamic):
     def function(x, y):
         return ops.mse_loss(x, y), ops.reduce_sum_squared(x, 1), ops.reduce_mean_abs(x, (1, 2), keepdim=True)
 
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-    for layout in LAYOUTS[1:]:
-        torch.compiler.reset()
-        for shape in ((2, 3, 4, 4), (5, 3, 6, 7), (4, 8, 5, 2)):
-            x = laid_out(torch.randn(shape, device=device), layout)
-            torch.testing.assert_close(compiled(x, x + 1), function(x, x + 1))
+    torch.compiler.reset()
+    for shape in ((2, 3, 4, 4), (5, 3, 6, 7), (4, 8, 5, 2)):
+        x = laid_out(torch.randn(shape, device=device), layout)
+        torch.testing.assert_close(compiled(x, x + 1), function(x, x + 1))
 
 
 def test_errors(device, compiled):
