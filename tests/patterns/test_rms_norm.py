@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 import torch
-from support.selection import each_once
+from support.selection import each_once, exhaustive
 from torch import nn
 
 from kfconvert import ModelConverter
@@ -128,7 +128,7 @@ def test_every_norm_of_a_transformers_model_is_fused(name, dtype):
     assert error <= 1.5 * allowed
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("dtype", [torch.float32, *exhaustive(torch.bfloat16)])
 def test_every_norm_of_a_timm_model_is_fused(dtype):
     from timm.models.vision_transformer import VisionTransformer
 

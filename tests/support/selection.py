@@ -27,6 +27,11 @@ def each_once(**axes):
     return pytest.mark.parametrize(list(axes), list(product(*values) if EXHAUSTIVE else in_turn))
 
 
+def exhaustive(*values):
+    """``values`` of a parameter that only ``--exhaustive`` runs."""
+    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
+
+
 def _covering(axes):
     """Rows of the product of ``axes`` that have every pair; each is the one with the most pairs still missing."""
     rows = {row: _pairs(row) for row in product(*map(range, map(len, axes)))}
