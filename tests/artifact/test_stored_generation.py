@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers as hf
 from support.devices import DEVICES
+from support.selection import exhaustive
 
 import kfconvert.artifact.replay
 import kfconvert.converter
@@ -51,7 +52,7 @@ def converted(family, device="cpu"):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["mistral", *exhaustive("t5")])
 def test_a_model_that_generates_is_not_traced(tmp_path, traces, family, device):
     fused, ids = converted(family, device), IDS.to(device)
     assert fused.kfconvert_info()["generates"]

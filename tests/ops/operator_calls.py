@@ -11,10 +11,9 @@ from test_arguments import functions, valid
 
 from kfconvert import extension, ops
 
-ACTIVATIONS = list(ops.ACTIVATIONS)
 # What else is tried for a parameter, beside None where it may be that; a function makes it from the call.
 OTHERS = {
-    "activation": ACTIVATIONS,
+    "activation": list(ops.ACTIVATIONS),
     "crop": [(1, 2, 3, 4)],
     "dilation": [2],
     "dim": [0],
@@ -102,13 +101,15 @@ def changes(function, given):
 def variants(function, given):
     """``given``, and with every change and every pair of changes with which plain ATen takes it.
 
-    A short run has pairs of two activations only.
+    A short run has pairs with two activations only.
     """
-    found = [[change] for change in changes(function, given)]
-    paired = [change for change in found if selection.EXHAUSTIVE or change[0][1] not in ACTIVATIONS[2:]]
-    pairs = [one + other for one, other in combinations(paired, 2) if one[0][0] != other[0][0]]
+    found = list(changes(function, given))
+    alone = () if selection.EXHAUSTIVE else set(ops.ACTIVATIONS) - {"gelu", "leaky_relu"}
+    paired = [(name, value) for name, value in found if name != "activation" or value not in alone]
+    pairs = [pair for pair in combinations(paired, 2) if pair[0][0] != pair[1][0]]
     yield given
-    yield from (changed for changed in (given | dict(some) for some in found + pairs) if is_valid(function, changed))
+    changed = (given | dict(some) for some in (*((change,) for change in found), *pairs))
+    yield from (arguments for arguments in changed if is_valid(function, arguments))
 
 
 def is_valid(function, given):
