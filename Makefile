@@ -1,5 +1,6 @@
 # make demo    convert ResNet-50 and BERT-base and print what was fused, how accurate it is and how much faster
-# make test    run the test suite
+# make test    run the test suite: a selection of each product of parameters, and no exhaustive tests
+# make test-all  run the test suite with `--exhaustive`: whole products of parameters, and exhaustive tests
 # make quick   run the fast tests, about a minute
 # make check   lint, the format of Python and C++, and types
 # make check-all  run the tests that take long or need further packages, which `make test` leaves out, the notebook, and
@@ -42,7 +43,7 @@ IMAGE := docker build --target cpu --tag kfconvert . && docker run --rm kfconver
 QUICK := tests/test_rooms.py tests/test_settings.py tests/test_second_names.py tests/accuracy tests/canonical tests/graph \
 	tests/matching/test_matcher.py tests/region tests/report tests/runtime/test_watch.py
 
-.PHONY: demo test quick check check-all docs dist format fuzz mutants build packages clean
+.PHONY: demo test test-all quick check check-all docs dist format fuzz mutants build packages clean
 .PHONY: dev dev-cuda jupyter jupyter-cuda
 .DELETE_ON_ERROR:
 
@@ -51,6 +52,9 @@ demo: build
 
 test: build
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests
+
+test-all: build
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --exhaustive tests
 
 quick: build
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile $(QUICK)

@@ -1,5 +1,5 @@
 """Shared by all tests: two threads at most, one seed for each test, CUDA tests only with a GPU and its memory, heavy
-ones only where KFCONVERT_HEAVY asks for them."""
+ones only where KFCONVERT_HEAVY asks for them, exhaustive ones only with ``--exhaustive``."""
 
 import fcntl
 import gc
@@ -9,25 +9,34 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import selection
 
 from kfconvert.conversion import steps
 
 
+def pytest_addoption(parser):
+    parser.addoption("--exhaustive", action="store_true", help="whole products of parameters, and exhaustive tests")
+
+
 def pytest_configure(config):
+    selection.EXHAUSTIVE = config.getoption("exhaustive")
     torch.set_num_threads(min(2, torch.get_num_threads()))
     steps.SECONDS_PER_MODEL = 0.05  # what a conversion gains is measured by scripts, and no test asserts it
 
 
-def pytest_collection_modifyitems(items):
-    missing = {}
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what cannot run here and what a short run does not need; names a reason for each heavy test."""
+    absent = set()
     if not torch.cuda.is_available():
-        missing["cuda"] = "torch finds no CUDA GPU"
-    if not os.environ.get("KFCONVERT_HEAVY"):
-        missing["heavy"] = "takes long: make check-all"
+        absent.add("cuda")
+    if not selection.EXHAUSTIVE:
+        absent.add("exhaustive")
+    left_out = [item for item in items if any(map(item.get_closest_marker, absent))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not any(map(item.get_closest_marker, absent))]
     for item in items:
-        for marker, reason in missing.items():
-            if item.get_closest_marker(marker):
-                item.add_marker(pytest.mark.skip(reason=reason))
+        if item.get_closest_marker("heavy") and not os.environ.get("KFCONVERT_HEAVY"):
+            item.add_marker(pytest.mark.skip(reason="takes long: make check-all"))
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +57,10 @@ def small_heap():
 
 @pytest.fixture(autouse=True)
 def _seed():
-    torch.manual_seed(0)
+    """As ``torch.manual_seed(0)``, which formats a stack for each kind of accelerator that is not there."""
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)

@@ -87,7 +87,7 @@ def test_half_types_are_those_of_the_configuration(checkpoint, tmp_path):
 
 def test_how_it_generates_comes_back(tmp_path):
     model = language_model()
-    fused = kfconvert.ModelConverter(select="all").convert_model(model, example_inputs=X)
+    fused = kfconvert.ModelConverter(select="all", effort="fast").convert_model(model, example_inputs=X)
     kfconvert.save(fused, tmp_path)
     for loaded in (kfconvert.load(tmp_path), transformers.AutoModelForCausalLM.from_pretrained(tmp_path)):
         assert loaded.generation_config.max_new_tokens == 5

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from support.selection import exhaustive
 from support.small_models import MAKERS, converted, inputs_of
 from torch import nn
 
@@ -27,7 +28,7 @@ def assert_alike(program, model, inputs):
     torch.testing.assert_close(tensors(program(**inputs)), tensors(model(**inputs)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", [1, *exhaustive(2)])
 def test_a_written_program_has_the_operators_and_free_sizes(make, batch, tmp_path):
     model, path = make(), tmp_path / "model.pt2"
     program = kfconvert.export(converted(make), inputs_of(model, batch), path)
@@ -150,6 +151,7 @@ def test_a_file_that_cannot_be_written_is_told_in_one_line(tmp_path):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.exhaustive
 def test_a_package_of_aotinductor_runs_on_the_operators(tmp_path):
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), nn.LayerNorm(8)).eval()
     fused = kfconvert.ModelConverter(select="all").convert_model(model, input_shape=(2, 8))

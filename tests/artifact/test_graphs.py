@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from support import stored_net
+from support.selection import exhaustive
 from support.stored_net import Asking, Block, Net
 from torch import nn
 
@@ -79,7 +80,7 @@ def test_with_all_graphs_the_model_is_not_even_called(path, traces, monkeypatch)
     assert not called and not traces
 
 
-@pytest.mark.parametrize("kind", [Net, Asking])
+@pytest.mark.parametrize("kind", [Net, *exhaustive(Asking)])
 def test_in_another_process_nothing_is_traced_either(tmp_path, kind):
     """Where texts have other hashes, sets another order, and a shell tells another command by ``_``."""
     example = IDS if kind is Net else torch.randn(4, 8)
@@ -99,7 +100,7 @@ def test_in_another_process_nothing_is_traced_either(tmp_path, kind):
     assert run.stdout.strip() == str(artifact.read_record(saved)["statistics"]["total_replaced"])
 
 
-@pytest.mark.parametrize("arguments", [["input_ids"], ["input_ids", "attention_mask"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [*exhaustive(["input_ids"]), ["input_ids", "attention_mask"]], ids=" ".join)
 def test_a_hugging_face_model_is_not_traced(tmp_path, traces, arguments):
     """Nor where the model looks, outside of traces, whether a mask hides anything; nor where another model has come, of
     whose classes transformers takes note."""

@@ -6,6 +6,7 @@ import types
 
 import pytest
 import torch
+from support.selection import exhaustive
 from torch import nn
 
 from kfconvert.artifact import files as artifact
@@ -62,6 +63,7 @@ HOLDERS = {
     "partial functions": lambda factor: functools.partial(torch.mul, other=factor),
     "classes": made_class,
 }
+FEW = ("lists", "objects", "closures")
 
 
 def saved(model, tmp_path):

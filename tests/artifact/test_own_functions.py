@@ -1,5 +1,6 @@
 """Artifacts of models with fusions of a user's own: saved by the names of functions, which run only where trusted."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -37,13 +38,17 @@ def patterns():
 
 
 def converted(**options):
-    return ModelConverter(select="all", **options).convert_model(Net().eval(), example_inputs=X)
+    return ModelConverter(select="all", effort="fast", **options).convert_model(Net().eval(), example_inputs=X)
+
+
+@functools.cache
+def with_swish():
+    return converted(exclude=["softcap"])
 
 
 @pytest.fixture
 def saved(tmp_path):
-    model = converted(exclude=["softcap"])
-    return model, kfconvert.save(model, tmp_path / "artifact")
+    return with_swish(), kfconvert.save(with_swish(), tmp_path / "artifact")
 
 
 def applied(model):
@@ -87,6 +92,7 @@ def test_patterns_that_are_registered_now_are_not_looked_for_in_a_model_that_is_
     assert ModelConverter(include=["own_swish"])  # they are registered as before
 
 
+@pytest.mark.exhaustive
 def test_another_process_loads_it(saved):
     model, path = saved
     with torch.no_grad():

@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from support import small_models
+from support.selection import exhaustive
 
 import kfconvert
 from kfconvert.artifact import ArtifactError
@@ -46,7 +47,7 @@ def assert_reads(folder, fused):
     assert loaded.kfconvert_info()["guard"]["hits"] > 0 and HEAD(loaded) is TABLE(loaded)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_shard_size": 2000}], ids=["one file", "in parts"])
+@pytest.mark.parametrize("options", [{}, *exhaustive({"max_shard_size": 2000})], ids=["one file", "in parts"])
 def test_both_libraries_read_what_was_saved(options, fused, tmp_path):
     fused.save_pretrained(tmp_path / "out", **options)
     names = {file.name for file in (tmp_path / "out").iterdir()}

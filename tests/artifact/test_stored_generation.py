@@ -7,6 +7,8 @@ import json
 import pytest
 import torch
 import transformers as hf
+from support.devices import DEVICES
+from support.selection import exhaustive
 
 import kfconvert.artifact.replay
 import kfconvert.converter
@@ -49,8 +51,8 @@ def converted(family, device="cpu"):
     return converter.convert_model(model, example_inputs=inputs_of(family, device))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", ["mistral", *exhaustive("t5")])
 def test_a_model_that_generates_is_not_traced(tmp_path, traces, family, device):
     fused, ids = converted(family, device), IDS.to(device)
     assert fused.kfconvert_info()["generates"]

@@ -357,6 +357,7 @@ def test_random_weights_are_said_loudly(capsys, workplace, monkeypatch):
     assert "kfconvert: warning: tiny-bert: RANDOM weights" in err and "weights" in out and "random" in out
 
 
+@pytest.mark.exhaustive
 def test_generating_is_timed_on_the_command_line(capsys, workplace, monkeypatch):
     from kfconvert.zoo.architectures import ARCHITECTURES
 
@@ -469,6 +470,7 @@ def test_ctrl_c(capsys, workplace, monkeypatch, moment):
     assert leftovers(workplace) == []
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_from_outside(workplace):
     process = subprocess.Popen(
         [

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 import torch
+from support.selection import exhaustive
 from test_cli import leftovers, workplace  # noqa: F401  (a fixture)
 
 from kfconvert.cli import command as cli
@@ -91,7 +92,7 @@ def test_results_come_as_they_are_ready_and_a_process_that_is_killed_is_one_line
     assert sorted(os.listdir("out")) == ["more_models--net", "more_models--other"]
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", "SIGKILL"])
+@pytest.mark.parametrize("how", ["Ctrl-C", *exhaustive("SIGKILL")])
 def test_no_process_outlives_the_command(start, workplace, how, engine):  # noqa: F811
     models = ["more_models:endless", "more_models:endless_too"]
     process = start("--models", *models, "--save-path", "out", "--engine", engine)

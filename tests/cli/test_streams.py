@@ -47,6 +47,7 @@ def run(*args, **options) -> subprocess.CompletedProcess:
     return subprocess.run(command, text=True, timeout=300, env=environment, stderr=subprocess.PIPE, **options)
 
 
+@pytest.mark.exhaustive
 def test_json_is_all_there_is_on_stdout_whoever_else_writes(tmp_path):
     (tmp_path / "noise.py").write_text(NOISE)
     finished = run("--models", "noise:net", "--json", "--device", "cpu", stdout=subprocess.PIPE, cwd=tmp_path)

@@ -188,6 +188,7 @@ def test_operators_cannot_be_registered_twice(operator, cache, never_compiles_tw
 
 
 @compiles
+@pytest.mark.exhaustive
 def test_a_library_that_ends_its_process(cache):
     with pytest.raises(CompileError) as caught:
         compile_registration("broken", "f(Foo x) -> Tensor")
@@ -205,6 +206,7 @@ def test_a_library_that_takes_for_ever(monkeypatch, tmp_path):
 
 
 @compiles
+@pytest.mark.exhaustive
 def test_a_changed_source_of_a_module(cache, monkeypatch):
     compiler = kfconvert.get_cuda_compiler()
     with monkeypatch.context() as patch:
@@ -238,6 +240,7 @@ def test_compiler_errors(cache, tmp_path):
 
 
 @compiles
+@pytest.mark.exhaustive
 def test_what_cannot_be_loaded(cache, monkeypatch):
     compile_source = kfconvert.get_cuda_compiler().compile_from_source
     with pytest.raises(CompileError, match="^kfconvert: lost was compiled but cannot be loaded: .*_Z7now"):
@@ -249,6 +252,7 @@ def test_what_cannot_be_loaded(cache, monkeypatch):
 
 
 @compiles
+@pytest.mark.exhaustive
 def test_example(cache, capsys):
     runpy.run_path(str(ROOT / "scripts" / "example_operator.py"), run_name="__main__")
     printed = capsys.readouterr().out

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from support.devices import DEVICES
 from support.operator_arguments import arguments
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,7 +15,7 @@ from kfconvert.cli import doctor
 from kfconvert.kernels import compiled
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.fixture(params=DEVICES)
 def device(request):
     loaded = extension.EXTENSION_LOADED if request.param == "cpu" else extension.CUDA_KERNELS_LOADED
     if not loaded:

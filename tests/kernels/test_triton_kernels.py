@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from support import selection
+from support.devices import CUDA
 from support.operator_arguments import arguments
+from support.selection import each_once
 from torch import Tensor
 
 from kfconvert.kernels import reference
@@ -32,7 +35,7 @@ GENERAL = {"act_mul": act_mul, "layer_norm_act": layer_norm_act, "rms_norm_act":
 PAIRS = ["add_relu", "multiply_relu", "add_sigmoid", "mul_tanh", "add_mul_exp", "swish_multiply", "geglu", "mish_scale"]
 
 
-@pytest.fixture(params=["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.fixture(params=["cpu"] if INTERPRETED else [CUDA])
 def device(request):
     return request.param
 
@@ -40,7 +43,8 @@ def device(request):
 if not INTERPRETED:
 
     def test_in_the_interpreter():
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not cuda", __file__]
+        options = ["--exhaustive"] if selection.EXHAUSTIVE else []
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not cuda", *options, __file__]
         run = subprocess.run(
             command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
         )
@@ -147,12 +151,15 @@ def test_digits_of_tanh(device):
         torch.testing.assert_close(got.double(), x.double().tanh(), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "dim"), [
-    ((8,), 0), ((5, 16), -1), ((5, 16), 0), ((3, 5001), 0), ((3, 5001), 1), ((2, 8, 4, 6), 1), ((2, 7, 3, 5), 1),
-    ((4, 1, 6), 1), ((0, 8), -1), ((4, 0), 1), ((2, 3, 0), 1),
-])  # fmt: skip
-def test_channels(tensor, shape, dim, dtype):
+@each_once(
+    channels=[
+        ((8,), 0), ((5, 16), -1), ((5, 16), 0), ((3, 5001), 0), ((3, 5001), 1), ((2, 8, 4, 6), 1), ((2, 7, 3, 5), 1),
+        ((4, 1, 6), 1), ((0, 8), -1), ((4, 0), 1), ((2, 3, 0), 1),
+    ],
+    dtype=DTYPES,
+)  # fmt: skip
+def test_channels(tensor, channels, dtype):
+    shape, dim = channels
     x, bias, weight = (tensor(*size, dtype=dtype) for size in (shape, (shape[dim],), (shape[dim],)))
     check("bias_silu", x, bias, dim)
     check("prelu_bias", x, weight, bias, dim=dim)
@@ -174,8 +181,7 @@ def test_layouts_with_channels(device, tensor):
         assert torch.equal(back, reference.dequantize_int8(y, values, 1, dim=1)) and back.stride() == y.stride()
 
 
-@pytest.mark.parametrize("cols", [1, 2, 33, 768, 1025, 5000])
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_once(cols=[1, 2, 33, 768, 1025, 5000], dtype=DTYPES)
 def test_rows(tensor, dtype, cols):
     for rows in (1, 70 if cols < 100 else 3):
         x, residual = tensor(rows, cols, dtype=dtype), tensor(rows, cols, dtype=dtype)
@@ -226,11 +232,12 @@ def test_masks(device, tensor):
     check("softmax", torch.tensor([[1.0, -torch.inf], [torch.nan, 1], [torch.inf, 1]], device=device))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "dim"), [
-    ((8,), 0), ((5, 16), -1), ((3, 5001), 0), ((2, 7, 3, 5), 1), ((0, 8), -1),
-])  # fmt: skip
-def test_exact_integers(device, shape, dim, dtype):
+@each_once(
+    channels=[((8,), 0), ((5, 16), -1), ((3, 5001), 0), ((2, 7, 3, 5), 1), ((0, 8), -1)],
+    dtype=DTYPES,
+)
+def test_exact_integers(device, channels, dtype):
+    shape, dim = channels
     x = torch.randn(shape, device=device).mul(2).to(dtype)
     scales = torch.rand(shape[dim], device=device) * 0.05 + 0.01
     points = torch.randint(-40, 40, (shape[dim],), device=device)

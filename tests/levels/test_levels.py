@@ -54,6 +54,7 @@ def test_levels_agree_with_float64_and_those_that_cannot_run_are_named(name, not
     assert all(level.error < 1e-5 and level.measurement.bytes_moved > 0 for level in ran.values())
 
 
+@pytest.mark.exhaustive
 def test_torch_compile_is_a_level():
     result = levels.run("add_mul_exp")
     compiled = next(level for level in result.levels if level.name == "torch.compile")

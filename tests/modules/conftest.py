@@ -1,15 +1,11 @@
 import pytest
 import torch
+from support.devices import DEVICES
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return torch.device(request.param)
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from accuracy import exact
 from support.accuracy import assert_as_accurate
+from support.selection import each_once
 
 from kfconvert.modules import FusedDecodeAttention
 
@@ -59,9 +60,8 @@ def check_all(module, given):
     return names
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
+@each_once(
+    sizes=[
         dict(shared=6, rotated=False),
         dict(heads=16, shared=1, size=64),
         dict(batch=1, heads=32, shared=4, size=64, capacity=320),
@@ -72,9 +72,8 @@ def check_all(module, given):
         dict(size=6),
         dict(capacity=1),
     ],
-    ids=str,
+    dtype=[torch.float32, torch.float16],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_sizes(sizes, dtype, device):
     """Heads that share keys, one warp's or all of a head's elements, a cache in one part and in several."""
     check_all(*inputs(**sizes, device=device, dtype=dtype))

@@ -5,6 +5,7 @@ import pytest
 import torch
 from accuracy import check_cuda_graph, check_strategies, exact
 from support.accuracy import assert_as_accurate
+from support.selection import pairwise
 from torch import nn
 
 from kfconvert.modules import FusedGatedLinear, FusedLinear
@@ -21,18 +22,14 @@ def gated(form, device, dtype=torch.float32, activation="silu", bias=True):
     return FusedGatedLinear.from_packed(nn.Linear(64, 96, **options), activation, form == "gate_first", 0.2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("form", FORMS)
+@pairwise(dtype=DTYPES, activation=ACTIVATIONS, form=FORMS)
 def test_every_strategy_is_as_accurate_as_the_composition(form, activation, dtype, device):
     module = gated(form, device, dtype, activation)
     names = check_strategies(module, torch.randn(3, 11, 64, device=device, dtype=dtype))
     assert ("merged" in names) == (form == "two")
 
 
-@pytest.mark.parametrize("shape", [(64,), (1, 64), (0, 64), (2, 0, 64), (2, 3, 5, 64)], ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("form", FORMS)
+@pairwise(shape=[(64,), (1, 64), (0, 64), (2, 0, 64), (2, 3, 5, 64)], bias=[True, False], form=FORMS)
 def test_input_shapes(form, shape, bias, device):
     check_strategies(gated(form, device, bias=bias), torch.randn(shape, device=device))
 

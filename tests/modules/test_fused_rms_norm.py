@@ -5,6 +5,7 @@ import pytest
 import torch
 from accuracy import check_strategies, exact
 from support.accuracy import assert_as_accurate
+from support.selection import pairwise
 from torch import nn
 
 from kfconvert.modules import FusedAddRMSNorm, FusedRMSNorm
@@ -19,9 +20,7 @@ def randomise(module):
     return module
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("offset", [0.0, 1.0])
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+@pairwise(dtype=DTYPES, offset=[0.0, 1.0], activation=["none", "relu", "gelu", "silu"])
 def test_every_strategy_is_as_accurate_as_the_composition(activation, offset, dtype, device):
     options = {"activation": activation, "offset": offset, "device": device, "dtype": dtype}
     module = randomise(FusedRMSNorm(96, **options))

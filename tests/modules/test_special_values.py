@@ -3,6 +3,7 @@
 import pytest
 import torch
 from accuracy import exact
+from support.selection import each_once
 from torch import nn
 
 from kfconvert.modules import FusedAddLayerNorm, FusedAddRMSNorm, FusedConvBN, FusedLayerNorm, FusedLinear, FusedRMSNorm
@@ -49,9 +50,9 @@ def expected_strategies(module, x):
     return ["onednn"] if x.dim() in (4, 5) and torch.backends.mkldnn.is_available() else []
 
 
-@pytest.mark.parametrize(("dims", "channels_last"), [(1, False), (2, False), (2, True), (3, False), (3, True)])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_convolution(activation, dims, channels_last, device):
+@each_once(kind=[(1, False), (2, False), (2, True), (3, False), (3, True)], activation=ACTIVATIONS)
+def test_convolution(activation, kind, device):
+    dims, channels_last = kind
     for options in (dict(kernel_size=3, padding=1), dict(kernel_size=1), dict(kernel_size=3, stride=2, groups=4)):
         module = convolution(dims, activation, device, **options)
         module.channels_last = channels_last

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from helpers import DTYPES, check_gradients, check_operator
+from support.selection import each_once
 
 from kfconvert import ops
 from kfconvert.ops.fused.act_mul import reference
@@ -15,9 +16,8 @@ def inputs(shape, dtype, device):
     return packed.chunk(2, -1)
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_as_accurate_as_aten(device, compiled, dtype, activation):
+@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
+def test_as_accurate_as_aten(device, dtype, activation):
     gate, up = inputs((5, 7, 40), dtype, device)
     for pair in ((gate, up), (up, gate), (gate.contiguous(), up), (gate.contiguous(), up.contiguous())):
         y = check_operator(ops.act_mul, reference, *pair, activation=activation, negative_slope=0.2)
@@ -62,8 +62,7 @@ def test_halves_along_the_channels_of_images(device):
         check_operator(ops.act_mul, reference, *x.chunk(2, 1), activation="sigmoid")
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
 def test_special_values_as_aten_in_float64(device, activation, dtype):
     special = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 2.0, -2.0, 60000.0, -60000.0, 1e-30]
     gate, up = torch.cartesian_prod(*[torch.tensor(special, device=device, dtype=dtype)] * 2).t().contiguous()
@@ -73,9 +72,8 @@ def test_special_values_as_aten_in_float64(device, activation, dtype):
     torch.testing.assert_close(got, want, equal_nan=True)
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients(device, compiled, activation, dtype):
+@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
+def test_gradients(device, activation, dtype):
     weights = [torch.randn(3, 8, 6, device=device).to(dtype)]
 
     def run(function):

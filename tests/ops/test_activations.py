@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.selection import exhaustive
 
 from kfconvert import extension, ops
 
@@ -84,7 +85,7 @@ def test_codes_are_those_of_the_kernels():
         ops.apply_activation(torch.ones(1), "x")
 
 
-@pytest.mark.parametrize("capability", ["generic", "avx2"])
+@pytest.mark.parametrize("capability", ["generic", *exhaustive("avx2")])
 def test_every_instruction_set(capability):
     """The kernels of a narrower instruction set, in a process held to it, agree with ATen in every dtype."""
     code = (

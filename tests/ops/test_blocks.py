@@ -42,14 +42,14 @@ def compare_all(name, tensors, rest):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
-def test_as_accurate_as_aten(device, compiled, name, dtype):
+def test_as_accurate_as_aten(device, name, dtype):
     for leading in ((2,), (), (0,)):
         tensors, rest = arguments(name, dtype, device, leading)
         compare_all(name, tensors, rest)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_biases(device, compiled, name):
+def test_without_biases(device, name):
     tensors, rest = arguments(name, torch.float32, device)
     statistics = (3, 4) if name == "conv2d_bn_act" else ()
     tensors = [t if t.dim() > 1 or i in statistics else None for i, t in enumerate(tensors)]
@@ -71,7 +71,7 @@ def test_layouts(device, name):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients(device, compiled, name, dtype):
+def test_gradients(device, name, dtype):
     tensors, rest = arguments(name, dtype, device)
     operator, definition = (call(package, name, rest) for package in (ops, reference))
     if name == "conv2d_bn_act":
@@ -121,7 +121,7 @@ def test_activations(device, activation):
     torch.testing.assert_close(y, ops.apply_activation(plain, activation))
 
 
-def test_geometry(device, compiled):
+def test_geometry(device):
     for rest in ([2, 1, 1], [1, (2, 1), (2, 1)], [(1, 2), "valid"]):
         for name in CONVOLUTIONS:
             tensors, (first, *_) = arguments(name, torch.float32, device)
@@ -131,7 +131,7 @@ def test_geometry(device, compiled):
     compare_all("conv2d_gelu_dropout", [x, weight[:, :2], bias], [0.1, False, 1, 0, 1, 2])
 
 
-def test_an_image_without_a_batch(device, compiled):
+def test_an_image_without_a_batch(device):
     x, weight = torch.randn(2, 7, 8, device=device), torch.randn(4, 2, 3, 3, device=device)
     vectors = torch.rand(5, 4, device=device) + 0.5
     compare_all("conv2d_bn_act", [x, weight, *vectors], ["silu", 2, (1, 0)])
@@ -139,7 +139,7 @@ def test_an_image_without_a_batch(device, compiled):
     torch.testing.assert_close(got, want[0])
 
 
-def test_statistics_of_another_dtype(device, compiled):
+def test_statistics_of_another_dtype(device):
     tensors, rest = arguments("conv2d_bn_act", torch.float16, device)
     wide = [*tensors[:3], *(t.float() for t in tensors[3:])]
     compare_all("conv2d_bn_act", wide, rest)

@@ -24,7 +24,7 @@ def tensors(shape, dim, dtype, device):
 
 @pytest.mark.parametrize(("shape", "dim", "dtype"), CASES)
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
-def test_bias(device, compiled, shape, dim, activation, dtype):
+def test_bias(device, shape, dim, activation, dtype):
     x, bias, _ = tensors(shape, dim, dtype, device)
     weights = [torch.randn(shape, device=device).to(dtype)]
 
@@ -35,7 +35,7 @@ def test_bias(device, compiled, shape, dim, activation, dtype):
 
 
 @pytest.mark.parametrize(("shape", "dim", "dtype"), CASES)
-def test_prelu(device, compiled, shape, dim, dtype):
+def test_prelu(device, shape, dim, dtype):
     weights = [torch.randn(shape, device=device).to(dtype)]
 
     def of(function):
@@ -61,7 +61,7 @@ def test_dropout(device, compiled, shape, dim, dtype):
 
 
 @pytest.mark.parametrize("dim", [1, -1])
-def test_layouts(device, compiled, dim):
+def test_layouts(device, dim):
     image = torch.randn(3, 8, 8, 8, device=device, dtype=torch.float64)
     bias, weight = torch.randn(8, device=device).double(), torch.rand(8, device=device).double()
     for x in (image.contiguous(memory_format=torch.channels_last), image[:, :, ::2], image.transpose(1, 3)):
@@ -78,7 +78,7 @@ def test_layouts(device, compiled, dim):
 
 
 @pytest.mark.parametrize("asked", [(0,), (1,), (0, 1)])
-def test_only_what_is_asked_for(device, compiled, asked):
+def test_only_what_is_asked_for(device, asked):
     x, bias, weight = tensors((6, 8), 1, torch.float64, device)
     grad = torch.randn_like(x)
     for function, given in (

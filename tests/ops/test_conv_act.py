@@ -1,6 +1,7 @@
 import pytest
 import torch
 from helpers import DTYPES, check_gradients, check_operator
+from support.selection import each_once
 
 from kfconvert import ops
 from kfconvert.ops.fused.conv_act import reference
@@ -13,9 +14,8 @@ def inputs(dtype, device, x=(2, 8, 7, 9), weight=(12, 8, 3, 3)):
     return tuple(t.to(device, dtype) for t in tensors)
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_as_accurate_as_aten(device, compiled, dtype, activation):
+@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
+def test_as_accurate_as_aten(device, dtype, activation):
     x, weight, bias = inputs(dtype, device)
     residual = torch.randn(2, 12, 7, 9, device=device).to(dtype)
     for b, r in ((None, None), (bias, None), (None, residual), (bias, residual)):
@@ -67,16 +67,15 @@ def test_arguments_and_layouts(device, arguments, dtype, channels_last):
     ],
 )
 @pytest.mark.parametrize("activation", ["relu", "silu"])
-def test_shapes(device, compiled, x, weight, groups, activation):
+def test_shapes(device, x, weight, groups, activation):
     x, weight, bias = inputs(torch.float32, device, x, weight)
     residual = torch.randn_like(reference(x, weight, groups=groups))
     for r in (None, residual):
         check_operator(ops.conv_act, reference, x, weight, bias, r, groups=groups, activation=activation)
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_gradients(device, compiled, activation, dtype):
+@each_once(activation=ops.ACTIVATIONS, dtype=[torch.float64, torch.float32, torch.bfloat16])
+def test_gradients(device, activation, dtype):
     x, weight, bias = inputs(dtype, device, (1, 4, 5, 5), (6, 4, 3, 3))
     residual = torch.randn(1, 6, 5, 5, device=device).to(dtype)
     weights = [torch.randn(1, 6, 5, 5, device=device).to(dtype)]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers import DTYPES, check_gradients, check_operator
 from support.accuracy import assert_as_accurate
+from support.selection import pairwise
 
 from kfconvert import ops
 from kfconvert.kernels import reference
@@ -21,14 +22,12 @@ def inputs(shape, dtype, device):
     return torch.randn(shape, device=device).mul(3).to(dtype), target
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_as_accurate_as_aten(device, compiled, shape, dtype, options):
+@pairwise(options=OPTIONS, dtype=DTYPES, shape=SHAPES)
+def test_as_accurate_as_aten(device, shape, dtype, options):
     x, target = inputs(shape, dtype, device)
     if "ignore_index" in options:
         target = target.clamp(min=0)
-    if compiled and "label_smoothing" in options and dtype == torch.float16:
+    if "label_smoothing" in options and dtype == torch.float16:
         # ATen adds the logits up in float16, which overflows.
         exact = reference.cross_entropy(x.double(), target, **options)
         assert_as_accurate(ops.cross_entropy(x, target, **options), exact.to(dtype), exact)
@@ -36,10 +35,8 @@ def test_as_accurate_as_aten(device, compiled, shape, dtype, options):
         check_operator(ops.cross_entropy, reference.cross_entropy, x, target, **options)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(9, 40), (6, 1001), (3, 5000)])
-def test_gradients(device, compiled, shape, dtype, options):
+@pairwise(options=OPTIONS, dtype=DTYPES, shape=[(9, 40), (6, 1001), (3, 5000)])
+def test_gradients(device, shape, dtype, options):
     x, target = inputs(shape, dtype, device)
     if "ignore_index" in options:
         target = target.clamp(min=0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import DTYPES, check_gradients, check_operator
+from support.selection import each_once, pairwise
 
 from kfconvert import ops
 from kfconvert.kernels import reference
@@ -43,13 +44,13 @@ def laid_out(x, layout):
 
 @pytest.mark.parametrize("shapes", SHAPES)
 @pytest.mark.parametrize("name", REFERENCES)
-def test_shapes(device, compiled, name, shapes):
+def test_shapes(device, name, shapes):
     check_operator(getattr(ops, name), REFERENCES[name], *inputs(shapes, torch.float32, device))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", REFERENCES)
-def test_as_accurate_as_aten(device, compiled, name, dtype):
+def test_as_accurate_as_aten(device, name, dtype):
     for shapes in (SHAPES[0], SHAPES[1], SHAPES[5]):
         check_operator(getattr(ops, name), REFERENCES[name], *inputs(shapes, dtype, device))
 
@@ -91,10 +92,8 @@ def test_special_values_as_aten_in_float64(device, name, dtype):
     torch.testing.assert_close(got, want, equal_nan=True)
 
 
-@pytest.mark.parametrize("shapes", [((3, 8, 6), (3, 8, 6)), ((3, 8, 6), (6,)), ((3, 1, 6), (8, 1))])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", REFERENCES)
-def test_gradients(device, compiled, name, dtype, shapes):
+@pairwise(shapes=[((3, 8, 6), (3, 8, 6)), ((3, 8, 6), (6,)), ((3, 1, 6), (8, 1))], dtype=DTYPES, name=REFERENCES)
+def test_gradients(device, name, dtype, shapes):
     weights = [torch.randn(3, 8, 6, device=device).to(dtype)]
     tensors = inputs(shapes, dtype, device)
     check_gradients(getattr(ops, name), REFERENCES[name], tensors, weights)
@@ -132,8 +131,7 @@ def test_gradient_of_one_argument(device):
             torch.testing.assert_close(torch.autograd.grad(getattr(ops, name)(x, y).sum(), wanted), want)
 
 
-@pytest.mark.parametrize("combination", [0, 1, 2])
-@pytest.mark.parametrize("code", [0, 1, 5, 12, 13])
+@each_once(combination=[0, 1, 2], code=[0, 1, 5, 12, 13])
 def test_opcheck(device, combination, code):
     image = torch.randn(2, 4, 3, 5, device=device).contiguous(memory_format=torch.channels_last)
     scale = torch.randn(4, 1, 1, device=device)
@@ -199,7 +197,7 @@ def test_more_elements_than_32_bits_count():
         del result
 
 
-def test_biases(device, compiled):
+def test_biases(device):
     image, bias = torch.randn(2, 8, 4, 6, device=device), torch.randn(8, device=device)
     rows = torch.randn(5, 8, device=device)
     for name, function in (("relu", F.relu), ("gelu", F.gelu), ("silu", F.silu)):
@@ -211,7 +209,7 @@ def test_biases(device, compiled):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_mish_scale_by_a_number(device, compiled, dtype):
+def test_mish_scale_by_a_number(device, dtype):
     for x in (torch.randn(5, 70, device=device).to(dtype), torch.randn(2, 3, 4, device=device).to(dtype).mT):
         for scale in (0.5, 0.1, 3, -2.7):
             check_operator(ops.mish_scale, reference.mish_scale, x, scale)

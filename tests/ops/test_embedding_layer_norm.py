@@ -28,7 +28,7 @@ def compare(tensors, types=None):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("typed", [False, True])
-def test_as_accurate_as_aten(device, compiled, dtype, typed):
+def test_as_accurate_as_aten(device, dtype, typed):
     long, short = torch.int64, torch.int32
     for shape, kind in (((2, 5), long), ((7,), short), ((2, 3, 1), long), ((0, 5), long), ((2, 0), short)):
         tensors, types = arguments(dtype, device, shape, kind)
@@ -37,7 +37,7 @@ def test_as_accurate_as_aten(device, compiled, dtype, typed):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cols", [1, 33, 96, 768, 1001, 3000, 4096, 16384, 20000])
-def test_rows_of_any_length(device, compiled, dtype, cols):
+def test_rows_of_any_length(device, dtype, cols):
     rows = 600 if device == "cuda" else 20  # more than are few rows of a GPU
     compare(*arguments(dtype, device, (rows, 6), cols=cols))
 
@@ -52,13 +52,13 @@ def test_float32_weight_and_bias(device, dtype):
 
 
 @pytest.mark.parametrize("without", [("weight",), ("bias",), ("weight", "bias")])
-def test_without_weight_or_bias(device, compiled, without):
+def test_without_weight_or_bias(device, without):
     tensors, types = arguments(torch.float32, device)
     compare([None if name in without else t for name, t in zip(NAMES, tensors, strict=True)], types)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_any_strides_and_offsets(device, compiled, dtype):
+def test_any_strides_and_offsets(device, dtype):
     (ids, *tables, weight, bias), types = arguments(dtype, device, (3, 4), cols=16)
     views = [t.mT.contiguous().mT for t in (ids, *tables, types)]
     compare([*views[:4], weight, bias], views[4])
@@ -70,7 +70,7 @@ def test_any_strides_and_offsets(device, compiled, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("typed", [False, True])
-def test_gradients(device, compiled, dtype, typed):
+def test_gradients(device, dtype, typed):
     (ids, *tensors), types = arguments(dtype, device)
     types = types if typed else None
     operator, definition = (

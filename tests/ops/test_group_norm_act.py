@@ -1,6 +1,7 @@
 import pytest
 import torch
 from helpers import DTYPES, check_gradients, check_operator
+from support.selection import each_once
 
 from kfconvert import ops
 from kfconvert.ops.fused.group_norm_act import reference
@@ -13,9 +14,8 @@ def inputs(shape, dtype, device, offset=0.0):
     return x, *torch.randn(2, shape[1], device=device).to(dtype)
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_as_accurate_as_aten(device, compiled, dtype, activation):
+@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
+def test_as_accurate_as_aten(device, dtype, activation):
     x, weight, bias = inputs((3, 8, 5, 8), dtype, device)
     for w, b in ((weight, bias), (None, bias), (weight, None), (None, None)):
         check_operator(ops.group_norm_act, reference, x, 4, w, b, activation=activation, negative_slope=0.2)
@@ -75,7 +75,7 @@ def test_special_values(device):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients(device, compiled, dtype):
+def test_gradients(device, dtype):
     x, weight, bias = inputs((3, 8, 6), dtype, device)
     grads = [torch.randn(x.shape, device=device).to(dtype)]
     mine, aten = ((lambda x, w, b, f=f: f(x, 4, w, b, activation="silu")) for f in (ops.group_norm_act, reference))

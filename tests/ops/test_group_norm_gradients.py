@@ -1,6 +1,7 @@
 import pytest
 import torch
 from helpers import DTYPES, check_gradients
+from support.selection import each_once
 
 from kfconvert import ops
 from kfconvert.ops import group_norm_act
@@ -24,8 +25,7 @@ def check_operator(tensors, groups, activation, factor=1.5):
     check_gradients(mine, aten, tensors, grads, factor, activation)
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
 def test_activations(device, dtype, activation):
     for shape in ((3, 8, 6, 8), (2, 6, 5, 5)):
         # Of the gradients of a few channels it is chance whose error is the larger one.

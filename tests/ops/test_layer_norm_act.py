@@ -2,6 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import DTYPES, check_gradients, check_operator, gradients
+from support.selection import each_once
 
 from kfconvert import ops
 from kfconvert.ops.fused.layer_norm_act import reference
@@ -18,9 +19,8 @@ def inputs(shape, normalized, dtype, device, affine_dtype=None):
     )
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_as_accurate_as_aten(device, compiled, dtype, activation):
+@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
+def test_as_accurate_as_aten(device, dtype, activation):
     x, residual, weight, bias = inputs((6, 5, 96), (96,), dtype, device)
     for w, b in ((weight, bias), (weight, None), (None, bias), (None, None)):
         for r in (None, residual):
@@ -74,7 +74,7 @@ def test_row_lengths(device, cols, dtype):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 130, 4097])
-def test_row_counts(device, compiled, rows):
+def test_row_counts(device, rows):
     x, residual, weight, bias = inputs((rows, 64), (64,), torch.float32, device)
     check_operator(
         ops.layer_norm_act,
@@ -90,14 +90,14 @@ def test_row_counts(device, compiled, rows):
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (0, 3, 4, 5), (2, 3, 0, 5)])
-def test_several_normalized_dimensions(device, compiled, shape):
+def test_several_normalized_dimensions(device, shape):
     for inner in (1, 2, 3):
         normalized = shape[-inner:]
         x, residual, weight, bias = inputs(shape, normalized, torch.float32, device)
         check_operator(ops.layer_norm_act, reference, x, normalized, weight, bias, residual=residual)
 
 
-def test_any_strides(device, compiled):
+def test_any_strides(device):
     x, residual, weight, bias = inputs((4, 6, 16), (16,), torch.float32, device)
     permuted = residual.permute(2, 0, 1).contiguous().permute(1, 2, 0)
     for view, r in (
@@ -131,7 +131,7 @@ def test_nothing_is_left_of_equal_values(device, cols):
     assert torch.equal(ops.layer_norm_act(x, (cols,), eps=1e-12), torch.zeros_like(x))
 
 
-def test_nan_and_infinity(device, compiled):
+def test_nan_and_infinity(device):
     x = torch.randn(4, 32, device=device)
     x[0, 3], x[1, 4], x[2, 5] = float("nan"), float("inf"), -float("inf")
     for activation in ("none", "relu", "gelu", "silu"):
@@ -167,9 +167,8 @@ def test_float32_parameters_beside_a_half_type(device, compiled, dtype, columns)
         assert error < (torch.finfo(dtype).eps if mine.dtype == dtype else 1e-4)
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients(device, compiled, activation, dtype):
+@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
+def test_gradients(device, activation, dtype):
     x, residual, weight, bias = inputs((6, 5, 96), (96,), dtype, device)
     weights = [torch.randn(x.shape, device=device).to(dtype) for _ in range(2)]
 
@@ -333,7 +332,7 @@ REPEATED = [((2, 3, 8), (3, 8)), ((2, 3, 8), (1, 3, 8)), ((2, 3, 8), (1, 1, 8)),
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape, residual_shape", REPEATED)
-def test_a_residual_that_repeats(device, compiled, shape, residual_shape, dtype):
+def test_a_residual_that_repeats(device, shape, residual_shape, dtype):
     x, residual = torch.randn(shape, device=device).to(dtype), torch.randn(residual_shape, device=device).to(dtype)
     weight, bias = (torch.randn(8, device=device).to(dtype) for _ in range(2))
     check_operator(ops.layer_norm_act, reference, x, (8,), weight, bias, residual=residual, return_sum=True)

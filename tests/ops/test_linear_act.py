@@ -1,6 +1,7 @@
 import pytest
 import torch
 from helpers import DTYPES, check_gradients, check_operator
+from support.selection import each_once
 
 from kfconvert import ops
 from kfconvert.ops.fused.linear_act import reference
@@ -13,9 +14,8 @@ def inputs(shape, out, dtype, device):
     return tuple(t.to(device, dtype) for t in (x, weight, bias))
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_as_accurate_as_aten(device, compiled, dtype, activation):
+@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
+def test_as_accurate_as_aten(device, dtype, activation):
     x, weight, bias = inputs((5, 48), 24, dtype, device)
     for b in (bias, None):
         check_operator(ops.linear_act, reference, x, weight, b, activation=activation, negative_slope=0.2)
@@ -38,9 +38,8 @@ def test_any_strides(device):
             check_operator(ops.linear_act, reference, view, w, bias.repeat(2)[::2], activation="relu")
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients(device, compiled, activation, dtype):
+@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
+def test_gradients(device, activation, dtype):
     x, weight, bias = inputs((3, 4, 16), 12, dtype, device)
     weights = [torch.randn(3, 4, 12, device=device).to(dtype)]
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers import DTYPES, check_gradients, check_operator
+from support.selection import each_once, pairwise
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kfconvert import ops
@@ -83,9 +84,7 @@ def test_attention_dropout(device, dtype):
         ops.attention_dropout(scores.long(), 0.3)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("scale", [None, 0.3])
+@pairwise(dtype=DTYPES, is_causal=[False, True], scale=[None, 0.3])
 def test_flash_attention(device, dtype, is_causal, scale):
     for leading in LEADING:
         for keys in (20, 24):
@@ -168,8 +167,7 @@ def test_rope(device, dtype, interleaved):
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("interleaved", [False, True])
+@each_once(dtype=DTYPES, interleaved=[False, True])
 def test_rope_of_other_layouts(device, dtype, interleaved):
     """Heads between batch and sequence, slices, rows longer than a block, more dimensions than the kernel takes."""
     for x, angle_shape in (

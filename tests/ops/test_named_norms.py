@@ -47,7 +47,7 @@ SHAPES = [(3, 6, 8), (2, 4, 3, 5, 6), (70, 16), (0, 4, 8)]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
-def test_as_accurate_as_aten(device, compiled, name, dtype):
+def test_as_accurate_as_aten(device, name, dtype):
     for shape in SHAPES:
         tensors, rest = arguments(name, dtype, device, shape)
         check_operator(call(ops, name, rest), call(reference, name, rest), *tensors)
@@ -67,7 +67,7 @@ def test_layouts(device, name):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients(device, compiled, name, dtype):
+def test_gradients(device, name, dtype):
     tensors, rest = arguments(name, dtype, device, (3, 6, 8))
     outputs = 2 if name.startswith("add") else 1
     weights = [torch.randn(3, 6, 8, device=device).to(dtype) for _ in range(outputs)]
@@ -179,7 +179,7 @@ def test_batch_norm_updates_statistics_in_training(device, compiled, dtype, requ
 
 @pytest.mark.parametrize("shape", [(3, 6, 8), (2, 16, 128, 64), (2**15, 8)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_batch_norm_in_eval(device, compiled, dtype, shape):
+def test_batch_norm_in_eval(device, dtype, shape):
     """Small and large inputs, with statistics of their own dtype and of float32 beside a half type."""
     (x, *vectors), _ = arguments("batch_norm_relu", dtype, device, shape)
     for vectors in (vectors, [v.float() for v in vectors]) if x.element_size() == 2 else (vectors,):
@@ -191,7 +191,7 @@ def test_batch_norm_in_eval(device, compiled, dtype, shape):
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("shape", [(7, 6), (7, 6, 3)])
-def test_batch_norm_with_strided_vectors(device, compiled, shape, training):
+def test_batch_norm_with_strided_vectors(device, shape, training):
     x, *vectors = arguments("batch_norm_relu", torch.float32, device, shape)[0]
     for strided in range(4):
         grads = []

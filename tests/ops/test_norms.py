@@ -24,7 +24,7 @@ def check_training(operator, arguments, rows):
 
 @pytest.mark.parametrize(("sizes", "shape"), EMPTY)
 @pytest.mark.parametrize("summed", [False, True])
-def test_no_elements(device, compiled, sizes, shape, summed):
+def test_no_elements(device, sizes, shape, summed):
     x, weight = (torch.randn(s, device=device, requires_grad=True) for s in (sizes, shape))
     residual = x if summed else None
     rows = torch.Size(sizes[: len(sizes) - len(shape)]).numel()
@@ -39,7 +39,7 @@ def test_no_elements(device, compiled, sizes, shape, summed):
 
 
 @pytest.mark.parametrize("sizes", [(2, 4, 0), (0, 4, 3), (2, 0, 3)])
-def test_no_elements_of_groups(device, compiled, sizes):
+def test_no_elements_of_groups(device, sizes):
     x, weight = (torch.randn(s, device=device, requires_grad=True) for s in (sizes, sizes[1]))
     arguments = (x, 2, weight, weight, *OPTIONS)
     check_training(OPERATORS.group_norm_act_training.default, arguments, 2 * sizes[0])
@@ -66,7 +66,7 @@ def gradient(function):
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_symbolic_shapes(device, compiled, name, requires_grad):
+def test_symbolic_shapes(device, name, requires_grad):
     function = gradient(CALLS[name]) if requires_grad else CALLS[name]
     x, other = (torch.randn(s, device=device, requires_grad=requires_grad) for s in ((5, 6, 33), (4, 7, 12)))
     traced = make_fx(function, tracing_mode="symbolic")(x)
@@ -76,7 +76,7 @@ def test_symbolic_shapes(device, compiled, name, requires_grad):
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_dynamic_shapes_in_the_compiler(device, compiled, name, requires_grad):
+def test_dynamic_shapes_in_the_compiler(device, name, requires_grad):
     function, graphs = CALLS[name], []
 
     def backend(graph, inputs):

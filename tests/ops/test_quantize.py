@@ -26,7 +26,7 @@ def parameters(shape, dim, dtype, device):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "dim"), SHAPES)
-def test_exact_integers(device, compiled, shape, dim, dtype):
+def test_exact_integers(device, shape, dim, dtype):
     x = torch.randn(shape, device=device).mul(2).to(dtype)
     for scale, zero_point in parameters(shape, dim, dtype, device):
         q = ops.quantize_int8(x, scale, zero_point, dim)
@@ -42,7 +42,7 @@ def test_every_float_of_the_half_types(device):
             assert torch.equal(ops.quantize_int8(x, scale, zero_point), reference.quantize_int8(x, scale, zero_point))
 
 
-def test_one_value_and_none(device, compiled):
+def test_one_value_and_none(device):
     one = torch.full((1,), 0.1, device=device)
     x = torch.tensor(1.04, device=device)
     for package in (ops, reference):
@@ -73,22 +73,21 @@ def test_half_way_cases_and_special_values(device, compiled):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "dim"), SHAPES)
-def test_back(device, compiled, shape, dim, dtype):
+def test_back(device, shape, dim, dtype):
     q = torch.randint(-128, 128, shape, device=device).to(torch.int8)
     for scale, zero_point in parameters(shape, dim, dtype, device):
         y = ops.dequantize_int8(q, scale, zero_point, dim, dtype=dtype)
         assert torch.equal(y, reference.dequantize_int8(q, scale, zero_point, dim, dtype=dtype)) and y.dtype == dtype
 
 
-def test_layouts(device, compiled):
+def test_layouts(device):
     image, scales = torch.randn(2, 8, 4, 6, device=device), torch.rand(8, device=device) + 0.1
     for x in (image.contiguous(memory_format=torch.channels_last), image[:, :, ::2], image.transpose(2, 3)):
         q = ops.quantize_int8(x, scales, 1, dim=1)
         assert torch.equal(q, reference.quantize_int8(x, scales, 1, dim=1))
         y = ops.dequantize_int8(q, scales, 1, dim=1)
         assert torch.equal(y, reference.dequantize_int8(q, scales, 1, dim=1))
-        if compiled:
-            assert q.stride() == y.stride() == torch.empty_like(x).stride()
+        assert q.stride() == y.stride() == torch.empty_like(x).stride()
 
 
 def test_misaligned_pointers(device):

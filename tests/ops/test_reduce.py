@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import DTYPES, check_gradients, check_operator
+from support.selection import each_once, pairwise
 
 from kfconvert import ops
 from kfconvert.kernels import reference
@@ -36,10 +37,8 @@ def laid_out(x, layout):
 LAYOUTS = ["plain", "channels_last", "strided", "rows of more", "repeated", "transposed"]
 
 
-@pytest.mark.parametrize("keepdim", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", OVER_DIMS)
-def test_as_accurate_as_aten(device, compiled, name, dtype, keepdim):
+@pairwise(keepdim=[False, True], dtype=DTYPES, name=OVER_DIMS)
+def test_as_accurate_as_aten(device, name, dtype, keepdim):
     for shape, dim in CASES:
         x = torch.randn(shape, device=device).to(dtype)
         check_operator(getattr(ops, name), getattr(reference, name), x, dim=dim, keepdim=keepdim)
@@ -47,7 +46,7 @@ def test_as_accurate_as_aten(device, compiled, name, dtype, keepdim):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_mse_loss_as_accurate_as_aten(device, compiled, dtype, reduction):
+def test_mse_loss_as_accurate_as_aten(device, dtype, reduction):
     for shape in ((), (7,), (5, 7), (9, 1025), (140_003,)):
         x, y = (torch.randn(shape, device=device).to(dtype) for _ in "xy")
         check_operator(ops.mse_loss, reference.mse_loss, x, y, reduction=reduction)
@@ -74,7 +73,7 @@ def test_misaligned_pointers(device):
 
 
 @pytest.mark.parametrize("shapes", [((5, 7), (7,)), ((5, 1), (1, 7)), ((5, 7), ()), ((0, 7), (7,)), ((3,), (2, 3))])
-def test_mse_loss_broadcasts(device, compiled, shapes, recwarn):
+def test_mse_loss_broadcasts(device, shapes, recwarn):
     x, y = (torch.randn(shape, device=device) for shape in shapes)
     for reduction in ("mean", "sum", "none"):
         check_operator(ops.mse_loss, reference.mse_loss, x, y, reduction=reduction)
@@ -95,7 +94,7 @@ def test_many_elements(device, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_special_values(device, compiled, dtype):
+def test_special_values(device, dtype):
     nan, inf = float("nan"), float("inf")
     rows = [[nan, 1.0], [inf, 1.0], [-inf, 1.0], [inf, nan], [inf, -inf], [0.0, -0.0], [60000.0, 60000.0]]
     x = torch.tensor(rows, device=device, dtype=dtype)
@@ -120,7 +119,7 @@ def test_half_types_do_not_overflow_on_the_way(device):
     ((0,), None), ((0, 8), -1), ((8, 0), -1), ((8, 0), 0), ((3, 0, 4), (1, 2)), ((0, 3), None),
     ((3, 0, 4), 2),
 ])  # fmt: skip
-def test_no_elements(device, compiled, shape, dim):
+def test_no_elements(device, shape, dim):
     x = torch.empty(shape, device=device)
     for name in OVER_DIMS:
         for keepdim in (False, True):
@@ -131,7 +130,7 @@ def test_no_elements(device, compiled, shape, dim):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OVER_DIMS)
-def test_gradients(device, compiled, name, dtype):
+def test_gradients(device, name, dtype):
     x = torch.randn(4, 6, 8, device=device).to(dtype)
     x[0, 0] = 0
     for dim in (None, -1, (1, 2), 0, (0, 2)):
@@ -145,10 +144,8 @@ def test_gradients(device, compiled, name, dtype):
             check_gradients(*functions, [x], weights)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("shapes", [((6, 8), (6, 8)), ((6, 8), (8,)), ((6, 1), (8,))])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients_of_mse_loss(device, compiled, dtype, shapes, reduction):
+@pairwise(reduction=["mean", "sum", "none"], shapes=[((6, 8), (6, 8)), ((6, 8), (8,)), ((6, 1), (8,))], dtype=DTYPES)
+def test_gradients_of_mse_loss(device, dtype, shapes, reduction):
     tensors = [torch.randn(shape, device=device).to(dtype) for shape in shapes]
     functions = [lambda x, y, of=package.mse_loss: of(x, y, reduction) for package in (ops, reference)]
     weights = [torch.randn(functions[1](*tensors).shape, device=device).to(dtype)]
@@ -173,7 +170,7 @@ def test_dimensions_as_any_integers(device, compiled, of):
         torch.testing.assert_close(operator(x, (of(0), of(-1))), definition(x, (0, -1)))
 
 
-def test_gradients_of_one_element(device, compiled):
+def test_gradients_of_one_element(device):
     x, y = (torch.randn((), device=device, dtype=torch.float64).requires_grad_() for _ in "xy")
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
         for name in OVER_DIMS:
@@ -261,17 +258,16 @@ def test_compile(device):
         torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_compile_with_any_strides(device, dynamic):
+@each_once(layout=LAYOUTS[1:], dynamic=[None, True])
+def test_compile_with_any_strides(device, layout, dynamic):
     def function(x, y):
         return ops.mse_loss(x, y), ops.reduce_sum_squared(x, 1), ops.reduce_mean_abs(x, (1, 2), keepdim=True)
 
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-    for layout in LAYOUTS[1:]:
-        torch.compiler.reset()
-        for shape in ((2, 3, 4, 4), (5, 3, 6, 7), (4, 8, 5, 2)):
-            x = laid_out(torch.randn(shape, device=device), layout)
-            torch.testing.assert_close(compiled(x, x + 1), function(x, x + 1))
+    torch.compiler.reset()
+    for shape in ((2, 3, 4, 4), (5, 3, 6, 7), (4, 8, 5, 2)):
+        x = laid_out(torch.randn(shape, device=device), layout)
+        torch.testing.assert_close(compiled(x, x + 1), function(x, x + 1))
 
 
 def test_errors(device, compiled):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from helpers import DTYPES, check_gradients, check_operator, gradients
+from support.selection import each_once, pairwise
 
 from kfconvert import ops
 from kfconvert.ops.fused.rms_norm_act import reference
@@ -21,9 +22,8 @@ def test_the_reference_is_aten(device):
     torch.testing.assert_close(reference(x, (5, 6), weight, offset=1.0), reference(x, (5, 6), weight + 1))
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_as_accurate_as_aten(device, compiled, dtype, activation):
+@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
+def test_as_accurate_as_aten(device, dtype, activation):
     x, residual, weight = inputs((6, 5, 96), (96,), dtype, device)
     options = {"activation": activation, "negative_slope": 0.2}
     for w, offset in ((weight, 0.0), (weight, 1.0), (None, 1.0)):
@@ -48,19 +48,19 @@ def test_row_lengths(device, cols, dtype):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 130, 4097])
-def test_row_counts(device, compiled, rows):
+def test_row_counts(device, rows):
     x, residual, weight = inputs((rows, 64), (64,), torch.float32, device)
     check_operator(ops.rms_norm_act, reference, x, (64,), weight, residual=residual, activation="relu", return_sum=True)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (0, 3, 4, 5), (2, 3, 0, 5)])
-def test_several_normalized_dimensions(device, compiled, shape):
+def test_several_normalized_dimensions(device, shape):
     for inner in (1, 2, 3):
         x, residual, weight = inputs(shape, shape[-inner:], torch.float32, device)
         check_operator(ops.rms_norm_act, reference, x, shape[-inner:], weight, residual=residual)
 
 
-def test_any_strides(device, compiled):
+def test_any_strides(device):
     x, residual, weight = inputs((4, 6, 16), (16,), torch.float32, device)
     permuted = residual.permute(2, 0, 1).contiguous().permute(1, 2, 0)
     for view, r in ((x.transpose(0, 1), residual.transpose(0, 1)), (x, permuted), (x[:, ::2], residual[:, ::2])):
@@ -75,7 +75,7 @@ def test_misaligned_pointer(device):
     check_operator(ops.rms_norm_act, reference, x, (64,), weight)
 
 
-def test_a_mean_is_not_subtracted(device, compiled):
+def test_a_mean_is_not_subtracted(device):
     x = torch.randn(8, 256, device=device) + 1000
     check_operator(ops.rms_norm_act, reference, x, (256,))
     constant = torch.full((2, 64), 3.0, device=device)
@@ -83,7 +83,7 @@ def test_a_mean_is_not_subtracted(device, compiled):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_nan_and_infinity(device, compiled, dtype):
+def test_nan_and_infinity(device, dtype):
     x = torch.randn(5, 32, device=device).to(dtype)
     x[0, 3], x[1, 4], x[2, 5], x[3] = float("nan"), float("inf"), -float("inf"), 0
     for activation in ("none", "relu", "gelu", "silu"):
@@ -92,10 +92,8 @@ def test_nan_and_infinity(device, compiled, dtype):
             assert torch.equal(got.isnan(), want.isnan())
 
 
-@pytest.mark.parametrize("columns", [7, 96, 1001, 4096, 9000])
-@pytest.mark.parametrize("offset", [0.0, 1.0])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_float32_weight_beside_a_half_type(device, compiled, dtype, offset, columns):
+@pairwise(columns=[7, 96, 1001, 4096, 9000], offset=[0.0, 1.0], dtype=[torch.float16, torch.bfloat16])
+def test_a_float32_weight_beside_a_half_type(device, dtype, offset, columns):
     x, residual, weight = inputs((4, columns), (columns,), dtype, device, weight_dtype=torch.float32)
     for r in (None, residual):
         check_operator(ops.rms_norm_act, reference, x, (columns,), weight, residual=r, offset=offset)
@@ -108,9 +106,8 @@ def test_a_float32_weight_beside_a_half_type(device, compiled, dtype, offset, co
     check_gradients(operator, aten, (x, weight), (grad,))
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients(device, compiled, activation, dtype):
+@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
+def test_gradients(device, activation, dtype):
     x, residual, weight = inputs((6, 5, 96), (96,), dtype, device)
     weights = [torch.randn(x.shape, device=device).to(dtype) for _ in range(2)]
     options = {"activation": activation, "return_sum": True, "offset": 1.0, "negative_slope": 0.2}
@@ -231,7 +228,7 @@ REPEATED = [((2, 3, 8), (3, 8)), ((2, 3, 8), (1, 1, 8)), ((4, 5, 1, 8), (1, 8)),
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape, residual_shape", REPEATED)
-def test_a_residual_that_repeats(device, compiled, shape, residual_shape, dtype):
+def test_a_residual_that_repeats(device, shape, residual_shape, dtype):
     x, residual, weight = (torch.randn(size, device=device).to(dtype) for size in (shape, residual_shape, (8,)))
     check_operator(ops.rms_norm_act, reference, x, (8,), weight, residual=residual, return_sum=True)
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from helpers import DTYPES, check_gradients, check_operator
+from support.selection import each_once
 
 from kfconvert import ops
 from kfconvert.ops.fused.scale_shift_act import reference
@@ -14,9 +15,8 @@ def inputs(shape, dtype, device):
     return torch.randn(shape, device=device).mul(3).to(dtype), scale, shift
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_as_accurate_as_aten(device, compiled, dtype, activation):
+@each_once(activation=ops.ACTIVATIONS, dtype=DTYPES)
+def test_as_accurate_as_aten(device, dtype, activation):
     tensors = inputs((3, 8, 5, 8), dtype, device)
     check_operator(ops.scale_shift_act, reference, *tensors, activation=activation, negative_slope=0.2)
 
@@ -76,7 +76,7 @@ def test_special_values(device, activation, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients(device, compiled, dtype):
+def test_gradients(device, dtype):
     x, scale, shift = inputs((3, 8, 6), dtype, device)
     weights = [torch.randn(x.shape, device=device).to(dtype)]
     mine, aten = ((lambda *t, f=f: f(*t, activation="silu")) for f in (ops.scale_shift_act, reference))

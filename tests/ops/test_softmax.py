@@ -22,7 +22,7 @@ def scores(shape, dtype, device):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_as_accurate_as_aten(device, compiled, shape, dtype):
+def test_as_accurate_as_aten(device, shape, dtype):
     x = scores(shape, dtype, device)
     check_operator(ops.softmax, reference.softmax, x)
     check_operator(ops.softmax, reference.softmax, x, scale=0.125)
@@ -30,7 +30,7 @@ def test_as_accurate_as_aten(device, compiled, shape, dtype):
 
 @pytest.mark.parametrize("shape", MASKS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_masks(device, compiled, dtype, shape):
+def test_masks(device, dtype, shape):
     x = scores((2, 3, 5, 16), dtype, device)
     added = torch.randn(shape, device=device).to(dtype)
     check_operator(ops.softmax, reference.softmax, x, scale=0.3, mask=added)
@@ -68,7 +68,7 @@ def test_any_strides(device):
     check_operator(ops.softmax, reference.softmax, base, mask=mask)
 
 
-def test_other_dimensions(device, compiled):
+def test_other_dimensions(device):
     x = scores((4, 6, 8), torch.float32, device)
     for dim in (0, 1, 2, -2):
         check_operator(ops.softmax, reference.softmax, x, dim=dim, scale=0.5)
@@ -77,7 +77,7 @@ def test_other_dimensions(device, compiled):
 
 @pytest.mark.parametrize("shape", [(3, 8, 6), (4, 1000), (2, 9001)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients(device, compiled, dtype, shape):
+def test_gradients(device, dtype, shape):
     x, mask = scores(shape, dtype, device), torch.randn(shape[-1], device=device).to(dtype)
     weights = [torch.randn(shape, device=device).to(dtype)]
 
@@ -88,7 +88,7 @@ def test_gradients(device, compiled, dtype, shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients_of_rows_without_an_element(device, compiled, dtype):
+def test_gradients_of_rows_without_an_element(device, dtype):
     mask = torch.tensor([[True, True, False], [False, False, False], [False, True, False]], device=device)
     grads = []
     for package in (ops, reference):
@@ -208,7 +208,7 @@ def test_other_names(device, monkeypatch):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(4, 8), (2, 3, 33), (5,), (0, 4), (70, 3000)])
-def test_halves(device, compiled, dtype, shape):
+def test_halves(device, dtype, shape):
     x, grad = (torch.randn(shape, device=device).to(dtype) for _ in "xg")
     op = ops.SoftMaxOp()
     y = check_operator(op.forward, lambda x: torch.softmax(x, -1), x)

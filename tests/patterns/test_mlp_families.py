@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 import torch
+from support.selection import each_once
 from torch import nn
 
 from kfconvert import ModelConverter
@@ -62,10 +63,9 @@ def assert_follows(fused, model, inputs, dtype):
     assert fused.kfconvert_info()["guard"]["misses"] == {}
 
 
-@pytest.mark.parametrize("dtype, rows", [(torch.float32, 40), (torch.bfloat16, 5)], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_mlp(family, dtype, rows):
-    make, pattern = FAMILIES[family]
+@each_once(family=FAMILIES, size=[(torch.float32, 40), (torch.bfloat16, 5)])
+def test_mlp(family, size):
+    (make, pattern), (dtype, rows) = FAMILIES[family], size
     model, x = make().to(dtype), torch.randn(2, rows, HIDDEN).to(dtype)
     fused, stats = converted(model, x)
     assert stats[f"{pattern}_found"] == stats[f"{pattern}_replaced"] == 1

@@ -612,6 +612,7 @@ def test_it_runs_on_a_gpu_in_every_floating_dtype():
             check_fused(Net(own.swish, 2).to("cuda", dtype), "own_swish", x, count=2, **allowed)
 
 
+@pytest.mark.exhaustive
 def test_it_is_found_in_each_call_that_a_model_generates_with():
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8, "vocab_size": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "eager"}

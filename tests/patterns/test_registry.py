@@ -1,10 +1,15 @@
-"""Every pattern of the registry against its own cases: what must match does, computing the same; near misses do not."""
+"""Every pattern of the registry against its own cases: what must match does, computing the same; near misses do not.
+
+The short run puts the fused modules into the traced graph of every case, and converts one case of each file of
+patterns.
+"""
 
 from collections import Counter
 from functools import cache
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from kfconvert import ModelConverter
 from kfconvert.canonical.passes import canonicalise
@@ -12,18 +17,52 @@ from kfconvert.capture.tracer import trace
 from kfconvert.graph.nodes import mark_weights
 from kfconvert.inputs.example import ExampleCall
 from kfconvert.matching.matcher import find
+from kfconvert.matching.rewriter import rewrite
+from kfconvert.matching.site import Site
 from kfconvert.patterns import REGISTRY
+from kfconvert.region import LiveTensors
 
 CASES = [pytest.param(p, c, id=f"{p.name}-{i}") for p in REGISTRY for i, c in enumerate(p.cases)]
+MATCHING = [case for case in CASES if case.values[1].count > 0]
+
+
+def exhaustive_but_for_the_first(cases):
+    """``cases``, all but the first of each file of patterns marked as exhaustive."""
+    chosen, seen = [], set()
+    for case in cases:
+        file = case.values[0].build.__module__
+        marks = [pytest.mark.exhaustive] if file in seen else []
+        chosen.append(pytest.param(*case.values, id=case.id, marks=marks))
+        seen.add(file)
+    return chosen
+
+
+def built(case):
+    """The model of ``case``, with batch norms that are not nearly the identity: that would hide a wrong fold."""
+    torch.manual_seed(0)
+    model = case.module().eval()
+    for module in model.modules():
+        if hasattr(module, "running_var") and module.running_var is not None:
+            module.running_mean.uniform_(-1, 1)
+            module.running_var.uniform_(0.5, 2)
+            for parameter, low, high in ((module.weight, 0.5, 2), (module.bias, -1, 1)):
+                if parameter is not None:
+                    torch.nn.init.uniform_(parameter, low, high)
+    return model
 
 
 @cache
-def findings(case):
-    torch.manual_seed(0)
-    region = trace(case.module().eval(), ExampleCall(case.inputs()))
+def traced(case):
+    """(model, its region, what the matcher finds in it)"""
+    model = built(case)
+    region = trace(model, ExampleCall(case.inputs()))
     mark_weights(region.graph, (*region.slots, *region.constants))
     canonicalise(region.graph)
-    return find(region.graph, REGISTRY)
+    return model, region, find(region.graph, REGISTRY)
+
+
+def findings(case):
+    return traced(case)[-1]
 
 
 def test_names_are_unique():
@@ -76,17 +115,21 @@ def test_settings_are_tried_beside_their_usual_values():
     assert usual == [], "no matching case has an unusual value of this capture: add one, or rename the capture"
 
 
-@pytest.mark.parametrize("pattern, case", [p for p in CASES if p.values[1].count > 0])
+@pytest.mark.parametrize("case", [pytest.param(case.values[1], id=case.id) for case in MATCHING])
+def test_fused_modules_in_the_graph_compute_what_the_original_does(case):
+    model, region, found = traced(case)
+    live = LiveTensors(model, region)
+    sites = [Site(match, match.pattern.build(match, live.tensor), "") for match in found.matches]
+    program = rewrite(region, sites, live)
+    inputs = case.inputs()
+    with torch.no_grad():
+        actual, expected = program.run(tree_leaves(inputs)), tree_leaves(model(*inputs))
+    torch.testing.assert_close(list(actual), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("pattern, case", exhaustive_but_for_the_first(MATCHING))
 def test_converted_case_is_as_accurate_as_the_original(pattern, case):
-    torch.manual_seed(0)
-    model = case.module().eval()
-    for module in model.modules():  # a fresh batch norm is nearly the identity and would hide a wrong fold
-        if hasattr(module, "running_var") and module.running_var is not None:
-            module.running_mean.uniform_(-1, 1)
-            module.running_var.uniform_(0.5, 2)
-            for parameter, low, high in ((module.weight, 0.5, 2), (module.bias, -1, 1)):
-                if parameter is not None:
-                    torch.nn.init.uniform_(parameter, low, high)
+    model = built(case)
     converter = ModelConverter(select="all")
     converted = converter.convert_model(model, example_inputs=case.inputs())
     stats = converter.conversion_stats

@@ -5,6 +5,7 @@ import importlib
 
 import pytest
 import torch
+from support.selection import each_once, exhaustive
 from torch import nn
 
 from kfconvert import ModelConverter
@@ -110,8 +111,7 @@ def tiny_model(name, dtype):
     return with_random_scales(getattr(transformers, model)(config)).to(dtype), norms, after_sums
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@each_once(name=MODELS, dtype=DTYPES)
 def test_every_norm_of_a_transformers_model_is_fused(name, dtype):
     model, norms, after_sums = tiny_model(name, dtype)
     ids = torch.randint(1, 128, (2, 10))
@@ -128,12 +128,12 @@ def test_every_norm_of_a_transformers_model_is_fused(name, dtype):
     assert error <= 1.5 * allowed
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, *exhaustive(torch.bfloat16)])
 def test_every_norm_of_a_timm_model_is_fused(dtype):
     from timm.models.vision_transformer import VisionTransformer
 
     model = VisionTransformer(32, 8, embed_dim=32, depth=2, num_heads=2, num_classes=4, norm_layer=layers.RmsNorm)
-    converter = ModelConverter(select="all")
+    converter = ModelConverter(select="all", effort="fast")
     converter.convert_model(with_random_scales(model).to(dtype), example_inputs=torch.randn(2, 3, 32, 32).to(dtype))
     stats = converter.conversion_stats
     assert stats["accuracy"]["passed"], stats["accuracy"]

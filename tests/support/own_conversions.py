@@ -15,7 +15,7 @@ def registered(*args, **options):
 
 def convert(model, *inputs, **options):
     """The converted model, with every accurate site, and its statistics."""
-    converter = ModelConverter(**{"select": "all", **options})
+    converter = ModelConverter(**{"select": "all", "effort": "fast", **options})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that nothing was fused is what some tests want
         return converter.convert_model(model.eval(), example_inputs=inputs), converter.conversion_stats
