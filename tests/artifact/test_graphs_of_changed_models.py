@@ -6,7 +6,6 @@ import types
 
 import pytest
 import torch
-from support.selection import exhaustive
 from torch import nn
 
 from kfconvert.artifact import files as artifact
@@ -63,7 +62,6 @@ HOLDERS = {
     "partial functions": lambda factor: functools.partial(torch.mul, other=factor),
     "classes": made_class,
 }
-FEW = ("lists", "objects", "closures")
 
 
 def saved(model, tmp_path):

@@ -54,9 +54,10 @@ STEPS = {f"{name}: steps" for name in OPTIMIZERS if name not in TYPICAL}
 
 
 def _cases() -> list:
-    """Every change with every model that has a place for it."""
+    """Every change with every model that has a place for it; in a short run with the first of these."""
     cases = []
     for title, change in CHANGES.items():
+        marks: tuple = ()
         for name in stateful_models.MAKERS:
             if not change.targets(original(name)):
                 continue
@@ -64,7 +65,8 @@ def _cases() -> list:
             if not change.cheap or title in STEPS:
                 modes = modes[:1] if name in QUICK else ()
             for mode in modes:
-                cases.append(pytest.param(name, title, mode, id=f"{title}-{name}-{mode}"))
+                cases.append(pytest.param(name, title, mode, id=f"{title}-{name}-{mode}", marks=marks))
+            marks = (pytest.mark.exhaustive,) if modes else marks
     return cases
 
 
