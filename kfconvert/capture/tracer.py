@@ -22,7 +22,7 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..canonical import KeptContiguous, QuickBatchNorms, restore_batch_norms
+from ..canonical import KeptContiguous
 from ..graph import location, place_now
 from ..inputs import (
     CallForm,
@@ -42,8 +42,6 @@ from ..torch_state import is_transformed
 from .attribute_questions import noted_attributes, refuse_attributes
 from .compiler_questions import AskedForCompilers, no_compiler_asked_for
 from .deadline import Deadline
-from .known_operators import known_operators
-from .known_sizes import known_sizes
 from .lean_graphs import lean_graphs
 from .local_shards import local_shards
 from .size_questions import noted_questions
@@ -230,12 +228,9 @@ def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -
             torch.no_grad(),
             _nothing_kept(),
             KeptContiguous(),
-            QuickBatchNorms(),
             _values_asked(),
             _errors_noted(),
             no_compiler_asked_for(),
-            known_sizes(),
-            known_operators(),
             lean_graphs(model.forward.__code__),
         ):
             program = torch.export.export(model, (), kwargs, dynamic_shapes=dynamic, strict=False)
@@ -250,7 +245,6 @@ def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -
             values = [node.meta.get("val") for node in module.graph.nodes]
             if any(is_transformed(value) for value in values if isinstance(value, Tensor)):
                 raise CaptureError("it runs a transform of torch.func within")
-            restore_batch_norms(module.graph)
     return program
 
 
