@@ -1,4 +1,4 @@
-"""The many spellings of one computation in a graph brought to one."""
+"""Canonical forms of the different spellings of a computation in a graph."""
 
 from .batch_norms import QuickBatchNorms, is_traced_batch_norm, restore_batch_norms
 from .contiguous import KeptContiguous

@@ -1,6 +1,5 @@
-"""Batch norms of inference, traced as an operator of our own: for PyTorch's own, the tracer works out the result of
-every call from the dozen operators that it decomposes into, which takes half of the time of tracing a convolutional
-model."""
+"""Traces batch norms in inference as a custom operator. For PyTorch's operator, the tracer computes each result from a
+dozen decomposed operators, which takes half of the tracing time of a convolutional model."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..graph import aten
 
-# This operator is not for use: it is in a graph only from the trace of a model until that graph is done.
+# An internal operator, which exists in a graph only during its construction.
 _LIBRARY = torch.library.Library("kfconvert_traced", "DEF")
 _LIBRARY.define(
     "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, "
@@ -27,7 +26,7 @@ _SIGNATURE = inspect.signature(F.batch_norm)
 
 
 class QuickBatchNorms(TorchFunctionMode):
-    """Within the block, batch norms of inference are traced as the operator that ``restore_batch_norms`` looks for."""
+    """Mode that traces batch norms in inference as the operator that ``restore_batch_norms`` replaces."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -43,7 +42,7 @@ class QuickBatchNorms(TorchFunctionMode):
 
 
 def _fits(x: Tensor, *of_channels: Tensor | None) -> bool:
-    """Whether PyTorch takes these tensors without a change of dtype; others are left to PyTorch, to refuse or to
+    """Whether PyTorch accepts these tensors without a cast. PyTorch's operator handles others, with an error or a
     cast."""
     if x.dim() < 2 or torch.is_autocast_enabled(x.device.type):
         return False
@@ -51,7 +50,7 @@ def _fits(x: Tensor, *of_channels: Tensor | None) -> bool:
 
 
 def restore_batch_norms(graph: fx.Graph) -> None:
-    """Put PyTorch's operator back in ``graph``."""
+    """Restores PyTorch's operator in ``graph``."""
     for node in graph.nodes:
         if is_traced_batch_norm(node):
             node.target = aten.batch_norm.default
