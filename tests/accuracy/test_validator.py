@@ -318,7 +318,7 @@ def test_errors_of_the_original_are_raised(block):
 def test_nothing_to_compare_is_not_a_pass():
     silent = Formula(lambda x: ())
     result = validate_optimization(silent, silent, torch.ones(1))
-    assert result.passed is None and result.summary() == "the outputs hold nothing that can be compared"
+    assert result.passed is None and result.summary() == "the outputs have nothing that can be compared"
 
 
 @pytest.mark.parametrize(
