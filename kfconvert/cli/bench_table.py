@@ -61,7 +61,7 @@ def _kept(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _places(results: list[dict[str, Any]]) -> list[str]:
-    """Where the results were measured, one line for each such place."""
+    """The environments of the results, one line each."""
     told = "{device}, {threads} CPU threads, torch {torch}, kfconvert {kfconvert}"
     lines = (told.format(**result["environment"]) for result in results)
     return list(dict.fromkeys(line.replace(" 1 CPU threads", " 1 CPU thread") for line in lines))

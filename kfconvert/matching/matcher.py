@@ -181,7 +181,7 @@ def _within(part: Op | Either | Together | list | tuple) -> Sequence[Tree]:
 
 
 def _named_calls(tree: Tree) -> set[str]:
-    """The capture names of calls in ``tree``, without those of inputs."""
+    """The capture names of calls in ``tree``, without names of inputs."""
     return {call.name for call in _calls(tree) if call.name is not None}
 
 

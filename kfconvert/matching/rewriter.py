@@ -75,7 +75,7 @@ _GLOBALS = frozenset(("NoneType", "device", "fx_pytree", "inf", "nan", "pytree",
 
 
 def _placeholders(graph: fx.Graph, region: Region) -> dict[fx.Node, fx.Node]:
-    """Creates placeholders in ``graph`` for those of ``region``, with names that hide no global of generated code."""
+    """Copies the placeholders of ``region`` to ``graph``, with names that hide no global of generated code."""
     copies = {}
     for node in region.graph.nodes:
         if node.op == "placeholder":

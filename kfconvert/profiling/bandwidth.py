@@ -14,7 +14,7 @@ from .sampling import batch_ms
 
 # Much larger than any cache: source and target have 512 MiB in total.
 COPY_BYTES = 256 * 2**20
-# The number of measurements, of which the best counts, and the number of copies in each.
+# The number of measurements (the best counts), and the number of copies in each.
 COPY_ROUNDS = 5
 COPIES_A_ROUND = 4
 

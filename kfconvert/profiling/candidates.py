@@ -133,7 +133,7 @@ def release(device: torch.device) -> None:
 
 
 def failure_line(error: Exception) -> str:
-    """Returns the type of an error and the first line of its message; for compiler errors, those of the cause."""
+    """Returns the type of an error and the first line of its message; for compiler errors, of the cause."""
     return one_line(getattr(error, "inner_exception", error))[:300]
 
 

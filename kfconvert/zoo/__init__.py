@@ -1,6 +1,6 @@
 """Resolves a name to a model, inputs that it accepts, and a recipe to rebuild it.
 
-A name is looked up in this order, and the first match is used:
+Names resolve in this order, and the first match is used:
 
 1. a prefix names the library: ``torchvision:resnet50``, ``transformers:bert-base-uncased``, ``timm:resnet50``
 2. a local folder with a Hugging Face ``config.json``, which names the model class

@@ -202,7 +202,7 @@ def _loads_kernels(config_class: type) -> bool:
     modeling = find_spec(config_class.__module__.replace("configuration_", "modeling_"))
     if modeling is None:
         return False
-    assert modeling.origin is not None  # a file next to that of the configuration
+    assert modeling.origin is not None  # a file next to the configuration
     source = Path(modeling.origin).read_text(encoding="utf-8")
     return re.search(r"\b(?:get|lazy_load)_kernel\(", source) is not None
 
