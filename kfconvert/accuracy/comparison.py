@@ -253,8 +253,8 @@ def _judge_exact(triples: Sequence[tuple[Any, Tensor, Tensor]]) -> tuple[str | N
     differences).
 
     triples: their values in the float64 run, the original and the optimised model, for each input. Rounding decides
-    some values (the order of nearly equal scores, the class of a tie), so the optimised model may have ERROR_RATIO
-    times as many differences from the float64 run as the original.
+    some values (the order of nearly equal scores, the class of a tie). The optimised model may therefore have
+    ERROR_RATIO times as many differences from the float64 run as the original.
     """
     differing = sum(int((ours != theirs).sum()) for _, ours, theirs in triples)
     if differing == 0:

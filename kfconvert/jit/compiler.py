@@ -1,10 +1,10 @@
 """Compiles a CUDA source with torch's cpp_extension and ninja, caches the library on disk, and loads it.
 
 The cache stores a library as ``<name>-<key>.so``. The key is a hash of the source, the headers that it includes from
-its folder or ``extra_include_paths``, the flags (including GPU architectures), torch and Python, so a cache hit is
+its folder or ``extra_include_paths``, the flags (including GPU architectures), torch and Python. So a cache hit is
 always valid. On a miss, the library is compiled in a temporary folder, loaded on trial by another process, and moved
-atomically, under a lock that the system releases if its holder dies. ``<name>-<key>.json`` has a digest, to detect and
-recompile damaged libraries, and the registrations of the library.
+atomically. This runs under a lock that the system releases if its holder dies. ``<name>-<key>.json`` has a
+digest, to detect and recompile damaged libraries, and the registrations of the library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """nvcc, ninja and their flags, through torch.utils.cpp_extension.
 
-``load`` is not used: it compiles and loads in one step, does not retry a failed build in a process, and in some
-versions of torch waits forever for the lock of a killed process.
+``load`` is not used: it compiles and loads in one step, and does not retry a failed build in a process. In some
+versions of torch it waits forever for the lock of a killed process.
 """
 
 from __future__ import annotations

@@ -157,8 +157,8 @@ def _restore_layout(
     anew: set[fx.Node],
     written: list[fx.Node],
 ) -> None:
-    """Restores the traced memory layout of returned values, and of values ``written`` through operators that depend on
-    the layout, if they are computed from values ``anew``, whose layout fused modules may change."""
+    """Restores the traced memory layout of returned values, and values ``written`` through layout-dependent operators.
+    Only values computed from ``anew``, whose layout fused modules may change, need this."""
     computed = {node for site in sites for node in site.replacement.outputs}
     returned = region.graph.output_node().all_input_nodes
     aliases = Aliases(region.graph)
@@ -221,9 +221,9 @@ _OF_MEMORY = (
 
 
 def _readers_behind(graph: fx.Graph, sites: list[Site], as_fused: set[fx.Node], written: list[fx.Node]) -> set[fx.Node]:
-    """Views that may fail, operators that depend on the memory layout, and operators that are ``written`` through, if
-    their argument is in ``as_fused`` (layout of fused modules) or they are in a fused module. All other operators read
-    the original layout for any inputs."""
+    """Views that may raise, layout-dependent operators, and operators that are ``written`` through. They must have an
+    argument in ``as_fused`` (layout of fused modules) or be in a fused module. All other operators read the original
+    layout for any inputs."""
     covered = {node for site in sites for node in site.match.nodes}
     return {
         node

@@ -15,7 +15,7 @@ class FusedLinearScale(FusedLinear):
     1; y: (..., out_features), permuted by ``permutation`` if given, as a view.
 
     In inference, gamma is folded into the layer, W' = gamma W and b' = gamma b in float64, then cast once to the dtype
-    of W, from the live tensors and again after each change. In float16, W' and b' must be in range. Otherwise, if a
+    of W. The live tensors are folded again after each change. In float16, W' and b' must be in range. Otherwise, if a
     gradient is needed, under autocast and under ``torch.compile``, gamma is applied after the layer.
     Strategies: as in :class:`FusedLinear`, on the folded weights ("folded" in place of "kernel").
     """

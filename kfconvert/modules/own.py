@@ -111,8 +111,8 @@ class OwnFusion(FusedModule):
 
     @torch.no_grad()
     def try_out(self, inputs: Sequence[Tensor]) -> None:
-        """Raises RuntimeError if the replacement fails for these inputs, its results differ from the reference's in
-        number, shape, dtype or device or share memory with an input, or it writes to an input."""
+        """Raises RuntimeError if the replacement fails for these inputs or writes to them. Its results must match the
+        reference's in number, shape, dtype and device, and share no memory with an input."""
         expected = _flat(self.reference(*[x.clone() for x in inputs]))
         given = [x.clone(memory_format=torch.contiguous_format) for x in inputs]
         try:

@@ -14,8 +14,8 @@ import torch
 
 
 def checked(function: Callable) -> Callable:
-    """Wraps ``function`` (or ``__init__`` of a class) to raise a one-line TypeError for a flag that is not a bool, and
-    for a number argument that is a bool, a tensor with several elements, or not a number."""
+    """Wraps ``function`` (or ``__init__`` of a class) to raise a one-line TypeError for wrong arguments: a flag that is
+    not a bool, or a number that is a bool, a tensor with several elements, or another type."""
     checks = tuple(_checks(function))
     called = function.__qualname__.removesuffix(".__init__")
 

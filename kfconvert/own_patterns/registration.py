@@ -40,8 +40,8 @@ def register_pattern(
     Args:
         reference: a function of tensors (floating-point or integer) and numbers, which returns a floating-point tensor
             or a tuple of them. It is traced and canonicalised like the graph of a model. Its operator calls match for
-            tensors of any sizes and any floating-point dtype (a common dtype, if the example has one), and for any
-            numbers in place of its float arguments (an int if that changes no dtype). Other arguments (bool, int, str,
+            tensors of any sizes and any floating-point dtype (a common dtype, if the example has one). Float arguments
+            match any numbers (an int if that changes no dtype). Other arguments (bool, int, str,
             None) must equal the example's. For each match, it is traced again with the shapes of the match. Tensors
             with equal shapes in the example must have equal shapes in the match.
         replacement: a function or module with the same arguments, and results with the same shapes, dtypes and device.

@@ -1,8 +1,8 @@
 """Stores a region as JSON values and rebuilds it, to avoid tracing it again.
 
-The values may be untrusted. Operators must be in a list, names must be identifiers (they become part of generated
-code), sizes are expressions of a few classes, and classes are only looked up among the model's. ``runtime.evidence``
-checks whether the graph belongs to the model.
+The values may be untrusted. Operators must be in a list, and names must be identifiers, because they become part of
+generated code. Sizes are expressions of a few classes, and classes are only looked up among the model's.
+``runtime.evidence`` checks whether the graph belongs to the model.
 """
 
 from __future__ import annotations
