@@ -1,10 +1,10 @@
-"""kfconvert: finds the fusable operations in a PyTorch model, swaps in fused modules, and proves the result.
+"""kfconvert: finds fusable operations in a PyTorch model, replaces them with fused modules, and validates the result.
 
-The front door: ``auto_convert_model`` for one call, ``ModelConverter`` for its statistics, ``ConversionConfig`` for its
-options, ``save`` and ``load`` for artifacts, ``export`` for programs of ``torch.export``, ``freeze`` for deployment,
-``register_pattern`` for fusions of your own, ``modules`` and ``ops`` to use the fused pieces by hand, ``kernels`` for
-single implementations, ``profiling`` to measure them, ``levels`` for lessons from plain PyTorch to a kernel,
-``get_cuda_compiler`` for CUDA sources of your own.
+Public API: ``auto_convert_model`` converts in one call, ``ModelConverter`` also has statistics, ``ConversionConfig``
+has options, ``save`` and ``load`` handle artifacts, ``export`` creates programs of ``torch.export``, ``freeze``
+prepares for deployment, ``register_pattern`` adds user-defined fusions. ``modules`` and ``ops`` have the fused modules
+and operators for direct use, ``kernels`` their implementations, and ``profiling`` measures them. ``levels`` has lessons
+from plain PyTorch to a kernel, and ``get_cuda_compiler`` compiles user CUDA sources.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .version import __version__
 
-if TYPE_CHECKING:  # for editors and type checkers, which do not follow __getattr__
+if TYPE_CHECKING:  # editors and type checkers do not evaluate __getattr__
     from . import auto_convert, explain, jit, kernels, levels, modules, ops, profiling
     from .artifact import ArtifactError, export, load, save
     from .converter import ConversionConfig, ConversionError, ModelConverter, auto_convert_model
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow __getatt
     from .runtime import FrozenError, freeze
     from .validator import validate_optimization
 
-# Where each public name lives. They are imported at first use: `kfconvert --help` must not wait for torch.
+# The module of each public name. Names are imported on first use, because `kfconvert --help` must not wait for torch.
 _HOMES = {
     "ArtifactError": "artifact",
     "CUDA_AVAILABLE": "extension",
@@ -82,7 +82,7 @@ __all__ = [
     "validate_optimization",
 ]
 
-# rich draws a number from Python's generator when it is imported; whoever has seeded that does not expect it.
+# The import of rich draws a random number from Python's generator, which must not affect a seeded generator.
 _before = random.getstate()
 importlib.import_module("rich.style")
 random.setstate(_before)

@@ -1,4 +1,4 @@
-"""The conversion under another name of its module: see kfconvert.converter and kfconvert.validator."""
+"""An alias of the conversion's modules: see kfconvert.converter and kfconvert.validator."""
 
 from . import second_names
 

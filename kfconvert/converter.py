@@ -1,4 +1,4 @@
-"""The whole job: trace, match, select, replace, validate, report."""
+"""The conversion: trace, match, select, replace, validate, report."""
 
 from __future__ import annotations
 
@@ -58,22 +58,21 @@ _LOG = logging.getLogger(__name__)
 
 
 class ModelConverter:
-    """Converts models; ``conversion_stats`` tells what was done to the last one.
+    """Converts models. ``conversion_stats`` has the statistics of the last conversion.
 
     Args:
-        config: how to convert; as usual if not given.
-        filter_fn: called as ``filter_fn(module, name)``, once for each module of a model that is to be converted, with
-            its dotted path, "" for the model itself: whether what this module computes in its own forward, and not in
-            modules within it, may be fused. A site that covers calls of several modules needs all of them. What was
-            chosen is kept as ``chosen_modules`` in the configuration of the conversion, in place of what was there.
+        config: options of the conversion; defaults if None.
+        filter_fn: called as ``filter_fn(module, name)`` for each module of a model, with its dotted path ("" for the
+            model itself). Returns whether the computation in the module's forward, without its submodules, may be
+            fused. A site that covers calls of several modules needs all of them. The selection replaces
+            ``chosen_modules`` in the configuration of the conversion.
         on_miss: called as ``on_miss(reason)`` each time that the converted model, or a part of it, runs its original
-            forward, with the reason that ``kfconvert_info()`` counts; not while a compiler traces it. An exception of
-            it is warned about once and does not end the call. Pickles and artifacts do not keep it.
-        options: of ``ConversionConfig``, which explains them; those given count instead of what ``config`` has.
+            forward (fallback), with the reason that ``kfconvert_info()`` counts; not while a compiler traces it. An
+            exception in it is reported as a warning once and does not end the call. Pickles and artifacts drop it.
+        options: options of ``ConversionConfig``, see there. They override ``config``.
 
     Raises:
-        ConversionError: there is no such option, it has a value that it cannot have, or names a pattern that there is
-            not.
+        ConversionError: an option does not exist, has an invalid value, or names an unknown pattern.
     """
 
     @takes_options
@@ -110,34 +109,34 @@ class ModelConverter:
         example_calls: Mapping[str, Any] | None = None,
         profile: bool = False,
     ) -> nn.Module:
-        """A converted copy of ``model`` in eval mode: same class, same state dict, fused forward.
+        """Returns a converted copy of ``model`` in eval mode: same class, same state dict, fused forward.
 
         Args:
             input_shape: shape of the single input, batch first; token models receive integers. The batch size, and
-                the sequence length of token models, are free afterwards.
-            device: where to convert and run; the model's own device by default, "auto" for CUDA where there is one.
+                the sequence length of token models, may vary in later calls.
+            device: device of the conversion and the model; default: the model's device. "auto" is CUDA if available.
             example_inputs: instead of ``input_shape``: a tensor, a tuple of arguments or a dict of keyword arguments.
-            dtype: floating-point dtype to bring the model and its inputs to. By default the model keeps its own, and
-                gets ``example_inputs`` as they are, or in its own dtype where it does not take them so.
-            inplace: convert ``model`` itself instead of a deep copy.
+            dtype: floating-point dtype for the model and its inputs. By default, the model keeps its dtype, and
+                ``example_inputs`` keep theirs, or are cast to the model's dtype if the model does not accept them.
+            inplace: convert ``model`` instead of a deep copy.
             progress: called with (stage, done, total); stages "trace", "match", "select", "replace", "validate",
                 "memory", "time".
-            tune_for: the inputs that the model is to be fast for, such as one row and 32, short and long; each is a
-                shape or example inputs, or one of these as ``Weighted(inputs, weight)``. What is fused, and how, is
-                decided by the weighted sum of the times for all of them. Without it, by the time for the example. Where
-                there is no other example, it is the first of these.
-            example_calls: inputs of other public methods, by name, such as ``{"decode": (latents,)}``; each as
+            tune_for: the inputs to optimise for, such as batch sizes 1 and 32, or short and long sequences. Each is a
+                shape, example inputs, or ``Weighted(inputs, weight)``. The weighted sum of the times for all of them
+                decides what is fused, and how; by default, the time for the example. If there is no other example, the
+                first of these is the example.
+            example_calls: inputs of other public methods, by name, such as ``{"decode": (latents,)}``; each like
                 ``example_inputs``. The modules that these methods run are captured for these calls, and the calls are
-                checked and timed as the forward is.
-            profile: find out what share of the time of the original's forward each module takes, and what share is
-                fused: ``time_shares`` in the statistics, which ``explain`` tells. It takes about a second.
+                checked and timed like the forward.
+            profile: measure the share of each module in the time of the original's forward, and the fused share:
+                ``time_shares`` in the statistics, which ``explain`` shows. It takes about a second.
 
         Raises:
-            ConversionError: the model cannot run with these inputs, dtype or device; an argument is none that there can
-                be; or the call is within a ``TorchFunctionMode``, whose effects would stay in the model.
+            ConversionError: the model cannot run with these inputs, dtype or device; an argument is invalid; or the
+                call is within a ``TorchFunctionMode``, whose effects would stay in the model.
         """
         check_arguments(progress, inplace, profile)
-        # A copy made under inference_mode could not be trained.
+        # A copy created under inference_mode could not be trained.
         with (
             torch.inference_mode(False),
             one_at_a_time(),
@@ -146,7 +145,7 @@ class ModelConverter:
             same_generators(),
             only_new_garbage(),
         ):
-            # The job and its graphs are garbage once this returns.
+            # The job and its graphs become garbage after the return.
             stages = Stages(progress)
             given = input_shape, example_inputs, device, dtype, inplace, tune_for, example_calls
             return self._convert(stages, model, given, profile)
@@ -154,14 +153,14 @@ class ModelConverter:
     def _convert(self, stages: Stages, model: nn.Module, given: tuple[Any, ...], profile: bool) -> nn.Module:
         check_thread()
         check_model(model)
-        _LOG.info("converting %s; not as usual: %s", type(model).__name__, self.config.unusual() or "nothing")
+        _LOG.info("converting %s; non-default options: %s", type(model).__name__, self.config.unusual() or "nothing")
         config = with_chosen(self.config, model, self.filter_fn)
         prepared = prepare(model, *given)
         with given_back_on_error(prepared.as_given):
             return self._converted(stages, prepared, config, profile)
 
     def _converted(self, stages: Stages, prepared: Prepared, config: ConversionConfig, profile: bool) -> nn.Module:
-        """What was ``prepared``, with its programs."""
+        """The ``prepared`` model with its programs."""
         threshold = config.accuracy_threshold if config.validate_accuracy else None
         effort, timed = EFFORTS[config.effort], config.select == "measured"
         try:
@@ -182,7 +181,7 @@ class ModelConverter:
                 variants = {}
             elif verdict.dropped:
                 variants = programs(captures, stages, replayed)
-            else:  # what other times would have led to may pass, and is not to be kept from later conversions
+            else:  # other times may lead to a valid result, so later conversions may try again
                 selector.remembered.save()
             prepared.keep_original()
             graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings, config.static_outputs)
@@ -229,8 +228,8 @@ class ModelConverter:
         return prepared.model
 
     def explain(self) -> Explanation:
-        """The last conversion as a tree of the model's modules: what was fused in each, and for what was not, the
-        nearest pattern and the call that stood in the way, with file and line. ``print`` it.
+        """Returns the last conversion as a tree of the model's modules, to print: what was fused in each, and for other
+        calls the nearest pattern and the call that prevented it, with file and line.
 
         Raises:
             ConversionError: no model has been converted yet.
@@ -256,7 +255,7 @@ def auto_convert_model(
     on_miss: OnMiss | None = None,
     **options: Any,
 ) -> nn.Module:
-    """``ModelConverter(config, ...).convert_model(model, ...)`` in one call; see there."""
+    """Calls ``ModelConverter(config, ...).convert_model(model, ...)``. See :class:`ModelConverter`."""
     converter = ModelConverter(config, filter_fn=filter_fn, on_miss=on_miss, **options)
     return converter.convert_model(
         model,

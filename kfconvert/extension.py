@@ -1,10 +1,10 @@
-"""Loads the compiled libraries once and tells what this installation has.
+"""Loads the compiled libraries once and records their state.
 
 ``EXTENSION_LOADED``   the compiled CPU kernels are in use.
 ``CUDA_AVAILABLE``     torch can use a CUDA GPU here *and* the compiled CUDA kernels are in use.
 
-Where either is False the operators still work, on plain ATen; ``load_errors`` holds the reason, a warning at
-import repeats it when a library was there and could not be loaded, and ``doctor()`` says what to do about it.
+If one of them is False, the operators run on plain ATen. ``load_errors`` has the reason, a warning at import repeats it
+if a library exists but could not be loaded, and ``doctor()`` reports how to fix it.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ import torch
 _FOLDER = Path(__file__).parent
 
 load_errors: dict[str, str] = {}
-"""device type -> why its kernels are not in use; an absent key means that they are."""
+"""Maps a device type to the reason why its kernels are not in use; without a key, they are in use."""
 
 
 def _load(device_type: str) -> bool:
@@ -30,7 +30,7 @@ def _load(device_type: str) -> bool:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        reason = str(error.__cause__ or error)  # torch puts the loader's own words into the cause
+        reason = str(error.__cause__ or error)  # the cause has the loader's message
         load_errors[device_type] = reason
         warnings.warn(
             f"kfconvert: {path.name} could not be loaded, its operators run on plain ATen: {reason}",
@@ -47,14 +47,14 @@ CUDA_AVAILABLE: bool = CUDA_KERNELS_LOADED and torch.cuda.is_available()
 
 
 def builds() -> list[str]:
-    """The compiled libraries that are in use, each with its size in bytes and the time at which it was built."""
+    """Returns the compiled libraries in use, each with its size in bytes and build time."""
     loaded = [name for name, there in (("cpu", EXTENSION_LOADED), ("cuda", CUDA_KERNELS_LOADED)) if there]
     stats = {name: (_FOLDER / f"_ops_{name}.so").stat() for name in loaded}
     return [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats.items()]
 
 
 def cpu_capability() -> str | None:
-    """The instruction set of the CPU kernels: "generic", "avx2" or "avx512"; None without the library."""
+    """Returns the instruction set of the CPU kernels: "generic", "avx2" or "avx512"; None without the library."""
     if not EXTENSION_LOADED:
         return None
     function = ctypes.CDLL(str(_FOLDER / "_ops_cpu.so")).kfconvert_cpu_capability

@@ -1,12 +1,12 @@
-"""Folders of files that change together: a reader finds all files of one writer, whoever is killed or writes beside it.
+"""Atomic updates of folders: a reader always finds all files of one writer, even with killed or concurrent writers.
 
-A writer fills a folder of its own within the target, ``.kfconvert-<id>.partial``. Its renaming to
-``.kfconvert.complete`` is the moment at which the new files are those of the target; then they move up, one by one.
-What stands in ``.kfconvert.complete`` therefore comes before what stands beside it, and whoever comes next finishes the
-moving. The target itself stays the same folder throughout, be it the working directory of a process.
+A writer fills a separate folder within the target, ``.kfconvert-<id>.partial``. Renaming it to ``.kfconvert.complete``
+atomically replaces the files of the target; then the files move up, one by one. Files in ``.kfconvert.complete``
+therefore take precedence, and the next process finishes an interrupted move. The target remains the same folder, even
+if it is the working directory of a process.
 
-Folders are locked by ``flock`` on the folder, not on a file in it: the system ends it with the process that held it,
-and nothing is left behind.
+Folders are locked by ``flock`` on the folder, not on a file in it: the system releases it with the process, and no lock
+file remains.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from pathlib import Path
 
 _COMPLETE = ".kfconvert.complete"
 _PARTIAL = ".kfconvert-*.partial"
-# What file systems answer that know no locks: saves to one folder at the same time are then not kept apart.
+# Errors of file systems without locks, where concurrent saves to one folder are not separated.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EBADF, errno.EINVAL, errno.ENOSYS)
-_ATTEMPTS = 20  # to make a folder that other writers make and remove
+_ATTEMPTS = 20  # to create a folder that other writers create and remove
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields an empty folder, the files in which become those of the folder ``path`` when the block ends without error.
+    """Context manager that yields an empty folder, whose files replace the contents of ``path`` at the end.
 
-    Until they are complete and on disk ``path`` is as before, and so it is after any error in the block, Ctrl-C
-    included; folders made for it go again. Saves at the same time, of threads and processes, all succeed; ``path`` then
-    has the files of the one that ended last. What writers that were killed have left is cleared away.
+    Until the files are complete and on disk, and after any error including Ctrl-C, ``path`` is unchanged, and newly
+    created folders are removed. Concurrent saves of threads and processes all succeed, and ``path`` has the files of
+    the last one. Remains of killed writers are removed.
 
     Raises:
         OSError: the folder cannot be written.
@@ -52,11 +52,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def amending(path: Path) -> Iterator[Path]:
-    """As ``replacing``, for files that are made of others in ``path``: within the block these lie where they belong,
-    and nobody else reads or writes them.
+    """Context manager like ``replacing``, for files derived from others in ``path``, which are in their final place and
+    locked for other readers and writers.
 
     Raises:
-        OSError: there is no such folder, or it cannot be written.
+        OSError: the folder does not exist, or cannot be written.
     """
     path = path.resolve()
     with _locked(path, fcntl.LOCK_EX):
@@ -74,10 +74,10 @@ def amending(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Keeps writers from exchanging the files of ``path`` within the block; see ``newest``.
+    """Context manager that prevents writers from replacing the files of ``path``, see ``newest``.
 
     Raises:
-        OSError: there is no such folder, or it cannot be read.
+        OSError: the folder does not exist, or cannot be read.
     """
     with _locked(path, fcntl.LOCK_SH):
         yield
@@ -85,37 +85,37 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Keeps others from reading and from exchanging files of ``path`` within the block.
+    """Context manager that prevents others from reading or replacing files of ``path``.
 
     Raises:
-        OSError: there is no such folder, or it cannot be read.
+        OSError: the folder does not exist, or cannot be read.
     """
     with _locked(path, fcntl.LOCK_EX):
         yield
 
 
 def newest(path: Path, name: str) -> Path:
-    """Where the file ``name`` of the folder ``path`` lies, whether or not it exists. Raises as ``_has_complete``."""
+    """Returns the path of the file ``name`` of the folder ``path``, if any. Raises like ``_has_complete``."""
     complete = path / _COMPLETE / name
     return complete if _has_complete(path) and os.path.lexists(complete) else path / name
 
 
 def _has_complete(path: Path) -> bool:
-    """Whether a complete save waits to be moved to where it belongs.
+    """Whether a complete save is waiting to be moved.
 
     Raises:
-        NotADirectoryError: something else has its name, such as a link, which may lead anywhere.
+        NotADirectoryError: its name belongs to another kind of file, such as a link, which is not safe to follow.
     """
     complete = path / _COMPLETE
     if not os.path.lexists(complete):
         return False
     if not stat.S_ISDIR(complete.lstat().st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "it is no folder of kfconvert's", str(complete))
+        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder of kfconvert", str(complete))
     return True
 
 
 def names(path: Path) -> set[str]:
-    """The names of the files in the folder ``path``, without what only a writer needs. Raises as ``reading``."""
+    """Returns the names of the files in the folder ``path``, without files of writers. Raises like ``reading``."""
     with reading(path):
         found = {entry.name for entry in path.iterdir()}
         if _has_complete(path):
@@ -124,39 +124,39 @@ def names(path: Path) -> set[str]:
 
 
 def expanded(path: str | os.PathLike) -> Path:
-    """``path`` with the home folder for a ``~`` in front; one that names no user is a folder's own name."""
+    """Returns ``path`` with a leading ``~`` expanded, unless it names no user."""
     return Path(os.path.expanduser(path))
 
 
 @contextlib.contextmanager
 def none_left_empty(path: Path) -> Iterator[None]:
-    """Removes ``path`` and its parents at the end of the block, where the block made them and they are empty."""
+    """Context manager that removes ``path`` and its parents at the end if they are new and empty."""
     path = expanded(path).resolve()
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         yield
     finally:
         for folder in missing:
-            with contextlib.suppress(OSError):  # it is not empty, or was never made
+            with contextlib.suppress(OSError):  # not empty, or never created
                 folder.rmdir()
 
 
 def check_writable(path: Path) -> None:
-    """Raises OSError unless a folder can be made at ``path``; leaves no trace."""
+    """Raises OSError unless a folder can be created at ``path``. Leaves no files."""
     path = expanded(path).resolve()
     while not path.exists():
         path = path.parent
     if not path.is_dir():
         raise NotADirectoryError(f"{path} is a file, not a folder")
     try:
-        tempfile.TemporaryFile(dir=path).close()  # without a name, where the system has such files
-    except FileNotFoundError:  # what a virtual file system like /proc answers, though the folder is there
+        tempfile.TemporaryFile(dir=path).close()  # unnamed if the system supports it
+    except FileNotFoundError:  # from a virtual file system such as /proc, although the folder exists
         raise OSError(f"nothing can be created in {path}") from None
 
 
 @contextlib.contextmanager
 def _partial(path: Path) -> Iterator[Path]:
-    """Yields a new folder for the files to come, locked to show that its writer lives; gone after an error."""
+    """Context manager that yields a new folder for the files, locked while its writer lives, and removed on errors."""
     partial = path / _new_partial()
     try:
         alive = _begin(partial)
@@ -174,7 +174,7 @@ def _new_partial() -> str:
 
 
 def _begin(partial: Path) -> int:
-    """Makes the folder ``partial``, and what is missing above it; returns its lock."""
+    """Creates the folder ``partial`` and missing parents, and returns its lock."""
     failures = 0
     while True:
         partial.parent.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ def _begin(partial: Path) -> int:
                 _clear(partial.parent)
                 partial.mkdir()
                 return _lock(partial, fcntl.LOCK_EX)
-        except FileNotFoundError:  # another writer had made the folder, failed, and removed it again
+        except FileNotFoundError:  # another writer created the folder, failed, and removed it
             failures += 1
             if failures == _ATTEMPTS:
                 raise
@@ -200,10 +200,10 @@ def _locked(path: Path, kind: int) -> Iterator[None]:
 
 
 def _lock(path: Path, kind: int) -> int:
-    """A descriptor that holds a lock of the folder ``path``, shared or exclusive as ``kind`` says.
+    """Returns a descriptor with a lock of the folder ``path``, shared or exclusive by ``kind``.
 
     Raises:
-        FileNotFoundError: there is no such folder, or it is gone now that the lock is had.
+        FileNotFoundError: the folder does not exist, or was removed before the lock was acquired.
     """
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -221,29 +221,29 @@ def _lock(path: Path, kind: int) -> int:
 
 
 def _release(lock: int) -> None:
-    # A process that was forked meanwhile has the descriptor too: closing ours would not end the lock.
+    # A process that was forked meanwhile also has the descriptor, so closing ours would not release the lock.
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_UN)
     os.close(lock)
 
 
 def _commit(partial: Path) -> None:
-    """Makes the files of ``partial`` those of the folder that it lies in, which this writer has locked."""
+    """Moves the files of ``partial`` to its parent folder, which this writer has locked."""
     path = partial.parent
     _settle(path)
     _require_replaceable(path, partial)
     partial.rename(path / _COMPLETE)
     try:
         _settle(path)
-    except BaseException:  # the files are the folder's by now: Ctrl-C must not leave them half way
+    except BaseException:  # the files are committed, so Ctrl-C must not leave the move incomplete
         with contextlib.suppress(OSError):
             _settle(path)
         raise
 
 
 def _require_replaceable(path: Path, partial: Path) -> None:
-    """Raises OSError where a file of ``partial`` could not take the place of what stands in ``path``: found out later,
-    the save would have failed and yet be there."""
+    """Raises OSError if a file of ``partial`` cannot replace the file in ``path``. A later error would leave a save
+    that failed but exists."""
     for file in partial.iterdir():
         old = path / file.name
         if not os.path.lexists(old):
@@ -251,12 +251,12 @@ def _require_replaceable(path: Path, partial: Path) -> None:
         if stat.S_ISDIR(old.lstat().st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(old))
         owners = (0, path.stat().st_uid, old.lstat().st_uid)
-        if path.stat().st_mode & stat.S_ISVTX and os.geteuid() not in owners:  # a folder like /tmp
+        if path.stat().st_mode & stat.S_ISVTX and os.geteuid() not in owners:  # a sticky folder such as /tmp
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(old))
 
 
 def _settle(path: Path) -> None:
-    """Moves the files of a complete save to where they belong: this writer's, or that of one that was killed."""
+    """Moves the files of a complete save, of this or of a killed writer, to their final places."""
     complete = path / _COMPLETE
     if not _has_complete(path):
         return
@@ -267,31 +267,31 @@ def _settle(path: Path) -> None:
 
 
 def _clear(path: Path) -> None:
-    """Removes what dead writers have begun: those that no longer hold the lock of their folder."""
+    """Removes folders of dead writers, which no longer hold the lock of their folder."""
     for partial in path.glob(_PARTIAL):
         with contextlib.suppress(OSError):
             lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error too where there are no locks
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # also an error without locks
                 shutil.rmtree(partial, ignore_errors=True)
             finally:
                 os.close(lock)
 
 
 def _flush_all(folder: Path) -> None:
-    """Brings ``folder`` and its files to disk: one that fails says so while the old files are still there."""
+    """Flushes ``folder`` and its files to disk, so that errors are raised while the old files still exist."""
     for file in folder.iterdir():
         _flush(file)
     _flush(folder)
 
 
 def _flush(path: Path) -> None:
-    """Brings a file, or the names in a folder, to disk."""
+    """Flushes a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if not (error.errno == errno.EINVAL and path.is_dir()):  # some file systems flush no folders
+        if not (error.errno == errno.EINVAL and path.is_dir()):  # some file systems cannot flush folders
             raise
     finally:
         os.close(descriptor)

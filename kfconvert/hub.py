@@ -1,4 +1,4 @@
-"""``save_pretrained`` of a converted model of transformers or diffusers, by which ``push_to_hub`` writes as well."""
+"""``save_pretrained`` of a converted model of transformers or diffusers, which ``push_to_hub`` also uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from .runtime import OfConversion, WeakModule
 
-# The Python modules whose ``save_pretrained`` this stands for, each with the method by which it uploads a folder.
+# The Python modules whose ``save_pretrained`` is replaced, each with its method to upload a folder.
 _UPLOADS = {
     "transformers.modeling_utils": "_upload_modified_files",
     "diffusers.models.modeling_utils": "_upload_folder",
@@ -19,8 +19,8 @@ _UPLOADS = {
 
 
 class SavePretrained(OfConversion):
-    """Stands as ``save_pretrained`` in the instance dict of a converted model: writes what that of its class writes,
-    and what ``load`` reads beside. Where that cannot be, it warns in one line, and the folder is that of any model."""
+    """Replaces ``save_pretrained`` in the instance dict of a converted model: writes the files of its class, and the
+    files of ``load``. If the latter is not possible, it gives a one-line warning."""
 
     __name__ = "save_pretrained"
 
@@ -28,7 +28,7 @@ class SavePretrained(OfConversion):
         self._model = WeakModule(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        from .artifact import ArtifactError, write_beside  # which converts models, and so lies above
+        from .artifact import ArtifactError, write_beside  # a higher package, so import it here
 
         model: Any = self._model()
         plain = type(model).save_pretrained
@@ -43,14 +43,14 @@ class SavePretrained(OfConversion):
             written.append(True)
             try:
                 if not write_beside(model, folder):
-                    reason = "its configuration alone does not make the model that it is"
-                    warnings.warn(f"kfconvert.load will need model= for what was saved: {reason}", stacklevel=3)
+                    reason = "the model cannot be rebuilt from its configuration"
+                    warnings.warn(f"kfconvert.load will need model= for this folder: {reason}", stacklevel=3)
             except ArtifactError as error:
-                warnings.warn(f"kfconvert.load will not read what was saved: {error}", stacklevel=3)
+                warnings.warn(f"kfconvert.load will not read this folder: {error}", stacklevel=3)
 
         def upload(*uploaded: Any, **options: Any) -> Any:
             model.__dict__.pop(upload_name, None)
-            beside()  # so that the hub gets it, too
+            beside()  # before the upload
             return getattr(type(model), upload_name)(model, *uploaded, **options)
 
         if given.get("push_to_hub", False):
@@ -63,7 +63,7 @@ class SavePretrained(OfConversion):
 
 
 def install_save_pretrained(model: nn.Module) -> None:
-    """Let ``save_pretrained`` of ``model`` write an artifact, where its class has that of transformers or diffusers."""
+    """Makes ``save_pretrained`` of ``model`` write an artifact, if its class is from transformers or diffusers."""
     method = getattr(type(model), "save_pretrained", None)
     if getattr(method, "__module__", "") in _UPLOADS and "save_pretrained" not in vars(model):
         model.__dict__["save_pretrained"] = SavePretrained(model)

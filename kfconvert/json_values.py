@@ -1,4 +1,4 @@
-"""Any value as JSON, and what is wrong with one that came as JSON."""
+"""Conversion of values to JSON, and messages for invalid JSON values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def json_ready(value: Any) -> Any:
-    """``value`` made of JSON values only: NaN and infinities become None, other objects their text."""
+    """Converts ``value`` to JSON values: NaN and infinities become None, other objects become text."""
     if isinstance(value, dict):
         return {str(key): json_ready(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -23,7 +23,7 @@ def json_ready(value: Any) -> Any:
 
 
 def first_fault(error: ValidationError) -> str:
-    """In one line what is wrong with a value that does not fit its schema, and where: ``lacks 'name'``."""
+    """Returns one line on the first schema error of a value and its place: ``lacks 'name'``."""
     fault = error.errors(include_url=False, include_context=False)[0]
     *place, last = fault["loc"] or ("",)
     if fault["type"] == "missing":

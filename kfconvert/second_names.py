@@ -1,7 +1,7 @@
-"""Other names, and other places, of public functions and classes: one table, of what is elsewhere.
+"""The table of aliases of public functions and classes.
 
-Nothing is made here: each entry is the very object that it names. A module of second names lists them in its
-``__all__`` and is filled by :func:`of`.
+Each alias is the same object as its target. A module of aliases lists them in its ``__all__`` and is filled by
+:func:`of`.
 """
 
 import importlib
@@ -51,7 +51,7 @@ _FUSED = {
     "fused_layer_norm_gelu": "kfconvert.ops.layer_norm_gelu",
     "fused_layer_norm_relu": "kfconvert.ops.layer_norm_relu",
 }
-# module -> name in it -> what it is, as a path
+# module -> alias -> path of the target
 TABLE: dict[str, dict[str, str]] = {
     "kfconvert.ops": {
         **_FUSED,
@@ -91,11 +91,11 @@ TABLE: dict[str, dict[str, str]] = {
 
 
 def of(module: str) -> dict[str, Any]:
-    """What the second names in ``module`` are."""
+    """Returns the targets of the aliases in ``module``."""
     return {name: found(path) for name, path in TABLE[module].items()}
 
 
 def found(path: str) -> Any:
-    """What lies at ``path``, a module and a name in it."""
+    """Returns the object at ``path``, a module and a name in it."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""What the environment sets."""
+"""Settings from environment variables."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from pathlib import Path
 
 
 class SettingError(ValueError):
-    """An environment variable whose value makes no sense. One clear line."""
+    """Raised for an invalid value of an environment variable. The message has one line."""
 
 
 def max_rewrites(default: int) -> int:
-    """How many sites may be replaced: KFCONVERT_MAX_REWRITES, or ``default`` where it is unset or empty.
+    """Returns the maximum number of replaced sites: KFCONVERT_MAX_REWRITES, or ``default`` if it is unset or empty.
 
-    With it a wrong output is bisected to one site.
+    Use it to bisect a wrong output to one site.
 
     Raises:
-        SettingError: it is set to something else than a number from 0 on.
+        SettingError: the value is not an integer of at least 0.
     """
     value = os.environ.get("KFCONVERT_MAX_REWRITES", "").strip()
     if not value:
         return default
     if not value.isdecimal():
-        raise SettingError(f"KFCONVERT_MAX_REWRITES must be a whole number from 0 on, not {value!r}")
+        raise SettingError(f"KFCONVERT_MAX_REWRITES must be an integer of at least 0, not {value!r}")
     return int(value)
 
 
 def cache_folder() -> Path | None:
-    """Where timings are kept between processes: KFCONVERT_CACHE, or None where that is "off".
+    """Returns the folder of timings shared by processes: KFCONVERT_CACHE, or None if it is "off".
 
-    Where it is unset or empty that is ``kfconvert`` in XDG_CACHE_HOME, or in ``~/.cache`` where that names no folder.
+    If it is unset or empty, this is ``kfconvert`` in XDG_CACHE_HOME, or in ``~/.cache`` if that names no folder.
     """
     value = os.environ.get("KFCONVERT_CACHE", "").strip()
     if value == "off":
@@ -38,15 +38,15 @@ def cache_folder() -> Path | None:
     if value:
         return Path(os.path.expanduser(value))
     root = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification of that variable has relative paths ignored.
+    # By the XDG specification, relative paths are ignored.
     return Path(root if os.path.isabs(root) else os.path.expanduser("~/.cache")) / "kfconvert"
 
 
 def cuda_archs() -> list[str]:
-    """What CUDA code is compiled for where there is no GPU: KFCONVERT_CUDA_ARCHS, as in setup.py, like ["80", "90"].
+    """Returns the CUDA architectures for compilation without a GPU: KFCONVERT_CUDA_ARCHS as in setup.py, ["80", "90"].
 
     Raises:
-        SettingError: it is set to something else than compute capabilities.
+        SettingError: the value is not a list of compute capabilities.
     """
     value = os.environ.get("KFCONVERT_CUDA_ARCHS", "").strip() or "8.0 9.0"
     archs = [part.replace(".", "") for part in re.split(r"[;,\s]+", value) if part]

@@ -1,4 +1,4 @@
-"""Whether torch is transforming or tracing the calls that are being made, and of what kind a tensor is."""
+"""Checks for transforms and traces of torch, and for kinds of tensors."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 
 def transformed() -> bool:
-    """Whether torch.func transforms or forward-mode derivatives are at work, which the operators do not know.
+    """Whether torch.func transforms or forward-mode derivatives are active, which the operators do not support.
 
-    torch.compile, which follows them, takes the answer as a constant.
+    torch.compile, which supports them, treats the answer as a constant.
     """
     return _are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` stands for others within a transform of torch.func, such as ``torch.vmap``."""
+    """Whether ``tensor`` is a wrapper within a transform of torch.func, such as ``torch.vmap``."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in one memory by strides: it is not nested, quantized or sparse."""
+    """Whether ``tensor`` is strided: not nested, quantized or sparse."""
     return not tensor.is_nested and not tensor.is_quantized and tensor.layout is torch.strided
 
 
 def being_traced() -> bool:
-    """Whether calls are traced, maybe with tensors without data: what Python reads from one would be fixed.
+    """Whether calls are traced, possibly with fake tensors, so that values read by Python would become constants.
 
-    That is so in torch.compile, torch.export, torch.jit.trace and dispatch modes: make_fx, FakeTensorMode.
+    This is True in torch.compile, torch.export, torch.jit.trace and dispatch modes: make_fx, FakeTensorMode.
     """
     return torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or torch.jit.is_tracing()
 
 
 def keeps_calls() -> bool:
-    """Whether torch.export or torch.jit.trace puts the calls into a program, which may run in another gradient mode."""
-    # torch.jit.is_tracing() costs twice as much, and each call of an operator asks.
+    """Whether torch.export or torch.jit.trace records the calls, which may later run in another gradient mode."""
+    # torch.jit.is_tracing() is twice as slow, and each call of an operator runs this.
     return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None

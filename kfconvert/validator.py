@@ -1,4 +1,4 @@
-"""Outputs and timings of an optimised model beside those of the original."""
+"""Comparison of outputs and timings of an optimised model with the original."""
 
 import dataclasses
 import functools
@@ -23,15 +23,15 @@ from .inputs import ExampleCall
 from .process import alone, one_at_a_time, parametrizations_computed
 from .profiling import compare_timings
 
-# For the speed-up of `validate_optimization`, both models together.
+# Seconds for the speed-up of `validate_optimization`, for both models together.
 SPEEDUP_BUDGET_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizationResult(ValidationResult):
-    """A `ValidationResult` that unpacks as (accurate, speedup): ``passed``, and how many times faster it is.
+    """A `ValidationResult` that unpacks as (accurate, speedup): ``passed``, and the speed-up over the original.
 
-    The two models are timed against each other when that is first asked for; until then they are kept.
+    The first access to the speed-up times both models; until then the result keeps references to them.
     """
 
     _measure: Callable[[], float] = dataclasses.field(kw_only=True, repr=False, compare=False)
@@ -42,33 +42,33 @@ class OptimizationResult(ValidationResult):
 
     @functools.cached_property
     def speedup(self) -> float:
-        """Median of the original's time over the optimised model's, each in turn; NaN where the latter fails."""
+        """Returns the median ratio of the original's time to the optimised model's; NaN if the latter fails."""
         return self.__dict__.pop("_measure")()
 
 
 def validate_optimization(
     original: nn.Module, optimized: nn.Module, inputs: Any, accuracy_threshold: float = 1e-6
 ) -> OptimizationResult:
-    """Compare `optimized` with `original` on `inputs`, both against a float64 run of `original`.
+    """Compares `optimized` with `original` on `inputs`, both against a float64 run of `original`.
 
     inputs: a tensor, a tuple of positional arguments, a mapping of keyword arguments, or the pair (args,
-    kwargs); on the models' device and in their dtype. Any nesting of tensors may come out.
+    kwargs); on the models' device and in their dtype. Outputs may be nested.
 
-    Each floating-point output passes when its largest relative error (see `ErrorStats`) is at most
-    `accuracy_threshold`, or at most 1.5 x that of the original, or within half a unit of rounding of its
-    dtype. Where the original's error is exactly 0, four units of rounding are allowed on top of the
-    threshold. Integers and booleans must equal the original's, or differ from the float64 run's in at most 1.5 x
-    as many places as the original's do (nearly equal scores may come in another order). Plain Python outputs,
-    structure, shapes, dtypes, and the places of NaN and infinities must agree with the original's.
+    A floating-point output passes if its largest relative error (see `ErrorStats`) is at most `accuracy_threshold`, or
+    at most 1.5 x the original's, or within half a rounding unit of its dtype. If the original's error is exactly 0,
+    four rounding units are allowed in addition to the threshold. Integers and booleans must equal the original's, or
+    have at most 1.5 x as many differences from the float64 run as the original's (nearly equal scores may be in another
+    order). Plain Python outputs, structure, shapes, dtypes, and positions of NaN and infinities must match the
+    original's.
 
-    Both models run in evaluation mode without gradients and from the same random state; their training flags,
-    the inputs and the random state are afterwards as before. Errors of the original's own forward are raised;
-    one of the optimised forward is reported as a failure.
+    Both models run in eval mode without gradients, with the same random state. Training flags, inputs and the random
+    state are restored. Errors of the original's forward propagate; errors of the optimised forward are reported as
+    failures.
 
     Raises:
-        ValueError: an `accuracy_threshold` that is NaN, below 0 or no number.
+        ValueError: `accuracy_threshold` is NaN, below 0 or not a number.
 
-    The result holds the report, and unpacks: ``accurate, speedup = validate_optimization(...)``.
+    The result has the report, and unpacks: ``accurate, speedup = validate_optimization(...)``.
     """
     check_threshold(accuracy_threshold)
     args, kwargs = split_inputs(inputs)
@@ -77,7 +77,7 @@ def validate_optimization(
         reference = reference_outputs(original, args, kwargs)
         try:
             optimized_out = model_outputs(optimized, args, kwargs)
-        except Exception as error:  # whatever it is, the optimised model is not usable and the caller learns why
+        except Exception as error:  # any error makes the optimised model unusable, and is reported
             reason = f"the optimised model failed: {one_line(error)}"
             result = ValidationResult(False, reason, reference.description, None, None, None, accuracy_threshold)
         else:
@@ -88,7 +88,7 @@ def validate_optimization(
 
 
 def _speedup(original: nn.Module, optimized: nn.Module, call: ExampleCall) -> float:
-    """How many times faster `optimized` is, in evaluation mode without gradients, on copies of the inputs."""
+    """The speed-up of `optimized`, in eval mode without gradients, on copies of the inputs."""
     tensors = (*call.tensors(), *original.parameters())
     device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
     models = {"original": original, "optimized": optimized}
@@ -96,6 +96,6 @@ def _speedup(original: nn.Module, optimized: nn.Module, call: ExampleCall) -> fl
     with alone(original), evaluation(original), evaluation(optimized):
         try:
             calls["optimized"]()
-        except Exception:  # the report has it as the reason
+        except Exception:  # the reason is in the report
             return math.nan
         return compare_timings(calls, device, SPEEDUP_BUDGET_S).speedup("optimized").ratio

@@ -18,7 +18,7 @@ def test_limit_of_rewrites(monkeypatch, value, limit):
 @pytest.mark.parametrize("value", ["many", "-1", "1.5", "0x10"])
 def test_limit_that_is_no_number(monkeypatch, value):
     monkeypatch.setenv("KFCONVERT_MAX_REWRITES", value)
-    with pytest.raises(SettingError, match=f"^KFCONVERT_MAX_REWRITES must be a whole number from 0 on, not '{value}'$"):
+    with pytest.raises(SettingError, match=f"^KFCONVERT_MAX_REWRITES must be an integer of at least 0, not '{value}'$"):
         max_rewrites(7)
 
 

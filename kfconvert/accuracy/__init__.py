@@ -1,4 +1,4 @@
-"""How far outputs are from those of the original in float64."""
+"""Errors of outputs against the original in float64."""
 
 from .comparison import ERROR_RATIO, ValidationResult, check_threshold, compare, compare_all, split_inputs
 from .copying import copied_model

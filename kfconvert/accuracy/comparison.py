@@ -1,8 +1,8 @@
 """Accuracy of an optimised model against a float64 run of the original.
 
-Two correct float32 (or float16) implementations of one formula differ, so the optimised model is not compared
-with the original alone: both are compared with the same computation in float64, and the optimised model has
-to be about as close to it as the original is.
+Two correct float32 (or float16) implementations of a formula differ, so the optimised model is not only compared with
+the original. Both are compared with the same computation in float64, and the optimised model must be about as close to
+it as the original.
 """
 
 from __future__ import annotations
@@ -19,28 +19,26 @@ from torch import Tensor
 from .float64_run import Reference
 from .outputs import Outputs
 
-# The optimised model may be this much further from float64 than the original. Another order of summation
-# moves the largest error of a big output by some tens of percent, a wrong formula by orders of magnitude.
+# Maximum ratio of the optimised model's error to the original's. Another order of summation changes the largest error
+# of a large output by some tens of percent, and a wrong formula by orders of magnitude.
 ERROR_RATIO = 1.5
-# Where the original's error is 0, an error of so many units of rounding is allowed on top of the threshold.
+# If the original's error is 0, an error of this number of rounding units is allowed in addition to the threshold.
 ULPS_WITHOUT_ERROR = 4
-# Where a value of the original is further from the float64 run than this share of the output's scale, that run must
-# have taken another path through the model: PyTorch's encoders, for one, put zeros in the place of padding in some
-# dtypes only.
+# If a value of the original differs from the float64 run by more than this share of the output's scale, that run took
+# another path through the model. For example, PyTorch's encoders replace padding with zeros only in some dtypes.
 _FAR = {torch.float16: 0.25, torch.bfloat16: 0.5}
-# Percentiles of larger outputs are taken over a random sample of this size (torch.quantile takes up to 16 M).
+# Percentiles of larger outputs use a random sample of this size (torch.quantile supports up to 16 M).
 PERCENTILE_SAMPLE = 1 << 20
-# Of a model with more outputs than this, the least accurate are told one by one.
+# Maximum number of reported outputs. Of more outputs, the least accurate are reported.
 MOST_OUTPUTS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class ErrorStats:
-    """Distance of one floating-point output from its reference.
+    """The errors of a floating-point output against its reference.
 
-    The absolute errors are |output - reference| in the output's unit; the relative ones are the same numbers
-    divided by `scale` = max|reference| of that output (0/0 = 0). `leaf` is the output's path, such as
-    ".last_hidden_state".
+    Absolute errors are |output - reference| in the output's unit. Relative errors are divided by `scale` =
+    max|reference| of that output (0/0 = 0). `leaf` is the output's path, such as ".last_hidden_state".
     """
 
     leaf: str
@@ -59,14 +57,14 @@ class ErrorStats:
 
 @dataclasses.dataclass(frozen=True)
 class ValidationResult:
-    """Outcome of comparing an optimised model with its original.
+    """The result of comparing an optimised model with its original.
 
-    `passed` is None where nothing could be compared: no value of the original's floating-point outputs is finite,
-    or there are no outputs. `original_error` and `optimized_error` belong to the output with the largest relative
-    error; they are None where there was nothing to measure (other structure, no floating-point output). `ratio` is
-    the optimised error over the original's, None where the original has none. `reason` is one line, None when
-    `passed`. `differing` counts the integers and booleans that passed though they differ from the original's.
-    `outputs` has both errors of each floating-point output, of MOST_OUTPUTS at most.
+    `passed` is None if nothing could be compared: no value of the original's floating-point outputs is finite, or
+    there are no outputs. `original_error` and `optimized_error` are for the output with the largest relative error;
+    None without a measurement (other structure, no floating-point output). `ratio` is the optimised error divided by
+    the original's; None if the original's is 0. `reason` is one line, None if `passed`. `differing` counts integers
+    and booleans that passed although they differ from the original's. `outputs` has both errors of each
+    floating-point output, at most MOST_OUTPUTS.
     """
 
     passed: bool | None
@@ -97,7 +95,7 @@ class ValidationResult:
         }
 
     def summary(self) -> str:
-        """One line for people."""
+        """Returns the result as one line of text."""
         if not self.passed:
             return f"{'' if self.passed is None else 'not accurate: '}{self.reason}"
         if self.optimized_error is None or self.original_error is None:
@@ -110,7 +108,7 @@ class ValidationResult:
 
 
 def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of a tensor, a tuple or list of arguments, a mapping of keywords, or (args, kwargs)."""
+    """Returns (args, kwargs) of a tensor, a tuple or list of arguments, a mapping of keywords, or (args, kwargs)."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if isinstance(inputs, (tuple, list)):
@@ -123,16 +121,16 @@ def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def compare(
     reference: Reference, original_out: Any, optimized_out: Any, accuracy_threshold: float = 1e-6
 ) -> ValidationResult:
-    """Judge `optimized_out` by the rules of `validate_optimization`; one reference serves many candidates."""
+    """Compares `optimized_out` by the rules of `validate_optimization`. A reference can be used for many candidates."""
     return compare_all([(reference, original_out, optimized_out)], accuracy_threshold)
 
 
 def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: float = 1e-6) -> ValidationResult:
-    """Judge the outputs for several inputs together.
+    """Compares the outputs for several inputs together.
 
-    runs: for each input the reference, the original's and the optimised model's outputs. For each output the largest
-    error over all inputs is judged by the rules of `validate_optimization`: for a single input with few output values
-    the largest error is a matter of chance.
+    runs: for each input the reference, the original's and the optimised model's outputs. The rules of
+    `validate_optimization` apply to the largest error of each output over all inputs, because the largest error of few
+    output values is random.
     """
     truths = [Outputs(reference.outputs) for reference, _, _ in runs]
     originals, optimized = ([Outputs(outputs) for outputs in side] for side in list(zip(*runs))[1:])
@@ -140,7 +138,7 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
     reason = next(filter(None, map(Outputs.difference, originals, optimized)), None)
     names = list(originals[0].leaves) if reason is None else []
     if reason is None and any(outputs.leaves.keys() != set(names) for outputs in originals):
-        reason = "the original's outputs have another structure for each input"
+        reason = "the structure of the original's outputs depends on the input"
     notes, errors, differing, unmeasured = [description], [], 0, []
     for name in names:
         stored: list[tuple[Any, Any, Any]] = [
@@ -161,10 +159,10 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
             errors.append((own, new))
             if all(values.numel() > 0 and not values.isfinite().any() for _, values, _ in triples):
                 unmeasured.append(name)
-                notes.append(f"output{name} is NaN or infinite throughout: nothing of it was compared")
+                notes.append(f"output{name} is entirely NaN or infinite: it was not compared")
             notes += dict.fromkeys(f"output{name} {note}" for *_, note in measured if note)
             allowed = _allowed_error(own, ours.dtype, accuracy_threshold)
-            if own.scale == 0 and own.max_abs > 0:  # errors have nothing to be relative to
+            if own.scale == 0 and own.max_abs > 0:  # relative errors are undefined
                 allowed = max(ERROR_RATIO * own.max_abs, torch.finfo(ours.dtype).eps)
                 if not new.max_abs <= allowed:
                     problem = (
@@ -181,11 +179,11 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
 
     passed: bool | None = reason is None
     if passed and not names:
-        passed, reason = None, "the outputs hold nothing that can be compared"
+        passed, reason = None, "the outputs have nothing that can be compared"
     elif passed and unmeasured and len(unmeasured) == len(errors):
         passed, reason = None, "nothing could be compared: all values of the outputs are NaN or infinite"
     elif errors and all(stats.scale == 0 for stats, _ in errors):
-        notes.append("all outputs are 0: this proves nothing about the layers before them")
+        notes.append("all outputs are 0, so previous layers were not checked")
     original, converted = (
         (max(stats, key=lambda one: one.max_rel) for stats in zip(*errors)) if errors else (None, None)
     )
@@ -203,13 +201,13 @@ def compare_all(runs: Sequence[tuple[Reference, Any, Any]], accuracy_threshold: 
 
 
 def _least_accurate(errors: list[tuple[ErrorStats, ErrorStats]]) -> list[tuple[ErrorStats, ErrorStats]]:
-    """MOST_OUTPUTS of the ``errors`` at most, those of the optimised model's that are largest, in their order."""
+    """At most MOST_OUTPUTS of the ``errors``: the largest ones of the optimised model, in output order."""
     order = sorted(range(len(errors)), key=lambda place: -errors[place][1].max_rel)
     return [errors[place] for place in sorted(order[:MOST_OUTPUTS])]
 
 
 def _stored_otherwise(ours: Any, theirs: Any) -> str | None:
-    """Whether they are on different devices, or one is sparse or nested and the other not in the same way."""
+    """The difference in device or layout (sparse, nested) of two tensors, or None."""
     if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
         return None
     if ours.device != theirs.device:
@@ -220,8 +218,7 @@ def _stored_otherwise(ours: Any, theirs: Any) -> str | None:
 
 
 def _dense(value: Any) -> Any:
-    """What a tensor holds as one that can be compared: of a nested tensor all elements in a row, zeros for the device
-    meta."""
+    """A comparable dense tensor: all elements of a nested tensor in one dimension, and zeros for the meta device."""
     if not isinstance(value, Tensor):
         return value
     if value.is_meta:
@@ -232,7 +229,7 @@ def _dense(value: Any) -> Any:
 
 
 def _unequal(ours: Any, theirs: Any) -> str | None:
-    """What differs beyond rounding: kind, shape, dtype, exact values, places of NaN and infinity."""
+    """The difference beyond rounding, or None: type, shape, dtype, exact values, positions of NaN and infinity."""
     if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
         same = type(ours) is type(theirs) and ours == theirs
         return None if same else f"is {theirs!r:.40}, the original's is {ours!r:.40}"
@@ -246,17 +243,18 @@ def _unequal(ours: Any, theirs: Any) -> str | None:
     finite = ours.isfinite()
     wrong = int((finite != theirs.isfinite()).sum())
     if wrong == 0 and not finite.all():
-        # NaN must meet NaN, and an infinity the infinity of its sign
+        # NaN must match NaN, and infinities must match with their sign.
         wrong = int((ours[~finite].nan_to_num(nan=0.0) != theirs[~finite].nan_to_num(nan=0.0)).sum())
-    return f"is NaN or infinite otherwise than the original's in {wrong} values" if wrong else None
+    return f"has NaN or infinity unlike the original's in {wrong} values" if wrong else None
 
 
 def _judge_exact(triples: Sequence[tuple[Any, Tensor, Tensor]]) -> tuple[str | None, str | None, int]:
-    """(Why integers or booleans do not pass, a remark where they pass with differences, how many then differ.)
+    """Compares integers or booleans. Returns (reason for a failure, note if they pass with differences, number of
+    differences).
 
-    triples: their values in the float64 run, from the original and from the optimised model, for each input. Rounding
-    decides some of these values (the order of nearly equal scores, the class of a tie): the optimised model's may
-    differ from the float64 run in ERROR_RATIO times as many places as the original's do.
+    triples: their values in the float64 run, the original and the optimised model, for each input. Rounding decides
+    some values (the order of nearly equal scores, the class of a tie). The optimised model may therefore have
+    ERROR_RATIO times as many differences from the float64 run as the original.
     """
     differing = sum(int((ours != theirs).sum()) for _, ours, theirs in triples)
     if differing == 0:
@@ -272,20 +270,20 @@ def _judge_exact(triples: Sequence[tuple[Any, Tensor, Tensor]]) -> tuple[str | N
 
 
 def _worst(stats: Sequence[ErrorStats]) -> ErrorStats:
-    """The largest of each error over several inputs."""
+    """The maximum of each error over several inputs."""
     names = [field.name for field in dataclasses.fields(ErrorStats)]
     return ErrorStats(*(max(getattr(one, name) for one in stats) for name in names))
 
 
 def _measure(name: str, truth: Any, ours: Tensor, theirs: Tensor) -> tuple[ErrorStats, ErrorStats, str | None]:
-    """Errors of the original's and of the optimised output, over the values where the original is finite.
+    """Computes errors of the original's and of the optimised output, over values where the original is finite.
 
-    Where `truth` cannot serve (data-dependent shape, overflow of a constant, another way through the model) the
-    original stands in; the third result says so.
+    If `truth` is unusable (data-dependent shape, overflow of a constant, another path through the model), the original
+    is used instead, and the third result is a note on that.
     """
     note = None
     if not isinstance(truth, Tensor) or truth.shape != ours.shape:
-        truth, note = ours, "has another shape there: the original stands in"
+        truth, note = ours, "has another shape there: the original is used instead"
     dtype = ours.dtype
     truth, ours, theirs = _float64(truth), _float64(ours), _float64(theirs)
     finite = ours.isfinite()
@@ -294,28 +292,28 @@ def _measure(name: str, truth: Any, ours: Tensor, theirs: Tensor) -> tuple[Error
     unknown = ~truth.isfinite()
     if unknown.any():
         truth = torch.where(unknown, ours, truth)
-        note = f"has {int(unknown.sum())} values that are not finite there: the original's stand in"
+        note = f"has {int(unknown.sum())} values that are not finite there: the original's are used instead"
     far = unknown
     if truth.numel():
-        # Beside a truth of zeros what rounding has left is no other way, as of a norm over a single value.
+        # Rounding errors next to zeros are not another path, such as for a norm over a single value.
         least = _FAR.get(dtype, 1e-2) * truth.abs().max().item() or math.sqrt(torch.finfo(dtype).eps)
         far = (ours - truth).abs() > least
-    # Where most values are far off, the output is nothing but rounding errors, and `truth` stays as it is.
+    # If most values differ, the output consists of rounding errors, and `truth` is used.
     if 0 < far.sum() <= far.numel() / 2:
         truth = torch.where(far, ours, truth)
-        note = f"has {int(far.sum())} values that no rounding explains: the original's stand in"
+        note = f"has {int(far.sum())} values that rounding does not explain: the original's are used instead"
     return _error_stats(name, truth, ours), _error_stats(name, truth, theirs), note
 
 
 def _error_stats(name: str, truth: Tensor, value: Tensor) -> ErrorStats:
-    """`ErrorStats` of one output; `truth` and `value` are finite float64 tensors of one shape."""
+    """The `ErrorStats` of an output; `truth` and `value` are finite float64 tensors of one shape."""
     if truth.numel() == 0:
         return ErrorStats(name, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     scale = truth.abs().max().item()
     error = (value - truth).abs_().flatten()
     sample = error
     if error.numel() > PERCENTILE_SAMPLE:
-        # random places: a fixed stride would meet the same few channels over and over
+        # Random positions, because a fixed stride would only sample a few channels.
         generator = torch.Generator(error.device).manual_seed(0)
         size = (PERCENTILE_SAMPLE,)
         sample = error[torch.randint(error.numel(), size, generator=generator, device=error.device)]
@@ -325,17 +323,17 @@ def _error_stats(name: str, truth: Tensor, value: Tensor) -> ErrorStats:
 
 
 def check_threshold(accuracy_threshold: float) -> None:
-    """Raises ValueError unless it is a number of at least 0; with NaN every comparison of an error would be false."""
+    """Raises ValueError unless the threshold is a number of at least 0. With NaN, every comparison would be False."""
     if not isinstance(accuracy_threshold, numbers.Real) or not accuracy_threshold >= 0:
         raise ValueError(f"accuracy_threshold must be a number of at least 0, not {accuracy_threshold!r}")
 
 
 def _allowed_error(own: ErrorStats, dtype: torch.dtype, threshold: float) -> float:
-    """Largest relative error that passes, given the original's error `own` in `dtype`."""
+    """The largest relative error that passes, for the original's error `own` in `dtype`."""
     ulp = torch.finfo(dtype).eps
     if own.max_rel == 0:
         return threshold + ULPS_WITHOUT_ERROR * ulp
-    # the exact result rounded to dtype may be off by half a unit: no implementation can promise less
+    # The exact result rounded to dtype has an error of up to half a unit, so no implementation can be better.
     return max(threshold, ERROR_RATIO * own.max_rel, ulp / 2)
 
 

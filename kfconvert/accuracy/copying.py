@@ -1,4 +1,4 @@
-"""Deep copies of models that keep what somebody has set on their parameters."""
+"""Deep copies of models that keep attributes of their parameters."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _NOTHING = object()
 
 
 def copied_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """A deep copy of ``model``, which computes with its own weights. Its parameters keep the attributes that were set
-    on them, such as a scale, which ``copy.deepcopy`` drops; one that cannot be copied is that of the original.
+    """Returns a deep copy of ``model`` that computes with its copied weights. Its parameters keep their attributes,
+    such as a scale, which ``copy.deepcopy`` drops. Attributes that cannot be copied are shared with the original.
 
     Args:
-        memo: as of ``copy.deepcopy``; what it has for a tensor of ``model`` gets the attributes too.
+        memo: see ``copy.deepcopy``; its entries for tensors of ``model`` also get the attributes.
     """
     memo = {} if memo is None else memo
     for tensor in tensors_of(model):
-        # Of a distributed one that does not begin where its memory begins ``copy.deepcopy`` makes nothing.
+        # ``copy.deepcopy`` does not support distributed parameters with a storage offset.
         if shard_of(tensor) is not None and id(tensor) not in memo:
             memo[id(tensor)] = _like(tensor, tensor.detach().clone())
     for tensor in _computed(model):
@@ -40,21 +40,20 @@ def copied_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mod
 
 
 def _computed(model: nn.Module) -> Iterator[Tensor]:
-    """The tensors among the attributes of modules that were computed from others, such as the weights that hooks of
-    ``torch.nn.utils.weight_norm`` compute anew in each call: ``copy.deepcopy`` refuses them."""
+    """Yields computed tensors among the attributes of modules, such as weights that hooks of
+    ``torch.nn.utils.weight_norm`` recompute in each call. ``copy.deepcopy`` does not support them."""
     held = (value for module in model.modules() for value in vars(module).values())
     yield from (value for value in held if isinstance(value, Tensor) and not value.is_leaf)
 
 
 def _like(tensor: Tensor, copied: Tensor) -> Tensor:
-    """``copied``, a parameter where ``tensor`` is one."""
+    """Returns ``copied``, as a parameter if ``tensor`` is one."""
     return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
 
 
 def _rebind_forwards(model: nn.Module, memo: dict[int, Any]) -> None:
-    """Let forwards that somebody has put on modules, and that hold modules or tensors of ``model`` in their closures,
-    hold those of the copy: ``copy.deepcopy`` leaves functions as they are, and the copy would compute with the weights
-    of ``model``."""
+    """Rebinds forwards that were assigned to modules from modules or tensors of ``model`` in their closures to those of
+    the copy. ``copy.deepcopy`` does not copy functions, so the copy would compute with the weights of ``model``."""
     for module in model.modules():
         duplicate, forward = memo.get(id(module)), vars(module).get("forward")
         if isinstance(forward, types.FunctionType) and isinstance(duplicate, nn.Module):
@@ -62,8 +61,8 @@ def _rebind_forwards(model: nn.Module, memo: dict[int, Any]) -> None:
 
 
 def _rebound(value: Any, memo: dict[int, Any], functions: dict[int, types.FunctionType]) -> Any:
-    """``value`` with the copies of ``memo``; itself where nothing in it was copied. ``functions`` has what was made of
-    those that were met, which may hold themselves."""
+    """Returns ``value`` with the copies of ``memo``, or ``value`` if it has no copies. ``functions`` has the rebound
+    functions, which may be recursive."""
     if isinstance(value, (nn.Module, Tensor)):
         return memo.get(id(value), value)
     if isinstance(value, types.MethodType):
@@ -88,7 +87,7 @@ def _rebound(value: Any, memo: dict[int, Any], functions: dict[int, types.Functi
     made.__defaults__ = tuple(found[len(cells) : len(found) - len(named)]) or None
     made.__kwdefaults__ = dict(zip(named, found[len(found) - len(named) :])) or None
     functools.update_wrapper(made, value)
-    del vars(made)["__wrapped__"]  # by which the copy would hold on to the original
+    del vars(made)["__wrapped__"]  # else the copy references the original
     made.__dict__.update(vars(value))
     return made
 
@@ -96,7 +95,7 @@ def _rebound(value: Any, memo: dict[int, Any], functions: dict[int, types.Functi
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # of a variable that has no value yet
+    except ValueError:  # an empty cell
         return _NOTHING
 
 
@@ -108,6 +107,6 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def tensors_of(model: nn.Module) -> Iterator[Tensor]:
-    """The parameters and buffers of ``model``."""
+    """Returns the parameters and buffers of ``model``."""
     yield from model.parameters()
     yield from model.buffers()

@@ -1,4 +1,4 @@
-"""Outputs of a model as it is, and in float64: the truth that it and its conversion are measured against."""
+"""Outputs of a model in its dtype and in float64, which is the reference for the model and its conversion."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .copying import copied_model, tensors_of
 
 @dataclass(frozen=True)
 class Reference:
-    """Outputs to measure against, and in words where they come from."""
+    """Reference outputs, with a description of their origin."""
 
     outputs: Any
     description: str
 
 
 def model_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], method: str | None = None) -> Any:
-    """Outputs of `model`, or of its `method`, in evaluation mode, without gradients, on copies of the inputs.
+    """Returns outputs of `model`, or of its `method`, in eval mode without gradients, on copies of the inputs.
 
-    The training flags of all submodules and the random state are restored.
+    Training flags of all submodules and the random state are restored.
     """
     with evaluation(model):
         args, kwargs = tree_map(to_each(_fresh), (args, kwargs))
@@ -41,11 +41,12 @@ def model_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def reference_outputs(
     original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], method: str | None = None
 ) -> Reference:
-    """Outputs of a float64 copy of `original`, or of its `method`, on its device, with floating inputs in float64.
+    """Returns outputs of a float64 copy of `original`, or of its `method`, on its device, with floating-point inputs in
+    float64.
 
-    Where that fails because the model casts to other dtypes itself, its casts go to float64 as well. A model that
-    refuses float64 altogether, or has no memory for it, is run in float32; where that is its own dtype, or fails too,
-    the model is run as it is. `Reference.description` says which of these was done and why.
+    If that fails because the model casts to other dtypes, its casts use float64 as well. A model that does not support
+    float64, or has no memory for it, runs in float32. If that is its dtype, or fails too, the unchanged model runs.
+    `Reference.description` states which run was used and why.
     """
     runs = [
         ("float64 run of the original", torch.float64, nullcontext),
@@ -58,43 +59,42 @@ def reference_outputs(
         try:
             with context():
                 return Reference(_outputs_in(dtype, original, args, kwargs, method), description + why)
-        except Exception as error:  # any forward may refuse a dtype in its own way; the first reason is passed on
+        except Exception as error:  # a forward may raise anything for a dtype; the first reason is reported
             why = why or f" (the float64 run failed: {one_line(error)})"
     return Reference(model_outputs(original, args, kwargs, method), f"original itself{why}")
 
 
 def in_float64(dtype: Any) -> Any:
-    """float64 in place of a floating-point dtype; anything else as it is."""
+    """Returns float64 for a floating-point dtype, and any other value unchanged."""
     return torch.float64 if isinstance(dtype, torch.dtype) and dtype.is_floating_point else dtype
 
 
 def one_line(error: Exception) -> str:
-    """Its type and the first line of its text."""
+    """Returns the type of an error and the first line of its text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 class _CastsToFloat64(TorchDispatchMode):
-    """Computes in float64 where a call names another floating-point dtype."""
+    """Mode that computes in float64 if a call names another floating-point dtype."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # A view of bits as numbers needs a dtype of their width, and random numbers drawn in another dtype are
-        # different ones.
+        # A view as another dtype needs a dtype of the same width, and random numbers depend on the dtype.
         if func is not torch.ops.aten.view.dtype and torch.Tag.nondeterministic_seeded not in func.tags:
             args, kwargs = tree_map(in_float64, (args, kwargs))
         return func(*args, **kwargs)
 
 
 def _fresh(leaf: Any) -> Any:
-    """A copy: forwards may write into their inputs (in-place activations, caches)."""
+    """A copy of ``leaf``, because forwards may write to their inputs (in-place activations, caches)."""
     return copy_of(leaf) if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
 
 
 def _outputs_in(
     dtype: torch.dtype, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], method: str | None
 ) -> Any:
-    """Outputs of a copy of `original`, with its floating-point tensors and those of the inputs in `dtype`."""
+    """The outputs of a copy of `original`, with its floating-point tensors and inputs in `dtype`."""
 
     def cast(tensor: Tensor) -> Tensor:
         return tensor.detach().to(dtype) if tensor.is_floating_point() else tensor
@@ -105,7 +105,7 @@ def _outputs_in(
         args, kwargs = map_tensors(to_each(cast), (args, kwargs))
         return model_outputs(replica, args, kwargs, method)
     finally:
-        # the replica may be twice the model's size: free its memory before candidates are run
+        # The replica may have twice the model's size, so free its memory before candidates run.
         del replica
         if remains() is not None:
             gc.collect()
@@ -114,7 +114,7 @@ def _outputs_in(
 
 
 def _replica(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A deep copy of `model` in `dtype`, made without a copy in the model's own dtype first."""
+    """A deep copy of `model` in `dtype`, without an intermediate copy in the model's dtype."""
     tensors = {id(tensor): tensor for tensor in tensors_of(model) if tensor.is_floating_point()}
     memo: dict[int, Any] = {}
     for key, tensor in tensors.items():
@@ -127,8 +127,8 @@ def _replica(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 @contextmanager
 def seeded(seed: int, tensors: Iterable[Any]) -> Iterator[None]:
-    """Within the block the generators of the CPU, and of the GPUs on which some of ``tensors`` lie, begin at ``seed``;
-    their states are put back."""
+    """Context manager that seeds the generators of the CPU, and of the GPUs with some of ``tensors``, and restores
+    their states afterwards."""
     devices = {tensor.device.index for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_cuda}
     with torch.random.fork_rng(devices=sorted(devices)):
         torch.default_generator.manual_seed(seed)
@@ -139,8 +139,8 @@ def seeded(seed: int, tensors: Iterable[Any]) -> Iterator[None]:
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, and random numbers that are the same each time; training flags and random state
-    are put back."""
+    """Context manager for eval mode, no gradients, and reproducible random numbers. Restores training flags and random
+    state."""
     flags = [(module, module.training) for module in model.modules()]
     with seeded(0, tensors_of(model)), torch.no_grad():
         if any(training for _, training in flags):
@@ -149,6 +149,6 @@ def evaluation(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             if any(training for _, training in flags):
-                model.train(flags[0][1])  # undoes what an overridden eval() did, such as merged adapters
+                model.train(flags[0][1])  # reverts effects of an overridden eval(), such as merged adapters
                 for module, training in flags:
                     module.training = training

@@ -1,4 +1,4 @@
-"""The leaves of a model's output by path, whatever they are nested in."""
+"""The leaves of a model's nested output, by path."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 
 class Outputs:
-    """The leaves of an output by path, and the containers that they sit in.
+    """The leaves of an output by path, and their containers.
 
-    Beyond tuples, lists and mappings it looks into the attributes of objects (dataclasses, key-value caches),
-    so that no tensor escapes the comparison because its container is not a registered pytree.
+    Leaves include tensors in tuples, lists, mappings and attributes of objects (dataclasses, key-value caches), so that
+    tensors in containers without pytree registration are compared, too.
     """
 
     def __init__(self, outputs: Any):
@@ -40,11 +40,11 @@ class Outputs:
         self._visiting.discard(id(value))
 
     def difference(self, other: Outputs) -> str | None:
-        """The first way in which the structure of `other` is not this one's."""
+        """Returns the first difference in structure of `other`, or None."""
         if self.leaves.keys() != other.leaves.keys():
             missing = [name or "itself" for name in self.leaves if name not in other.leaves]
             extra = [name or "itself" for name in other.leaves if name not in self.leaves]
-            return f"the outputs have another structure: missing {missing[:5]}, not expected {extra[:5]}"
+            return f"the outputs have another structure: missing {missing[:5]}, unexpected {extra[:5]}"
         for path, container in self.containers.items():
             if other.containers.get(path) is not container:
                 theirs = getattr(other.containers.get(path), "__name__", "nothing")
@@ -53,7 +53,7 @@ class Outputs:
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]] | None:
-    """(path piece, child) pairs of a container, None for what is opaque."""
+    """The (path piece, child) pairs of a container; None for opaque values."""
     if isinstance(value, Mapping):
         return ((f".{key}", child) for key, child in value.items())
     if isinstance(value, (tuple, list)):
@@ -64,7 +64,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]] | None:
 
 
 def is_same_tensor(tensor: Tensor, known: Tensor) -> bool:
-    """The same values, NaN where NaN was."""
+    """Whether two tensors have equal values, with NaN equal to NaN."""
     kinds = [(each.shape, each.dtype, each.device, each.layout) for each in (tensor, known)]
     if kinds[0] != kinds[1]:
         return False

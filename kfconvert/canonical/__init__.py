@@ -1,4 +1,4 @@
-"""The many spellings of one computation in a graph brought to one."""
+"""Canonical forms of the different spellings of a computation in a graph."""
 
 from .contiguous import KeptContiguous
 from .passes import canonicalise

@@ -1,4 +1,4 @@
-"""The activations that models write out in elementary operations, and the one call that each of them is."""
+"""Replaces activations written in elementary operations with their calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _mul(a: Tree, b: Tree) -> Op:
 
 
 def _halved_product(factor: Tree) -> Either:
-    """0.5 * x * factor in any order of the two products."""
+    """0.5 * x * factor, in any order of the two products."""
     half = Number(0.5)
     return Either(_mul(_mul(_X, half), factor), _mul(_mul(_X, factor), half), _mul(_X, _mul(factor, half)))
 
@@ -38,7 +38,7 @@ _TANH_ARGUMENT = Either(
 )
 _ERF_ARGUMENT = Either(Op(aten.div.Tensor, _X, Number(math.sqrt(2))), _mul(_X, Number(math.sqrt(0.5))))
 
-# (dataflow, operator that it is, further arguments); GELU as in Hendrycks and Gimpel, arXiv:1606.08415.
+# (dataflow, equivalent operator, further arguments); GELU as in Hendrycks and Gimpel, arXiv:1606.08415.
 SPELLINGS: tuple[tuple[Tree, Any, tuple[Any, ...]], ...] = (
     (_halved_product(_add(Op(aten.tanh.default, _TANH_ARGUMENT), Number(1))), aten.gelu.default, ("tanh",)),
     (_halved_product(_add(Op(aten.erf.default, _ERF_ARGUMENT), Number(1))), aten.gelu.default, ("none",)),
@@ -55,7 +55,7 @@ SPELLINGS: tuple[tuple[Tree, Any, tuple[Any, ...]], ...] = (
 
 
 def rewrite_spellings(graph: fx.Graph) -> None:
-    """Replace each written-out activation by its call. Inner values with other users keep their own calls."""
+    """Replaces each written-out activation with its call. Inner values with other users keep their calls."""
     aliases = Aliases(graph)
     for node in list(graph.nodes):
         for tree, target, extra in SPELLINGS:

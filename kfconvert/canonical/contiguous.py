@@ -1,4 +1,4 @@
-"""Calls of ``contiguous()`` in a traced graph: those that do nothing for the example may copy for another input."""
+"""Calls of ``contiguous()`` in a traced graph, which may copy for other inputs than the example."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from torch.overrides import TorchFunctionMode
 
 from ..graph import Aliases, aliased_arguments, aten, is_to_memory_format, is_weight
 
-# Results that are contiguous whatever their arguments are.
+# Operators with contiguous results for any arguments.
 _ALWAYS_CONTIGUOUS = {
     aten.addmm.default, aten.bmm.default, aten.embedding.default, aten.layer_norm.default, aten.linear.default,
     aten.matmul.default, aten.mm.default,
 }  # fmt: skip
-# They raise an error for, or read something else from, another layout.
+# Operators that raise an error for, or read other values from, another layout.
 _LAYOUT_READERS = {aten.as_strided.default, aten.view.dtype, aten.view_as_complex.default, aten.view_as_real.default}
 
 
-# Methods that return the tensor itself where nothing is to be converted.
+# Methods that return the tensor itself if no conversion is needed.
 _CONVERSIONS = {Tensor.to, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.cpu, Tensor.cuda}
 
 
 class KeptContiguous(TorchFunctionMode):
-    """Within the block, every call of ``Tensor.contiguous`` becomes one of the traced operator, and so does every
-    conversion to a memory format. PyTorch's own, where a tensor has that already, return the tensor itself: without a
-    call that the tracer sees, or with one whose result it cannot tell from the tensor."""
+    """Mode that traces every call of ``Tensor.contiguous`` and every conversion to a memory format as an operator. If a
+    tensor already has the format, PyTorch returns the tensor itself: the tracer records no call, or cannot distinguish
+    its result from the tensor."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is Tensor.contiguous and args[0].is_contiguous(**kwargs):
-            # Called on an alias: on the tensor itself the result would be the same object, and the tracer would take it
+            # Called on an alias. On the tensor itself, the result would be the same object, and the tracer would use it
             # for every later use of the tensor.
             return aten.contiguous.default(aten.alias.default(args[0]), **kwargs)
         if func in _CONVERSIONS and kwargs.get("memory_format") not in (None, torch.preserve_format):
@@ -43,7 +43,7 @@ class KeptContiguous(TorchFunctionMode):
 
 
 def drop_kept_contiguous(graph: fx.Graph) -> None:
-    """Take out the calls that ``KeptContiguous`` added where no output, write or reader of strides depends on them."""
+    """Removes the calls that ``KeptContiguous`` added if no output, write or stride-dependent operator needs them."""
     aliases, always = Aliases(graph), always_contiguous(graph)
     for node in list(graph.nodes):
         is_contiguous = node.target is aten.contiguous.default
@@ -60,7 +60,7 @@ def drop_kept_contiguous(graph: fx.Graph) -> None:
 
 
 def always_contiguous(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that are contiguous for all inputs of the graph: weights, and what is computed from such nodes."""
+    """Returns the nodes that are contiguous for all inputs of the graph: weights, and values computed from them."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if is_weight(node) or node.target in _ALWAYS_CONTIGUOUS:
@@ -74,7 +74,7 @@ def always_contiguous(graph: fx.Graph) -> set[fx.Node]:
 
 
 def lies_in_output(node: fx.Node) -> bool:
-    """Whether an output of the graph is ``node``, a view of it, or computed from it element by element."""
+    """Whether an output of the graph is ``node``, a view of it, or computed from it elementwise."""
 
     def keeps_layout(user: fx.Node) -> bool:
         return torch.Tag.pointwise in getattr(user.target, "tags", ()) or bool(aliased_arguments(user))
@@ -83,7 +83,7 @@ def lies_in_output(node: fx.Node) -> bool:
 
 
 def _shows(node: fx.Node) -> bool:
-    """Whether the layout of ``node`` may reach an output or something that reads strides."""
+    """Whether the layout of ``node`` may affect an output or a stride-dependent operator."""
     return _reaches(
         node,
         lambda user: user.op == "output" or user.target in _LAYOUT_READERS,
@@ -92,7 +92,7 @@ def _shows(node: fx.Node) -> bool:
 
 
 def _reaches(node: fx.Node, goal: Callable[[fx.Node], bool], passes_on: Callable[[fx.Node], bool]) -> bool:
-    """Whether a ``goal`` uses ``node``, or what it becomes in users that pass it on."""
+    """Whether a ``goal`` uses ``node``, or a value that users with ``passes_on`` derive from it."""
     seen, open_nodes = {node}, [node]
     while open_nodes:
         for user in open_nodes.pop().users:

@@ -1,4 +1,4 @@
-"""Masks of attention that hide nothing, as the tracing of an unmasked call writes them, taken out of a graph."""
+"""Removes attention masks without effect, which traces of unmasked calls contain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..graph import Aliases, arguments, aten, constant_value, same_kind
 
 
 def drop_true_masks(graph: fx.Graph) -> None:
-    """Attention with a mask that is true everywhere, as the tracing of an unmasked call writes it, has no mask."""
+    """Removes attention masks that are true everywhere, which traces of unmasked calls contain."""
     aliases = Aliases(graph)
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
@@ -33,7 +33,7 @@ _ONES = {aten.new_ones.default, aten.ones.default, aten.ones_like.default}
 
 
 def _is_true(node: fx.Node, aliases: Aliases) -> bool:
-    """Whether no element of a boolean mask is false."""
+    """Whether all elements of a boolean mask are true."""
     if aliases.is_written(node):
         return False
     if node.target in _SHAPE_ONLY:
@@ -63,13 +63,13 @@ _COMPARISONS = {*_BELOW, *_STRICT, aten.ge.Tensor}
 
 
 def _is_known(condition: Any) -> bool:
-    """Whether a comparison of numbers, some of which may be free sizes, is true whatever these are."""
+    """Whether a comparison of numbers is true for all values of free sizes."""
     return bool(statically_known_true(condition))
 
 
 def _extent(node: Any, aliases: Aliases) -> tuple[Any, Any]:
-    """The least and the largest of all elements, of which free sizes may be a part, where that is plain to see; else
-    None twice."""
+    """The smallest and the largest element, which may depend on free sizes, if easily determined; else (None,
+    None)."""
     unknown = None, None
     if not isinstance(node, fx.Node) or aliases.is_written(node):
         return unknown
@@ -88,18 +88,18 @@ def _extent(node: Any, aliases: Aliases) -> tuple[Any, Any]:
 
 
 def _number(value: Any) -> Any:
-    """An int, a float, or a free size; None for others."""
+    """``value`` if it is an int, float or free size, else None."""
     value = value.meta.get("val") if isinstance(value, fx.Node) else value
     return value if isinstance(value, (int, float, torch.SymInt)) else None
 
 
 def drop_zero_masks(graph: fx.Graph) -> None:
-    """An additive mask that is zero everywhere, as the tracing of an unmasked call writes it, is not added."""
+    """Removes the addition of masks that are zero everywhere, which traces of unmasked calls contain."""
     aliases = Aliases(graph)
     for node in list(graph.nodes):
         if node.target is aten.add.Tensor and not node.kwargs and _is_zero_mask(node.args[1], aliases):
             x = node.args[0]
-            # The sum is a new tensor: x may take its place where nothing else reads or writes that.
+            # The sum is a new tensor. x may replace it if nothing else reads or writes x.
             private = x.op == "call_function" and len(x.users) == 1 and aliases.members(x) == [x]
             if private and same_kind(x, node) and not aliases.is_written(node):
                 node.replace_all_uses_with(x)

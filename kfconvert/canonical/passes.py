@@ -1,4 +1,4 @@
-"""Brings the many spellings of an ATen graph to one, so that each pattern is written once."""
+"""Brings ATen graphs to a canonical form, so that each pattern needs one spelling."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .views import mark_lost, mark_views
 
 
 def canonicalise(graph: fx.Graph) -> None:
-    """Rewrite ``graph`` in place.
+    """Canonicalises ``graph`` in place.
 
     Raises:
         CaptureError: the graph writes to an argument, a parameter or a buffer of the model.
@@ -48,14 +48,14 @@ def canonicalise(graph: fx.Graph) -> None:
 
 
 def drop_trace_checks(graph: fx.Graph) -> None:
-    """The guard has checked dtype, device and layout of every input; what follows from them need no check."""
+    """Removes checks of tensor metadata, because the guard has checked dtype, device and layout of every input."""
     for node in list(graph.nodes):
         if node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
 
 
 def one_cast(graph: fx.Graph) -> None:
-    """``x.type_as(y)`` and ``x.to(y)`` are ``x.to(dtype)`` on the same device: the guard has checked those of y."""
+    """Replaces ``x.type_as(y)`` and ``x.to(y)`` on one device with ``x.to(dtype)``, because the guard has checked y."""
     for node in graph.nodes:
         if node.target not in (aten.type_as.default, aten.to.device) or _is_forced_copy(node):
             continue
@@ -65,8 +65,8 @@ def one_cast(graph: fx.Graph) -> None:
 
 
 def drop_identities(graph: fx.Graph) -> None:
-    """Dropout in eval mode, slices of everything, conversions to the dtype and device that a value has."""
-    for node in list(reversed(graph.nodes)):  # a slice shows whether it is returned once those behind it are gone
+    """Removes dropout in eval mode, full slices, and conversions to the dtype and device of the value."""
+    for node in list(reversed(graph.nodes)):  # later slices first, to detect whether a slice is returned
         if node.target is aten.softmax.int and arguments(node)[2] is node.args[0].meta["val"].dtype:
             node.args, node.kwargs = arguments(node)[:2], {}
         if node.op == "call_function" and _is_identity(node):
@@ -87,13 +87,13 @@ _CONVERSIONS = (aten.to.device, aten.to.dtype, aten.to.dtype_layout)
 def _is_identity(node: fx.Node) -> bool:
     if node.target in _DROPOUTS:
         return not node.args[2]
-    if node.target is aten.detach_.default:  # as torch.tensor does with what it has made, in the dtype that it is told
+    if node.target is aten.detach_.default:  # torch.tensor detaches its result
         made = node.args[0]
         while made.target in _CONVERSIONS:
             made = made.args[0]
         return made.target is aten.lift_fresh_copy.default
     if node.target is aten.slice.Tensor:
-        # A slice that is returned is a tensor of its own: its shape may be changed in place without that of the sliced
+        # A returned slice is a separate tensor. The caller may change its shape in place without changing the sliced
         # tensor.
         if any(user.op == "output" for user in node.users):
             return False
@@ -111,7 +111,7 @@ def _is_forced_copy(conversion: fx.Node) -> bool:
 
 
 def make_functional(graph: fx.Graph) -> None:
-    """``relu_(x)`` becomes ``relu(x)`` where no other view of x sees the write, and no output shows how x lies.
+    """Replaces ``relu_(x)`` with ``relu(x)`` if no other view of x sees the write, and no output depends on x's layout.
 
     Raises:
         CaptureError: the write reaches an argument, a parameter or a buffer.
@@ -142,15 +142,15 @@ def _functional_overload(node: fx.Node) -> torch._ops.OpOverload | None:
     if not packet.endswith("_") or found is None:
         return None
     takes, wanted = ([(a.name, str(a.type)) for a in target._schema.arguments] for target in (found, node.target))
-    if takes != wanted:  # as of pow_, which has the overload of another base
+    if takes != wanted:  # for example pow_, which has the overload with another base
         return None
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
-    # Comparisons keep the dtype of what they are written to, or give booleans.
+    # In-place comparisons keep the dtype of their target; others return booleans.
     return found if found(*args, **kwargs).dtype == node.meta["val"].dtype else None
 
 
 def _is_private(node: fx.Node, written: list[fx.Node], aliases: Aliases, order: dict[fx.Node, int]) -> bool:
-    """Whether the write is seen only through the written value itself and the result of this call."""
+    """Whether the write is visible only through the written value and the result of this call."""
     if written != [node.args[0]]:
         return False
     if not _is_dense(node.args[0].meta["val"]) and lies_in_output(node):
@@ -167,13 +167,13 @@ def _is_private(node: fx.Node, written: list[fx.Node], aliases: Aliases, order: 
 
 
 def _is_dense(value: Tensor) -> bool:
-    """Whether what an elementwise operator makes of ``value`` has its strides."""
+    """Whether the result of an elementwise operator on ``value`` has its strides."""
     return torch.empty_like(value).stride() == value.stride()
 
 
 def drop_copies_of_collectives(graph: fx.Graph) -> None:
-    """A collective that writes to its argument is one that makes a tensor, and a copy of that over the argument: where
-    nobody else has the tensor, the copy is it."""
+    """Removes copies of results of collectives. A collective that writes to its argument is traced as one with a new
+    tensor, and a copy to the argument, which is not needed if nothing else reads the tensor."""
     for node in list(graph.nodes):
         if node.target is not aten.copy.default:
             continue
@@ -187,7 +187,7 @@ def drop_copies_of_collectives(graph: fx.Graph) -> None:
 
 
 def views_to_reshapes(graph: fx.Graph) -> None:
-    """A view fails on channels-last tensors where a reshape copies; on others the two are the same. See ``views``."""
+    """Replaces views with reshapes. A view raises for channels-last tensors that a reshape copies. See ``views``."""
     for node in graph.nodes:
         if node.target is aten.view.default:
             node.target = aten.reshape.default
@@ -196,7 +196,7 @@ def views_to_reshapes(graph: fx.Graph) -> None:
 
 
 def addmm_to_linear(graph: fx.Graph) -> None:
-    """``reshape(addmm(b, reshape(x, [-1, K]), W), [..., N])`` is ``linear(x, W.t(), b)``, as in GPT-2's Conv1D."""
+    """Replaces ``reshape(addmm(b, reshape(x, [-1, K]), W), [..., N])``, as in GPT-2, with ``linear(x, W.t(), b)``."""
     flat = Op(aten.reshape.default, Var("x"), Var("flat"), name="flattened")
     product = Op(aten.addmm.default, Var("bias"), flat, Var("weight"), name="product")
     tree = Op(aten.reshape.default, product, Var("shape"))
@@ -211,7 +211,7 @@ def addmm_to_linear(graph: fx.Graph) -> None:
                 continue
             if before.dim() != after.dim() or not _same_sizes(before.shape[:-1], after.shape[:-1]):
                 continue
-            # The reshape may also have cut the rows of x, into heads for example.
+            # The reshape may also split the rows of x, for example into heads.
             if bias.meta["val"].dim() != 1 or not _same_sizes(before.shape[-1:], weight.meta["val"].shape[:1]):
                 continue
             with graph.inserting_before(node):
@@ -228,7 +228,7 @@ def _same_sizes(left: torch.Size, right: torch.Size) -> bool:
 
 
 def spell_activations(graph: fx.Graph) -> None:
-    """Activations written out in elementary operations become one call; relu6 and its hardtanh form are one."""
+    """Replaces activations in elementary operations with one call, and the hardtanh form of relu6 with relu6."""
     for node in list(graph.nodes):
         for found in unify(Op(aten.hardtanh.default, Var("x"), Number(0), Number(6)), node):
             node.target, node.args = aten.relu6.default, (found.captures["x"],)

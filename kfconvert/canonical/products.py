@@ -1,4 +1,4 @@
-"""Matrix products in their many spellings become ``aten.matmul``."""
+"""Replaces the spellings of matrix products with ``aten.matmul``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..graph import aten, fixed_size
 
 
 def spell_products(graph: fx.Graph) -> None:
-    """``bmm`` is the ``matmul`` of two stacks; an ``einsum`` with one summed index is one of permuted operands."""
+    """Replaces ``bmm`` with ``matmul``, and an ``einsum`` with one summed index with a permuted ``matmul``."""
     for node in list(graph.nodes):
         if node.target is aten.bmm.default:
             node.target = aten.matmul.default
@@ -25,7 +25,7 @@ def _einsum_to_matmul(graph: fx.Graph, node: fx.Node) -> None:
     batch, row, summed, column = roles
     sizes = [operand.meta["val"].shape[labels.index(summed)] for operand, labels in zip(node.args[1], (left, right))]
     if [fixed_size(size) == 1 for size in sizes] in ([True, False], [False, True]):
-        return  # the one entry of an operand in the summed index is expanded, which matmul does not do
+        return  # einsum expands a summed dimension of size 1, matmul does not
     with graph.inserting_before(node):
         operands = [
             _permuted(graph, operand, labels, wanted)
@@ -41,7 +41,7 @@ def _einsum_to_matmul(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _roles(left: str, right: str, out: str) -> tuple[str, str, str, str] | None:
-    """(batch, row, summed, column) labels of a stack of matrix products, None for any other equation."""
+    """The (batch, row, summed, column) labels of a batched matrix product; None for any other equation."""
     if any(len(set(labels)) != len(labels) or not labels.isalpha() for labels in (left, right, out)):
         return None
     batch = "".join(label for label in out if label in left and label in right)

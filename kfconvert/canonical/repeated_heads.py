@@ -1,4 +1,4 @@
-"""Heads of keys and values that are repeated for attention with more heads of queries, taken as they are instead."""
+"""Removes the repetition of key and value heads before attention with more query heads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..graph import Aliases, arguments, aten, fixed_size
 
 
 def share_heads(graph: fx.Graph) -> None:
-    """Attention without a mask whose keys and values are copies of heads reads the heads themselves.
+    """Makes attention without a mask read the original heads instead of their copies.
 
-    Models of transformers do so in their own unmasked calls, and repeat the heads where a trace has written a mask.
-    On CUDA not all kernels of PyTorch take fewer heads of keys than of queries.
+    Models of transformers do so in unmasked calls, and repeat the heads if a trace has a mask. On CUDA, not all kernels
+    of PyTorch support fewer key heads than query heads.
     """
     aliases = Aliases(graph)
     for node in graph.nodes:
@@ -29,7 +29,7 @@ def share_heads(graph: fx.Graph) -> None:
 
 
 def _before_repeat(node: Any, aliases: Aliases) -> fx.Node | None:
-    """The tensor [batch, heads, length, size] of which ``node`` repeats each head so many times in a row."""
+    """The tensor [batch, heads, length, size] whose heads ``node`` repeats consecutively, or None."""
     expanded = _argument(node, aten.reshape.default, aliases)
     unsqueezed = _argument(expanded, aten.expand.default, aliases)
     heads = _argument(unsqueezed, aten.unsqueeze.default, aliases)
@@ -43,7 +43,7 @@ def _before_repeat(node: Any, aliases: Aliases) -> fx.Node | None:
 
 
 def _argument(node: Any, target: Any, aliases: Aliases) -> fx.Node | None:
-    """What ``node``, a call of ``target`` that is written nowhere, is made of; None where it is no such call."""
+    """The argument of ``node`` if it is a call of ``target`` without writes to its result, else None."""
     if not isinstance(node, fx.Node) or node.target is not target or aliases.is_written(node):
         return None
     found = node.args[0]

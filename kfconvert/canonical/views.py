@@ -1,5 +1,5 @@
-"""Views that fail where their argument lies otherwise in memory, as an argument of a call may. They become reshapes, so
-that patterns need to know one of the two only; what is noted of them lets a program fail where the original does."""
+"""Views that raise for other memory layouts of their argument. They become reshapes, so patterns need only one of both.
+Marks on the nodes let a program raise if the original does."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .contiguous import always_contiguous
 
 
 def mark_views(graph: fx.Graph) -> list[tuple[fx.Node, list[fx.Node]]]:
-    """Note with the views of ``graph`` which of them may fail, for inputs that lie otherwise than those of the trace;
-    these are returned, each with the inputs that it depends on."""
+    """Marks the views of ``graph`` that may raise for inputs with another layout than in the trace. Returns these,
+    each with the inputs that it depends on."""
     settled = settled_layouts(graph)
     found = []
     for node in graph.nodes:
@@ -23,8 +23,8 @@ def mark_views(graph: fx.Graph) -> list[tuple[fx.Node, list[fx.Node]]]:
 
 
 def settled_layouts(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that lie in memory as they do whatever inputs the graph is given: its weights, what is contiguous, and
-    what is computed from such nodes."""
+    """Returns the nodes whose memory layout does not depend on the inputs: weights, contiguous values, and values
+    computed from these."""
     found = always_contiguous(graph)
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -36,7 +36,7 @@ def settled_layouts(graph: fx.Graph) -> set[fx.Node]:
 
 
 def unsettled(node: fx.Node, settled: set[fx.Node]) -> list[fx.Node]:
-    """``node`` and the nodes on whose layout its own depends."""
+    """Returns ``node`` and the nodes whose layout determines its layout."""
     found, pending = dict.fromkeys((node,)), [node]
     while pending:
         for value in pending.pop().all_input_nodes:
@@ -47,8 +47,8 @@ def unsettled(node: fx.Node, settled: set[fx.Node]) -> list[fx.Node]:
 
 
 def mark_lost(graph: fx.Graph, marked: list[tuple[fx.Node, list[fx.Node]]]) -> None:
-    """Note with the inputs of ``graph`` that they have to lie as in the trace where one of the ``marked`` views that
-    depends on them is not there any more, as another call stands for it."""
+    """Marks the inputs of ``graph`` that must have the traced layout, because a ``marked`` view of them was
+    replaced by another call."""
     nodes = set(graph.nodes)
     for view, inputs in marked:
         if view not in nodes:

@@ -1,4 +1,4 @@
-"""What the command tells of artifacts that are there: where their pages lie, and what differs between two."""
+"""The commands on saved artifacts: ``kfconvert report`` and ``kfconvert compare``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import click
 
 
 def pages(path: str) -> tuple[list[dict[str, str]], list[str]]:
-    """{"artifact", "page"} of each artifact in ``path``, and a line for each that has no page.
+    """Returns {"artifact", "page"} for each artifact in ``path``, and an error line for each artifact without a page.
 
     Raises:
-        click.ClickException: there is no artifact.
+        click.ClickException: ``path`` has no artifact.
     """
     with contextlib.redirect_stdout(sys.stderr):
         from ..artifact import ArtifactError, artifacts_in, write_report
@@ -31,11 +31,11 @@ def pages(path: str) -> tuple[list[dict[str, str]], list[str]]:
 
 
 def comparisons(first: str, second: str) -> dict[str, list[Any]]:
-    """``comparisons``: for each two models of one name, or the one of each side, their names and what ``comparison``
-    tells; ``only_first`` and ``only_second``: the names of those that have no other.
+    """Returns ``comparisons`` (names and ``comparison`` for each pair of models with the same name, or the single model
+    of each side) and ``only_first`` and ``only_second`` (names without a counterpart).
 
     Raises:
-        click.ClickException: one of them cannot be read, or there is nothing to compare.
+        click.ClickException: an argument cannot be read, or there is nothing to compare.
     """
     with contextlib.redirect_stdout(sys.stderr):
         from ..artifact import ArtifactError, results_in

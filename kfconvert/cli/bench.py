@@ -1,6 +1,6 @@
-"""``kfconvert bench``: how fast models are as they are, compiled by PyTorch, and converted, all in one process.
+"""``kfconvert bench``: times models in eager mode, with ``torch.compile`` and converted, in one process.
 
-torch is imported where there is work to do, as in ``jobs``.
+Functions import torch when they need it, as in ``jobs``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
     from ..inputs import ExampleCall
 
-# Of timing, for each model and batch size.
+# Limits of timing, per model and batch size.
 SECONDS = 10.0
 
 Progress = Callable[[str, int, int], None]
 
 
 class _Subject(NamedTuple):
-    """What is timed: a model as it is, the call, and what makes the converted model of it."""
+    """A model to time: the original, the call, and the function that converts the model."""
 
     original: nn.Module
     call: ExampleCall
@@ -46,11 +46,11 @@ class Bench:
     """One call of ``kfconvert bench``.
 
     Args:
-        jobs: where, in what dtype, with which weights and inputs, and how to convert.
-        batch_sizes: each model is timed with each of them; where there are none, with its inputs as they come.
-        dtype: that of ``jobs`` where the user has named it: an artifact of another dtype is refused then.
-        compiles: whether ``torch.compile`` is timed as well.
-        trust_source: whether code that artifacts name is run.
+        jobs: device, dtype, weights, inputs and options of the conversion.
+        batch_sizes: batch sizes for each model; if empty, the model's default inputs are used.
+        dtype: the dtype that the user named, if any. Artifacts with another dtype raise an error.
+        compiles: whether to time ``torch.compile`` as well.
+        trust_source: whether to run code that artifacts name.
     """
 
     jobs: Jobs
@@ -60,19 +60,19 @@ class Bench:
     trust_source: bool
 
     def run(self, names: Sequence[str], say_error: Callable[[str], None]) -> list[dict[str, Any]]:
-        """Times models by name, artifacts, and the artifacts in folders; the failure of one does not stop the others.
+        """Times models by name, artifacts, and artifacts in folders. A failure of one does not stop the others.
 
         Args:
             say_error: called with one line for each model and batch size that failed.
 
         Returns:
             for each model and batch size {"name", "batch_size", "inputs", "error", "candidates", "timings",
-            "speedup_over_compile", "environment", "notes"}, ready for JSON. What is not known is None; ``error`` is
-            None where the original and the converted model were timed. ``candidates`` has what ``profiling.Candidate``
-            tells of each, ``timings`` those of ``profiling.Comparison.as_dict``.
+            "speedup_over_compile", "environment", "notes"}, ready for JSON. Unknown values are None. ``error`` is None
+            if the original and the converted model were timed. ``candidates`` has the fields of
+            ``profiling.Candidate``, and ``timings`` is from ``profiling.Comparison.as_dict``.
 
         Raises:
-            click.ClickException: there is no such device, or it cannot compute in that dtype.
+            click.ClickException: the device does not exist, or it cannot compute in the dtype.
         """
         subjects = [(name, folder) for given in names for name, folder in _subjects(given)]
         mistakes = {name: mistake_in(name) for name, folder in subjects if folder is None}
@@ -94,7 +94,7 @@ class Bench:
         return results
 
     def _time(self, result: dict[str, Any], name: str, folder: Path | None) -> None:
-        """Fills in the ``result`` of one model at one batch size; raises a click.ClickException of one line."""
+        """Fills in the ``result`` of one model at one batch size. Raises click.ClickException with one line."""
         from ..profiling import release
 
         try:
@@ -139,7 +139,7 @@ class Bench:
             if candidate.failure and candidate.name != COMPILED:
                 raise click.ClickException(refused[0] if refused else f"{name}: {candidate.failure}")
         assert timings is not None
-        if found[-1].extra_bytes is not None:  # the converted model is a copy of the original
+        if found[-1].extra_bytes is not None:  # the converted model is a copy
             found[-1].extra_bytes -= _weights(made[0])
         found[-1].details = {"sites": made[0].kfconvert_info()["total_replaced"]}
         over = timings.speedup(CONVERTED, COMPILED).as_dict() if COMPILED in timings else None
@@ -193,7 +193,7 @@ class Bench:
         return _Subject(original, call, lambda: artifact.load(folder, device=device, trust_source=self.trust_source))
 
     def _shape(self, batch_size: int | None) -> tuple[int, ...] | None:
-        """That of the single input, where the user has named one."""
+        """The shape of the single input, if the user named one."""
         shape = self.jobs.input_shape
         return shape if shape is None or batch_size is None else (batch_size, *shape[1:])
 
@@ -212,7 +212,7 @@ _RESULT = (
 
 
 def _subjects(given: str) -> list[tuple[str, Path | None]]:
-    """What ``given`` names: artifacts, each with its folder, or a model."""
+    """The artifacts that ``given`` names, each with its folder, or a model name."""
     if os.path.isdir(expanded(given)):
         from ..artifact import ArtifactError, artifacts_in
 
@@ -223,7 +223,7 @@ def _subjects(given: str) -> list[tuple[str, Path | None]]:
 
 @contextlib.contextmanager
 def _accepted(model: nn.Module, call: ExampleCall) -> Iterator[None]:
-    """Tells it in one line where ``model`` does not take the inputs."""
+    """Context manager that raises a one-line error if ``model`` does not accept the inputs."""
     import torch
 
     from ..conversion import ConversionError, first_line
@@ -244,14 +244,14 @@ def _weights(model: nn.Module) -> int:
 
 
 def _notes(found: Sequence[Any], model: Any) -> list[str]:
-    """What is to be known of the numbers, a line each."""
+    """Notes on the numbers, one line each."""
     from ..report import given_back
 
     info = model.kfconvert_info()
     notes = [f"{each.name} is left out: {each.failure}" for each in found if each.failure]
     notes += [f"{each.name} is less accurate than eager: {each.inaccurate}" for each in found if each.inaccurate]
     if reason := given_back(info):
-        notes.append(f"the original is given back, and timed in the place of a converted model: {reason}")
+        notes.append(f"the original is given back, and timed instead of a converted model: {reason}")
     misses = info["guard"]["misses"]
     if sum(misses.values()) > info["guard"]["hits"]:
         notes.append(f"the converted model runs its original forward: {max(misses, key=misses.get)}")

@@ -1,4 +1,4 @@
-"""What ``kfconvert bench`` has found, as a table."""
+"""The table of ``kfconvert bench``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 
 def bench_table(results: list[dict[str, Any]]) -> RenderableType:
-    """A section for each model and batch size of ``Bench.run`` that was timed, and below what is to be known of it."""
+    """A table with a section for each timed model and batch size of ``Bench.run``, and notes below the table."""
     from ..profiling import CONVERTED
     from ..report import speedup_line
 
@@ -29,7 +29,7 @@ def bench_table(results: list[dict[str, Any]]) -> RenderableType:
             table.add_row(*_cells(row, result["timings"]))
         lines = [*result["notes"], *_kept(result["candidates"])]
         if result["speedup_over_compile"]:
-            lines.append(f"{CONVERTED} beside torch.compile: {speedup_line('', result['speedup_over_compile'], False)}")
+            lines.append(f"{CONVERTED} versus torch.compile: {speedup_line('', result['speedup_over_compile'], False)}")
         notes += [Text(f"{result['name']}, {batch}: {line}") for line in lines]
     return Group(*(Text(place) for place in _places(timed)), "", table, "", *notes, *([""] if notes else []))
 
@@ -51,8 +51,8 @@ def _cells(row: dict[str, Any], timings: dict[str, Any]) -> list[str]:
 
 
 def _kept(rows: list[dict[str, Any]]) -> list[str]:
-    """What each way of running the model keeps on the device, where that is known: a call that is replayed allocates
-    its outputs alone, because all else lies there for good."""
+    """The memory that each candidate keeps on the device, if known. A replayed call allocates only its outputs; all
+    other memory stays allocated."""
     from ..profiling import bytes_text
 
     kept = {row["name"]: row["extra_bytes"] for row in rows[1:] if row["extra_bytes"] is not None}
@@ -61,7 +61,7 @@ def _kept(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _places(results: list[dict[str, Any]]) -> list[str]:
-    """Where the results were measured, one line for each such place."""
+    """The environments of the results, one line each."""
     told = "{device}, {threads} CPU threads, torch {torch}, kfconvert {kfconvert}"
     lines = (told.format(**result["environment"]) for result in results)
     return list(dict.fromkeys(line.replace(" 1 CPU threads", " 1 CPU thread") for line in lines))

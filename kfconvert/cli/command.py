@@ -1,6 +1,6 @@
-"""The ``kfconvert`` command: its output and its exit codes. The work is in ``jobs``.
+"""The ``kfconvert`` command: its output and exit codes. The work is in ``jobs``.
 
-torch is imported only once there is work to do, so that ``--help`` and mistakes answer at once.
+Functions import torch when they need it, so ``--help`` and usage errors are fast.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 EXIT_ERROR = 2
-PIPED = 80  # columns of a file or a pipe, which have no width of their own
+PIPED = 80  # columns in files and pipes
 
 
 class _Convert(click.Command):
-    """A command whose ``--models`` and the like take all values up to the next option: ``--models a b --json``."""
+    """A command with options that take all values up to the next option: ``--models a b --json``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, spread_values(args))
 
 
 class _Bench(click.Command):
-    """A command whose ``--batch-size`` takes several sizes."""
+    """A command with a ``--batch-size`` that takes several sizes."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, spread_sizes(args))
 
 
 class _Group(click.Group):
-    """The command that converts unless another is named."""
+    """A group that runs ``convert`` if no subcommand is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         of_command = bool(args) and args[0] in self.commands
@@ -59,11 +59,11 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             if sys.stderr.isatty():
-                raise  # click then ends the line on which the terminal has echoed ^C
+                raise  # click ends the line that shows ^C
             raise click.Abort() from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        if ctx.params.get("models") and not incomplete.startswith("-"):  # of which there may be several
+        if ctx.params.get("models") and not incomplete.startswith("-"):  # more models may follow
             return Model().shell_complete(ctx, self.params[0], incomplete)
         return super().shell_complete(ctx, incomplete)
 
@@ -79,7 +79,7 @@ class _Group(click.Group):
 @click.group(cls=_Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @options(*CONVERT)
 @click.option("--list-models", is_flag=True, help="List the names known without a network.")
-@click.option("--version", is_flag=True, help="Print the versions and whether compiled kernels are there.")
+@click.option("--version", is_flag=True, help="Print the versions and the compiled kernels.")
 @click.pass_context
 def command(ctx: click.Context, list_models: bool, version: bool, **given: Any) -> None:
     """Fuse the operations of PyTorch models, check accuracy and speed, and save the result.
@@ -113,7 +113,7 @@ def command(ctx: click.Context, list_models: bool, version: bool, **given: Any) 
 @options(*CONVERT)
 @click.pass_context
 def convert(ctx: click.Context, names: tuple[str, ...], models: tuple[str, ...], **given: Any) -> None:
-    """Convert models: what kfconvert does where no command is named."""
+    """Convert models. This is the default command."""
     _convert(ctx, models=tuple(dict.fromkeys((*names, *models))), **given)
 
 
@@ -141,15 +141,15 @@ def _convert(
     json_lines: bool,
     **options: Any,
 ) -> None:
-    """``options`` are those that have the same names and values as in a ``ConversionConfig``."""
+    """Converts models; ``options`` have the names and values of ``ConversionConfig``."""
     if not models:
         raise click.UsageError("nothing to convert: name models with --models, or see --help")
     if skip_existing and save_path is None:
         raise click.UsageError("--skip-existing needs --save-path")
     if as_json and json_lines:
-        raise click.UsageError("--json and --json-lines are two ways to print the same")
+        raise click.UsageError("use either --json or --json-lines, not both")
     if generate and (seq_len is not None or input_shape is not None):
-        raise click.UsageError("--generate says how long the prompt is: it takes no --seq-len and no --input-shape")
+        raise click.UsageError("--generate sets the prompt length: it excludes --seq-len and --input-shape")
     if engine == "ray" and importlib.util.find_spec("ray") is None:
         raise click.UsageError("--engine ray needs Ray: pip install 'kfconvert[ray]'")
     from .jobs import Jobs
@@ -193,10 +193,9 @@ def explain(
     modules: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Tell, module by module, what can be fused in MODEL, and for what not, what stands in the way and where; and what
-    share of the time of a forward that is.
+    """Show for each module of MODEL what can be fused, what cannot and why, and its share of the time of a forward.
 
-    No site is timed and the weights are random, so what is shown is what fits, not what is faster on this device.
+    The weights are random and sites are not timed: the tree shows what can be fused, not what is faster on this device.
     """
     from .jobs import Jobs
 
@@ -240,12 +239,11 @@ def bench(
     trust_source: bool,
     as_json: bool,
 ) -> None:
-    """Time models in turns: as they are, after torch.compile, and converted.
+    """Time models in turns: eager, with torch.compile, and converted.
 
-    What is timed are forwards as a user calls them, after torch.compile in its default mode, and on CUDA in
-    reduce-overhead. A MODEL by name is converted for that; an ARTIFACT is a folder that
-    kfconvert has saved, or one of several, and is loaded as it is: --weights, --cuda-graphs and --effort are for models
-    by name.
+    torch.compile runs in its default mode, and on CUDA also in mode reduce-overhead. A MODEL is converted first. An
+    ARTIFACT is a folder that kfconvert saved, or a folder of these, and is only loaded: --weights, --cuda-graphs and
+    --effort apply to a MODEL.
     """
     from .bench import Bench
     from .jobs import Jobs
@@ -268,9 +266,9 @@ def bench(
 @options(JSON)
 @click.pass_context
 def report(ctx: click.Context, path: str, to_open: bool, as_json: bool) -> None:
-    """Print where the page of the artifact PATH lies, or the pages of the artifacts in that folder.
+    """Print the path of the HTML page of the artifact PATH, or of each artifact in the folder PATH.
 
-    A page that is missing, or is another than this version makes of kfconvert.json, is made anew.
+    kfconvert rewrites a page that is missing or differs from kfconvert.json.
     """
     from .artifacts import pages
 
@@ -292,10 +290,10 @@ def report(ctx: click.Context, path: str, to_open: bool, as_json: bool) -> None:
 @click.argument("second", type=click.Path(), metavar="B")
 @options(JSON)
 def compare(first: str, second: str, as_json: bool) -> None:
-    """Tell what differs between two conversions: speed, accuracy, memory, and the sites that were decided otherwise.
+    """Compare two conversions: speed, accuracy, memory, and sites with different decisions.
 
-    A and B are artifacts, folders of such, or files of what kfconvert --json printed. Of several models those are
-    compared that have the same name.
+    A and B are artifacts, folders of artifacts, or files with the output of kfconvert --json. If there are several
+    models, those with the same name are compared.
     """
     from .artifacts import comparisons
 
@@ -321,8 +319,8 @@ def levels(
 ) -> None:
     """Compute the same at several levels: plain PyTorch, TorchScript, torch.compile, Triton, CUDA or C++.
 
-    Each level is checked against float64 and timed; those that the device cannot run are named. LESSONs are
-    add_mul_exp, layer_norm, linear_gelu, attention and transformer_block, all of them unless some are named.
+    Each level is checked against float64 and timed. Levels that the device cannot run are listed. LESSONs are
+    add_mul_exp, layer_norm, linear_gelu, attention and transformer_block (default: all).
     """
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--plot needs matplotlib: pip install 'kfconvert[plot]'")
@@ -353,7 +351,7 @@ def levels(
 @command.command()
 @options(JSON)
 def doctor(as_json: bool) -> None:
-    """Tell which kernels are there, which are not, and what to do about it."""
+    """Check the installation: available kernels, missing kernels, and how to fix problems."""
     with contextlib.redirect_stdout(sys.stderr):
         from .doctor import doctor as examine
 
@@ -377,14 +375,14 @@ def list_command(as_json: bool) -> None:
 @command.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the code that completes options in SHELL: source <(kfconvert completion bash)"""
+    """Print the completion script for SHELL: source <(kfconvert completion bash)"""
     found = get_completion_class(shell)
     assert found is not None  # click has one for each of these
     click.echo(found(command, {}, "kfconvert", "_KFCONVERT_COMPLETE").source())
 
 
 def main(args: list[str] | None = None) -> int:
-    """Entry point of the console script; returns the exit code: 0, or 2 with one line of error."""
+    """Runs the console script and returns the exit code: 0, or 2 after printing one line of error."""
     args = sys.argv[1:] if args is None else args
     with streams.results() as results:
         code = EXIT_ERROR if results.error else _run(args, results)
@@ -405,7 +403,7 @@ def _run(args: list[str], results: streams.Results) -> int:
         reason = "interrupted"
     except Exception as error:
         reason = unexpected(error)
-    # Whoever reads JSON gets JSON, also where a command could not begin.
+    # Failed commands print JSON as well.
     if not results.has_begun and not {"--json", "--json-lines"}.isdisjoint(args):
         _json_line({"kfconvert": __version__, "error": reason})
     _say_error(reason)
@@ -442,17 +440,17 @@ def _version() -> str:
 
 
 def _as_option(cuda_graphs: str) -> str | bool:
-    """As the option of a ``ConversionConfig``."""
+    """Returns the value as an option of ``ConversionConfig``."""
     return cuda_graphs if cuda_graphs == "auto" else cuda_graphs == "on"
 
 
 def _say_nothing(result: dict[str, Any]) -> None:
-    """For what is printed when all is done."""
+    """Prints nothing: for output that is printed at the end."""
 
 
 def _json_line(value: dict[str, Any]) -> None:
     click.echo(json.dumps(value))
-    sys.stdout.flush()  # whoever reads it wants to know now
+    sys.stdout.flush()  # readers see each result immediately
 
 
 def _report(result: dict[str, Any]) -> None:
@@ -470,8 +468,7 @@ def _counts(results: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def _show(report: RenderableType) -> None:
-    """Print a report on the present stdout: fitted to a terminal, or to ``COLUMNS`` where that is set; in PIPED columns
-    anywhere else."""
+    """Prints a report on the current stdout, in the width of the terminal or of ``COLUMNS``, else in PIPED columns."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -482,10 +479,10 @@ def _show(report: RenderableType) -> None:
     console = Console(file=sys.stdout, width=width)
     with console.capture() as captured:
         console.print(report)
-    lines = captured.get().split("\n")  # tables fill their columns with spaces
+    lines = captured.get().split("\n")  # tables have trailing spaces
     click.echo("\n".join(line.rstrip() for line in lines), file=console.file, nl=False)
 
 
 def _say_error(message: str) -> None:
-    with contextlib.suppress(OSError):  # there is nowhere else to say it
+    with contextlib.suppress(OSError):  # there is no other stream
         click.echo(f"kfconvert: error: {in_one_line(message)}", err=True)

@@ -1,4 +1,4 @@
-"""What this installation has, what works here, what does not, and what to do about it."""
+"""Checks of the installation, with advice on how to fix problems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..version import __version__
 
 
 class Check(NamedTuple):
-    """One finding of :func:`doctor`: what was looked at, whether it is well, the fact, what to do if not."""
+    """A check of :func:`doctor`: its name, whether it passed, the detail, and advice if it failed."""
 
     name: str
     ok: bool
@@ -23,7 +23,7 @@ class Check(NamedTuple):
 
 
 def compiled_operators(device_type: str) -> list[str]:
-    """The names under ``torch.ops.kfconvert`` that have a compiled kernel for ``"cpu"`` or ``"cuda"``."""
+    """Returns the operators under ``torch.ops.kfconvert`` with a compiled kernel for ``"cpu"`` or ``"cuda"``."""
     if device_type in load_errors:
         return []
     names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("kfconvert::")}
@@ -34,10 +34,9 @@ def compiled_operators(device_type: str) -> list[str]:
 
 
 def build_info() -> dict:
-    """Facts about this installation: versions, how the libraries were built, what they hold, and the GPUs.
+    """Returns facts about this installation: versions, build settings, compiled operators, and GPUs.
 
-    The keys of ``"build"`` come from kfconvert._C and are absent where that module was not built for this
-    Python.
+    The keys of ``"build"`` come from kfconvert._C and are absent if that module was not built for this Python.
     """
     try:
         build = importlib.import_module("kfconvert._C").build_info()
@@ -67,7 +66,7 @@ def build_info() -> dict:
 
 
 def doctor() -> list[Check]:
-    """What works here, what does not, and what to do about it; in the order in which a user would mend it."""
+    """Checks this installation. Checks come in the order in which a user fixes problems."""
     info = build_info()
     rebuild = "install a C++ compiler and run: pip install --no-build-isolation ."
     rebuild_cuda = "install the CUDA toolkit (nvcc) and run: pip install --no-build-isolation ."
@@ -120,14 +119,14 @@ def doctor() -> list[Check]:
             "compiled guard",
             missing is None,
             missing or f"built by {info['build']['compiler']}",
-            "results do not depend on it, but each call of a converted model is checked in Python, which takes "
-            "longer; install pybind11 and reinstall",
+            "results do not change, but guards of converted models run in Python, which is slower; install pybind11 "
+            "and reinstall",
         )
     )
     return checks
 
 
 def _runs_on(arch: str, capability: str, has_ptx: bool) -> bool:
-    """Whether code for sm_<arch> runs at a compute capability: the same major, or any later from PTX."""
+    """Whether code for sm_<arch> runs on a compute capability: same major version, or any later one with PTX."""
     built, wanted = int(arch.rstrip("af")), int(capability)
     return built <= wanted and (built // 10 == wanted // 10 or has_ptx)

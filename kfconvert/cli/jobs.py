@@ -1,6 +1,6 @@
-"""The work of the command line: models by name are loaded, converted, reported and saved.
+"""The work of the command line: loads, converts, reports and saves models by name.
 
-What takes seconds to import is imported where it is used: mistakes in names and options are told before that.
+Slow imports are inside functions, so errors in names and options are reported first.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _LONGEST_NAME = 200  # bytes; file systems take 255 or fewer
 
 @dataclass
 class Jobs:
-    """One call of the command: the same device, dtype, weights and sizes for some models.
+    """One call of the command: one device, dtype, weights and sizes for all models.
 
     Args:
-        save_path: each model is saved in a folder of its own below it; None saves nothing.
-        device_name, dtype_name: as the user wrote them; ``"auto"`` is CUDA where there is a GPU.
+        save_path: each model is saved in a separate folder below it; None saves nothing.
+        device_name, dtype_name: the user's input; ``"auto"`` is CUDA if there is a GPU.
         sizes: ``batch_size``, ``seq_len`` and ``generates`` of ``zoo.resolve``.
-        options: of ``ConversionConfig``.
-        tune_for: shapes, each with its weight, of ``ModelConverter.convert_model``; none for the example inputs.
-        input_shape: as of ``ModelConverter.convert_model``; the inputs that come with a model if None.
-        skip_existing: leave out models that are saved there already.
-        at_once: so many models are converted at a time, each in a process of its own; on CUDA one a GPU at most.
-        engine: where they are converted: ``"process"`` is this machine, ``"ray"`` a task of Ray for each.
-        shows_progress: whether there is a bar on stderr.
+        options: options of ``ConversionConfig``.
+        tune_for: shapes with weights, see ``ModelConverter.convert_model``; empty for the example inputs.
+        input_shape: see ``ModelConverter.convert_model``; None for the model's default inputs.
+        skip_existing: whether to skip models with a saved artifact.
+        at_once: number of models converted in parallel, each in a separate process; at most one per GPU on CUDA.
+        engine: ``"process"`` converts on this machine, ``"ray"`` in one Ray task per model.
+        shows_progress: whether to show a progress bar on stderr.
     """
 
     save_path: Path | None
@@ -66,7 +66,7 @@ class Jobs:
     engine: str = "process"
     shows_progress: bool = True
 
-    # What they mean here: known within ``ready``.
+    # Set within ``ready``.
     device: torch.device = field(init=False)
     dtype: torch.dtype = field(init=False)
     converter: ModelConverter = field(init=False)
@@ -77,18 +77,18 @@ class Jobs:
         tell: Callable[[dict[str, Any]], None],
         say_error: Callable[[str], None],
     ) -> list[dict[str, Any]]:
-        """Converts each model; the failure of one does not stop the others.
+        """Converts each model. A failure of one does not stop the others.
 
         Args:
-            tell: called with the result of each model when it is known.
+            tell: called with the result of each model.
             say_error: called with one line for each model that failed.
 
         Returns:
             for each name {"name", "error", "skipped", "saved", "weights", "statistics"}, ready for JSON; ``error``
-            is None where all went well.
+            is None on success.
 
         Raises:
-            click.ClickException: nothing can be done: no such device, or the save path is of no use.
+            click.ClickException: the device does not exist, or the save path cannot be used.
         """
         mistaken = {name: _result(name, mistake) for name in names if (mistake := mistake_in(name))}
         if len(mistaken) == len(names):
@@ -108,7 +108,7 @@ class Jobs:
                 say_error(result["error"])
 
         with contextlib.ExitStack() as stack:
-            if self.save_path is not None:  # a second Ctrl-C may have cut short what a save cleans up
+            if self.save_path is not None:  # a second Ctrl-C may have interrupted the clean-up
                 stack.enter_context(none_left_empty(self.save_path))
             stack.enter_context(self.ready(names))
             known = mistaken | self._skipped(targets)
@@ -123,11 +123,10 @@ class Jobs:
         return [finished[name] for name in names]
 
     def explain(self, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-        """Converts one model for what is to be told of each of its modules: the statistics, ready for JSON, and the
-        class name of each module by its path.
+        """Converts one model and returns its statistics, ready for JSON, and the class name of each module by path.
 
         Raises:
-            click.ClickException: the model cannot be loaded or converted, or there is no such device.
+            click.ClickException: the model cannot be loaded or converted, or the device does not exist.
         """
         mistake = mistake_in(name)
         if mistake:
@@ -142,8 +141,8 @@ class Jobs:
 
     @contextlib.contextmanager
     def ready(self, names: Iterable[str]) -> Iterator[None]:
-        """The device and dtype are found and the options checked, and only what concerns the user is printed: stdout is
-        for the result. Options may name patterns that the code of the models ``names`` registers."""
+        """Context manager that resolves device and dtype, checks the options, and keeps library output off stdout.
+        Options may name patterns that the code of the models ``names`` registers."""
         with contextlib.redirect_stdout(sys.stderr), terminal.warnings_as_lines():
             from ..converter import ConversionError, ModelConverter
 
@@ -159,7 +158,7 @@ class Jobs:
             yield
 
     def _targets(self, names: list[str]) -> Mapping[str, Path | None]:
-        """The folder of each model, all of them checked before the long work begins."""
+        """The folder of each model, checked before the conversions start."""
         if self.save_path is None:
             return dict.fromkeys(names)
         targets = {name: self.save_path / folder_name(name) for name in names}
@@ -184,7 +183,7 @@ class Jobs:
         return targets
 
     def _skipped(self, targets: Mapping[str, Path | None]) -> dict[str, dict[str, Any]]:
-        """The results of the models that are left out because they are saved there already."""
+        """The results of models that are skipped because they have an artifact."""
         from ..artifact import RECORD_FILE
 
         return {
@@ -201,13 +200,13 @@ class Jobs:
                 terminal.progress_bar(name, self.shows_progress) as progress,
             ):
                 self._convert(name, target, progress, result)
-        except click.ClickException as error:  # one model's failure loses no others
+        except click.ClickException as error:  # the other models continue
             result["error"] = error.message
         return result
 
     def _possible_at_once(self) -> int:
-        """How many models may be converted at a time: on CUDA no two on one GPU, where each would slow the other. Ray
-        sees to that by itself, on all of its machines."""
+        """The number of models to convert in parallel: at most one per GPU on CUDA, because models on one GPU distort
+        each other's timings. Ray schedules its tasks itself."""
         if self.device.type != "cuda" or self.at_once == 1 or self.engine == "ray":
             return self.at_once
         gpus = len(_visible_gpus()) if self.device.index is None else 1
@@ -223,7 +222,7 @@ class Jobs:
         at_once: int,
         done: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        """Converts so many models at a time, each in a process of its own with its share of the CPU's threads."""
+        """Converts ``at_once`` models in parallel, each in a separate process with its share of the CPU threads."""
         alone = replace(self, at_once=1, engine="process", shows_progress=False)
 
         def ended(task: _Task, result: Any) -> None:
@@ -236,8 +235,8 @@ class Jobs:
 
     @contextlib.contextmanager
     def _begun(self, at_once: int) -> Iterator[tuple[Engine, int, list[str]]]:
-        """The engine, the threads of each task, and the names of the GPUs of which each takes that of its slot: none
-        where the engine gives it one."""
+        """Context manager that yields the engine, the threads per task, and the GPU names by slot (empty if the engine
+        assigns GPUs)."""
         import torch
 
         on_gpus = self.device.type == "cuda"
@@ -251,7 +250,7 @@ class Jobs:
 
     @contextlib.contextmanager
     def failing_in_one_line(self, name: str) -> Iterator[None]:
-        """Turns whatever goes wrong with a model, foreseen or not, into a click.ClickException of one line."""
+        """Context manager that turns any error of a model into a click.ClickException of one line."""
         import torch
 
         try:
@@ -282,7 +281,7 @@ class Jobs:
             result["saved"] = str(artifact.save(converted, target, source=entry.recipe))
 
     def resolved(self, name: str) -> zoo.ZooModel:
-        """The model called ``name``, as the options want it. To be called within ``ready``."""
+        """Resolves the model ``name`` with the options. Call it within ``ready``."""
         has_inputs = self.input_shape is not None
         return zoo.resolve(name, self.weights, self.dtype, self.device, **self.sizes, has_inputs=has_inputs)
 
@@ -303,8 +302,8 @@ class Jobs:
 
 
 class _Task(NamedTuple):
-    """One model for a process of its own; ``gpus`` are the names of the GPUs, of which it takes that of its slot. Where
-    there are none, it takes what it sees."""
+    """One model for a separate process. The process uses the GPU of its slot in ``gpus``, or all visible GPUs if
+    ``gpus`` is empty."""
 
     jobs: Jobs
     name: str
@@ -314,8 +313,8 @@ class _Task(NamedTuple):
 
 
 def _work(task: _Task, slot: int) -> dict[str, Any]:
-    """The result of the ``task``, in its process."""
-    if task.gpus:  # the only one it sees is cuda:0, so that the artifact names no other
+    """Computes the result of ``task`` in its process."""
+    if task.gpus:  # the process sees one GPU, so the artifact names cuda:0
         os.environ["CUDA_VISIBLE_DEVICES"] = task.gpus[slot]
     import torch
 
@@ -330,7 +329,7 @@ def _work(task: _Task, slot: int) -> dict[str, Any]:
 
 
 def _visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls the GPUs that PyTorch sees, in its order."""
+    """The names in CUDA_VISIBLE_DEVICES of the GPUs that PyTorch sees, in PyTorch's order."""
     import torch
 
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -339,8 +338,8 @@ def _visible_gpus() -> list[str]:
 
 
 def folder_name(name: str) -> str:
-    """The folder of a model: ``google/vit`` -> ``google--vit``, a local folder -> its own name. A name longer than file
-    systems take is cut, and ends in a part of its checksum."""
+    """Returns the folder name of a model: ``google/vit`` -> ``google--vit``, a local folder -> its name. A name that is
+    too long for file systems is truncated and ends with a part of its checksum."""
     if name.startswith((".", "/", "~")) or os.path.isdir(name):
         name = expanded(name).resolve().name
     folder = re.sub(r"[^\w.-]+", "--", name).strip(".-") or "model"
@@ -351,10 +350,10 @@ def folder_name(name: str) -> str:
 
 
 def device_and_dtype(device_name: str, dtype_name: str) -> tuple[torch.device, torch.dtype]:
-    """The names in PyTorch's terms. ``device_name`` is "auto", "cpu" or "cuda", the latter two with an index or not.
+    """Converts names to a device and a dtype. ``device_name`` is "auto", or "cpu" or "cuda" with an optional index.
 
     Raises:
-        click.ClickException: PyTorch has no such device, or it cannot compute in that dtype.
+        click.ClickException: PyTorch has no such device, or the device cannot compute in the dtype.
     """
     import torch
 
@@ -380,7 +379,7 @@ def _result(name: str, error: str | None = None) -> dict[str, Any]:
 
 
 def mistake_in(name: str) -> str | None:
-    """What is wrong with the name of a model, as far as that can be told at once."""
+    """Returns the error in the name of a model, from quick checks only; None if there is none."""
     try:
         zoo.check(name)
     except zoo.ZooError as error:
@@ -389,7 +388,7 @@ def mistake_in(name: str) -> str | None:
 
 
 def _one_line(name: str, error: BaseException) -> str:
-    """``name: reason``; an error that nobody foresaw is given with its type and the place that raised it."""
+    """``name: reason``; for unexpected errors also the type and the place that raised it."""
     text = str(error).strip().splitlines()
     reason = text[0] if text else ""
     if isinstance(error, ValueError) and type(error).__module__.startswith("kfconvert"):

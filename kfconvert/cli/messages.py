@@ -1,4 +1,4 @@
-"""Text for a terminal, made of what others named and raised."""
+"""Text for a terminal from untrusted names and errors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 
 def printable(value: Any) -> Any:
-    """``value``, a text or a list or dict of such, with escapes such as ``\\x1b`` for what would move a cursor, change
-    colours or the direction of writing, or end a line."""
+    """Escapes control characters (``\\x1b``) in ``value``, a text or a list or dict of texts: cursor movement, colours,
+    writing direction and line ends."""
     if isinstance(value, str):
         return "".join(c if c.isprintable() or c == "\u00a0" else c.encode("unicode_escape").decode() for c in value)
     if isinstance(value, dict):
@@ -18,12 +18,12 @@ def printable(value: Any) -> Any:
 
 
 def in_one_line(text: str) -> str:
-    """``text`` with one space for each run of white space, and otherwise ``printable``."""
+    """Replaces each run of white space in ``text`` with one space, and escapes the rest with ``printable``."""
     return printable(" ".join(text.split()))
 
 
 def unexpected(error: BaseException) -> str:
-    """An error that nobody foresaw: its type, the place that raised it, and the first line of what it says."""
+    """Describes an unexpected error: its type, the place that raised it, and the first line of its message."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -1,4 +1,4 @@
-"""The options of the ``kfconvert`` command, and what their values may be."""
+"""The options of the ``kfconvert`` command and the types of their values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .. import levels
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
-# Options that take several values, by each of their spellings.
+# Options that take several values, by spelling.
 _MULTIPLE = {name: name for name in ("--models", "--include", "--exclude", "--modules")} | {"-m": "--models"}
 _SIZES = {"--batch-size": "--batch-size"}
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 class Model(click.ParamType):
-    """A name of a model, of which any may be right; those that are known are completed, and folders."""
+    """The name of a model. Any name is accepted; known names and folders are completed."""
 
     name = "model"
 
@@ -48,7 +48,7 @@ class _Device(click.ParamType):
 class _Folder(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not str(value).strip():
-            self.fail("the name of a folder is needed", param, ctx)
+            self.fail("expected the name of a folder", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -71,7 +71,7 @@ class _Load(click.ParamType):
     ) -> tuple[tuple[int, ...], float]:
         shape, colon, weight = value.partition(":")
         if colon and not (re.fullmatch(r"\d+(\.\d+)?", weight) and float(weight) > 0):
-            self.fail(f"the weight {weight!r} is no number above 0, as in 32,128:0.5", param, ctx)
+            self.fail(f"the weight {weight!r} is not a number above 0, as in 32,128:0.5", param, ctx)
         return _Shape().convert(shape, param, ctx), float(weight) if colon else 1.0
 
 
@@ -80,7 +80,7 @@ class _Shape(click.ParamType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", value):
-            self.fail(f"{value!r} is no shape; positive sizes, batch first, such as 1,3,224,224", param, ctx)
+            self.fail(f"{value!r} is not a shape of positive sizes, batch first, such as 1,3,224,224", param, ctx)
         return tuple(int(size) for size in value.split(","))
 
 
@@ -89,7 +89,7 @@ class _Sizes(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", value):
-            self.fail(f"{value!r} is no size, of 1 or more", param, ctx)
+            self.fail(f"{value!r} is not a size of 1 or more", param, ctx)
         return tuple(int(size) for size in value.split(","))
 
 
@@ -104,12 +104,12 @@ class _Generation(click.ParamType):
 
 
 def _several(*names: str, metavar: str, help: str, type: click.ParamType = click.STRING) -> Callable[[Any], Any]:
-    """An option of which there may be several values, each of these several with commas between."""
+    """Creates an option that takes several values, also separated by commas."""
     return click.option(*names, multiple=True, type=type, metavar=metavar, help=help, callback=_separated)
 
 
 def _choice(name: str, values: Sequence[str], default: str, help: str | None = None) -> Callable[[Any], Any]:
-    """An option that has one of these values."""
+    """Creates an option that takes one of ``values``."""
     return click.option(name, type=click.Choice(values), default=default, show_default=True, help=help)
 
 
@@ -128,13 +128,13 @@ _INPUT_SHAPE = click.option(
     "--input-shape",
     type=_Shape(),
     metavar="N,N,...",
-    help="Sizes of the single input, batch first.  [default: inputs that suit the model]",
+    help="Sizes of the single input, batch first.  [default: the model's example inputs]",
 )
 _GENERATE = click.option(
     "--generate",
     type=_Generation(),
     metavar="PROMPT,NEW",
-    help="Take models that generate, and time that: tokens of the prompt, and new ones.",
+    help="Convert models with generate() and time it: tokens of the prompt, and new tokens.",
 )
 _DEVICE = click.option(
     "--device",
@@ -142,54 +142,54 @@ _DEVICE = click.option(
     default="auto",
     show_default=True,
     metavar="auto|cpu|cuda[:N]",
-    help="Where to convert and measure.",
+    help="Device to convert and measure on.",
 )
 _DTYPE = _choice("--dtype", DTYPES, "float32")
 _BATCH_SIZE = click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True)
 _SEQ_LEN = click.option(
     "--seq-len",
     type=click.IntRange(min=1),
-    help="Tokens per row for text models.  [default: 128, or what the model allows]",
+    help="Tokens per row for text models.  [default: 128, or the model's maximum]",
 )
 _WEIGHTS = _choice(
     "--weights",
     ("auto", "pretrained", "random"),
     "auto",
-    "auto takes random weights, and says so, where no hub can be reached; pretrained fails then.",
+    "If no hub can be reached, auto warns and uses random weights, and pretrained fails.",
 )
 _CUDA_GRAPHS = _choice(
     "--cuda-graphs",
     ("auto", "on", "off"),
     "auto",
-    "On CUDA, record the forward and replay it; auto does so where it is faster.",
+    "On CUDA, record the forward and replay it; auto only if that is faster.",
 )
 _EFFORT = _choice(
     "--effort",
     ("fast", "full"),
     "full",
-    "fast measures less and prepares for calls like the example only.",
+    "fast measures less and converts only for calls like the example.",
 )
 _INCLUDE = _several("--include", metavar="NAME...", help="Patterns to fuse, with wildcards.  [default: all]")
 _EXCLUDE = _several("--exclude", metavar="NAME...", help="Patterns not to fuse, with wildcards, such as 'conv_bn*'.")
 _MODULES = _several(
     "--modules",
     metavar="PATH...",
-    help="Modules to fuse in, with wildcards, such as 'encoder.*', and with '!head' not.  [default: all]",
+    help="Modules to fuse in, with wildcards, such as 'encoder.*'; '!head' excludes.  [default: all]",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on stdout.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print only JSON on stdout.")
 
 LEVELS = (
     _DEVICE,
     click.option(
         "--size",
         type=click.Choice(levels.SIZES),
-        help="Of the inputs.  [default: full on CUDA, else small]",
+        help="Size of the inputs.  [default: full on CUDA, else small]",
     ),
     click.option(
         "--plot",
         type=click.Path(dir_okay=False, writable=True, path_type=Path),
         metavar="FILE",
-        help="Write a bar chart of the times to FILE, a PNG.",
+        help="Write a bar chart of the times to FILE (PNG).",
     ),
     JSON,
 )
@@ -198,7 +198,7 @@ BENCH = (
     click.option(
         "--dtype",
         type=click.Choice(DTYPES),
-        help="Of models by name.  [default: float32; an artifact has its own]",
+        help="Dtype of models by name.  [default: float32; artifacts keep their dtype]",
     ),
     _INPUT_SHAPE,
     click.option(
@@ -208,14 +208,14 @@ BENCH = (
         multiple=True,
         metavar="N...",
         callback=_flattened,
-        help="Each model is timed with each of these, converted for it anew unless it is an artifact.  [default: 1, or "
-        "that of the artifact]",
+        help="Batch sizes to time. A model by name is converted for each of them.  [default: 1, or the artifact's "
+        "batch size]",
     ),
     _SEQ_LEN,
     _WEIGHTS,
     _CUDA_GRAPHS,
     _EFFORT,
-    click.option("--no-compile", is_flag=True, help="Leave torch.compile out."),
+    click.option("--no-compile", is_flag=True, help="Do not time torch.compile."),
     click.option("--trust-source", is_flag=True, help="Run the code that an artifact names (package.module:function)."),
     JSON,
 )
@@ -236,7 +236,7 @@ CONVERT = (
         help="Write each converted model to DIR/<model>/.",
     ),
     click.option(
-        "--skip-existing", is_flag=True, help="Leave out models that have an artifact in DIR, whatever its options."
+        "--skip-existing", is_flag=True, help="Skip models that have an artifact in DIR, even with other options."
     ),
     click.option(
         "--jobs",
@@ -245,14 +245,14 @@ CONVERT = (
         default=1,
         show_default=True,
         metavar="N",
-        help="Convert N models at a time, each in a process with its share of the CPU's threads, on CUDA one on each "
-        "GPU. Times are less certain while others run.",
+        help="Convert N models in parallel, each in a process with its share of the CPU threads; on CUDA one per GPU. "
+        "Parallel conversions make timings less precise.",
     ),
     _choice(
         "--engine",
         ("process", "ray"),
         "process",
-        "Convert them on this machine, or each in a task of Ray, which may have several.",
+        "Convert on this machine, or each model in a Ray task, on any machine of the cluster.",
     ),
     _DEVICE,
     _DTYPE,
@@ -265,21 +265,21 @@ CONVERT = (
         "--select",
         ("measured", "all"),
         "measured",
-        "Fuse what is faster on this device, or all that is accurate, untimed.",
+        "Fuse sites that are faster on this device, or all accurate sites without timing.",
     ),
     click.option(
         "--accuracy-threshold",
         type=click.FloatRange(min=0),
         default=1e-6,
         show_default=True,
-        help="Largest relative error that always passes.",
+        help="Relative error below which a site always passes.",
     ),
     _CUDA_GRAPHS,
     click.option(
         "--max-extra-memory",
         type=_Memory(),
         metavar="SIZE",
-        help="Most memory for what is derived from weights: 64MiB, or 5% of that of the weights.  [default: no bound]",
+        help="Memory limit for tensors derived from weights: 64MiB, or 5% of the weights.  [default: no limit]",
     ),
     _EFFORT,
     click.option(
@@ -287,8 +287,8 @@ CONVERT = (
         type=_Load(),
         multiple=True,
         metavar="N,N,...[:WEIGHT]",
-        help="Sizes of inputs to be fast for, batch first, and how often they come; several times to decide for all "
-        "of them together.  [default: the example inputs]",
+        help="Input sizes to tune for, batch first, with an optional weight. Repeat the option to decide for several "
+        "sizes together.  [default: the example inputs]",
     ),
     _INCLUDE,
     _EXCLUDE,
@@ -299,7 +299,7 @@ CONVERT = (
 
 
 def options(*given: Callable[[Any], Any]) -> Callable[[_Decorated], _Decorated]:
-    """A decorator that gives a command these options, in this order."""
+    """Returns a decorator that adds these options to a command, in this order."""
 
     def decorated(function: _Decorated) -> _Decorated:
         for option in reversed(given):
@@ -310,12 +310,12 @@ def options(*given: Callable[[Any], Any]) -> Callable[[_Decorated], _Decorated]:
 
 
 def wanted(include: tuple[str, ...], exclude: tuple[str, ...], modules: tuple[str, ...]) -> dict[str, Any]:
-    """As options of a ``ConversionConfig``."""
+    """Returns the values as options of ``ConversionConfig``."""
     return {"include": include or None, "exclude": exclude, "modules": modules or None}
 
 
 def spread_values(args: list[str]) -> list[str]:
-    """Repeats ``--models`` and the like before each of their values, for the parser, which knows one value an option.
+    """Repeats options such as ``--models`` before each of their values, because click parses one value per option.
 
     ``["--models", "a", "b,c", "--json"]`` gives ``["--models", "a", "--models", "b,c", "--json"]``.
     """
@@ -323,20 +323,20 @@ def spread_values(args: list[str]) -> list[str]:
 
 
 def spread_sizes(args: list[str]) -> list[str]:
-    """The same for the sizes of ``--batch-size``, up to what is none: ``["--batch-size", "1", "32", "resnet50"]`` gives
+    """Repeats ``--batch-size`` before each size: ``["--batch-size", "1", "32", "resnet50"]`` gives
     ``["--batch-size", "1", "--batch-size", "32", "resnet50"]``."""
     return _spread(args, _SIZES, r"\d[\d,]*")
 
 
 def _spread(args: list[str], multiple: dict[str, str], value: str) -> list[str]:
-    """``multiple``: what the options of several values are called, by each spelling; ``value``: what such a value looks
-    like."""
+    """Repeats options before their values. ``multiple``: option names by spelling; ``value``: regular expression of a
+    value."""
     spread: list[str] = []
     flag, bare = "", False
     for arg in args:
         name, equals, _ = arg.partition("=")
         if name in multiple and (not equals or name.startswith("--")):
-            spread += [flag] if bare else []  # no value at all: the parser is to complain
+            spread += [flag] if bare else []  # without a value the parser reports the error
             flag, bare = multiple[name], not equals
             spread += [arg] if equals else []
         elif flag and re.fullmatch(value, arg, re.DOTALL):

@@ -1,6 +1,6 @@
-"""The engine that gives each thing to do a task of Ray, on this machine or on those of a cluster.
+"""The engine that runs each conversion in a Ray task, on this machine or in a cluster.
 
-Ray is imported within the functions: it is an extra, which the rest of the command does without.
+Functions import Ray when they need it, because it is an optional dependency.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from .workers import SECONDS_TO_END, Lost
 
 @contextlib.contextmanager
 def ray_tasks(at_once: int, threads: int, on_gpus: bool) -> Iterator[RayTasks]:
-    """Yields the engine, in a Ray of its own on this machine, or in the cluster that RAY_ADDRESS names.
+    """Context manager that yields the engine, in a new Ray instance on this machine or in the cluster of RAY_ADDRESS.
 
     Args:
-        at_once: so many tasks run at a time, as far as there is room for them.
-        threads: the most CPUs that a task may have, of those that fall to it.
-        on_gpus: each task has a GPU, and waits until one is free.
+        at_once: maximum number of parallel tasks.
+        threads: maximum number of CPUs of a task.
+        on_gpus: whether each task needs a GPU, and waits until one is free.
 
     Raises:
-        click.ClickException: Ray does not start, or has no GPUs where they are needed.
+        click.ClickException: Ray does not start, or it has no GPUs and ``on_gpus`` is set.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a conversion tells nobody of itself
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
     import ray
 
     from ..conversion import first_line
 
     try:
-        # What tasks print comes with their results; from Ray's log it would come at any time, each line with a prefix.
+        # The output of tasks is returned with their results, so Ray does not log it.
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         raise click.ClickException(f"Ray does not start: {first_line(error)}") from error
-    # A thread of Ray prints on stdout, at any time, what has become of its processes; no option keeps it from that.
+    # A thread of Ray prints the state of its processes on stdout, and no option disables that.
     ray._private.worker._worker_logs_enabled = False
     try:
         there = ray.cluster_resources()
@@ -54,18 +54,18 @@ def ray_tasks(at_once: int, threads: int, on_gpus: bool) -> Iterator[RayTasks]:
 
 
 class RayTasks:
-    """An engine: each task is one of Ray, in a process that nothing else has used.
+    """An engine that runs each task as a Ray task, in a new process.
 
     Args:
-        threads: CPUs of each task.
-        gpus: GPUs of each task, which sees no others.
+        threads: CPUs per task.
+        gpus: GPUs per task, which are the only ones that it sees.
     """
 
     def __init__(self, threads: int, gpus: int):
         import ray
 
         self.threads = threads
-        # Whatever kills a process would kill the next one as well, and a GPU is to be free when its task has ended.
+        # No retries: the next process would fail as well. A process is not reused, so that its GPU becomes free.
         self._remote = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0, max_calls=1)(_serve)
 
     def start(self, work: Callable[[Any, int], Any], task: Any, slot: int) -> Any:
@@ -84,7 +84,7 @@ class RayTasks:
                 yield each, result
 
     def end(self, running: Sequence[Any]) -> None:
-        """Each task is interrupted, and its process killed where it takes longer."""
+        """Interrupts each task, and kills its process if it does not end in time."""
         import ray
 
         deadline = time.monotonic() + SECONDS_TO_END
@@ -99,7 +99,7 @@ class RayTasks:
 
 
 def _serve(work: Callable[[Any, int], Any], task: Any, slot: int) -> tuple[str, Any]:
-    """What a task does: (what it has printed, result)."""
+    """Runs a task and returns (printed output, result)."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(printed):
         result = work(task, slot)
@@ -112,7 +112,7 @@ def _how_it_ended(error: Exception) -> str:
     from ..conversion import first_line
 
     if isinstance(error, ray.exceptions.OutOfMemoryError):
-        return "Ray has killed its process, as memory ran out"
+        return "Ray killed its process because memory ran out"
     if isinstance(error, ray.exceptions.WorkerCrashedError):
-        return "its process died, as where memory runs out"
+        return "its process died, possibly because memory ran out"
     return f"its task in Ray failed: {first_line(error)}"

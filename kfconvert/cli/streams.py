@@ -1,4 +1,4 @@
-"""stdout is for results alone: what libraries, C code and child processes write there goes to stderr."""
+"""Reserves stdout for results: output of libraries, C code and child processes goes to stderr."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TextIO
 
 
 class Results(io.TextIOBase):
-    """The stream for results. Where it fails nothing is raised: ``error`` keeps the first failure, so that work that
-    was begun is ended, and what follows is dropped. ``has_begun``: whether anything was written."""
+    """The stream for results. A failed write does not raise: ``error`` stores the first failure, and later writes are
+    dropped. ``has_begun``: whether anything was written."""
 
     def __init__(self, stream: TextIO | None):
         self._stream = stream
@@ -32,7 +32,7 @@ class Results(io.TextIOBase):
         return True
 
     def write(self, text: str | bytes) -> int:
-        if isinstance(text, bytes):  # as click writes what a shell asks it for
+        if isinstance(text, bytes):  # click writes completions as bytes
             text = text.decode()
         self.has_begun |= bool(text)
         if self._stream is not None and self.error is None:
@@ -52,10 +52,10 @@ class Results(io.TextIOBase):
 
 @contextlib.contextmanager
 def results() -> Iterator[Results]:
-    """Yields the stream for results, which is ``sys.stdout`` within the block.
+    """Context manager that yields the stream for results and sets ``sys.stdout`` to it.
 
-    Where that is the process's own, descriptor 1 leads to stderr meanwhile: a library that prints from C, or a child
-    process, does not get between the results.
+    If ``sys.stdout`` is the process's stdout, descriptor 1 is redirected to stderr, also for C libraries and child
+    processes.
     """
     _fill_descriptors()
     stdout = sys.stdout
@@ -79,15 +79,15 @@ def _own_descriptor(stdout: TextIO) -> Iterator[TextIO]:
     try:
         yield stream
     finally:
-        _flush_c()  # what C code has in its buffers belongs to the time of the block
+        _flush_c()  # C buffers were filled within the block
         os.dup2(saved, 1)
-        with contextlib.suppress(OSError):  # told by then: the results had been flushed
+        with contextlib.suppress(OSError):  # already reported, because results are flushed before
             stream.close()
         os.close(saved)
 
 
 def quiet_end() -> None:
-    """Keeps the interpreter from failing when it flushes a stderr that takes nothing."""
+    """Prevents an error at exit when stderr cannot be flushed."""
     try:
         sys.stderr.flush()
     except OSError:
@@ -95,12 +95,12 @@ def quiet_end() -> None:
 
 
 def _fill_descriptors() -> None:
-    """Opens the standard descriptors that are closed, which else the next files would get, and stderr on them."""
+    """Opens closed standard descriptors on the null device, so that new files do not get their numbers."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")
 
@@ -108,7 +108,7 @@ def _fill_descriptors() -> None:
 def _is_descriptor_1(stream: TextIO | None) -> bool:
     try:
         return stream is not None and stream.fileno() == 1
-    except (OSError, ValueError):  # a test's, or a program's that calls the command
+    except (OSError, ValueError):  # a stream without a descriptor, such as a test's
         return False
 
 

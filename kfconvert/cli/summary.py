@@ -1,4 +1,4 @@
-"""What became of several models, a line each."""
+"""The table of results of several models, one line each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 
 def summary(results: list[dict[str, Any]]) -> Table:
-    """A table of the ``results`` of ``Jobs.run``."""
+    """Returns a table of the ``results`` of ``Jobs.run``."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("model", "fused", "speed", "accuracy", "result"):
         table.add_column(name, overflow="fold")

@@ -1,4 +1,4 @@
-"""What a user sees on stderr while models are converted: a progress bar, and warnings as lines."""
+"""Output on stderr during conversions: a progress bar and one-line warnings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .messages import in_one_line
 
 
 def quieten_libraries() -> None:
-    """Leaves stderr to the progress bar and to what concerns the user."""
+    """Silences the log output of libraries on stderr."""
     from transformers.utils import logging as transformers_logging  # takes a second
 
     for library in ("huggingface_hub", "timm", "torch.export", "torch.fx", "torch.utils.cpp_extension"):
@@ -29,7 +29,7 @@ def quieten_libraries() -> None:
 
 @contextlib.contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Shows kfconvert's own warnings as one loud line each and drops the deprecation chatter of libraries."""
+    """Context manager that prints each kfconvert warning as one line and drops deprecation warnings of libraries."""
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         if issubclass(category, WeightsWarning) or str(message).startswith("kfconvert:"):
@@ -44,8 +44,8 @@ def warnings_as_lines() -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bar(name: str, shown: bool = True) -> Iterator[Callable[[str, int, int], None]]:
-    """Yields ``progress(stage, done, total)``: a bar on stderr, nothing where stderr is no terminal, or it is not to be
-    ``shown``."""
+    """Context manager that yields ``progress(stage, done, total)``, a bar on stderr. It does nothing if stderr is not a
+    terminal or ``shown`` is False."""
     columns = (
         TextColumn("[bold]{task.fields[model]}"),
         TextColumn("{task.description}"),

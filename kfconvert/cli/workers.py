@@ -1,5 +1,4 @@
-"""Some work for each of several things at a time: the loop, and the engine that gives each a process of its own, which
-ends with this one."""
+"""Parallel tasks: the loop over them, and the engine that runs each task in a separate process."""
 
 from __future__ import annotations
 
@@ -15,28 +14,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import connection, resource_tracker
 from typing import Any, NamedTuple, Protocol
 
-# What a process gets to put away what it has begun, once it is asked to end.
+# Seconds that an interrupted process has for its clean-up.
 SECONDS_TO_END = 10.0
 
 
 class Lost(NamedTuple):
-    """What came of a task that ended without a result; ``reason`` says how, in words."""
+    """The outcome of a task that ended without a result, with the ``reason`` as text."""
 
     reason: str
 
 
 class Engine(Protocol):
-    """Where tasks are worked on, each apart from the others."""
+    """An engine runs tasks in isolation from each other."""
 
     def start(self, work: Callable[[Any, int], Any], task: Any, slot: int) -> Any:
-        """Begins ``work(task, slot)``, and gives what stands for it here: something that can be a key of a dict."""
+        """Starts ``work(task, slot)`` and returns a hashable handle."""
 
     def ended(self, running: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        """Waits until at least one of ``running``, of which there is one, has ended; each that has, and its result or
+        """Waits until at least one of ``running`` (not empty) has ended. Yields each ended handle with its result or
         ``Lost``."""
 
     def end(self, running: Sequence[Any]) -> None:
-        """Ends all of ``running``, and gives them SECONDS_TO_END to put away what they have begun."""
+        """Ends all of ``running``, with SECONDS_TO_END for their clean-up."""
 
 
 def run_tasks(
@@ -46,13 +45,13 @@ def run_tasks(
     at_once: int,
     done: Callable[[Any, Any], None],
 ) -> None:
-    """Calls ``done(task, result)`` as each of ``tasks`` ends, with what ``work(task, slot)`` has returned, or ``Lost``.
-    ``work``, tasks and results are pickled.
+    """Calls ``done(task, result)`` when a task ends, with the result of ``work(task, slot)`` or ``Lost``. ``work``,
+    tasks and results are pickled.
 
     Args:
-        at_once: so many run at a time; ``slot`` is below it, and no two that run at a time have the same.
+        at_once: number of parallel tasks. ``slot`` is below it, and parallel tasks have different slots.
 
-    Whatever is raised in here, Ctrl-C among it, ends all that run.
+    Any exception in here, such as Ctrl-C, ends all running tasks.
     """
     waiting, free = list(reversed(tasks)), list(reversed(range(at_once)))
     running: dict[Any, tuple[Any, int]] = {}
@@ -75,7 +74,7 @@ class _Running(NamedTuple):
 
 
 class Processes:
-    """An engine: each task has a process of its own. Where this process is killed, they interrupt themselves."""
+    """An engine that runs each task in a separate process. Tasks interrupt themselves if this process is killed."""
 
     def start(self, work: Callable[[Any, int], Any], task: Any, slot: int) -> _Running:
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
@@ -92,12 +91,12 @@ class Processes:
                 yield each, _result(each)
 
     def end(self, running: Sequence[_Running]) -> None:
-        """Each process is interrupted, and killed where it takes longer."""
+        """Interrupts each process, and kills it if it does not end in time."""
         _end([each.process for each in running])
 
 
 def _result(each: _Running) -> Any:
-    """What the process has sent, once it is gone and its memory is free."""
+    """Receives the result of a process after it has ended and its memory is free."""
     found: Any = None
     with each.results, contextlib.suppress(EOFError, OSError, pickle.UnpicklingError):
         if each.results.poll():
@@ -110,9 +109,9 @@ def _result(each: _Running) -> Any:
 
 
 def _how_it_ended(exit_code: int | None) -> str:
-    """``exit_code``: that of a process, or the signal that ended it as a negative number."""
+    """Describes the ``exit_code`` of a process; a negative one is the signal that ended it."""
     if exit_code == -signal.SIGKILL:
-        return "its process was killed, as systems do where memory runs out"
+        return "its process was killed, possibly because memory ran out"
     if exit_code is not None and exit_code < 0:
         return f"its process was ended by {signal.Signals(-exit_code).name}"
     return f"its process ended with the exit code {exit_code}"
@@ -134,9 +133,9 @@ def _end(processes: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """A process that is started within the block has SIGINT blocked, so that a Ctrl-C, which the terminal sends to all,
-    waits until ``_serve`` is ready for it."""
-    resource_tracker.ensure_running()  # where it is started it unblocks SIGINT
+    """Context manager that blocks SIGINT in processes started within it. A Ctrl-C, which the terminal sends to all
+    processes, waits until ``_serve`` handles it."""
+    resource_tracker.ensure_running()  # its start unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -145,7 +144,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _serve(results: connection.Connection, work: Callable[[Any, int], Any], task: Any, slot: int) -> None:
-    """What the process does."""
+    """Runs a task in its process and sends the result."""
 
     def interrupt(*_: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal and the parent may both send it
@@ -156,7 +155,7 @@ def _serve(results: connection.Connection, work: Callable[[Any, int], Any], task
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         threading.Thread(target=_end_with_parent, daemon=True).start()
         results.send(work(task, slot))
-    except KeyboardInterrupt:  # told by the parent
+    except KeyboardInterrupt:  # reported by the parent
         sys.exit(128 + signal.SIGINT)
 
 

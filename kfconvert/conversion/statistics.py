@@ -65,8 +65,8 @@ def conversion_stats(result: Result) -> ConversionStats:
     ``memory`` (see ``_memory``), ``environment``, ``own_patterns`` (those that a user has registered and that were
     applied, see ``own_patterns.described``), ``model``, ``config`` (see ``ConversionConfig``), ``inputs``, ``layout``,
     and, each None or why: ``reverted`` (the sites that were applied were not to stay), ``nothing_fused``, and
-    ``given_back`` (the model has no programs, and is the original as it was). ``replays_unfused`` tells whether programs in which
-    nothing is fused serve calls, because their CUDA graphs are faster.
+    ``given_back`` (the model has no programs, and is the original as it was). ``replays_unfused``: whether programs in
+    which nothing is fused serve calls, because their CUDA graphs are faster.
     """
     main = result.captures.outermost()
     sites = [site for captured in main for site in captured.found]

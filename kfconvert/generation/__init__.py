@@ -1,4 +1,4 @@
-"""``generate`` of a converted model: the step of one token recorded over a static cache, and a lean loop around it."""
+"""``generate`` of a converted model: the recorded step of one token with a static cache, and a lean loop."""
 
 from .decoding import Generate, install_generate
 

@@ -1,4 +1,4 @@
-"""``generate`` of a converted model: by transformers, with a loop of our own where that can do what is asked for."""
+"""``generate`` of a converted model: transformers' ``generate``, with a custom loop if it supports the call."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ..runtime import OfConversion, Pool, Variant, WeakModule, can_record, guard
 from .request import NotServed, Request, request
 from .session import Session
 
-# A cache first has room for the prompt and so many new tokens, then for twice as many as before.
+# A cache first has room for the prompt and this number of new tokens, then twice as many each time.
 FIRST_ROOM = 256
-# After so many steps it is looked whether all rows are finished, for which the host waits for the device.
+# Number of steps between checks whether all rows have finished, which synchronise with the device.
 STEPS_BETWEEN = 8
-# Of so many batch sizes and capacities the caches are kept, those that were used last.
+# Number of recently used (batch size, capacity) pairs whose caches are kept.
 MOST_SESSIONS = 4
-# After so many seconds it is looked what the call is at that one waits for.
+# Seconds to wait before checking what the running call is doing.
 _LOOK_SECONDS = 0.01
-# Arguments of ``generate`` that come before those of ``_FOR_TRANSFORMERS`` and the streamer, without names.
+# Positional arguments of ``generate`` before those of ``_FOR_TRANSFORMERS`` and the streamer.
 _BY_PLACE = 5
-# With these, ``generate`` makes other calls of the model, or needs what it does not hand to a loop of ours.
+# With these arguments, ``generate`` makes other calls of the model, or needs values that a custom loop does not get.
 _FOR_TRANSFORMERS = (
     "custom_generate",
     "assistant_model",
@@ -39,7 +39,7 @@ _FOR_TRANSFORMERS = (
     "tokenizer",
     "assistant_tokenizer",
 )
-# Of its configuration: what is not greedy search or sampling.
+# Configuration entries that select other modes than greedy search or sampling.
 _OTHER_MODES = {
     name: plain
     for names, plain in (
@@ -49,16 +49,16 @@ _OTHER_MODES = {
     )
     for name in names
 }
-# Where the methods are that transformers' loop calls, and the packages that may decorate them.
+# The modules of methods that transformers' loop calls, and packages that may decorate them.
 _LOOPS = "transformers.generation.utils"
 _DECORATE = ("torch.", "transformers.", "contextlib")
 
 
 class Generate(OfConversion):
-    """Stands as ``generate`` in the instance dict of a converted model.
+    """Replaces ``generate`` in the instance dict of a converted model.
 
-    ``served`` counts the calls whose steps were those of a program on a static cache, ``others`` those that
-    transformers' own loop has run, by the reason.
+    ``served`` counts calls whose steps ran as a program with a static cache. ``others`` counts calls in transformers'
+    loop, by reason.
     """
 
     __name__ = "generate"
@@ -68,15 +68,15 @@ class Generate(OfConversion):
 
     def _begin(self, model: WeakModule, kind: Any) -> None:
         self._model, self._kind = model, kind
-        # Who asks for help gets that of the method in whose place this stands.
+        # help() shows the replaced method.
         self.__doc__ = kind.generate.__doc__
         signature = inspect.signature(kind.generate)
         self.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
         self._lock = threading.Lock()
-        # Whether the call that has the lock tells a streamer or asks criteria, which may do anything meanwhile.
+        # Whether the call with the lock runs a streamer or criteria, which may do anything.
         self._tells = False
         self._sessions: OrderedDict[tuple[int, int], Session] = OrderedDict()
-        # One for all sessions, which take turns: the memory of those that are gone would stay set aside for theirs.
+        # One pool for all sessions, which take turns. Separate pools would keep the memory of deleted sessions.
         self._pools: dict[torch.device, Pool] = {}
         self.served = 0
         self.others: Counter[str] = Counter()
@@ -88,17 +88,17 @@ class Generate(OfConversion):
         if reason is not None:
             self.others[reason] += 1
             return plain(model, *args, **kwargs)
-        # It does not hand its streamer to a loop that it does not know.
+        # generate does not pass its streamer to a custom loop.
         decode = partial(self._decode, streamer=kwargs.get("streamer"))
         return plain(model, *args, custom_generate=decode, **kwargs)
 
     def info(self) -> dict[str, Any]:
-        """``served``: how many calls of ``generate`` were decoded step by step in a recording; ``others``: how many
-        were not, by the reason; ``sessions``: of how many batch sizes and capacities there are caches now."""
+        """Returns ``served``, the number of ``generate`` calls with recorded steps; ``others``, the numbers of other
+        calls by reason; ``sessions``, the number of (batch size, capacity) pairs with caches."""
         return {"served": self.served, "others": dict(self.others), "sessions": len(self._sessions)}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_model": self._model, "_kind": self._kind}  # a copy makes its own caches
+        return {"_model": self._model, "_kind": self._kind}  # a copy creates new caches
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin(state["_model"], state["_kind"])
@@ -108,22 +108,22 @@ class Generate(OfConversion):
         self.others.clear()
 
     def _refusal(self, model: Any, args: tuple, kwargs: dict[str, Any]) -> str | None:
-        """Why this call goes to transformers as it is."""
+        """The reason to pass this call to transformers unchanged, or None."""
         named = [name for name in _FOR_TRANSFORMERS if kwargs.get(name) is not None]
         if named or len(args) > _BY_PLACE:
-            return f"it is given {named[0] if named else 'too many arguments by position'}"
+            return f"it gets {named[0] if named else 'too many positional arguments'}"
         config = kwargs.get("generation_config", args[1] if len(args) > 1 else None) or model.generation_config
         for name, plain in _OTHER_MODES.items():
             value = kwargs.get(name)
             if (getattr(config, name, None) if value is None else value) not in plain:
-                return f"it is given {name}"
-        own = vars(model).keys() - {"generate"}  # which is this
+                return f"it gets {name}"
+        own = vars(model).keys() - {"generate"}  # this object
         for name in _of_loop():
             if name in own or not _is_of_transformers(type(model), name):
-                return f"it has a {name} of its own"
+                return f"it overrides {name}"
         guarded = guarded_forward(model)
         if guarded is None:
-            return "its forward was replaced, as by a compiler"
+            return "its forward was replaced, for example by a compiler"
         if not any(map(_makes_steps, guarded.variants)):
             return "it was pickled, which does not keep fused programs"
         return None
@@ -139,7 +139,7 @@ class Generate(OfConversion):
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """A loop as ``generate`` calls it (its ``custom_generate``): the prompt and the new tokens, [batch, length]."""
+        """Runs as ``custom_generate`` of ``generate`` and returns the prompt and the new tokens, [batch, length]."""
         told = None
         try:
             asked = request(
@@ -165,11 +165,11 @@ class Generate(OfConversion):
 
     @contextmanager
     def _taking_turns(self, told: _Told) -> Iterator[None]:
-        """Within the block no other call uses the sessions. Raises NotServed where one does whose streamer or criteria
-        take what time they like: they may have made this call, or wait for it."""
+        """Context manager in which no other call uses the sessions. Raises NotServed if another call runs a streamer or
+        criteria of unknown duration, which may have made this call, or wait for it."""
         while not self._lock.acquire(timeout=_LOOK_SECONDS):
             if self._tells:
-                raise NotServed("a streamer or criterion of another call is told meanwhile")
+                raise NotServed("a streamer or criterion of another call is running")
         self._tells = told.is_wanted
         try:
             yield
@@ -180,13 +180,13 @@ class Generate(OfConversion):
     def _tokens(
         self, model: Any, asked: Request, told: _Told, input_ids: Tensor, model_kwargs: dict[str, Any]
     ) -> Tensor:
-        """Raises NotServed where the model is not, or no more, as its program has it; nothing has happened then, but
-        that others have been ``told`` of tokens."""
+        """Returns the tokens. Raises NotServed if the model has changed since its program was created. In this case the
+        only side effect is that the streamer and criteria in ``told`` have received tokens."""
         batch, length = input_ids.shape
-        # What the model writes to its cache must not be there for another loop.
+        # Another loop must not see the tokens that the model writes to its cache.
         model_kwargs = {**model_kwargs, "past_key_values": copy.deepcopy(model_kwargs["past_key_values"])}
         if asked.max_length - length < 2:
-            raise NotServed("it is to make a single token")
+            raise NotServed("it generates a single token")
         session = self._session(model, batch, min(asked.max_length, length + FIRST_ROOM))
         self._ready(model, session)
         inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
@@ -205,8 +205,8 @@ class Generate(OfConversion):
     def _continued(
         self, model: Any, asked: Request, told: _Told, session: Session, made: int, generator: torch.Generator | None
     ) -> Tensor:
-        """As ``_tokens``, of which so many, with those of the prompt, are in the ``session``."""
-        states: list[Tensor] = []  # of the generator, before each step of the last few
+        """Continues ``_tokens`` with ``made`` tokens, including the prompt, in the ``session``."""
+        states: list[Tensor] = []  # of the generator, before each of the last steps
         is_over = told.is_wanted and told.of(session, made)
         while made < asked.max_length and not is_over:
             if made >= session.capacity:
@@ -225,27 +225,27 @@ class Generate(OfConversion):
             made = end
             is_over = told.of(session, made)
         if asked.do_sample and session.is_undrawable:
-            # As torch.multinomial says it, in transformers' loop at once.
+            # The message of torch.multinomial, which transformers' loop raises immediately.
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         told.end()
         count = int(session.length)
-        if generator is not None and count < made:  # no more numbers are drawn than are needed
+        if generator is not None and count < made:  # restore the state after the last needed draw
             generator.set_state(states[count - made])
         return session.sequences[:, :count].clone()
 
     def _ready(self, model: Any, session: Session) -> None:
-        """Raises NotServed where the program does not hold for the model as it is now, or a step would leave out what
-        a call of the model does around its forward."""
+        """Raises NotServed if the program is not valid for the current model, or a step would skip hooks of the
+        model."""
         guarded = guarded_forward(model)
         if guarded is None:
             raise NotServed("it has no program any more")
-        hooked = "it has hooks, which are to be called in each step" if has_hooks(model) else None
+        hooked = "it has hooks, which must run in each step" if has_hooks(model) else None
         reason = hooked or guarded.refusal_of(session.variant, session.leaves)
         if reason is not None:
             raise NotServed(reason)
 
     def _session(self, model: Any, batch: int, tokens: int) -> Session:
-        """One with room for so many tokens."""
+        """Returns a session with room for ``tokens`` tokens."""
         key = batch, capacity_for(tokens)
         guarded = guarded_forward(model)
         variant = next(filter(_makes_steps, guarded.variants if guarded else ()), None)
@@ -270,9 +270,9 @@ class Generate(OfConversion):
 
 
 class _Told:
-    """Tells a streamer, and asks stopping criteria that are not known here, after each token.
+    """Calls a streamer and unknown stopping criteria after each token.
 
-    ``count``: of how many tokens the streamer has been told; ``answers`` are those of the criteria.
+    ``count``: number of tokens passed to the streamer; ``answers``: answers of the criteria.
     """
 
     def __init__(self, asked: Request, streamer: Any):
@@ -285,17 +285,17 @@ class _Told:
         return self._streamer is not None or self._asked.criteria is not None
 
     def of(self, session: Session, made: int) -> bool:
-        """Whether all rows are finished, now that there are so many tokens of each. Raises NotServed where criteria do
-        not answer for each row."""
+        """Whether all rows have finished after ``made`` tokens. Raises NotServed if criteria return no answer per
+        row."""
         criteria = self._asked.criteria
         if criteria is not None:
             tokens = session.sequences[:, :made].clone()
             version = tokens._version
             self.answers.append(criteria(tokens, None))
-            if tokens._version != version:  # a criterion may choose a token itself
+            if tokens._version != version:  # a criterion changed a token
                 session.take_over(tokens)
             if getattr(self.answers[-1], "shape", None) != session.finished.shape:
-                raise NotServed("its stopping criteria do not answer for each row")
+                raise NotServed("its stopping criteria do not return an answer per row")
             session.finished.logical_or_(self.answers[-1])
         if self._streamer is not None:
             self._streamer.put(session.sequences[:, made - 1].to("cpu", copy=True))
@@ -308,7 +308,7 @@ class _Told:
 
 
 class _After:
-    """A streamer that has had the first tokens already, so many as ``count``."""
+    """A streamer that already received the first ``count`` tokens."""
 
     def __init__(self, streamer: Any, count: int):
         self._streamer, self._count = streamer, count
@@ -323,7 +323,7 @@ class _After:
 
 
 def _asked_after(criteria: Any, answers: list[Any]) -> Any:
-    """The ``criteria``, which have given these ``answers`` already."""
+    """The ``criteria``, which already returned these ``answers``."""
     if not answers:
         return criteria
     own, left = type(criteria), iter(answers)
@@ -337,21 +337,21 @@ def _asked_after(criteria: Any, answers: list[Any]) -> Any:
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    """The one that all random operators on ``device`` use."""
+    """The default generator of ``device``."""
     return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
 
 
 @functools.cache
 def _of_loop() -> tuple[str, ...]:
-    """The methods of a model by which transformers generates greedily or samples: ``generate``, its loop, and those
-    that the loop calls."""
+    """The methods of transformers' greedy search and sampling: ``generate``, its loop, and methods that the loop
+    calls."""
     mixin = importlib.import_module(_LOOPS).GenerationMixin
     called = inspect.unwrap(mixin._sample).__code__.co_names
     return ("generate", "_sample", *sorted(name for name in called if inspect.isfunction(vars(mixin).get(name))))
 
 
 def _is_of_transformers(kind: type, name: str) -> bool:
-    """Whether instances of a class have the method that transformers' mixin has under that ``name``."""
+    """Whether a class inherits the method ``name`` of transformers' mixin."""
     found: Any = getattr(kind, name, None)
     while hasattr(found, "__wrapped__"):
         if not str(getattr(found, "__globals__", {}).get("__name__")).startswith(_DECORATE):
@@ -366,7 +366,7 @@ def _makes_steps(variant: Variant) -> bool:
 
 
 def install_generate(model: nn.Module) -> Generate | None:
-    """Let ``model``, which has its guarded forward, generate by its program for steps; None where it has none."""
+    """Installs ``generate`` on ``model``, which has its guarded forward. Returns None without a program for steps."""
     guarded = guarded_forward(model)
     if guarded is None or not any(map(_makes_steps, guarded.variants)) or "generate" in vars(model):
         return None

@@ -1,4 +1,4 @@
-"""What a call of ``generate`` asks for, as far as the lean loop can do it; transformers has prepared it by then."""
+"""Requests of the lean loop: a ``generate`` call that transformers has prepared and the loop supports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Processors of scores of transformers that compute the same from a row of tokens that is filled up with one of them,
-# and from nothing else that changes from step to step.
+# Logits processors of transformers whose results do not change if a row of tokens is padded with one of its tokens, and
+# that depend on nothing else that changes between steps.
 _AS_THEY_ARE = frozenset(
     ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper")
 )
@@ -20,21 +20,21 @@ _PENALTY, _MIN_LENGTH, _MIN_NEW = (
     "MinNewTokensLengthLogitsProcessor",
 )
 _CRITERIA = frozenset(("MaxLengthCriteria", "EosTokenCriteria"))
-# The arguments that go to the model, beside the cache.
+# The arguments of the model, besides the cache.
 _OF_MODEL = frozenset(("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"))
 
 
 class NotServed(Exception):
-    """Why transformers' own loop is to be run."""
+    """Raised if transformers' loop must run instead. The message has the reason."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A call of ``generate`` that decides by one row of scores for each row of the batch.
+    """A call of ``generate`` that selects tokens by one row of scores per row of the batch.
 
-    ``processors`` change the scores in this order. ``ends`` are the tokens after which a row is finished, and gets
-    ``pad`` from then on; empty where it ends by its length alone. ``max_length`` counts the prompt. ``criteria`` are
-    all stopping criteria where there is one that must be asked after each token, else None.
+    ``processors`` change the scores in this order. ``ends`` are the tokens that finish a row, which then gets ``pad``;
+    empty if only the length ends rows. ``max_length`` includes the prompt. ``criteria`` are all stopping criteria if
+    one of them must run after each token, else None.
     """
 
     processors: tuple[Any, ...]
@@ -47,19 +47,19 @@ class Request:
 
     @property
     def key(self) -> Hashable:
-        """What a recording of a step depends on."""
+        """Returns the key of a step's recording."""
         return self.do_sample, self.ends, self.pad, tuple(map(_described, self.processors))
 
     def held_back(self, words: int, device: torch.device) -> Tensor | None:
-        """Which of so many words the last processors forbid before ``least``, boolean of shape [words]: a greedy choice
-        may leave them out by itself. None where there are none."""
+        """Returns a boolean mask [words] of words that the last processors forbid before ``least``, which a greedy
+        choice may exclude itself; None if there are none."""
         processors = self.processors[self._first_of_last :]
         every = torch.arange(words, device=device)
         ends = [torch.isin(every, processor.eos_token_id.to(device)) for processor in processors]
         return torch.stack(ends).any(0) if ends else None
 
     def endings(self, words: int, device: torch.device) -> dict[int, Tensor]:
-        """As ``held_back``, of each such processor that ``scores`` applies, by its number."""
+        """Returns a mask like ``held_back`` for each such processor that ``scores`` applies, by index."""
         every = torch.arange(words, device=device)
         return {
             index: torch.isin(every, processor.eos_token_id.to(device))
@@ -69,7 +69,7 @@ class Request:
 
     @property
     def _first_of_last(self) -> int:
-        """The number of the first of the processors that leave words out, with none of another kind after them."""
+        """The index of the first of the trailing processors that exclude words."""
         count = len(self.processors)
         while count and not self.do_sample and _holds_back(self.processors[count - 1]):
             count -= 1
@@ -78,14 +78,14 @@ class Request:
     def scores(
         self, sequences: Tensor, length: Tensor, least: Tensor, logits: Tensor, endings: dict[int, Tensor]
     ) -> Tensor:
-        """The scores as the processors leave them, but for what is to be held back.
+        """Applies the processors to the scores, without the words of ``held_back``.
 
         Args:
-            sequences: int64 of shape [batch, width]: the tokens of each row, which is filled up with its first.
-            length: int64 of shape [1], how many tokens there are in a row so far.
-            least: int64 of shape [1], a row does not end before it has so many.
-            logits: of shape [batch, words], of any floating dtype; the scores are float32, as those of transformers, or
-                where no processor changes them, which makes no difference, of a half type.
+            sequences: int64 of shape [batch, width]: the tokens of each row, padded with its first token.
+            length: int64 of shape [1], number of tokens in a row.
+            least: int64 of shape [1], minimum length of a row.
+            logits: shape [batch, words], any floating-point dtype. The scores are float32, as in transformers, or of a
+                half type if no processor changes them, which is equivalent.
         """
         processors = self.processors[: self._first_of_last]
         if not processors and not self.do_sample:
@@ -100,10 +100,10 @@ class Request:
         return scores
 
     def drawn(self, scores: Tensor, noise: Tensor) -> Tensor:
-        """What is largest at the token that is drawn of each row, of the shape of ``scores``.
+        """Returns values, in the shape of ``scores``, whose maximum in each row is the drawn token.
 
-        ``noise`` are exponentially distributed numbers, float32 of the shape of ``scores``. Shares divided by such
-        numbers are largest where ``torch.multinomial`` draws, which divides by them, too, but waits for the device.
+        ``noise`` has exponentially distributed numbers, float32 in the shape of ``scores``. Probabilities divided by
+        them have their maximum where ``torch.multinomial`` draws, which does the same, but synchronises.
         """
         return torch.nn.functional.softmax(scores, dim=-1).div(noise)
 
@@ -116,10 +116,10 @@ def request(
     synced: bool,
     of_model: dict[str, Any],
 ) -> Request:
-    """What is asked for, by the arguments that ``generate`` hands to the loop for ``input_ids`` [batch, length].
+    """Returns the request for the arguments that ``generate`` passes to the loop for ``input_ids`` [batch, length].
 
     Raises:
-        NotServed: something else than tokens is asked for, or they are to be chosen in a way that is not known here.
+        NotServed: the call returns more than tokens, or selects them in an unknown way.
     """
     if str(config.get_generation_mode()).rpartition(".")[2] not in ("GREEDY_SEARCH", "SAMPLE"):
         raise NotServed("it is neither greedy search nor sampling")
@@ -127,7 +127,7 @@ def request(
         (synced, "its ranks wait for one another"),
         (config.return_dict_in_generate, "it returns more than tokens"),
         (not config.use_cache, "it uses no cache"),
-        (config.prefill_chunk_size is not None, "it takes the prompt in pieces"),
+        (config.prefill_chunk_size is not None, "it processes the prompt in chunks"),
     ):
         if is_so:
             raise NotServed(reason)
@@ -137,19 +137,19 @@ def request(
     if type(cache).__name__ != "DynamicCache" or cache.get_seq_length():
         raise NotServed("its cache is not a new DynamicCache")
     if getattr(cache, "_is_user_defined", False):
-        raise NotServed("it is to fill a cache of the caller's")
+        raise NotServed("it fills a cache of the caller")
     named = {type(each).__name__: each for each in criteria if _is_known_criterion(each)}
     unknown = [type(each).__name__ for each in processors if not _is_known(each)]
     if unknown:
-        raise NotServed(f"its scores go through {unknown[0]}")
+        raise NotServed(f"its scores are processed by {unknown[0]}")
     ends = named["EosTokenCriteria"].eos_token_id.tolist() if "EosTokenCriteria" in named else []
     pad = config._pad_token_tensor
     if ends and pad is None:
-        raise NotServed("it has no token for finished rows")
+        raise NotServed("it has no padding token for finished rows")
     if not ends and any(hasattr(each, "eos_token_id") for each in criteria):
-        raise NotServed("a stopping criterion has ends of its own, after which rows are filled up")
+        raise NotServed("a stopping criterion has separate end tokens, after which rows are padded")
     if _hold_back_differently(processors):
-        raise NotServed("some ends are held back for longer than others")
+        raise NotServed("its end tokens have different minimum lengths")
     return Request(
         tuple(processors),
         bool(config.do_sample),
@@ -166,7 +166,7 @@ def _is_known_criterion(criterion: Any) -> bool:
 
 
 def _hold_back_differently(processors: Sequence[Any]) -> bool:
-    """Whether some processors hold other tokens back than others do, and for another length; a step knows but one."""
+    """Whether processors forbid different tokens up to different lengths. A step supports only one length."""
     found = [each for each in processors if _holds_back(each)]
     tokens = {tuple(sorted(each.eos_token_id.flatten().tolist())) for each in found}
     return len(tokens) > 1 and len(set(map(_least, found))) > 1
@@ -183,12 +183,12 @@ def _is_known(processor: Any) -> bool:
 
 
 def _holds_back(processor: Any) -> bool:
-    """Whether it forbids some words until a row is long enough, and does nothing else."""
+    """Whether ``processor`` only forbids some words until a row has a minimum length."""
     return type(processor).__name__ in (_MIN_LENGTH, _MIN_NEW)
 
 
 def _least(processor: Any) -> int:
-    """Before how many tokens of a row, those of the prompt included, the processor forbids its end."""
+    """The minimum length of a row, including the prompt, before which the processor forbids its end."""
     name = type(processor).__name__
     if name == _MIN_LENGTH:
         return processor.min_length
@@ -199,6 +199,6 @@ def _described(processor: Any) -> Hashable:
     name = type(processor).__name__
     attributes = dict(vars(processor))
     for each in ("min_length", "min_new_tokens", "prompt_length_to_skip") if _holds_back(processor) else ():
-        attributes.pop(each, None)  # ``least`` has them
+        attributes.pop(each, None)  # these are in ``least``
     values = {key: tuple(v.flatten().tolist()) if isinstance(v, Tensor) else v for key, v in attributes.items()}
     return name, tuple(sorted((key, repr(value)) for key, value in values.items()))

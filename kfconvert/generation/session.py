@@ -1,4 +1,4 @@
-"""The tensors of a step of generation, which a recording reads and writes in place, and the recordings over them."""
+"""The tensors of generation steps, which recordings read and write in place, and these recordings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..ops import next_token_
 from ..runtime import Pool, Repeated, Unrecordable, Variant, library_switches
 from .request import Request
 
-# So many ways to choose tokens are recorded over the same tensors.
+# Maximum number of recordings (ways to select tokens) with the same tensors.
 MOST_RECORDINGS = 4
 
 
 class _Fixed(NamedTuple):
-    """What is the same in each step of a request, and so is none of a recording's work."""
+    """Values that are constant in all steps of a request, and are computed outside of recordings."""
 
     endings: dict[int, Tensor]
     held_back: Tensor | None
@@ -26,19 +26,19 @@ class _Fixed(NamedTuple):
 
 
 class Session:
-    """Generates for one batch size with a cache of one capacity, one request after the other.
+    """Generates for one batch size with a cache of one capacity, one request at a time.
 
-    All tensors lie where they are for as long as it lives. Of each row of ``sequences`` [batch, capacity + 1], int64,
-    the first ``length`` (int64, shape [1]) are tokens; the rest is filled up with its first. Random numbers are drawn
-    before each step and not within it, so that a recording draws none.
+    The addresses of all tensors stay fixed. In each row of ``sequences`` [batch, capacity + 1], int64, the first
+    ``length`` (int64, shape [1]) are tokens, and the rest is padded with the first token. Random numbers are drawn
+    before each step, so that recordings draw none.
 
     Args:
-        pool: where the recordings of steps lie, one after the other; None where none are made.
+        pool: memory pool of the recordings; None without recordings.
     """
 
     def __init__(self, variant: Variant, batch: int, capacity: int, pool: Pool | None):
         self.variant, self.batch, self.capacity, self.pool = variant, batch, capacity, pool
-        # Tensors made under inference_mode could not be written to without it.
+        # Tensors created under inference_mode cannot be written outside of it.
         with torch.inference_mode(False):
             self.leaves = _leaves(variant, batch, capacity)
             self.arguments = variant.region.call.keywords(self.leaves)
@@ -48,24 +48,24 @@ class Session:
             self.sequences = new(batch, capacity + 1, dtype=torch.long)
             self.length, self.least = new(1, dtype=torch.long), new(1, dtype=torch.long)
             self.finished = new(batch, dtype=torch.bool)
-            # Whether a token was to be drawn by scores of which some are no numbers.
+            # Whether a token was drawn from scores with NaN.
             self.is_undrawable = new(1, dtype=torch.bool)
             self._scratch = new(batch + 1, dtype=torch.long)
         self._noise: Tensor | None = None
-        # How many words there are to choose from, from the first request on.
+        # Size of the vocabulary, set by the first request.
         self._words = 0
         self._plans: Any = None
         self._steps: dict[Hashable, _Step] = {}
         self._known: dict[Hashable, _Fixed] = {}
 
     def begin(self, asked: Request, input_ids: Tensor, of_model: dict[str, Any], filled: Any, logits: Tensor) -> None:
-        """Take over a prompt that the model has seen.
+        """Starts from a prompt that the model has processed.
 
         Args:
             input_ids: its tokens, [batch, length].
-            of_model: the arguments that the model got with it.
-            filled: the ``DynamicCache`` that the model has filled.
-            logits: those of its last token, [batch, words].
+            of_model: arguments of the model call.
+            filled: the ``DynamicCache`` that the model filled.
+            logits: logits of the last token, [batch, words].
         """
         batch, length = input_ids.shape
         self.sequences.copy_(input_ids[:, :1].expand_as(self.sequences))
@@ -77,10 +77,10 @@ class Session:
         held = [tensor for layer in self.cache.layers for tensor in (layer.keys, layer.values)]
         found = [tensor for layer in filled.layers for tensor in (layer.keys, layer.values)]
         torch._foreach_zero_(held)
-        # What a layer with a window has dropped is outside of that window.
+        # A layer with a window drops only tokens outside of the window.
         places = [slice(length - source.shape[2], length) for source in found]
         torch._foreach_copy_([target[:, :, place] for target, place in zip(held, places)], found)
-        # The step that comes counts on by one.
+        # The next step increments it.
         self.cache.position.fill_(length - 1)
         mask, positions = of_model.get("attention_mask"), of_model.get("position_ids")
         if "attention_mask" in self.arguments:
@@ -97,7 +97,7 @@ class Session:
         self._take(asked, self._fixed(asked), logits)
 
     def grown(self, larger: Session) -> None:
-        """Let ``larger`` go on where this one is."""
+        """Copies the state to ``larger``, which continues."""
         larger.sequences.copy_(self.sequences[:, :1].expand_as(larger.sequences))
         larger.sequences[:, : self.capacity + 1] = self.sequences
         for name in ("length", "least", "finished", "is_undrawable"):
@@ -118,13 +118,13 @@ class Session:
             larger._make_noise()
 
     def take_over(self, tokens: Tensor) -> None:
-        """Let ``tokens`` [batch, length] be those of the rows so far, the last of which is the next input."""
+        """Sets the tokens of the rows to ``tokens`` [batch, length], the last of which is the next input."""
         self.sequences[:, : tokens.shape[1]] = tokens
         self.arguments["input_ids"].copy_(tokens[:, -1:])
 
     def step(self, asked: Request) -> Callable[[], None]:
-        """What makes one more token of each row; a recording from its second call on. It must be asked for again after
-        anything of the model may have changed. Raises UnfitTensors."""
+        """Returns a function that computes the next token of each row, and is recorded from its second call on. Call
+        this again after the model may have changed. Raises UnfitTensors."""
         plans = self.variant.program.plans(self.leaves)
         if plans is not self._plans or len(self._steps) >= MOST_RECORDINGS:
             self._steps.clear()
@@ -142,7 +142,7 @@ class Session:
                 self._noise = torch.empty(self.batch, self._words, dtype=torch.float32, device=self.device)
 
     def draw(self) -> None:
-        """Draw the random numbers of the next step, where it takes any."""
+        """Draws the random numbers of the next step, if it needs any."""
         if self._noise is not None:
             self._noise.exponential_(1)
 
@@ -157,7 +157,7 @@ class Session:
         return self._known[key]
 
     def run(self, asked: Request, fixed: _Fixed, plans: Any) -> None:
-        """A step by ``plans``, launched."""
+        """Launches a step with ``plans``."""
         flat = self.variant.program.computed(plans, self.leaves)
         cache = type(self.cache)(self.cache.tensors())
         outputs = self.variant.region.outputs.put_together(flat, [cache])
@@ -167,11 +167,11 @@ class Session:
         self._take(asked, fixed, outputs.logits[:, -1])
 
     def _take(self, asked: Request, fixed: _Fixed, logits: Tensor) -> None:
-        """Choose a token of each row by the ``logits`` [batch, words] of its last one, and let it be the next input."""
+        """Selects a token of each row by the ``logits`` [batch, words] of its last token, and sets the next input."""
         scores = asked.scores(self.sequences, self.length, self.least, logits, fixed.endings)
         if asked.do_sample and self._noise is not None:
             scores = asked.drawn(scores, self._noise)
-            # Shares are no numbers in all of a row, or in none of it.
+            # Either all or no probabilities of a row are NaN.
             self.is_undrawable.logical_or_(scores[:, 0].isnan().any())
         next_token_(
             scores, fixed.held_back, self.least, fixed.ends, asked.pad, self.sequences, self.length, self.finished,
@@ -180,11 +180,11 @@ class Session:
 
 
 class _Step:
-    """A step of the session that holds this: it runs as it is the first time, is then recorded, and is replayed from
-    then on. Where it cannot be recorded it goes on as at first.
+    """A step of a session: the first call launches it, the second records it, and later calls replay it. If it cannot
+    be recorded, all calls launch it.
 
     Args:
-        weights: what it reads of the model, which must stay where it is.
+        weights: tensors of the model that the step reads, whose addresses must stay fixed.
     """
 
     def __init__(self, asked: Request, fixed: _Fixed, plans: Any, pool: Pool | None, weights: list[Tensor]):
@@ -193,7 +193,7 @@ class _Step:
         self._has_run = False
 
     def run(self, session: Session) -> None:
-        """The step of ``session``, which is not kept: the two would hold the weights, and each other."""
+        """Runs the step of ``session``. Stores no reference to it, which would be a cycle that keeps weights alive."""
         call = partial(session.run, self._asked, self._fixed, self._plans)
         if self._replay is None and self._has_run and self._pool is not None:
             try:
@@ -207,7 +207,7 @@ class _Step:
 
 
 def _leaves(variant: Variant, batch: int, capacity: int) -> list[Any]:
-    """Arguments of a step, of zeros."""
+    """The arguments of a step, filled with zeros."""
     guard = variant.region.guard
     sizes = {place: capacity for places in guard.free.values() for place in places}
     sizes |= dict.fromkeys(guard.free.get("batch", ()), batch)

@@ -1,4 +1,4 @@
-"""Graphs of ATen calls: how they are described, what in them shares memory, where they come from."""
+"""Graphs of ATen calls: patterns of calls, memory aliases, and source locations."""
 
 from .aliases import Aliases, aliased_arguments, is_written, mark_storage, storage_of, written_arguments
 from .bindings import lower

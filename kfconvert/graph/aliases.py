@@ -1,4 +1,4 @@
-"""Which values of an ATen graph share storage, and which of those are written in place."""
+"""Analysis of the values of an ATen graph that share storage or are written in place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _schema(node: fx.Node) -> torch.FunctionSchema | None:
 
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
-    """The tensor arguments that the operator of ``node`` writes in place."""
+    """Returns the tensor arguments that the operator of ``node`` writes in place."""
     schema = _schema(node)
     if schema is None or not schema.is_mutable:
         return []
@@ -31,7 +31,7 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
 
 
 def aliased_arguments(node: fx.Node) -> list[fx.Node]:
-    """The arguments whose storage a result of ``node`` may share (views, in-place results, list items)."""
+    """Returns the arguments whose storage a result of ``node`` may share (views, in-place results, list items)."""
     if node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem":
         container: Any = node.args[0]
         return [container]
@@ -50,7 +50,7 @@ def aliased_arguments(node: fx.Node) -> list[fx.Node]:
 
 
 def is_written(node: fx.Node) -> bool:
-    """Whether ``node``, or a view made of it, is written in place; a write through its own base is not seen."""
+    """Whether ``node``, or a view of it, is written in place. Does not detect writes through its base."""
     for user in node.users:
         if node in written_arguments(user) or (node in aliased_arguments(user) and is_written(user)):
             return True
@@ -58,13 +58,13 @@ def is_written(node: fx.Node) -> bool:
 
 
 def mark_storage(node: fx.Node, number: int) -> None:
-    """Note which values of a graph, those of one number, have shared their storage in the trace, where the stand-ins
-    for them do not tell."""
+    """Marks values of a graph that shared storage in the trace with the same ``number``, if fake tensors do not show
+    it."""
     node.meta["kfconvert_storage"] = number
 
 
 def storage_of(node: fx.Node) -> int | None:
-    """The storage of the value that was traced: some operators return their argument and their schema is silent."""
+    """Returns the storage of the traced value, because some schemas do not declare that an argument is returned."""
     if "kfconvert_storage" in node.meta:
         return node.meta["kfconvert_storage"]
     value = node.meta.get("val")
@@ -73,7 +73,7 @@ def storage_of(node: fx.Node) -> int | None:
 
 
 class Aliases:
-    """The storage classes of a graph: ``root(node)`` is the same node for all values that may share storage."""
+    """The aliases in a graph: ``root(node)`` is the same node for all values that may share storage."""
 
     def __init__(self, graph: fx.Graph):
         self._parent: dict[fx.Node, fx.Node] = {}
@@ -101,7 +101,7 @@ class Aliases:
             self._parent[self.root(node)] = self.root(other)
 
     def members(self, node: fx.Node) -> list[fx.Node]:
-        """All values that may share storage with ``node``, itself included, in graph order."""
+        """Returns all values that may share storage with ``node``, including ``node``, in graph order."""
         return self._members[self.root(node)]
 
     def is_written(self, node: fx.Node) -> bool:
@@ -109,6 +109,6 @@ class Aliases:
         return self.root(node) in self._written
 
     def reads_written(self, binding: Binding) -> bool:
-        """Whether ``binding`` reads, outside or between its calls, what is written in place in the graph."""
+        """Whether ``binding`` reads, outside or between its calls, values that the graph writes in place."""
         outer = [value for value in binding.captures.values() if isinstance(value, fx.Node)]
         return any(self.is_written(node) for node in (*binding.nodes, *outer))

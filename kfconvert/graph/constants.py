@@ -14,9 +14,9 @@ _COPIES = {aten.alias.default, aten.clone.default, aten.detach.default, aten.to.
 
 
 def constant_value(value: Any) -> float | None:
-    """The number that ``value`` always is: a Python number, or a tensor of one element made from one in the forward.
+    """Returns the constant number ``value``: a Python number, or a one-element tensor created from one in the forward.
 
-    None for everything else, and so for parameters, buffers and tensors that Python code holds, which may be written.
+    Returns None for other values, including parameters, buffers and tensors held by Python code, which may be written.
     """
     if not isinstance(value, fx.Node):
         return value if isinstance(value, (int, float)) else None
@@ -38,7 +38,7 @@ def _number_of(node: fx.Node) -> float | None:
     if node.target is aten.sqrt.default:
         number = constant_value(node.args[0])
         return number**0.5 if number is not None and number >= 0 else None
-    # Only products of one element are searched further, as products of activations may be nested deeply.
+    # Only products of one element are searched further, because products of activations may be deeply nested.
     if node.target is aten.mul.Tensor and node.meta["val"].dim() == 0:
         left = constant_value(node.args[0])
         right = None if left is None else constant_value(node.args[1])
@@ -47,7 +47,7 @@ def _number_of(node: fx.Node) -> float | None:
 
 
 def spell_numbers(graph: fx.Graph) -> None:
-    """A factor or divisor that is a constant of one element becomes the Python number."""
+    """Replaces factors and divisors that are one-element constants with Python numbers."""
     for node in graph.nodes:
         if node.target not in (aten.mul.Tensor, aten.div.Tensor):
             continue
@@ -63,6 +63,6 @@ def _is_number(value: Any) -> bool:
 
 
 def same_kind(left: fx.Node, right: fx.Node) -> bool:
-    """Whether two traced values have one dtype, and the same sizes for every value of the free sizes."""
+    """Whether two traced values have equal dtypes, and equal sizes for all values of free sizes."""
     before, after = left.meta["val"], right.meta["val"]
     return before.dtype is after.dtype and str(before.shape) == str(after.shape)

@@ -1,4 +1,4 @@
-"""In which order the dimensions of values lie in memory."""
+"""The order of dimensions in memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .aliases import Aliases
 
 
 def order_in_memory(value: object) -> list[int] | None:
-    """The dimensions of ``value`` from the outermost to the innermost in its memory; None where it is no tensor, or has
-    gaps or overlaps, as a view may."""
+    """Returns the dimensions of ``value`` from outermost to innermost in memory; None if it is not a tensor, or has
+    gaps or overlaps, as views may."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None
     order = list(range(value.dim()))
@@ -21,13 +21,13 @@ def order_in_memory(value: object) -> list[int] | None:
 
 
 def mark_orders(graph: fx.Graph, outputs: list[object]) -> None:
-    """Note with the values that ``graph`` returns how ``outputs``, which a model has returned, lie in memory, where a
-    trace tells it otherwise: its stand-ins for tensors do not follow all that operators do."""
+    """Marks the returned values of ``graph`` with the memory layout of ``outputs``, returned by the model, if it
+    differs from the trace: fake tensors do not reproduce the strides of all operators."""
     returned = graph.output_node().args[0]
     aliases = Aliases(graph)
     classes = [aliases.root(node) for node in {node for node in returned if isinstance(node, fx.Node)}]
     for node, output in zip(returned, outputs) if len(returned) == len(outputs) else ():
-        # What shares memory with another output, or an input, lies as that does.
+        # A value that shares memory with another output or an input has its layout.
         if not isinstance(node, fx.Node) or classes.count(aliases.root(node)) > 1:
             continue
         if any(member.op == "placeholder" for member in aliases.members(node)):
@@ -38,12 +38,12 @@ def mark_orders(graph: fx.Graph, outputs: list[object]) -> None:
 
 
 def marked_order(node: fx.Node) -> list[int] | None:
-    """The order that ``mark_orders`` has noted."""
+    """Returns the order from ``mark_orders``."""
     return node.meta.get("kfconvert_order")
 
 
 def mark_view(node: fx.Node) -> None:
-    """Note that a reshape stands for a view of the model's code, which fails for some layouts of its argument."""
+    """Marks a reshape that replaces a view in the model's code, which raises for some layouts of its argument."""
     node.meta["kfconvert_view"] = True
 
 
@@ -52,7 +52,7 @@ def is_marked_view(node: fx.Node) -> bool:
 
 
 def mark_laid_out(node: fx.Node) -> None:
-    """Note that an input has to lie in memory as it did in the trace."""
+    """Marks an input that must have the traced memory layout."""
     node.meta["kfconvert_laid_out"] = True
 
 
@@ -61,7 +61,7 @@ def is_laid_out(node: fx.Node) -> bool:
 
 
 def only_splits(before: torch.Size, after: torch.Size) -> bool:
-    """Whether a view of the one shape as the other joins no two dimensions: it fails for no strides then."""
+    """Whether a view from one shape to the other merges no dimensions, so it raises for no strides."""
     sizes = [size for size in after if not _is_one(size)]
     for size in before:
         if _is_one(size):
@@ -79,4 +79,4 @@ def _is_one(size: object) -> bool:
 
 
 def _is_same(size: object, other: object) -> bool:
-    return str(size) == str(other)  # of free sizes, the expressions: no question is asked of them
+    return str(size) == str(other)  # compares expressions of free sizes without adding guards

@@ -1,4 +1,4 @@
-"""What is known of a single node of a graph: the module that it comes from, and whether it is a weight."""
+"""Properties of a node of a graph: its module, side effects, and whether it is a weight."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from torch import fx
 
 from .trees import arguments
 
-# Namespaces of the operators of collectives.
+# Namespaces of collective operators.
 _OF_RANKS = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
 
-# Arguments by which an operator that may draw random numbers is told to draw none. (Of a dropout with the probability
-# 0, some kernels draw and throw away.)
+# Arguments that disable the random draws of an operator. (With a dropout probability of 0, some kernels still draw
+# numbers.)
 _IDLE = {"dropout_p": 0.0, "dropout": 0.0, "train": False, "training": False}
 
 
 def module_path(node: fx.Node) -> str:
-    """Dotted path of the module whose forward made ``node``; "" is the root."""
+    """Returns the dotted path of the module whose forward created ``node``; "" is the root."""
     stack = node.meta.get("nn_module_stack") or {}
     return list(stack.values())[-1][0] if stack else ""
 
 
 def is_of_module(node: fx.Node) -> bool:
-    """Whether it is known in which module's forward ``node`` was made; of what a pass has put between calls it is
-    not."""
+    """Whether the module whose forward created ``node`` is known. It is unknown for nodes that passes insert between
+    calls."""
     return bool(node.meta.get("nn_module_stack"))
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether a call does something besides what it returns, such as to move the state of a random generator; one that
-    returns nothing does, such as an assertion."""
+    """Whether a call has side effects, such as advancing a random generator. A call without a result, such as an
+    assertion, has side effects."""
     nothing = isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
     return nothing or node.is_impure(impure_random=False) or draws(node)
 
 
 def communicates(node: fx.Node) -> bool:
-    """Whether a call is one of a collective, which the other ranks wait for, or waits for its end."""
+    """Whether a call is a collective, which other ranks wait for, or waits for one."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _OF_RANKS
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether a call draws random numbers: attention and recurrent layers do where they have a dropout, and what tells
-    training from evaluation in training alone."""
+    """Whether a call draws random numbers. Attention and recurrent layers draw with dropout, and operators with a
+    training flag only in training."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     target: Any = node.target
@@ -67,8 +67,8 @@ def is_parameter(node: Any) -> bool:
 def mark_weights(
     graph: fx.Graph, names: Iterable[str], parameters: Collection[str] = (), classes: Mapping[str, type] | None = None
 ) -> None:
-    """Mark the placeholders ``names`` as parameters, buffers or constants of the model, and those in ``parameters`` as
-    its parameters; ``classes`` has those of tensors that are of a subclass."""
+    """Marks the placeholders ``names`` as parameters, buffers or constants of the model, and those in ``parameters`` as
+    parameters. ``classes`` has the classes of tensor subclasses."""
     wanted = set(names)
     for node in graph.nodes:
         if node.op == "placeholder" and node.name in wanted:

@@ -1,5 +1,4 @@
-"""Where in a model's source something came from: the line behind a node of a graph, or behind an error of the
-exporter."""
+"""Locations in a model's source: the line of a graph node, or of an error of the exporter."""
 
 from __future__ import annotations
 
@@ -19,32 +18,32 @@ from torch import fx, nn
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
 _DEFINITION = re.compile(r"\s*(?:async\s+)?def\s")
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
-# What sysconfig tells of it takes a fifth of a second.
+# Not from sysconfig, which takes 0.2 s.
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
-# Code of these packages runs in the forward of a model, but is not what the model's author wrote.
+# Packages whose code runs in the forward of a model, but is not the model's code.
 _TORCH, _KFCONVERT = (str(folder) + os.sep for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 
 def location(node: fx.Node) -> str | None:
-    """``file:line`` of the innermost frame of the model's own code that made ``node``.
+    """Returns ``file:line`` of the innermost frame of model code that created ``node``.
 
-    Frames of torch, of the standard library and of kfconvert are passed over: ``self.conv1(x)`` is told, not the line
-    in ``torch/nn/modules/conv.py``. A file of an installed package is told from the package on
-    (``transformers/models/llama/modeling_llama.py:123``). None where the graph does not know.
+    Frames of torch, the standard library and kfconvert are skipped: the location is ``self.conv1(x)``, not the line in
+    ``torch/nn/modules/conv.py``. Paths of installed packages start with the package
+    (``transformers/models/llama/modeling_llama.py:123``). Returns None if the location is unknown.
     """
     return node.meta.get("kfconvert_location") or _innermost(_frames_in(node.meta.get("stack_trace") or ""))
 
 
 def mark_location(node: fx.Node, place: str) -> None:
-    """Note the ``location`` of a node that has no frames of its own."""
+    """Sets the ``location`` of a node without frames."""
     node.meta["kfconvert_location"] = place
 
 
 def blame(error: BaseException) -> str | None:
-    """``file:line``, as of ``location``, of the model's own code that the exporter stumbled over; None if unknown.
+    """Returns ``file:line``, see ``location``, of the model code that caused an error of the exporter; None if unknown.
 
-    The ``place`` that ``error``, or one behind it, names comes first, then their tracebacks, then their texts: for what
-    the exporter finds after the model has run (such as a branch on a value) it prints the frames in the message.
+    The sources are, in order, the ``place`` of ``error`` or of its causes, their tracebacks, and their texts. If the
+    exporter raises after the model has run (such as for a branch on a value), the message has the frames.
     """
     errors = list(_with_causes(error))
     for each in errors:
@@ -55,10 +54,10 @@ def blame(error: BaseException) -> str | None:
 
 
 def place_now(frame: FrameType | None = None) -> str | None:
-    """``file:line``, as of ``location``, of the model's own code that runs in ``frame``, or around it; None where only
-    code of torch and of this package runs there."""
+    """Returns ``file:line``, see ``location``, of the model code that runs in ``frame`` or its callers; None if there
+    is only code of torch and of this package."""
     frame = sys._getframe(1) if frame is None else frame
-    inside = False  # the model, which this package has called
+    inside = False  # whether a frame of the model was found
     while frame is not None:
         file = frame.f_code.co_filename
         if _is_own(file):
@@ -71,8 +70,8 @@ def place_now(frame: FrameType | None = None) -> str | None:
 
 
 def definition(module: nn.Module) -> str | None:
-    """``file:line`` of the ``def`` of the forward of ``module``, which decorators may stand for; None where its source
-    is not to be had."""
+    """Returns ``file:line`` of the ``def`` of the forward of ``module``, without decorators; None if its source is not
+    available."""
     forward = _undecorated(type(module).forward)
     try:
         lines, first = inspect.getsourcelines(forward)
@@ -83,7 +82,7 @@ def definition(module: nn.Module) -> str | None:
 
 
 def _undecorated(function: Any) -> Any:
-    """The function behind decorators, also such as do not tell what they stand for."""
+    """The decorated function, also for decorators without ``__wrapped__``."""
     function = inspect.unwrap(function)
     held = inspect.getclosurevars(function).nonlocals.values() if inspect.isfunction(function) else ()
     inner = [each for each in held if inspect.isfunction(each) and each.__name__ == "forward"]
@@ -91,7 +90,7 @@ def _undecorated(function: Any) -> Any:
 
 
 def at(place: str | None) -> str:
-    """``" (file:line)"`` to end a reason with, or nothing where the place is not known."""
+    """Returns ``" (file:line)"`` for the end of a reason; "" if the place is unknown."""
     return f" ({place})" if place else ""
 
 
@@ -104,7 +103,7 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _frames_of(error: BaseException) -> list[tuple[str, int | None]]:
-    """The frames of its traceback, but for those of kfconvert's callers."""
+    """The frames of its traceback, without frames of kfconvert's callers."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     entry = next((index for index, (file, _) in enumerate(frames) if file.startswith(_KFCONVERT)), 0)
     return frames[entry:]
@@ -120,7 +119,7 @@ def _innermost(frames: Iterable[tuple[str, int | None]]) -> str | None:
 
 
 def _is_own(file: str) -> bool:
-    if file.startswith("<"):  # generated code, but for what was typed into an interpreter or a notebook
+    if file.startswith("<"):  # generated code, except input of an interpreter or notebook
         return file.startswith(("<stdin", "<ipython-input"))
     if file.startswith(_STANDARD_LIBRARY) and not _PACKAGES.match(file):
         return False

@@ -1,4 +1,4 @@
-"""The language in which patterns are written: trees of operator calls with named captures, and how they unify."""
+"""The pattern language: trees of operator calls with named captures, and their unification with graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 
 @dataclass(frozen=True)
 class Var:
-    """Matches any value; the same name must match the same value everywhere in the tree."""
+    """Matches any value. The same name must match the same value everywhere in the tree."""
 
     name: str
 
@@ -28,9 +28,9 @@ IN_FLOAT64 = 1e-9
 
 @dataclass(frozen=True)
 class Number:
-    """Matches a Python number: a whole or half one exactly, others within the relative ``tolerance``, because constants
-    are written with few digits in places. In calls that give float64 the tolerance is ``IN_FLOAT64``. An int matches a
-    float of its value: whether the call computes in another dtype with it is not seen here."""
+    """Matches a Python number: exactly if it is a multiple of 0.5, else within the relative ``tolerance``, because
+    models write constants with few digits. In calls with float64 results, the tolerance is ``IN_FLOAT64``. An int
+    matches an equal float, even if the call computes in another dtype with it."""
 
     value: float
     tolerance: float = 1e-5
@@ -42,18 +42,18 @@ class Number:
 
 @dataclass(frozen=True)
 class AnyNumber:
-    """Captures a Python number as ``name``; a tensor does not match."""
+    """Captures a Python number as ``name``. A tensor does not match."""
 
     name: str
 
 
 @dataclass(frozen=True, init=False)
 class Op:
-    """Matches a call of ``target``. ``args`` follow the operator's schema; those left out must have their default.
+    """Matches a call of ``target``. ``args`` follow the operator's schema. Omitted arguments must have their default.
 
-    A list among them stands for a list of as many values.
+    A list among the arguments matches a list of the same length.
 
-    ``name``, if given, captures the result of the call; the same name must stand for the same call everywhere.
+    ``name``, if given, captures the result of the call. The same name must match the same call everywhere.
     """
 
     target: Any
@@ -68,7 +68,7 @@ class Op:
 
 @dataclass(frozen=True, init=False)
 class Either:
-    """Matches what any of its options matches; the options are tried in order."""
+    """Matches any of its options, which are tried in order."""
 
     options: tuple[Any, ...]
 
@@ -78,8 +78,8 @@ class Either:
 
 @dataclass(frozen=True, init=False)
 class Together:
-    """Matches several calls of one graph, each with a name: at the first, which is the root, and wherever the others
-    are, each of which shares a capture with those before it."""
+    """Matches several named calls of one graph: the first is the root, and each of the others shares a capture with
+    previous ones."""
 
     trees: tuple[Op, ...]
 
@@ -92,14 +92,14 @@ Tree = Union[Var, Number, AnyNumber, Op, Either, Together, Any]
 
 @dataclass(frozen=True)
 class Binding:
-    """One way in which a tree matched: captured values by name, and the calls it covers, each once, root first."""
+    """A match of a tree: captured values by name, and the distinct covered calls, root first."""
 
     captures: dict[str, Any]
     nodes: tuple[fx.Node, ...]
 
 
 def roots(tree: Tree) -> tuple[Any, ...]:
-    """The operators of which one is the outermost call wherever ``tree`` matches."""
+    """Returns the operators that may be the outermost call of a match of ``tree``."""
     if isinstance(tree, Either):
         return tuple(dict.fromkeys(target for option in tree.options for target in roots(option)))
     if isinstance(tree, Together):
@@ -108,9 +108,9 @@ def roots(tree: Tree) -> tuple[Any, ...]:
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:
-    """The arguments of an ATen call in schema order, defaults filled in, keyword-only ones last.
+    """Returns the arguments of an ATen call in schema order, with defaults, keyword-only arguments last.
 
-    ``operator.getitem``, which takes one of the tensors that a call returns, has its two.
+    ``operator.getitem``, which selects a tensor of a call's results, has two arguments.
     """
     if node.target is operator.getitem:
         return node.args
@@ -126,7 +126,7 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
 
 
 def unify(tree: Tree, value: Any, binding: Binding = Binding({}, ())) -> Iterator[Binding]:
-    """Every way in which ``value`` (a node or a constant argument) matches ``tree``."""
+    """Yields every match of ``value`` (a node or a constant argument) with ``tree``."""
     if isinstance(tree, AnyNumber):
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             yield from unify(Var(tree.name), value, binding)
@@ -171,10 +171,10 @@ def _unify_call(tree: Op, node: fx.Node, binding: Binding) -> Iterator[Binding]:
 
 
 def _unify_elsewhere(trees: tuple[Op, ...], graph: fx.Graph, binding: Binding) -> Iterator[Binding]:
-    """Every way in which calls of ``graph`` match the ``trees``, those that ``binding`` has already taken aside."""
+    """Every match of calls of ``graph`` with the ``trees``, without calls already in ``binding``."""
     if not trees:
         yield binding
-    elif trees[0].name in binding.captures:  # it is a value within those that were found before
+    elif trees[0].name in binding.captures:  # it is inside a previous match
         yield from _unify_elsewhere(trees[1:], graph, binding)
     else:
         for node in graph.find_nodes(op="call_function", target=trees[0].target):

@@ -1,4 +1,4 @@
-"""Operators that share memory with their argument, or do not, by how that lies in memory."""
+"""Operators that return a view or a copy, depending on the memory layout of their argument."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .aliases import Aliases, aliased_arguments, written_arguments
 from .layouts import only_splits
 from .trees import arguments, aten
 
-# A view where the strides of the argument allow it, else a copy.
+# Operators that return a view if the strides of the argument allow it, else a copy.
 _RESHAPES = (aten.reshape, aten.reshape_as, aten.flatten, aten.ravel)
-# A view of other elements, by other strides.
+# Operators that return a view of elements that depend on strides.
 _OF_MEMORY = (aten.as_strided.default, aten.view.dtype, aten.view_as_complex.default)
 
 
 def written_by_layout(graph: fx.Graph) -> list[fx.Node]:
-    """The operators by which it depends on the layout of their argument what is read behind a write in place: of what
-    they return and what they are given, the graph writes one, and reads the other later."""
+    """Returns the operators for which the argument's layout decides whether a write is visible: the graph writes their
+    argument or result in place, and reads the other later."""
     aliases = Aliases(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}
     return [
@@ -41,7 +41,7 @@ def _shares_by_layout(node: fx.Node) -> bool:
 
 
 def is_to_memory_format(node: fx.Node) -> bool:
-    """Whether it is a conversion to a memory format, which returns its argument where that has it."""
+    """Whether ``node`` converts to a memory format, which returns the argument if it already has the format."""
     is_conversion = getattr(node.target, "overloadpacket", None) is aten.to
     return is_conversion and _given(node, "memory_format") not in (None, torch.preserve_format)
 
@@ -52,8 +52,8 @@ def _given(node: fx.Node, name: str) -> Any:
 
 
 def _is_seen(node: fx.Node, members: list[fx.Node], order: dict[fx.Node, int]) -> bool:
-    """Whether one of what ``node`` returns and the other ``members``, which may share memory with it, is written, and
-    the other read later."""
+    """Whether either the result of ``node`` or one of ``members``, which may share memory with it, is written, and the
+    other is read later."""
     made = {node}
     for member in members:
         aliased = aliased_arguments(member)

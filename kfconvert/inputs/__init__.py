@@ -1,4 +1,4 @@
-"""Example inputs: as a user gives them, as a call, as JSON."""
+"""Example inputs: from the user, as a call, and as JSON."""
 
 from .caches import TreeForm, UnknownCache, caches_in, is_cache, map_tensors, taken_apart
 from .call_form import MAX_SPELLINGS, CallForm

@@ -1,6 +1,6 @@
-"""Key-value caches of transformers as trees of tensors: taken apart, made anew, and written as a forward writes them.
+"""Flattens key-value caches of transformers to tensors, rebuilds them, and writes to them as a forward does.
 
-They are not registered with pytree: that would change what torch.export and others make of the caches of a user.
+The caches are not registered with pytree, because that would change how torch.export treats the user's caches.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch.utils import _pytree as pytree
 
 from .static_cache import is_static
 
-# Where transformers has the classes of caches. Nobody has a cache who has not imported it.
+# The modules of transformers with cache classes. They are imported if a cache exists.
 MODULE = "transformers.cache_utils"
 CACHES = frozenset(("DynamicCache", "EncoderDecoderCache"))
 SLIDING = "DynamicSlidingWindowLayer"
 LAYERS = frozenset(("DynamicLayer", SLIDING))
-# The caches within an EncoderDecoderCache.
+# Nested caches of an EncoderDecoderCache.
 INNER = ("self_attention_cache", "cross_attention_cache")
-# What follows from the keys and the other attributes of a layer.
+# Attributes derived from the keys and the other attributes of a layer.
 _TENSORS = frozenset(("keys", "values"))
 _OF_WINDOW = frozenset(("cumulative_length", "_sliding_window_tensor"))
 _PLAIN = frozenset((bool, int, float, str, type(None), type, torch.dtype, torch.device))
@@ -30,11 +30,11 @@ _PLAIN = frozenset((bool, int, float, str, type(None), type, torch.dtype, torch.
 
 @dataclass(frozen=True)
 class CacheKind:
-    """All that a cache holds but its keys and values: its class and attributes, those of its layers, and the kinds of
-    the caches within it.
+    """The structure of a cache without its keys and values: class and attributes of the cache and of its layers, and
+    the kinds of nested caches.
 
-    ``filled``: of each layer, whether it has keys and values, of shape [batch, heads, length, head size]; these are
-    the tensors of the cache, in the order of the layers, those of caches within it one after the other.
+    ``filled``: whether each layer has keys and values, of shape [batch, heads, length, head size]. These are the
+    tensors of the cache, in the order of layers and then of nested caches.
     """
 
     cls: type
@@ -42,18 +42,18 @@ class CacheKind:
     layers: tuple[tuple[type, dict[str, Any]], ...] = ()
     filled: tuple[bool, ...] = ()
     inner: tuple[tuple[str, CacheKind], ...] = ()
-    # Of a static cache, all of whose attributes are tensors.
+    # For a static cache, whose attributes are all tensors.
     static: int = 0
 
     @property
     def count(self) -> int:
-        """How many tensors there are."""
+        """Returns the number of tensors."""
         if self.static:
             return self.static
         return 2 * sum(self.filled) + sum(kind.count for _, kind in self.inner)
 
     def made(self, tensors: Sequence[Any]) -> Any:
-        """A new cache of this kind that holds ``tensors``."""
+        """Creates a cache of this kind from ``tensors``."""
         if self.static:
             return self.cls(tensors)
         cache: Any = object.__new__(self.cls)
@@ -63,17 +63,17 @@ class CacheKind:
         return cache
 
     def write(self, cache: Any, tensors: Sequence[Any]) -> None:
-        """Let ``cache``, the same object that it was, become one of this kind that holds ``tensors``."""
+        """Changes the object ``cache`` to this kind with ``tensors``."""
         if self.static:
             cache.write(tensors)
             return
         held = vars(cache)
         if not self.inner:
-            held.setdefault("layers", [])  # the first attribute, as in a cache that its class makes
+            held.setdefault("layers", [])  # the first attribute, as after __init__
         for name, value in self.attributes.items():
             if type(value) is not dict:
                 held[name] = value
-            elif held.setdefault(name, dict(value)) != value:  # others may hold the same dict
+            elif held.setdefault(name, dict(value)) != value:  # the dict may be shared
                 held[name].clear()
                 held[name].update(value)
         rest = iter(tensors)
@@ -96,14 +96,14 @@ class CacheKind:
 
 
 def is_cache(value: Any) -> bool:
-    """Whether ``value`` is of a class of caches that are known here, which need not be true of its layers."""
+    """Whether the class of ``value`` is a known cache class. Its layers may be of unknown classes."""
     of_transformers = type(value).__module__ == MODULE
     return is_static(value) or (of_transformers and type(value).__name__ in CACHES)
 
 
 def kind_of(cache: Any) -> tuple[CacheKind, list[Any]] | None:
-    """The kind and the tensors of a cache; None where it holds something that is not known here, such as a layer of
-    another class, or one that has dropped what lies outside of its window."""
+    """Returns the kind and the tensors of a cache. Returns None if its contents are unknown, such as a layer of another
+    class, or a layer that has dropped tokens outside its window."""
     if is_static(cache):
         tensors = cache.tensors()
         return CacheKind(type(cache), {}, static=len(tensors)), tensors
@@ -149,12 +149,11 @@ def _is_plain_or_flags(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class TreeForm:
-    """The structure of values, in which caches are taken apart as well.
+    """The structure of values as in pytree, with caches flattened as well.
 
-    ``spec`` has a leaf for each cache; ``caches`` tells what stands at these leaves: the kind of a new cache, or the
-    index of one that was ``passed`` to the forward. ``written`` are the kinds that the passed caches have afterwards.
-    The flat values are those of the leaves in order, of a new cache all its tensors, then the tensors of the
-    ``written`` ones.
+    ``spec`` has a leaf for each cache. ``caches`` has for each of these leaves the kind of a new cache, or the index of
+    a cache ``passed`` to the forward. ``written`` has the kinds of passed caches after the forward. The flat values are
+    the leaves in order, with all tensors of a new cache, then the tensors of the ``written`` caches.
     """
 
     spec: pytree.TreeSpec
@@ -167,12 +166,12 @@ class TreeForm:
 
     @property
     def count(self) -> int:
-        """How many flat values there are."""
+        """Returns the number of flat values."""
         new = [kind for kind in self.caches.values() if isinstance(kind, CacheKind)]
         return self.spec.num_leaves - len(self.caches) + sum(kind.count for kind in (*new, *self.written))
 
     def put_together(self, flat: Sequence[Any], passed: Sequence[Any] = ()) -> Any:
-        """The values again; ``passed`` caches are written to, and stand where they stood."""
+        """Rebuilds the values from ``flat``, and writes to the ``passed`` caches, which keep their positions."""
         if not self.holds_caches:
             return pytree.tree_unflatten(flat, self.spec)
         rest = iter(flat)
@@ -188,8 +187,8 @@ class TreeForm:
         return pytree.tree_unflatten(leaves, self.spec)
 
     def as_lists(self, flat: Sequence[Any]) -> list[Any]:
-        """The items of a list again, of which a cache, and what is neither a tuple, a list nor a dict or holds such, is
-        the list of its flat values."""
+        """Rebuilds the items of a list. Items that contain a cache or an object of a registered class become lists of
+        their flat values."""
         rest, places = iter(flat), iter(range(self.spec.num_leaves))
         items: list[Any] = []
         for spec in self.spec.children():
@@ -205,17 +204,17 @@ def _is_builtin(spec: pytree.TreeSpec) -> bool:
 
 
 class UnknownCache(ValueError):
-    """A cache that cannot be taken apart; the message says why."""
+    """Raised if a cache cannot be flattened. The message has the reason."""
 
 
 def taken_apart(values: Any, passed: Iterable[Any] = ()) -> tuple[list[Any], TreeForm]:
-    """The flat values and their form. A cache that is not known stays a leaf.
+    """Flattens ``values`` and returns the flat values and their form. An unknown cache stays a leaf.
 
     Args:
-        passed: caches that the call was given whose outputs these are.
+        passed: cache arguments of the call that returned ``values``.
 
     Raises:
-        UnknownCache: a passed cache is not known any more, or two caches hold the same objects.
+        UnknownCache: a passed cache has an unknown form after the call, or two caches share objects.
     """
     leaves, spec = pytree.tree_flatten(values, is_leaf=is_cache)
     passed = list(passed)
@@ -234,7 +233,7 @@ def taken_apart(values: Any, passed: Iterable[Any] = ()) -> tuple[list[Any], Tre
             flat.append(leaf)
             continue
         if not parts.isdisjoint(map(id, _parts(leaf))):
-            raise UnknownCache("a cache holds a part of another")
+            raise UnknownCache("two caches share layers or attributes")
         parts.update(map(id, _parts(leaf)))
         caches[index], tensors = found
         flat += tensors
@@ -242,14 +241,14 @@ def taken_apart(values: Any, passed: Iterable[Any] = ()) -> tuple[list[Any], Tre
     for cache in passed:
         found = kind_of(cache)
         if found is None:
-            raise UnknownCache("it leaves a cache that it was given in a form that is not known")
+            raise UnknownCache("it changes a cache argument to an unknown form")
         written.append(found[0])
         flat += found[1]
     return flat, TreeForm(spec, caches, tuple(written))
 
 
 def _parts(cache: Any) -> list[Any]:
-    """The objects that a cache is made of."""
+    """The objects that make up a cache."""
     if type(cache).__name__ == "EncoderDecoderCache":
         own = [value for value in vars(cache).values() if type(value) is dict]
         return [cache, *own, *_parts(cache.self_attention_cache), *_parts(cache.cross_attention_cache)]
@@ -257,7 +256,7 @@ def _parts(cache: Any) -> list[Any]:
 
 
 def map_tensors(function: Callable[[Tensor], Any], values: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """``values`` with ``function`` of each tensor in its place, also in caches, which become new ones."""
+    """Applies ``function`` to each tensor in ``values``, also in caches, which are copied."""
 
     def mapped(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -271,5 +270,5 @@ def map_tensors(function: Callable[[Tensor], Any], values: Any, is_leaf: Callabl
 
 
 def caches_in(values: Iterable[Any]) -> list[Any]:
-    """Those of ``values`` that are caches."""
+    """Returns the caches among ``values``."""
     return [value for value in values if is_cache(value)]

@@ -1,4 +1,4 @@
-"""One call form: which arguments a region was traced with, and how any later call is brought to that form."""
+"""Call forms: the arguments of a traced call, and the conversion of later calls to the same form."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 from .caches import CacheKind, UnknownCache, caches_in, is_cache, taken_apart
 from .equality import is_equal
 
-# Values of these very types are leaves for pytree, without asking it.
+# Exact types that are leaves for pytree.
 _LEAVES = frozenset((bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device))
-# So many ways to spell a call are remembered; where forward takes any keyword, names may come from data.
+# Maximum number of cached call signatures. With **kwargs, names may come from data.
 MAX_SPELLINGS = 100
 
-# How to bring the values of a call, positional ones first, to the traced order: the index of each, and (index, default)
-# of those that are left out where they equal their default.
+# The permutation from the values of a call (positional first) to the traced order: the index of each value, and
+# (index, default) of values that are dropped if they equal their default.
 Order = tuple[list[int], list[tuple[int, Any]]]
 
 
 class CallForm:
     """The named arguments of one traced call.
 
-    A call matches when, after positional arguments are given their names and arguments that equal their default
-    are dropped, the same names remain with the same nesting, those in ``**kwargs`` in the same order. So
-    ``model(ids)``, ``model(input_ids=ids)`` and ``model(ids, attention_mask=None)`` are one form.
+    Matching names the positional arguments and drops arguments that equal their default. A call matches if the
+    same names remain with the same nesting, and those in ``**kwargs`` in the same order. ``model(ids)``,
+    ``model(input_ids=ids)`` and ``model(ids, attention_mask=None)`` have one form.
     """
 
     def __init__(self, forward: Callable, args: tuple, kwargs: dict[str, Any]):
@@ -37,7 +37,7 @@ class CallForm:
         if any(p.kind is kinds.POSITIONAL_ONLY for p in parameters):
             raise ValueError("forward has positional-only parameters")
         if len(args) > len(self.positional):
-            raise ValueError("forward was called with more positional arguments than it names")
+            raise ValueError("forward was called with more positional arguments than named parameters")
         given = dict(zip((*self.positional[: len(args)], *kwargs), (*args, *kwargs.values())))
         arguments = {
             name: value
@@ -51,13 +51,13 @@ class CallForm:
         except UnknownCache as error:
             raise ValueError(str(error)) from None
         if len(self.form.caches) > len(caches_in(arguments.values())):
-            raise ValueError("a cache lies within a list or dict among its arguments")
+            raise ValueError("a list or dict argument contains a cache")
         self.flat = all(spec.is_leaf() for spec in self.form.spec.children()) and not self.form.caches
         self._orders: dict[tuple, Order | None] = {}
 
     @property
     def takes_filled_cache(self) -> bool:
-        """Whether tensors of caches are among its leaves."""
+        """Whether its leaves include tensors of caches."""
         return any(kind.count for kind in self.form.caches.values() if isinstance(kind, CacheKind))
 
     def takes(self, count: int, keywords: list[str]) -> bool:
@@ -65,7 +65,7 @@ class CallForm:
         return self.order(count, keywords) is not None
 
     def leaves(self, args: tuple, kwargs: dict[str, Any]) -> list[Any] | None:
-        """The flat argument values of a call in the traced order, or None where the call has another form."""
+        """Returns the flat argument values of a call in the traced order; None if the call has another form."""
         spelling = (len(args), *kwargs)
         try:
             order = self._orders[spelling]
@@ -90,30 +90,30 @@ class CallForm:
         return leaves if form == self.form else None
 
     def passed(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-        """The caches among the arguments of a call that has this form, in the traced order."""
+        """Returns the cache arguments of a call with this form, in the traced order."""
         if not self.form.caches:
             return []
         given = dict(zip(self.positional, args)) | kwargs
         return [given[name] for name in self.names if is_cache(given[name])]
 
     def keywords(self, leaves: list[Any]) -> dict[str, Any]:
-        """The keyword arguments whose flat values are ``leaves``."""
+        """Returns the keyword arguments with the flat values ``leaves``."""
         return dict(zip(self.names, self.form.put_together(leaves)))
 
     def lists(self, leaves: list[Any]) -> dict[str, Any]:
-        """As ``keywords``, with the list of its flat values in the place of each cache, and of each object of a class
-        for which pytree has to be told how to take it apart."""
+        """Returns the keyword arguments like ``keywords``, with lists of flat values instead of caches and of objects
+        of classes registered with pytree."""
         return dict(zip(self.names, self.form.as_lists(leaves)))
 
     def order(self, count: int, keywords: list[str]) -> Order | None:
-        """The ``Order`` for calls with ``count`` positional arguments and these keywords; None where such a call cannot
-        have this form."""
+        """Returns the ``Order`` for calls with ``count`` positional arguments and these keywords; None if such a call
+        cannot have this form."""
         if count > len(self.positional):
             return None
         given = self.positional[:count] + keywords
         indices = {name: index for index, name in enumerate(given)}
         others = [name for name in given if name not in self.names]
-        # What goes into **kwargs may be used in the order in which it is given.
+        # The forward may depend on the order of **kwargs.
         free = [name for name in given if name not in self.parameters]
         if free != [name for name in self.names if name not in self.parameters]:
             return None

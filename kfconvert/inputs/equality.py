@@ -1,4 +1,4 @@
-"""Whether two values are the same in every way."""
+"""Strict equality of two values."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 import torch
 
-# Types whose == compares all that there is to their values. The == of types that models define may compare less.
+# Types whose == compares the whole value. The == of user-defined types may compare less.
 _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.device)
 
 
 def is_equal(value: Any, other: Any) -> bool:
-    """Whether two values, or containers of such, are the same in every way; other objects must be the very same."""
+    """Whether two values, or containers of them, are strictly equal. Objects of other types must be identical."""
     if value is other:
         return True
     if type(value) is not type(other):
         return False
     if type(value) in _VALUES:
-        # 0.0 == -0.0, but their inverses differ; and NaN != NaN.
+        # 0.0 == -0.0, but their inverses differ, and NaN != NaN.
         return repr(value) == repr(other) if type(value) in (float, complex) else value == other
     if type(value) in (list, tuple, torch.Size):
         return len(value) == len(other) and all(map(is_equal, value, other))

@@ -1,4 +1,4 @@
-"""What a user says of the inputs (a shape, tensors, keyword arguments) to one example call of the model."""
+"""Converts the user's inputs (a shape, tensors, keyword arguments) to an example call of the model."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from torch.utils import _pytree as pytree
 
 from .caches import caches_in, is_cache, map_tensors, taken_apart
 
-# More than any memory has: a shape with more of them is a slip.
+# Maximum number of elements of a shape. More exceed any memory, so the shape is a mistake.
 _MOST_ELEMENTS = 2**48
-# Arguments that a call gets as they are.
+# Types of arguments that are passed unchanged.
 _UNCHANGED = (Tensor, PackedSequence, bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
 
 class InputError(ValueError):
-    """The shape, tensors, dtype or device that the user gave cannot be an input of this model."""
+    """Raised if the user's shape, tensors, dtype or device cannot be an input of this model."""
 
 
 @dataclass
 class ExampleCall:
-    """One call of the model: ``model(*args, **kwargs)``, or of its method of the name ``method``."""
+    """A call of the model, ``model(*args, **kwargs)``, or of its method ``method``."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     method: str | None = None
 
     def __call__(self, model: Callable[..., Any]) -> Any:
-        """The outputs; caches, containers and objects among the arguments, which a call may write to, stay as they
-        are."""
+        """Calls ``model`` and returns the outputs. Caches, containers and objects, which a call may change, are copied
+        first."""
         values = (*self.args, *self.kwargs.values())
         if caches_in(values):
             call = self.copied()
@@ -47,16 +47,16 @@ class ExampleCall:
         return self.function(model)(*call.args, **call.kwargs)
 
     def function(self, model: Callable[..., Any]) -> Callable[..., Any]:
-        """What the call calls: ``model`` itself, or its method."""
+        """Returns the called function: ``model`` or its method."""
         return model if self.method is None else getattr(model, self.method)
 
     def map_tensors(self, fn: Callable[[Tensor], Tensor]) -> ExampleCall:
-        """The same call with ``fn`` applied to every tensor, at whatever depth it lies; see ``to_each``."""
+        """Returns the call with ``fn`` applied to every tensor at any depth, see ``to_each``."""
         args, kwargs = map_tensors(to_each(fn), (self.args, self.kwargs), is_leaf=is_whole)
         return ExampleCall(args, kwargs, self.method)
 
     def copied(self) -> ExampleCall:
-        """The same call with tensors of its own, into which a forward may write."""
+        """Returns the call with copies of its tensors, so that a forward may write to them."""
         return self.map_tensors(copy_of)
 
     def tensors(self) -> list[Tensor]:
@@ -68,7 +68,7 @@ class ExampleCall:
 
 
 def shown(value: Any) -> str:
-    """An argument in a few words: a tensor by its dtype and shape."""
+    """Returns a short text for an argument, with dtype and shape of tensors."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return type(value).__name__ if isinstance(value, (Mapping, Sequence)) or is_cache(value) else repr(value)[:80]
@@ -79,12 +79,12 @@ def _own(leaf: Any) -> Any:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a container is of a kind that is not taken apart: it checks what it is made of."""
+    """Whether a container is treated as a leaf, because its constructor checks its items."""
     return isinstance(value, PackedSequence)
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """Another tensor with the same values, and the same strides where no two elements share a place."""
+    """Returns a copy of a tensor, with the same strides if its elements do not overlap."""
     copy = tensor.detach().clone()
     if tensor.layout is not torch.strided or tensor.is_nested or copy.stride() == tensor.stride():
         return copy
@@ -95,8 +95,7 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 
 def to_each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``function``, called once for each distinct object, so that one tensor given twice is still one tensor given
-    twice."""
+    """Wraps ``function`` to run once per distinct object, so a tensor that is passed twice stays one tensor."""
     known: dict[int, tuple[Any, Any]] = {}
 
     def mapped(value: Any) -> Any:
@@ -114,21 +113,21 @@ def example_call(
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> ExampleCall:
-    """The example call for ``model``, its tensors on ``device`` and its floating-point tensors in ``dtype``.
+    """Returns the example call for ``model``, with tensors on ``device`` and floating-point tensors in ``dtype``.
 
     Args:
-        input_shape: shape of the model's single input, batch first. Token models (those whose main input is
-            ``input_ids``, or that look their first input up in an embedding) receive random integers below the
-            vocabulary size, all others standard normal numbers. Encoder-decoders receive as many integers for their
-            decoder, or two where the main input is no sequence of tokens.
+        input_shape: shape of the model's single input, batch first. Token models (with a main input ``input_ids``, or
+            an embedding lookup of the first input) receive random integers below the vocabulary size, other models
+            standard normal numbers. Encoder-decoders receive the same number of decoder tokens, or two if the main
+            input is not a sequence of tokens.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
 
     Raises:
-        InputError: neither or both are given, the shape is not one of positive integers, or a tensor has no values, or
-            no shape.
+        InputError: neither or both are given, the shape has other values than positive integers, or a tensor has no
+            values or no shape.
     """
     if (input_shape is None) == (example_inputs is None):
-        raise InputError("give exactly one of input_shape and example_inputs")
+        raise InputError("pass exactly one of input_shape and example_inputs")
     if input_shape is not None:
         call = _call_for_shape(model, _checked_shape(input_shape))
     else:
@@ -136,16 +135,16 @@ def example_call(
 
     def place(tensor: Tensor) -> Tensor:
         if tensor.is_meta and device.type != "meta":
-            raise InputError("example_inputs has a tensor on the device meta, without values")
+            raise InputError("example_inputs has a tensor on the meta device, which has no values")
         if tensor.is_nested and tensor.layout is torch.strided:
-            raise InputError("example_inputs has a nested tensor of the strided layout; torch.jagged is the other one")
+            raise InputError("example_inputs has a nested tensor with the strided layout: use the layout torch.jagged")
         return tensor.to(device, dtype) if dtype and tensor.is_floating_point() else tensor.to(device)
 
     return call.map_tensors(place)
 
 
 def holds_tokens(tensor: Tensor) -> bool:
-    """Whether it may hold token ids, or a mask of them: of shape [batch, length], and not floating-point."""
+    """Whether ``tensor`` may contain token ids or their mask: shape [batch, length] and not floating-point."""
     return tensor.dim() == 2 and not tensor.is_floating_point()
 
 
@@ -157,7 +156,7 @@ def is_token_model(model: nn.Module) -> bool:
 
 
 def token_calls(model: nn.Module, call: ExampleCall) -> list[ExampleCall]:
-    """The other ways in which people call a token model: ids alone, with all a tokenizer returns, with the mask."""
+    """Returns the other usual calls of a token model: with ids, with ids and mask, with all outputs of a tokenizer."""
     ids = call.kwargs.get("input_ids")
     defaults = {"attention_mask": torch.ones_like, "token_type_ids": torch.zeros_like}
     if ids is None or call.args or not set(call.kwargs) <= {"input_ids", *defaults}:
@@ -176,17 +175,17 @@ def token_calls(model: nn.Module, call: ExampleCall) -> list[ExampleCall]:
 
 
 def widened(call: ExampleCall) -> ExampleCall:
-    """``call`` with at least two examples and two tokens: a size of 1 looks like one that is broadcast."""
+    """Returns ``call`` with at least two examples and two tokens, because a size of 1 looks like broadcasting."""
     if any(tensor.dim() > 0 and tensor.shape[0] == 1 for tensor in call.tensors()):
         call = variations(call).get("batch", call)
     return _longer_by_one(call, [tensor for tensor in call.tensors() if _is_sequence(tensor) and tensor.shape[1] == 1])
 
 
 def variations(call: ExampleCall) -> dict[str, ExampleCall]:
-    """``call`` with one size changed: one more example, one more token, larger images; those that it has.
+    """Returns copies of ``call`` with one changed size each: one more example, one more token, larger images.
 
-    All tensors of one length get one more token together, as "sequence", then "sequence_2" for the next length. Each of
-    several tensors also gets one alone, as "length_1" and so on: a decoder's length may equal its encoder's by chance.
+    "sequence" adds a token to all tensors of one length, "sequence_2" to those of the next length. "length_1" and so on
+    add a token to one of several tensors, because decoder and encoder may have equal lengths by chance.
     """
     tensors = call.tensors()
     found = {}
@@ -206,7 +205,7 @@ def variations(call: ExampleCall) -> dict[str, ExampleCall]:
         for tensor in alike if len(alike) > 1 else ():
             found[f"length_{len(found)}"] = _longer_by_one(call, [tensor])
     if any(_is_image(tensor, bool(images)) for tensor in tensors):
-        # By different amounts: height and width must not look like one size.
+        # Different amounts, because height and width must not look like one size.
         found["image"] = call.map_tensors(
             lambda tensor: nn.functional.pad(tensor, (0, 64, 0, 32)) if _is_image(tensor, bool(images)) else tensor
         )
@@ -214,11 +213,11 @@ def variations(call: ExampleCall) -> dict[str, ExampleCall]:
 
 
 def resized(call: ExampleCall, batch_size: int | None, seq_len: int | None) -> ExampleCall:
-    """``call`` with so many examples, and so many tokens in each of its sequences: the last ones are left out, or all
-    come again. None keeps what is there.
+    """Returns ``call`` with ``batch_size`` examples and ``seq_len`` tokens per sequence, by truncation or repetition.
+    None keeps a size.
 
     Raises:
-        InputError: its tensors have no first size in common, or it has no sequences, all of one length.
+        InputError: the tensors have different first sizes, or there are no sequences of one length.
     """
     if batch_size is not None:
         listed = any(_is_image_list(value) for value in (*call.args, *call.kwargs.values()))
@@ -233,7 +232,7 @@ def resized(call: ExampleCall, batch_size: int | None, seq_len: int | None) -> E
 def _with_size(call: ExampleCall, dimension: int, size: int, tensors: list[Tensor], what: str) -> ExampleCall:
     sizes = {tensor.shape[dimension] for tensor in tensors}
     if len(sizes) != 1 or 0 in sizes:
-        raise InputError(f"its inputs ({call.summary()}) have no {what} that could be chosen")
+        raise InputError(f"its inputs ({call.summary()}) have no {what} that can be changed")
     (present,), chosen = sizes, set(map(id, tensors))
 
     def sized(tensor: Tensor) -> Tensor:
@@ -246,12 +245,12 @@ def _with_size(call: ExampleCall, dimension: int, size: int, tensors: list[Tenso
 
 
 def numbered(name: str, index: int) -> str:
-    """``name`` for the first, which has the index 0, then ``name`` with a number."""
+    """Returns ``name`` for index 0, else ``name`` with a number."""
     return f"{name}_{index + 1}" if index else name
 
 
 def _longer_by_one(call: ExampleCall, sequences: list[Tensor]) -> ExampleCall:
-    """``call`` with one more token in each of these tensors of its own."""
+    """Returns ``call`` with one more token in each of ``sequences``."""
     chosen = set(map(id, sequences))
     return call.map_tensors(lambda tensor: _longer(tensor, 1) if id(tensor) in chosen else tensor)
 
@@ -267,7 +266,7 @@ def _is_image_list(value: Any) -> bool:
 
 
 def _is_sequence(tensor: Tensor) -> bool:
-    """Token ids and masks, embeddings, audio."""
+    """Whether ``tensor`` has a sequence dimension: token ids, masks, embeddings or audio."""
     return tensor.dim() in (2, 3) and not (tensor.dim() == 3 and not tensor.is_floating_point())
 
 
@@ -277,15 +276,15 @@ def _is_image(tensor: Tensor, listed: bool) -> bool:
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     if isinstance(shape, Tensor):
-        raise InputError("input_shape must be a sequence of integers, not a tensor: give that as example_inputs")
+        raise InputError("input_shape must be a sequence of integers, not a tensor: pass a tensor as example_inputs")
     try:
         sizes = tuple(int(size) for size in shape)
     except (TypeError, ValueError):
         raise InputError(f"input_shape must be a sequence of integers, not {repr(shape)[:200]}") from None
     if not sizes or any(size < 1 for size in sizes):
-        raise InputError(f"input_shape must hold positive sizes, batch first, not {sizes}")
+        raise InputError(f"input_shape must have positive sizes, batch first, not {sizes}")
     if math.prod(sizes) > _MOST_ELEMENTS:
-        raise InputError(f"input_shape has more elements than any memory: {str(sizes)[:200]}")
+        raise InputError(f"input_shape has too many elements for any memory: {str(sizes)[:200]}")
     return sizes
 
 
@@ -316,7 +315,7 @@ def _call_for_shape(model: nn.Module, shape: tuple[int, ...]) -> ExampleCall:
 
 
 def _has_decoder(model: nn.Module) -> bool:
-    """Whether ``model`` is an encoder-decoder that is called with the tokens of its decoder, as T5 and Whisper are."""
+    """Whether ``model`` is an encoder-decoder that takes decoder tokens, such as T5 and Whisper."""
     is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return is_encoder_decoder and "decoder_input_ids" in inspect.signature(model.forward).parameters
 
@@ -326,7 +325,7 @@ def _random_ids(model: nn.Module, shape: tuple[int, ...], generator: torch.Gener
     if vocabulary is None:
         sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)]
         vocabulary = sizes[0] if sizes else 2
-    # Ids 0 and 1 are padding in the common vocabularies; some models treat padding apart.
+    # Ids 0 and 1 are padding in common vocabularies, and some models treat padding differently.
     return torch.randint(min(2, vocabulary - 1), vocabulary, shape, generator=generator)
 
 

@@ -1,4 +1,4 @@
-"""Runs with inputs that nobody gave: a lookup out of range must not stop the device."""
+"""Bounds checks of lookups in runs with generated inputs, to prevent device-side assertions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
-# The arguments that have the table and the indices, and, where there is one, the dimension that is looked up.
+# The positions of the table, of the indices and of the dimension, if any, among the arguments.
 _ALONG = (
     {packet: (0, 1, None) for packet in (aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only)}
     | {packet: (0, 2, 1) for packet in (aten.index_select, aten.gather, aten.index_add, aten.index_copy)}
@@ -23,8 +23,8 @@ _BY_LISTS = (aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, at
 
 
 class BoundedLookups(TorchDispatchMode):
-    """Within the block, a lookup out of range raises IndexError on every device. On a GPU it would be an assertion on
-    the device, after which the process can use it no more."""
+    """Mode in which an out-of-range lookup raises IndexError on every device. Without it, a GPU reports a device-side
+    assertion, after which the process cannot use CUDA."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         packet = function.overloadpacket
@@ -39,12 +39,12 @@ class BoundedLookups(TorchDispatchMode):
 
 
 def bounded_lookups(tensors: Iterable[Tensor]) -> AbstractContextManager[Any]:
-    """``BoundedLookups``, where one of ``tensors`` is not on the CPU, which raises by itself."""
+    """Returns ``BoundedLookups`` if one of ``tensors`` is not on the CPU, which checks bounds itself."""
     return BoundedLookups() if any(tensor.device.type != "cpu" for tensor in tensors) else nullcontext()
 
 
 def _indexed(table: Tensor, indices: list[Tensor | None]) -> Iterable[tuple[Tensor, int]]:
-    """Those of ``indices`` that are numbers, with the sizes that they index; a mask takes as many as it has itself."""
+    """Yields the integer ``indices`` with the sizes that they index. A mask indexes as many dimensions as it has."""
     dimension = 0
     for each in indices:
         if each is not None and each.dtype not in (torch.bool, torch.uint8):

@@ -1,4 +1,4 @@
-"""Classes of outputs whose values have names, as transformers has them: mappings that are dataclasses."""
+"""Output classes with named values, as in transformers: dataclasses that are mappings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-# A class by the Python module that has it and its name there.
+# A class by its Python module and its name.
 ClassName = tuple[str, str]
 
 
@@ -17,12 +17,12 @@ def class_name(kind: type) -> ClassName:
 
 
 def is_record(kind: Any) -> bool:
-    """Whether it is such a class."""
+    """Whether ``kind`` is an output class with named values."""
     return isinstance(kind, type) and issubclass(kind, OrderedDict) and dataclasses.is_dataclass(kind)
 
 
 def record_named(name: Any) -> type | None:
-    """The one among the classes that pytree knows whose ``class_name`` is this, as a list; None where there is none."""
+    """Returns the class registered with pytree whose ``class_name``, as a list, is ``name``; None if there is none."""
     if not isinstance(name, list) or not all(isinstance(each, str) for each in name):
         return None
     return next((kind for kind in pytree.SUPPORTED_NODES if is_record(kind) and class_name(kind) == tuple(name)), None)

@@ -1,5 +1,5 @@
-"""Example inputs as JSON: shapes, dtypes and value ranges, from which such inputs are made again; of key-value caches
-also their kinds, and of outputs by name their classes."""
+"""Example inputs as JSON: shapes, dtypes and value ranges of tensors, kinds of key-value caches, and classes of named
+outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .caches import is_cache, kind_of
 from .records import class_name, is_record, record_named
 from .stored_caches import UnstorableCache, made_kind, stored_kind
 
-LARGEST = 2**33  # bytes of the tensors of one call
+LARGEST = 2**33  # bytes of all tensors of a call
 _PLAIN = (bool, int, float, str, type(None))
 _NOT_FINITE = ("inf", "-inf", "nan")
 _WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
@@ -24,16 +24,16 @@ _INT64_MAX = 2**63 - 1
 
 
 class InputSpecError(ValueError):
-    """Inputs that cannot be described, or a description that cannot be read."""
+    """Raised if inputs cannot be described, or a description cannot be read."""
 
 
 def describe(inputs: Any) -> Any:
-    """A JSON value for ``inputs``: tensors by shape, dtype and, if integer or bool, range; a tensor that is given again
-    by its number among the tensors, in their order.
+    """Returns a JSON value for ``inputs``: tensors by shape, dtype and range (integers and bools); a repeated tensor by
+    its number in the order of tensors.
 
     Raises:
-        InputSpecError: a leaf that is no strided tensor, number, string, bool, None or known cache, or more than
-            LARGEST bytes.
+        InputSpecError: a leaf is not a strided tensor, number, string, bool, None or known cache, or the tensors have
+            more than LARGEST bytes.
     """
     spec = _describe(inputs, [])
     _check_size(spec)
@@ -41,7 +41,7 @@ def describe(inputs: Any) -> Any:
 
 
 def described(arguments: Any) -> Any:
-    """``describe(arguments)``, None where they hold what it cannot describe."""
+    """Returns ``describe(arguments)``; None if they cannot be described."""
     try:
         return describe(arguments)
     except InputSpecError:
@@ -60,19 +60,19 @@ def _describe(inputs: Any, tensors: list[Tensor]) -> Any:
         if same is not None:
             spec["same"] = same
         elif not _inexact(inputs.dtype) and inputs.numel():
-            # PyTorch finds no extremes of the wider unsigned types.
+            # PyTorch has no minimum and maximum for the wider unsigned types.
             values = inputs.cpu().numpy() if inputs.dtype in _WIDE_UNSIGNED else inputs
             spec |= {"low": _bounded(values.min()), "high": _bounded(values.max())}
         return {"tensor": spec}
     if isinstance(inputs, float) and not math.isfinite(inputs):
-        return {"number": repr(inputs)}  # JSON has none of these
+        return {"number": repr(inputs)}  # not representable in JSON
     if isinstance(inputs, _PLAIN):
         return {"value": inputs}
     if isinstance(inputs, (tuple, list)):
         return {type(inputs).__name__: [_describe(item, tensors) for item in inputs]}
     if isinstance(inputs, dict):
         if not all(isinstance(key, str) for key in inputs):
-            raise InputSpecError("an example input is a dict whose keys are no texts")
+            raise InputSpecError("an example input is a dict with keys that are not strings")
         items = {key: _describe(value, tensors) for key, value in inputs.items()}
         kind = type(inputs)
         return {"record": {"class": list(class_name(kind)), "items": items}} if is_record(kind) else {"dict": items}
@@ -93,15 +93,15 @@ def _described_cache(cache: Any, tensors: list[Tensor]) -> dict[str, Any]:
 
 
 def _bounded(value: Any) -> int:
-    """A bound of integers, as near as a description can have it."""
+    """Clamps a bound of integers to the range of a description."""
     return min(int(value), _INT64_MAX - 1)
 
 
 def build(spec: Any, device: torch.device | str = "cpu") -> Any:
-    """Inputs that fit a ``spec`` of ``describe``: standard normal, or uniform integers within the range.
+    """Creates inputs for a ``spec`` from ``describe``: standard normal numbers, or uniform integers in the range.
 
     Raises:
-        InputSpecError: it is none, or asks for more than LARGEST bytes.
+        InputSpecError: ``spec`` is invalid, or needs more than LARGEST bytes.
     """
     _check_size(spec)
     return _build(spec, torch.device(device), torch.Generator().manual_seed(0), [])
@@ -130,11 +130,11 @@ def _build(spec: Any, device: torch.device, generator: torch.Generator, tensors:
 def _record(spec: dict[str, Any], items: dict[str, Any]) -> Any:
     kind = record_named(spec.get("class"))
     if kind is None:
-        raise _unreadable("it names a class of outputs that is not there")
+        raise _unreadable("it names an output class that does not exist")
     try:
         return kind(**items)
-    except (TypeError, ValueError) as error:  # of names that it does not have
-        raise _unreadable(f"a {kind.__name__} cannot be made of its items") from error
+    except (TypeError, ValueError) as error:  # unknown names
+        raise _unreadable(f"a {kind.__name__} cannot be created from its items") from error
 
 
 def _cache(spec: dict[str, Any], tensors: list[Tensor]) -> Any:
@@ -143,7 +143,7 @@ def _cache(spec: dict[str, Any], tensors: list[Tensor]) -> Any:
     except UnstorableCache as error:
         raise _unreadable(str(error)) from error
     if len(tensors) != kind.count:
-        raise _unreadable("a cache holds another number of tensors than one of its kind")
+        raise _unreadable("the number of tensors of a cache does not match its kind")
     return kind.made(tensors)
 
 
@@ -155,7 +155,7 @@ def _laid_out(spec: dict[str, Any], generator: torch.Generator) -> Tensor:
 def _given_before(spec: dict[str, Any], tensors: list[Tensor]) -> Tensor:
     same = spec["same"]
     if not (_is_size(same) and same < len(tensors) and list(tensors[same].shape) == spec["shape"]):
-        raise _unreadable("a tensor is the same as one that does not come before it")
+        raise _unreadable("a tensor refers to a tensor that does not come before it")
     return tensors[same]
 
 
@@ -165,7 +165,7 @@ def _check_size(spec: Any) -> None:
 
 
 def _bytes(spec: Any) -> int:
-    """What all tensors of ``spec`` take, which is checked against the schema on the way."""
+    """Checks ``spec`` against the schema and returns the bytes of all its tensors."""
     kind, value = _item(spec)
     if kind == "tensor":
         return math.prod(value["shape"]) * _dtype(value).itemsize
@@ -177,24 +177,24 @@ def _bytes(spec: Any) -> int:
 
 
 def _item(spec: Any) -> tuple[str, Any]:
-    """The kind of a description and its value, which is of the type and range that the kind asks for."""
+    """Checks a description and returns its kind and value."""
     if not (isinstance(spec, dict) and len(spec) == 1):
-        raise _unreadable("it is no dict of one kind")
+        raise _unreadable("it is not a dict with one kind")
     ((kind, value),) = spec.items()
     mappings = dict.fromkeys(("tensor", "dict", "cache", "record"), dict)
     types: dict[str, Any] = {"value": _PLAIN, "number": str, "tuple": list, "list": list, **mappings}
     if kind not in types:
         raise InputSpecError(f"the description of the example inputs has the unknown kind {str(kind)[:50]!r}")
     if not isinstance(value, types[kind]):
-        raise _unreadable(f"{kind} holds {type(value).__name__}")
+        raise _unreadable(f"{kind} contains {type(value).__name__}")
     if kind == "tensor":
         _check_tensor(value)
     if kind == "record" and not isinstance(value.get("items"), dict):
         raise _unreadable("a record has no items")
     if kind == "cache" and not _is_of_tensors(value.get("tensors")):
-        raise _unreadable("a cache holds no list of tensors")
+        raise _unreadable("a cache has no list of tensors")
     if kind == "number" and value not in _NOT_FINITE:
-        raise _unreadable("a number is none that JSON lacks")
+        raise _unreadable("a number is not inf, -inf or nan")
     return kind, value
 
 
@@ -205,12 +205,12 @@ def _is_of_tensors(value: Any) -> bool:
 def _check_tensor(spec: dict[str, Any]) -> None:
     shape = spec.get("shape")
     if not (isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS and all(map(_is_size, shape))):
-        raise _unreadable("a tensor has no shape of sizes")
+        raise _unreadable("the shape of a tensor is invalid")
     if spec.get("channels_last") and len(shape) not in _CHANNELS_LAST:
-        raise _unreadable("a tensor that is no image has its memory format")
+        raise _unreadable("a tensor that is not an image has an image memory format")
     low, high = spec.get("low", 0), spec.get("high", 0)
     if _dtype(spec) is None or not (_is_int64(low) and _is_int64(high) and low <= high < _INT64_MAX):
-        raise _unreadable("a tensor has no such dtype or range")
+        raise _unreadable("the dtype or range of a tensor is invalid")
 
 
 def _tensor(spec: dict[str, Any], generator: torch.Generator) -> Tensor:
@@ -220,12 +220,12 @@ def _tensor(spec: dict[str, Any], generator: torch.Generator) -> Tensor:
             return torch.randn(spec["shape"], generator=generator).to(dtype)
         low, high = spec.get("low", 0), spec.get("high", 0)
         return torch.randint(low, high + 1, spec["shape"], generator=generator).to(dtype)
-    except RuntimeError as error:  # of sizes or dtypes of which PyTorch makes nothing
+    except RuntimeError as error:  # PyTorch rejects the sizes or the dtype
         raise _unreadable(str(error).partition("\n")[0]) from error
 
 
 def _dtype(spec: dict[str, Any]) -> Any:
-    """The dtype that ``spec`` names; None where there is none, which ``_check_tensor`` does not let pass."""
+    """The dtype that ``spec`` names; None, which ``_check_tensor`` rejects, if there is none."""
     name = spec.get("dtype")
     found = getattr(torch, name, None) if isinstance(name, str) else None
     return found if isinstance(found, torch.dtype) else None

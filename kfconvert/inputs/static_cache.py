@@ -1,5 +1,5 @@
-"""A key-value cache of a fixed capacity that is not written in place, and whose position is a tensor: what a step of
-generation is traced with, and replayed with."""
+"""A key-value cache for tracing and replaying generation steps: fixed capacity, no in-place writes, and a tensor as
+position."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import torch
 from torch import Tensor
 
 NAME = "StaticKeyValues"
-# A cache has room for a multiple of so many tokens.
+# The capacity of a cache is a multiple of this number of tokens.
 ROOM = 64
 
 
 def capacity_for(tokens: int) -> int:
-    """How many tokens a cache has room for that is to hold so many."""
+    """Returns the capacity in tokens of a cache for ``tokens`` tokens."""
     return -(-tokens // ROOM) * ROOM
 
 
 @cache
 def static_key_values() -> type:
-    """The class; transformers is imported for it.
+    """Returns the class of static caches, and imports transformers for it.
 
-    An object of it holds ``position``, a 0-d int64 tensor: how many tokens came before the call, the same for all
-    layers; and of each layer keys and values of shape [batch, heads, capacity, head size]. A call puts those of its
-    tokens in their places, into new tensors: it may be made again with the same results. The one who generates counts
-    the position on.
+    An instance has ``position``, a 0-d int64 tensor with the number of tokens before the call, shared by all layers;
+    and keys and values of each layer, of shape [batch, heads, capacity, head size]. A call writes keys and values of
+    its tokens into new tensors, so it can be repeated with equal results. The caller of the model advances the
+    position.
     """
     from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -41,7 +41,7 @@ def static_key_values() -> type:
             self.position, self.keys, self.values, self.is_initialized = position, keys, values, True
 
         def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-            """It has its tensors from the beginning."""
+            """Does nothing, because the tensors exist from the start."""
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
             places, rows = self.position.reshape(1), key_states.shape[-2]
@@ -66,12 +66,12 @@ def static_key_values() -> type:
             super().__init__([StaticKeyValueLayer(position, *pair) for pair in zip(pairs[::2], pairs[1::2])])
 
         def tensors(self) -> list[Tensor]:
-            """The position, then keys and values of each layer."""
+            """Returns the position, then keys and values of each layer."""
             layers: list[Any] = self.layers
             return [self.position, *(tensor for layer in layers for tensor in (layer.keys, layer.values))]
 
         def write(self, tensors: Sequence[Tensor]) -> None:
-            """Hold ``tensors``, in the order of ``tensors()``."""
+            """Sets the tensors, in the order of ``tensors()``."""
             position, *pairs = tensors
             layers: list[Any] = self.layers
             for layer, keys, values in zip(layers, pairs[::2], pairs[1::2]):
@@ -87,10 +87,10 @@ def static_key_values() -> type:
 
 
 def is_static(value: Any) -> bool:
-    """Whether ``value`` is of that class."""
+    """Whether ``value`` is a static cache."""
     return type(value).__module__ == __name__ and type(value).__name__ == NAME
 
 
 def is_static_kind(kind: Any) -> bool:
-    """Whether ``kind``, the ``CacheKind`` of a cache, is that of a static one."""
+    """Whether ``kind`` is the ``CacheKind`` of a static cache."""
     return bool(getattr(kind, "static", 0))

@@ -1,4 +1,4 @@
-"""Several inputs that a model is prepared for, and how often each comes."""
+"""Inputs to tune a model for, with weights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Weighted:
-    """One of the inputs of ``tune_for``.
+    """An item of ``tune_for``: inputs with a weight.
 
     Args:
         inputs: a shape, or example inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-        weight: how many of the model's calls are like this, relative to the others; above 0.
+        weight: relative frequency of such calls; above 0.
 
     Raises:
-        ValueError: the weight is none.
+        ValueError: the weight is not a number above 0.
     """
 
     inputs: Any
@@ -28,12 +28,12 @@ class Weighted:
 
     @property
     def as_shape(self) -> tuple[int, ...] | None:
-        """The inputs, where they are a shape."""
+        """Returns the inputs if they are a shape, else None."""
         if isinstance(self.inputs, (tuple, list)) and self.inputs and all(type(size) is int for size in self.inputs):
             return tuple(self.inputs)
         return None
 
 
 def weighted(inputs: Any) -> Weighted:
-    """``inputs`` with the weight 1, unless they have one."""
+    """Returns ``inputs`` with their weight, or with weight 1."""
     return inputs if isinstance(inputs, Weighted) else Weighted(inputs)

@@ -1,4 +1,4 @@
-"""CUDA sources of your own, compiled when they are needed: ``kfconvert.get_cuda_compiler()``."""
+"""Just-in-time compilation of user CUDA sources: ``kfconvert.get_cuda_compiler()``."""
 
 from .compiler import CudaCompiler, get_cuda_compiler
 from .errors import CompileError

@@ -1,11 +1,10 @@
-"""Compiles a CUDA source with torch's cpp_extension and ninja, keeps the library on disk, and loads it.
+"""Compiles a CUDA source with torch's cpp_extension and ninja, caches the library on disk, and loads it.
 
-A library lies in the cache as ``<name>-<key>.so``. The key is made of what goes into it: the source, the
-headers that it includes from its own folder or ``extra_include_paths``, the flags (which name the GPU
-architectures), torch and Python. So a file that is there is right. One that is not is compiled in a temporary
-folder, loaded on trial by another process, and moved to its place in one step, under a lock that the system
-frees when its holder dies. Beside it lies ``<name>-<key>.json``: a digest, by which a library that was damaged
-is told and compiled again, and what it registers with torch.
+The cache stores a library as ``<name>-<key>.so``. The key is a hash of the source, the headers that it includes from
+its folder or ``extra_include_paths``, the flags (including GPU architectures), torch and Python. So a cache hit is
+always valid. On a miss, the library is compiled in a temporary folder, loaded on trial by another process, and moved
+atomically. This runs under a lock that the system releases if its holder dies. ``<name>-<key>.json`` has a
+digest, to detect and recompile damaged libraries, and the registrations of the library.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from .errors import CompileError, failed_build
 from .job import Job, read
 from .registrations import Registrations
 
-# Of the 255 that a file name may have; a key and the longest suffix need 30.
+# Maximum length of a name: file names may have 255 bytes, and the key and the longest suffix need 30.
 _LONGEST_NAME = 200
 _SHIPPED = Path(__file__).parent
 
 
 class CudaCompiler:
-    """Compiles and loads CUDA sources; one for each process, from :func:`get_cuda_compiler`."""
+    """Compiles and loads CUDA sources. Each process has one, see :func:`get_cuda_compiler`."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -53,44 +52,44 @@ class CudaCompiler:
         extra_ldflags: Sequence[str] = (),
         extra_include_paths: Sequence[str | os.PathLike] = (),
     ) -> Any:
-        """Compiles the ``.cu`` file at ``path``, or takes the library from the cache, and loads it.
+        """Compiles the ``.cu`` file at ``path``, or uses the cached library, and loads it.
 
-        The options are those of ``torch.utils.cpp_extension.load`` and ``load_inline``. A source that
-        registers its operators on torch's stable ABI (``torch/csrc/stable/library.h``) compiles in seconds;
-        one that includes ``torch/extension.h``, as ``functions`` does for it, takes a minute or more. What was
-        compiled is first loaded by another process, which a mistake in a registration may kill, see
+        See ``torch.utils.cpp_extension.load`` and ``load_inline`` for the options. A source that registers its
+        operators on torch's stable ABI (``torch/csrc/stable/library.h``) compiles in seconds. With
+        ``torch/extension.h``, which ``functions`` includes, compilation takes a minute or more. A new library is
+        first loaded by another process, because an error in a registration may kill the process, see
         :func:`kfconvert.jit.loading.load_on_trial`.
 
         Args:
-            path: the file; its own includes are looked up beside it first. A bare name that is no file in the
-                working directory may be that of a source of this package: ``softmax_cuda.cu``.
-            name: an identifier, what TORCH_EXTENSION_NAME stands for in the source.
-            functions: C++ functions of the source, on ``torch::Tensor``, to be bound under their names.
-            extra_cuda_cflags: for nvcc; where one of them sets an architecture, no other is added.
-            extra_ldflags: for the linker, like ``["-lcublas"]``.
+            path: the file; its folder is searched first for its includes. A bare name that is not a file in the
+                working directory may name a source of this package: ``softmax_cuda.cu``.
+            name: an identifier, the value of TORCH_EXTENSION_NAME in the source.
+            functions: C++ functions of the source, on ``torch::Tensor``, to bind under their names.
+            extra_cuda_cflags: flags of nvcc. If one of them sets an architecture, no other is added.
+            extra_ldflags: flags of the linker, such as ``["-lcublas"]``.
             extra_include_paths: folders of further headers.
 
         Returns:
-            The Python module, where there are ``functions`` or a
+            The Python module, if there are ``functions`` or a
             ``PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)``; else ``torch.ops``, which has the operators that the
             source registers.
 
         Raises:
-            CompileError: it does not compile or load, or nvcc, ninja or a C++ compiler is missing.
+            CompileError: the source does not compile or load, or nvcc, ninja or a C++ compiler is missing.
             FileNotFoundError: there is no file at ``path``.
-            SettingError: KFCONVERT_CUDA_ARCHS makes no sense.
-            TypeError: an option is not the list that it has to be.
-            ValueError: ``path`` does not end in ``.cu``, a name is no identifier or too long, or a path has a
-                character at which ninja or nvcc fail: a dollar sign, colon, double quote, backquote or backslash,
-                and in the name of the file a blank or comma.
+            SettingError: KFCONVERT_CUDA_ARCHS is invalid.
+            TypeError: an option is not a list.
+            ValueError: ``path`` does not end in ``.cu``, a name is not an identifier or too long, or a path has a
+                character that ninja or nvcc do not support: a dollar sign, colon, double quote, backquote or
+                backslash, or in the name of the file a space or comma.
         """
         path = _source(Path(path).expanduser())
         if not path.is_file():
             raise FileNotFoundError(f"kfconvert: there is no file {path}")
         if path.suffix != ".cu":
-            raise ValueError(f"kfconvert: {path} does not end in .cu, and nvcc goes by that")
+            raise ValueError(f"kfconvert: {path} does not end in .cu, which nvcc requires")
         if set(path.name) & {" ", ","}:
-            raise ValueError(f"kfconvert: ninja and nvcc can take no blank or comma in a file's name: {path.name!r}")
+            raise ValueError(f"kfconvert: ninja and nvcc do not support a space or comma in a file name: {path.name!r}")
         flags = (extra_cuda_cflags, extra_ldflags, extra_include_paths)
         return self._compile(name, read(path), path, functions, *flags)
 
@@ -104,9 +103,9 @@ class CudaCompiler:
         extra_ldflags: Sequence[str] = (),
         extra_include_paths: Sequence[str | os.PathLike] = (),
     ) -> Any:
-        """:meth:`compile_from_file` for the text of a source; its errors name it ``<name>.cu``."""
+        """Compiles the text of a source, see :meth:`compile_from_file`. Errors name the file ``<name>.cu``."""
         if not isinstance(source, str) or re.fullmatch(r".*\.cu", source):
-            raise ValueError(f"kfconvert: {source!r} is no text of a source: compile_from_file takes a path")
+            raise ValueError(f"kfconvert: {source!r} is not the text of a source: compile_from_file takes a path")
         flags = (extra_cuda_cflags, extra_ldflags, extra_include_paths)
         return self._compile(name, source, None, functions, *flags)
 
@@ -114,15 +113,15 @@ class CudaCompiler:
         functions = _strings("functions", [functions] if isinstance(functions, str) else functions)
         for identifier in (name, *functions):
             if not re.fullmatch(r"[A-Za-z_]\w*", identifier, re.ASCII):
-                raise ValueError(f"kfconvert: {identifier!r} is no identifier of letters, digits and _")
+                raise ValueError(f"kfconvert: {identifier!r} is not an identifier of letters, digits and _")
         if len(name) > _LONGEST_NAME:
-            raise ValueError(f"kfconvert: a name of {len(name)} characters, where {_LONGEST_NAME} are the most")
+            raise ValueError(f"kfconvert: the name has {len(name)} characters, at most {_LONGEST_NAME} are allowed")
         cuda_flags = _strings("extra_cuda_cflags", cuda_flags)
         link_flags = _strings("extra_ldflags", link_flags)
         folders = [Path(folder).expanduser().absolute() for folder in _strings("extra_include_paths", include_paths)]
         toolchain.check_paths([path or Path(tempfile.gettempdir()), *folders])
         if torch.version.cuda is None:
-            raise CompileError("kfconvert: this torch is built without CUDA: install one that has it")
+            raise CompileError("kfconvert: this torch is built without CUDA: install a CUDA build of torch")
         job = Job(name, text, path, functions, toolchain.cuda_flags(cuda_flags), link_flags, tuple(folders))
         headers = job.headers()
         library = toolchain.cache_folder() / f"{name}-{job.key(headers)}.so"
@@ -136,18 +135,18 @@ class CudaCompiler:
 
 @functools.cache
 def get_cuda_compiler() -> CudaCompiler:
-    """The compiler of this process. It is there without nvcc as well: what is in the cache can be loaded."""
+    """Returns the compiler of this process. It also works without nvcc, for cached libraries."""
     return CudaCompiler()
 
 
 def _source(path: Path) -> Path:
-    """``path`` as it is meant from the working directory, or the source of this package that has the name."""
+    """``path`` relative to the working directory, or the source of this package with this name."""
     shipped = _SHIPPED / path
     return shipped if path.name == str(path) and not path.exists() and shipped.is_file() else path.absolute()
 
 
 def _strings(option: str, values: Sequence[str | os.PathLike]) -> tuple[str, ...]:
-    """The option, as strings; a string itself would be taken for a list of its characters."""
+    """The option as strings. Rejects a single string, which is a sequence of characters."""
     is_list = isinstance(values, Sequence) and not isinstance(values, str)
     if not is_list or not all(isinstance(value, (str, os.PathLike)) for value in values):
         raise TypeError(f"kfconvert: {option} must be a list of strings, not {values!r}")
@@ -155,7 +154,7 @@ def _strings(option: str, values: Sequence[str | os.PathLike]) -> tuple[str, ...
 
 
 def _kept(library: Path) -> Registrations | None:
-    """What ``library`` registers, where it is in the cache and undamaged."""
+    """The registrations of ``library`` if it is cached and undamaged, else None."""
     try:
         report = json.loads(_report(library).read_text(encoding="utf-8"))
         intact = report.pop("digest", None) == _digest(library)
@@ -173,7 +172,7 @@ def _digest(library: Path) -> str:
 
 
 def _build_once(job: Job, library: Path) -> Registrations:
-    """Compiles ``library``, unless another process does so meanwhile, and says what it registers."""
+    """Compiles ``library``, unless another process has compiled it meanwhile, and returns its registrations."""
     toolchain.check()
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +192,7 @@ def _build(job: Job, library: Path) -> Registrations:
         try:
             toolchain.build(job.write_source(folder), folder, job)
         except RuntimeError as error:
-            # Where the text came without a file its name is enough: the folder is about to go.
+            # For a text without a file, use the name only, because the folder is temporary.
             output = str(error).replace(f"{folder}{os.sep}", "")
             log.write_text(output, encoding="utf-8")
             raise failed_build(job.name, output, log) from None
@@ -217,7 +216,7 @@ def _load(library: Path, name: str, registrations: Registrations, registers: boo
         raise loading.cannot_be_loaded(name, str(error.__cause__ or error)) from error
     if module is not None:
         return module
-    # Operators alone would not do: a library may register classes, or kernels for operators that there are.
+    # Not only operators: a library may register classes, or kernels for existing operators.
     if not registers and not registrations.operators:
         raise CompileError(
             f"kfconvert: {name} has no operator and no PYBIND11_MODULE(TORCH_EXTENSION_NAME, m): register an "

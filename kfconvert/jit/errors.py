@@ -1,4 +1,4 @@
-"""What a compiler that failed has to say."""
+"""Errors of the compiler."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _IN_BRACKETS = re.compile(r"^([^\s(][^(]*)\((\d+)\): ")
 
 
 class CompileError(RuntimeError):
-    """A CUDA source that could not be compiled or loaded, or a tool that is missing for it.
+    """Raised if a CUDA source cannot be compiled or loaded, or if a tool is missing.
 
-    ``errors`` are the compiler's own error lines, of which the message shows the first ones; ``log`` is the
-    file with its full output. They are ``[]`` and None where no compiler failed.
+    ``errors`` are the compiler's error lines, of which the message shows the first ones; ``log`` is the file with
+    the full output. They are ``[]`` and None if no compiler failed.
     """
 
     def __init__(self, message: str, errors: list[str] | None = None, log: Path | None = None):
@@ -28,7 +28,7 @@ class CompileError(RuntimeError):
 
 
 def failed_build(name: str, output: str, log: Path) -> CompileError:
-    """The error for ``output``, all that ninja printed, which lies in the file ``log``."""
+    """Returns the error for ``output``, the full output of ninja, which is stored in ``log``."""
     errors = error_lines(output)
     if not errors:
         last = output.strip().splitlines()[-1:] or ["no output"]
@@ -39,6 +39,6 @@ def failed_build(name: str, output: str, log: Path) -> CompileError:
 
 
 def error_lines(output: str) -> list[str]:
-    """The lines that name an error, as ``file:line: ...``; those repeated for another architecture once."""
+    """Returns the lines with an error, as ``file:line: ...``, without repetitions for other architectures."""
     lines = (line.strip() for line in output.splitlines())
     return list(dict.fromkeys(_IN_BRACKETS.sub(r"\1:\2: ", line) for line in lines if _LINE.search(line)))

@@ -1,4 +1,4 @@
-"""One library to be compiled: its sources and all that its machine code depends on."""
+"""A library to compile: its sources and all inputs of the compilation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTI
 
 @dataclass(frozen=True)
 class Job:
-    """One library to be compiled: ``path`` is the user's file, or None where ``text`` is all there is."""
+    """A library to compile. ``path`` is the user's file, or None if there is only ``text``."""
 
     name: str
     text: str
@@ -28,7 +28,7 @@ class Job:
     include_paths: tuple[Path, ...]
 
     def headers(self) -> dict[Path, str]:
-        """The text of each header that the source includes from folders of the user's, directly or not."""
+        """Returns the text of each header that the source includes from user folders, directly or indirectly."""
         found: dict[Path, str] = {}
         pending = [(self.text, self.path)]
         while pending:
@@ -53,14 +53,14 @@ class Job:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     def write_source(self, folder: Path) -> Path:
-        """The file to be compiled: the user's own where it can be, so that errors name it."""
+        """Writes the file to compile and returns its path: the user's file if possible, so that errors name it."""
         source = self.path
         if source is None:
             source = folder / f"{self.name}.cu"
             source.write_text(self.text, encoding="utf-8")
         if not self.functions:
             return source
-        # Includes the source instead of continuing it, so that line numbers stay right.
+        # Includes the source instead of appending to it, to keep line numbers.
         lines = [
             "#include <torch/extension.h>",
             f'#include "{source}"',
@@ -74,5 +74,5 @@ class Job:
 
 
 def read(path: Path) -> str:
-    """The text of a source, whatever its encoding."""
+    """Returns the text of a source in any encoding."""
     return path.read_text(encoding="utf-8", errors="replace")

@@ -1,7 +1,7 @@
 """nvcc, ninja and their flags, through torch.utils.cpp_extension.
 
-``load`` itself is not used: it compiles and loads in one, does not try again what failed once in a process,
-and with some versions of torch waits for ever for the lock of a process that was killed.
+``load`` is not used: it compiles and loads in one step, and does not retry a failed build in a process. In some
+versions of torch it waits forever for the lock of a killed process.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _NOT_IN_PATHS = re.compile(r'[$:"`\\\n]')
 
 
 def cache_folder() -> Path:
-    """Where compiled libraries are kept: in the folder in which torch's own ``load`` keeps its."""
+    """Returns the folder of compiled libraries, in the folder of torch's ``load``."""
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
     return Path(root).expanduser().absolute() / "kfconvert"
 
 
 def cuda_flags(extra: Sequence[str]) -> tuple[str, ...]:
-    """The flags for nvcc that go on top of torch's own."""
+    """Returns the flags of nvcc in addition to torch's."""
     optimize = [] if any(flag.startswith(("-O", "--optimize")) for flag in extra) else ["-O3"]
     archs = [] if any(_SETS_ARCH.match(flag) for flag in extra) else _arch_flags()
-    # USE_CUDA: the stable ABI has the current stream only with it.
+    # USE_CUDA: the stable ABI only has the current stream with it.
     return ("-DUSE_CUDA", *optimize, *archs, *extra)
 
 
@@ -55,7 +55,7 @@ def _arch_flags() -> list[str]:
         named = " and ".join(f"{arch[:-1]}.{arch[-1]}" for arch in archs)
         warnings.warn(
             f"kfconvert: torch finds no CUDA GPU: compiling for compute capability {named}, unless "
-            "TORCH_CUDA_ARCH_LIST says otherwise",
+            "TORCH_CUDA_ARCH_LIST is set",
             RuntimeWarning,
             stacklevel=5,  # the caller of compile_from_file
         )
@@ -69,7 +69,7 @@ def _nvcc() -> Path | None:
 
 
 def check() -> None:
-    """Raises CompileError, one line, for the first tool that is missing."""
+    """Raises a one-line CompileError for the first missing tool."""
     if _nvcc() is None:
         raise CompileError("kfconvert: nvcc was not found: install the CUDA toolkit, or set CUDA_HOME to it")
     compiler = shlex.split(cpp_extension.get_cxx_compiler())[0]
@@ -80,10 +80,10 @@ def check() -> None:
 
 
 def check_paths(paths: Iterable[Path]) -> None:
-    """Raises ValueError, one line, for the first path at which ninja or nvcc, which expands it, would fail."""
+    """Raises a one-line ValueError for the first path that ninja or nvcc, which expands it, does not support."""
     for path in paths:
         if found := _NOT_IN_PATHS.search(str(path)):
-            raise ValueError(f"kfconvert: ninja and nvcc can take no {found[0]!r} in a path: {str(path)!r}")
+            raise ValueError(f"kfconvert: ninja and nvcc do not support {found[0]!r} in a path: {str(path)!r}")
 
 
 def _ninja() -> str | None:
@@ -92,7 +92,7 @@ def _ninja() -> str | None:
 
 @contextmanager
 def _ninja_on_path() -> Iterator[None]:
-    """torch runs the ``ninja`` on PATH, where that of a virtual environment is only while it is activated."""
+    """Context manager that adds ninja to PATH, which lacks it if the virtual environment is not activated."""
     before, ninja = os.environ["PATH"], _ninja()
     assert ninja is not None  # see check
     os.environ["PATH"] = os.pathsep.join([before, os.path.dirname(ninja)])
@@ -106,7 +106,7 @@ def build(source: Path, folder: Path, job: Job) -> None:
     """Compiles ``source`` to ``folder``/<job.name>.so.
 
     Raises:
-        RuntimeError: with all that the compiler printed.
+        RuntimeError: the compiler failed; the message has its full output.
     """
     with _ninja_on_path():
         cpp_extension._write_ninja_file_and_build_library(
@@ -125,7 +125,7 @@ def build(source: Path, folder: Path, job: Job) -> None:
 
 
 def _wheel_headers() -> list[str]:
-    """Headers of the CUDA packages that torch's wheel depends on, for those that the toolkit lacks."""
+    """The include folders of the CUDA packages of torch's wheel, for headers that the toolkit lacks."""
     spec = find_spec("nvidia")
     folders = [Path(root) for root in spec.submodule_search_locations or ()] if spec else []
     includes = sorted(include for folder in folders for include in folder.glob("*/include"))
@@ -133,7 +133,7 @@ def _wheel_headers() -> list[str]:
 
 
 def _library_paths() -> list[str]:
-    """Where nvcc itself finds libcudart: torch guesses from where nvcc lies, which may be a mere wrapper."""
+    """The folders in which nvcc finds libcudart. torch guesses from the path of nvcc, which may be a wrapper."""
     command = [str(_nvcc()), "--dryrun", "-x", "cu", "-c", os.devnull]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = (line for line in done.stderr.splitlines() if line.startswith("#$ LIBRARIES="))

@@ -1,14 +1,14 @@
-"""The implementations of the operators one by one; ``kfconvert.ops`` picks the fastest for a device.
+"""The operators by implementation. ``kfconvert.ops`` selects the fastest for a device.
 
 ``cpu``, ``cuda``   the compiled kernels of that device, never plain ATen, with the operators' backward passes
 ``triton``          Triton kernels, forward only; needs the package triton
 ``reference``       the definitions in plain ATen
 
-``kernels.<family>.<name>`` has the signature and the meaning of ``kfconvert.ops.<name>``; no family has all
-names, ``kernels.<family>.__all__`` are those that it has. Each is imported at its first use.
+``kernels.<family>.<name>`` has the signature and semantics of ``kfconvert.ops.<name>``. No family has all operators;
+``kernels.<family>.__all__`` lists its names. Families are imported on first use.
 
-Beside them, as second names, functions of ``kfconvert.ops`` itself: ``kernels.fused_gelu_dropout`` and others, and
-by group ``kernels.elementwise``, ``kernels.fusion`` and ``kernels.reduction``.
+The package also has aliases of functions of ``kfconvert.ops``: ``kernels.fused_gelu_dropout`` and others, and the
+groups ``kernels.elementwise``, ``kernels.fusion`` and ``kernels.reduction``.
 """
 
 import importlib

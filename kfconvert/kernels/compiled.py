@@ -1,4 +1,4 @@
-"""The compiled kernels of one device as a family: the functions of kfconvert.ops, never on plain ATen."""
+"""Families of compiled kernels for one device: functions of kfconvert.ops that never run plain ATen."""
 
 import functools
 import inspect
@@ -13,7 +13,7 @@ NAMES = tuple(sorted(name for name, operator in OPERATORS.items() if operator.is
 
 
 def family(device_type: str) -> dict[str, Callable]:
-    """The functions by name, for ``"cpu"`` or ``"cuda"``."""
+    """Returns the functions by name, for ``"cpu"`` or ``"cuda"``."""
     return {name: _only(device_type, name, getattr(ops, name)) for name in NAMES}
 
 
@@ -36,5 +36,5 @@ def _only(device_type, name, operator):
         return operator(*args, **kwargs)
 
     kernel.__module__ = f"kfconvert.kernels.{device_type}"
-    kernel.__doc__ = f"The compiled kernel of :func:`kfconvert.ops.{name}` alone.\n\n{operator.__doc__}"
+    kernel.__doc__ = f"Calls only the compiled kernel of :func:`kfconvert.ops.{name}`.\n\n{operator.__doc__}"
     return kernel

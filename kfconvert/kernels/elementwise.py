@@ -1,4 +1,4 @@
-"""Elementwise functions of kfconvert.ops, by the group in which people look for them."""
+"""Elementwise functions of kfconvert.ops."""
 
 from .. import second_names
 

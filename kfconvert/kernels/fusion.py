@@ -1,4 +1,4 @@
-"""Fused layers of kfconvert.ops, by the group in which people look for them."""
+"""Fused layers of kfconvert.ops."""
 
 from .. import second_names
 

@@ -1,4 +1,4 @@
-"""Reductions of kfconvert.ops, by the group in which people look for them."""
+"""Reductions of kfconvert.ops."""
 
 from .. import second_names
 

@@ -1,13 +1,13 @@
-"""Lessons: one computation at several levels, from plain PyTorch to a kernel of one's own, checked and timed.
+"""Lessons: one computation at several levels, from plain PyTorch to a custom kernel, checked and timed.
 
-``NAMES`` are the lessons, ``lesson(name)`` is one of them, ``run(name)`` checks and times its levels, ``table`` and
-``plot`` show what was found; the command for it is ``kfconvert levels``. torch is imported when it is needed first.
+``NAMES`` lists the lessons, ``lesson(name)`` returns one, ``run(name)`` checks and times its levels, and ``table`` and
+``plot`` show the results. The command is ``kfconvert levels``. torch is imported on first use.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # for editors and type checkers, which do not follow __getattr__
+if TYPE_CHECKING:  # editors and type checkers do not evaluate __getattr__
     from .definition import Lesson, Level, lesson
     from .measuring import LessonResult, LevelResult, run
     from .showing import plot, table

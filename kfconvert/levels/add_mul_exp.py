@@ -1,4 +1,4 @@
-"""The lesson of element-by-element functions: time is bytes, and a fused kernel moves each of them once."""
+"""The lesson of elementwise functions: memory traffic determines time, and a fused kernel moves each byte once."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from .definition import Lesson
 
 
 def native(x: Tensor, y: Tensor) -> Tensor:
-    """``exp((x + y) * 2)``, x and y of one shape."""
+    """Computes ``exp((x + y) * 2)``, x and y of one shape."""
     return torch.exp((x + y) * 2.0)
 
 

@@ -1,4 +1,4 @@
-"""The lesson of algorithms: attention that never writes its scores beats any fusion of steps that do."""
+"""The lesson of algorithms: attention that never stores its scores is faster than any fusion that stores them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +11,13 @@ from .definition import Lesson
 
 
 def native(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """``softmax(Q K^T / sqrt(d)) V``. All and the result: (batch, heads, length, d)."""
+    """Computes ``softmax(Q K^T / sqrt(d)) V``. Arguments and result: (batch, heads, length, d)."""
     scores = torch.matmul(query, key.transpose(-2, -1)) / float(query.shape[-1]) ** 0.5
     return torch.matmul(torch.softmax(scores, -1), value)
 
 
 def operators(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """:func:`native` as PyTorch's operator."""
+    """Computes :func:`native` by PyTorch's operator."""
     return F.scaled_dot_product_attention(query, key, value)
 
 
@@ -28,7 +28,7 @@ def by_triton() -> Callable[..., Tensor]:
 
 
 def of_family(family: Any) -> Callable[..., Tensor]:
-    """:func:`native` by a library's products, and scale and softmax as one kernel of ``kfconvert.kernels``."""
+    """Returns :func:`native` with library products, and scale and softmax as one kernel of ``kfconvert.kernels``."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scores = torch.matmul(query, key.transpose(-2, -1))

@@ -1,4 +1,4 @@
-"""What a lesson is: a computation that is written in several ways, and which of them a device can run."""
+"""Lessons: computations with several implementations, and the levels that a device can run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Function = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Level:
-    """One way to compute a lesson's result.
+    """An implementation of a lesson.
 
-    build: gives the function, which takes the lesson's inputs; what it compiles, it compiles then or at its first call.
-    missing: in one line why it cannot run here, None where it can.
+    build: returns the function of the lesson's inputs, which compiles now or in its first call.
+    missing: one line on why the level cannot run here, None if it can.
     """
 
     name: str
@@ -35,16 +35,16 @@ class Level:
 
 @dataclass(frozen=True)
 class Lesson:
-    """One computation.
+    """A computation with several implementations.
 
-    formula, learned: what is computed, and what the levels show, in words.
-    sizes: for "small" and "full" what ``inputs`` takes, by name.
-    inputs: makes the arguments, float32 tensors and integers, from a function that gives standard normal numbers of a
-        shape, and the sizes.
-    native: the computation in elementary operations of PyTorch, which TorchScript and torch.compile can read.
-    operators: the same with the operators that PyTorch has for several of them; None where it has none.
-    triton: gives the function that runs Triton kernels, which are imported by that.
-    kernel: gives the function that runs this package's kernels, from ``kfconvert.kernels.cpu`` or ``.cuda``.
+    formula, learned: the computation, and the conclusion from the levels, as text.
+    sizes: keyword arguments of ``inputs`` for "small" and "full".
+    inputs: creates the arguments, float32 tensors and integers, from a function that returns standard normal numbers
+        of a shape, and from the sizes.
+    native: the computation in elementary operations of PyTorch, for TorchScript and torch.compile.
+    operators: the computation with fused operators of PyTorch; None if there are none.
+    triton: imports Triton kernels and returns the function that runs them.
+    kernel: returns the function that runs this package's kernels, from ``kfconvert.kernels.cpu`` or ``.cuda``.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Lesson:
     kernel: Callable[[Any], Function]
 
     def levels(self, device: torch.device) -> list[Level]:
-        """The levels in their order, those that ``device`` cannot run with the reason."""
+        """Returns the levels in order. Levels that ``device`` cannot run have a reason."""
         levels = [Level("PyTorch native", lambda: self.native)]
         if self.operators is not None:
             operators = self.operators
@@ -75,10 +75,10 @@ class Lesson:
 
 
 def lesson(name: str) -> Lesson:
-    """The lesson of that name.
+    """Returns the lesson ``name``.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such lesson.
     """
     if name not in NAMES:
         raise ValueError(f"no lesson {name!r}: there are {', '.join(NAMES)}")
@@ -87,12 +87,12 @@ def lesson(name: str) -> Lesson:
 
 def _scripted(function: Function) -> Function:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is deprecated is for those to know who begin something new with it
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, but still a level here
         return torch.jit.script(function)
 
 
 def _no_code(device: torch.device) -> str | None:
-    """Why what torch.compile writes could not be compiled for ``device``."""
+    """The reason why torch.compile's code cannot be compiled for ``device``, or None."""
     if device.type == "cuda":
         return None if _has_triton() else "torch.compile needs the package triton on a CUDA device"
     compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")

@@ -1,4 +1,4 @@
-"""The lesson of matrix products: the product is a library's, what comes after it is done while results are at hand."""
+"""The lesson of matrix products: a library computes the product, and an epilogue fuses the following operations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +11,13 @@ from .definition import Lesson
 
 
 def native(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``gelu(x W^T + b)``. x: (..., in); weight: (out, in); bias: (out,)."""
+    """Computes ``gelu(x W^T + b)``. x: (..., in); weight: (out, in); bias: (out,)."""
     y = F.linear(x, weight, bias)
     return 0.5 * y * (1.0 + torch.erf(y * 0.7071067811865476))
 
 
 def operators(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """:func:`native` with PyTorch's GELU."""
+    """Computes :func:`native` with PyTorch's GELU."""
     return F.gelu(F.linear(x, weight, bias))
 
 
@@ -28,7 +28,7 @@ def by_triton() -> Callable[..., Tensor]:
 
 
 def of_family(family: Any) -> Callable[..., Tensor]:
-    """:func:`native` by a library's product and the kernel of a family of ``kfconvert.kernels``."""
+    """Returns :func:`native` with a library product and the kernel of a family of ``kfconvert.kernels``."""
     return lambda x, weight, bias: family.linear_act(x, weight, bias, "gelu")
 
 
@@ -39,7 +39,7 @@ def inputs(normal: Callable[..., Tensor], rows: int, features: int, results: int
 LESSON = Lesson(
     name="linear_gelu",
     formula="gelu(x W^T + b)",
-    learned="the product stays with a library, which is hard to beat; what follows need not pass through memory",
+    learned="the product stays with a library, which is hard to beat; the epilogue needs no pass through memory",
     sizes={
         "small": {"rows": 128, "features": 256, "results": 1024},
         "full": {"rows": 4096, "features": 768, "results": 3072},

@@ -1,4 +1,4 @@
-"""Runs a lesson: each level is checked against float64, then all that are right are timed in turns."""
+"""Runs a lesson: checks each level against float64, then times all correct levels in turns."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from . import SIZES
 from .definition import Function, Lesson, Level, lesson
 
 WARMUP, REPEAT = 3, 30
-# Errors of so much of the result's largest value pass in any case: they are of the order in which float32 is summed up.
+# Errors up to this fraction of the result's largest value always pass, because the order of float32 sums causes them.
 TOLERANCE = 2e-6
 
 
 @dataclass(frozen=True)
 class LevelResult:
-    """What became of one level.
+    """The result of one level.
 
-    missing: why it cannot run here; problem: what went wrong, a failure or a wrong result. Both are None where it was
-    timed, and then the rest is there.
-    error: largest difference from the float64 run, relative to the largest value of that.
-    measurement: times, bandwidth and, on CUDA, launches and the peak of memory.
-    speedup: over the first level that ran; None for that itself.
+    missing: why the level cannot run here; problem: a failure or a wrong result. Both are None if the level was timed;
+    the other fields are set then.
+    error: largest difference from the float64 run, relative to its largest value.
+    measurement: times, bandwidth and, on CUDA, launches and peak memory.
+    speedup: speed-up over the first level that ran; None for the first level.
     operators: calls of PyTorch's operators, see ``kfconvert.profiling.count_operators``.
     """
 
@@ -43,14 +43,14 @@ class LevelResult:
     operators: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields, ready for JSON."""
+        """Returns the fields, ready for JSON."""
         measurement = self.measurement and self.measurement.as_dict()
         return {**vars(self), "measurement": measurement, "speedup": self.speedup and self.speedup.as_dict()}
 
 
 @dataclass(frozen=True)
 class LessonResult:
-    """A lesson as it went on one device, with inputs of one size, which ``sizes`` tells in numbers."""
+    """The result of a lesson on one device, with inputs of one size; ``sizes`` has the numbers."""
 
     lesson: Lesson
     device: str
@@ -60,11 +60,11 @@ class LessonResult:
 
     @property
     def problems(self) -> list[str]:
-        """A line for each level that failed or gave a wrong result."""
+        """Returns a line for each level that failed or had a wrong result."""
         return [f"{self.lesson.name}, {level.name}: {level.problem}" for level in self.levels if level.problem]
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """Returns all fields, ready for JSON."""
         told = {"lesson": self.lesson.name, "formula": self.lesson.formula, "learned": self.lesson.learned}
         of_run = {"device": self.device, "size": self.size, "sizes": self.sizes}
         return json_ready({**told, **of_run, "levels": [level.as_dict() for level in self.levels]})
@@ -72,10 +72,10 @@ class LessonResult:
 
 @torch.no_grad()
 def run(name: str, device: torch.device | str = "cpu", size: str = "small") -> LessonResult:
-    """Check and time the levels of the lesson ``name`` on ``device``, in float32.
+    """Checks and times the levels of the lesson ``name`` on ``device``, in float32.
 
-    size: "small", which takes a CPU less than a second besides what is compiled, or "full", which keeps a GPU busy.
-    A level that the device cannot run, fails, or gives a wrong result is told and not timed.
+    size: "small" (less than a second on a CPU, without compilation) or "full" (utilizes a GPU). A level that the device
+    cannot run, that fails, or that has a wrong result is reported and not timed.
 
     Raises:
         ValueError: there is no such lesson or size.
@@ -114,11 +114,11 @@ def _normal(generator: torch.Generator, *shape: int) -> Tensor:
 def _checked(
     level: Level, args: tuple[Any, ...], truth: Reference, plain: Tensor
 ) -> tuple[LevelResult, Function | None]:
-    """The level's result before it is timed, and its function where that is right."""
+    """The level's result before timing, and its function if it is correct."""
     try:
         function: Callable[..., Tensor] = level.build()
         outputs = function(*args)
-    except Exception as error:  # a compiler or a kernel may fail in its own way; the other levels are to be seen
+    except Exception as error:  # a compiler or kernel may raise anything; the other levels continue
         return LevelResult(level.name, problem=f"failed: {one_line(error)}"), None
     verdict = compare(truth, plain, outputs, TOLERANCE)
     difference = None if verdict.optimized_error is None else verdict.optimized_error.max_rel

@@ -1,4 +1,4 @@
-"""A lesson's levels as a table and a chart."""
+"""The table and the chart of a lesson's levels."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +13,9 @@ from .measuring import LessonResult, LevelResult
 
 
 def table(result: LessonResult) -> Group:
-    """For rich: what is computed and learned, a row a level, and a line for each that did not run.
+    """Returns for rich: the computation and conclusion, a row per level, and a line for each level that did not run.
 
-    Calls, which stand in the place of launches on the CPU, are those of PyTorch's operators.
+    On the CPU, the table shows calls of PyTorch's operators instead of launches.
     """
     lesson = result.lesson
     on_cuda = result.device.startswith("cuda")
@@ -37,7 +37,7 @@ def table(result: LessonResult) -> Group:
 
 
 def plot(results: Sequence[LessonResult], path: str | Path) -> None:
-    """Write a bar chart of the median times with their 95 % intervals as PNG to ``path``, a group for each lesson.
+    """Writes a PNG bar chart of the median times with 95 % intervals to ``path``, with a group per lesson.
 
     Raises:
         ImportError: matplotlib is not installed.

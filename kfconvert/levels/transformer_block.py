@@ -1,4 +1,4 @@
-"""The lesson of whole blocks: what each of the other lessons gains, in the place where it is needed."""
+"""The lesson of whole blocks: the gains of the other lessons in context."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +17,8 @@ def block_of(
     attend: Callable[..., Tensor],
     activated: Callable[..., Tensor],
 ) -> Callable[..., Tensor]:
-    """A pre-norm transformer block made of these parts, each with the arguments of the lesson that it comes from;
-    ``add_norm(x, y, weight, bias)`` gives the norm of ``x + y``, and that sum."""
+    """Returns a pre-norm transformer block of these parts, whose arguments are as in their lessons.
+    ``add_norm(x, y, weight, bias)`` returns the norm of ``x + y``, and the sum."""
 
     def block(
         x: Tensor,
@@ -90,7 +90,7 @@ native = block_of(layer_norm.native, native_add_norm, attention.native, linear_g
 LESSON = Lesson(
     name="transformer_block",
     formula="x + attention(norm(x)), then x + linear(gelu(linear(norm(x))))",
-    learned="the products stay with libraries; what the other lessons save, a block saves around them",
+    learned="the products stay with libraries; a block saves around them what the other lessons save",
     sizes={
         "small": {"batch": 2, "length": 64, "width": 256, "heads": 4},
         "full": {"batch": 8, "length": 512, "width": 768, "heads": 12},

@@ -1,8 +1,8 @@
-"""Attention as one Triton kernel whose scores stay on the chip, small enough to be read.
+"""Attention as one short Triton kernel whose scores stay on the chip.
 
-The algorithm is that of Dao et al., "FlashAttention" (2022), with the running maximum and sum of Milakov and
-Gimelshein, "Online normalizer calculation for softmax" (2018): a program has a tile of the queries, goes through all
-keys, and where a larger score comes, shrinks what it has summed so far.
+The algorithm is from Dao et al., "FlashAttention" (2022), with the running maximum and sum of Milakov and Gimelshein,
+"Online normalizer calculation for softmax" (2018). A program has a tile of queries, iterates over all keys, and
+rescales its sums when it finds a larger score.
 """
 
 import torch
@@ -15,7 +15,7 @@ TILE_QUERIES, TILE_KEYS = 64, 32
 
 @triton.jit
 def _at(start, batch_stride, head_stride, heads):
-    """Where the head of this program begins."""
+    """Returns the offset of this program's head."""
     program = tl.program_id(1).to(tl.int64)
     return start + program // heads * batch_stride + program % heads * head_stride
 
@@ -49,17 +49,17 @@ def _kernel(
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """``softmax(Q K^T / sqrt(d)) V``. All and the result: (batch, heads, length, d), d 16, 32, 64 or 128; float32,
-    float16 or bfloat16, on CUDA.
+    """Computes ``softmax(Q K^T / sqrt(d)) V``. Arguments and result: (batch, heads, length, d), d 16, 32, 64 or 128;
+    float32, float16 or bfloat16, on CUDA.
 
     Raises:
-        ValueError: d is another number.
+        ValueError: d has another value.
     """
     batch, heads, queries, width = query.shape
     if width not in (16, 32, 64, 128):
-        raise ValueError(f"attention: heads of width 16, 32, 64 or 128 are possible, not {width}")
+        raise ValueError(f"attention: the head width must be 16, 32, 64 or 128, not {width}")
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-    # In memory the heads of a position lie side by side, as the product that comes next reads them.
+    # The heads of a position are adjacent in memory, as the next product reads them.
     y = torch.empty((batch, queries, heads, width), dtype=query.dtype, device=query.device).transpose(1, 2)
     strides = [stride for x in (query, key, value, y) for stride in x.stride()[:3]]
     sizes = {"QUERIES": TILE_QUERIES, "KEYS": TILE_KEYS, "WIDTH": width}

@@ -1,4 +1,4 @@
-"""``gelu(x W^T + b)`` as one Triton kernel, small enough to be read: a tile of the result for each program."""
+"""``gelu(x W^T + b)`` as one short Triton kernel, with a tile of the result per program."""
 
 import torch
 import triton
@@ -20,7 +20,7 @@ def _kernel(
         across = start + tl.arange(0, INNER)
         left = tl.load(x + row * inner + across[None, :], (row < rows) & (across[None, :] < inner), 0.0)
         right = tl.load(weight + column * inner + across[:, None], (column < columns) & (across[:, None] < inner), 0.0)
-        # "ieee": products of float32 as such, and not of the 10 bits that tensor cores take by default.
+        # "ieee": full float32 products instead of the default of tensor cores with 10 bits.
         total = tl.dot(left, right, total, input_precision="ieee")
     total += tl.load(bias + column, column < columns).to(tl.float32)
     total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
@@ -28,7 +28,7 @@ def _kernel(
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x: (..., in); weight: (out, in); bias: (out,); the result: (..., out). float32, float16 or bfloat16, on CUDA."""
+    """Computes (..., out) of x (..., in), weight (out, in) and bias (out,): float32, float16 or bfloat16, on CUDA."""
     columns, inner = weight.shape
     matrix = x.reshape(-1, inner).contiguous()
     rows = matrix.shape[0]

@@ -1,4 +1,4 @@
-"""Patterns found in a graph, and fused modules put in their places."""
+"""Finds patterns in a graph and replaces them with fused modules."""
 
 from .matcher import find
 from .pattern import Case, Findings, LeftOut, Match, NearMiss, Pattern, Replacement, UnmatchedActivation

@@ -1,4 +1,4 @@
-"""Finds Patterns in a graph, refuses what may never be fused, and settles overlaps. Knows no particular fusion."""
+"""Finds Patterns in a graph, rejects matches that must not be fused, and resolves overlaps, for any fusion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .pattern import Findings, LeftOut, Match, NearMiss, Pattern
 
 
 class _Judged(NamedTuple):
-    """A match; where it may not be fused the reason, and the call that stands in the way (None: the match itself)."""
+    """A match. If it must not be fused: the reason, and the call that prevents it (None: the match itself)."""
 
     match: Match
     reason: str | None
@@ -23,10 +23,10 @@ class _Judged(NamedTuple):
 def find(
     graph: fx.Graph, patterns: Iterable[Pattern], refusal: Callable[[Match], str | None] = lambda match: None
 ) -> Findings:
-    """All matches of ``patterns`` in ``graph``; where two overlap, the one that covers more calls wins.
+    """Returns all matches of ``patterns`` in ``graph``. If two overlap, the match with more calls wins.
 
     Args:
-        refusal: why a match is to be left out, None where it is not. Those that overlap with it may then win.
+        refusal: returns the reason to exclude a match, or None. Matches that overlap with an excluded one may win.
     """
     patterns = list(patterns)
     by_root: dict[Any, list[Pattern]] = {}
@@ -52,7 +52,7 @@ def find(
 
 
 def _settled(found: list[_Judged], order: dict[fx.Node, int]) -> tuple[list[Match], list[_Judged]]:
-    """Matches that may be fused and do not overlap, in graph order, and those that may not."""
+    """Fusible matches without overlaps, in graph order, and matches that must not be fused."""
     single = [judged for judged in found if judged.match.pattern.siblings is None]
     occurrences: dict[str, list[_Judged]] = {}
     for judged in found:
@@ -72,7 +72,7 @@ def _settled(found: list[_Judged], order: dict[fx.Node, int]) -> tuple[list[Matc
 def _near_misses(
     graph: fx.Graph, patterns: list[Pattern], chosen: list[Match], misses: list[_Judged]
 ) -> list[NearMiss]:
-    """Matches that were refused and cover more than the chosen one, then anchors that nothing covers."""
+    """Rejected matches that cover more than the chosen one, then anchors without a match."""
     covered = {node: len(match.nodes) for match in chosen for node in match.nodes}
     fused_sites = {match.site for match in chosen}
     found, reported = [], set()
@@ -97,7 +97,7 @@ def _place(blocker: fx.Node | None, anchor: fx.Node) -> str | None:
 
 
 def _match_at(pattern: Pattern, node: fx.Node, aliases: Aliases) -> _Judged | None:
-    """The first occurrence with this root that may be fused, else the first one; None where there is none."""
+    """The first fusible occurrence with this root, else the first one; None if there is none."""
     refused = None
     for binding in unify(pattern.tree, node):
         match = Match(pattern, binding.nodes, binding.captures)
@@ -113,7 +113,7 @@ def _allowed(found: list[_Judged]) -> list[Match]:
 
 
 def _siblings(found: list[_Judged]) -> list[list[_Judged]]:
-    """Occurrences of one pattern in groups of two or more that share the value they read."""
+    """Groups of two or more occurrences of a pattern that read the same value."""
     groups: dict[fx.Node, list[_Judged]] = {}
     for judged in found:
         groups.setdefault(judged.match.captures[judged.match.pattern.siblings], []).append(judged)
@@ -126,7 +126,7 @@ def _merged(members: list[Match]) -> Match:
 
 
 def _never_allowed(match: Match, aliases: Aliases) -> tuple[str, fx.Node] | None:
-    """Why no pattern may fuse this, and the node that is the reason."""
+    """The reason why no pattern may fuse this match, and the responsible node."""
     kept = {match.captures[name] for name in match.pattern.kept}
     for node in match.nodes[1:]:
         others = [user for user in node.users if user not in match.nodes]
@@ -139,7 +139,7 @@ def _never_allowed(match: Match, aliases: Aliases) -> tuple[str, fx.Node] | None
             return f"the value of {value.target} is used twice in the match", value
     for node in match.nodes:
         for value in node.all_input_nodes:
-            # The methods of its class may compute something else than the kernels do.
+            # The methods of its class may compute something different from the kernels.
             if (kind := value.meta.get("kfconvert_class")) is not None:
                 return f"{value.name} is a {kind.__name__}, not a plain tensor", node
     for node in (*match.nodes, *tensors):
@@ -159,7 +159,7 @@ def _without_overlaps(matches: list[Match], order: dict[fx.Node, int]) -> list[M
 
 
 def _calls(tree: Tree) -> list[Op]:
-    """The distinct calls in ``tree``, outer ones first. Options share subtrees: each is visited once."""
+    """The distinct calls in ``tree``, outer calls first. Subtrees that alternatives share are visited once."""
     seen: set[int] = set()
     calls, waiting = [], [tree]
     while waiting:
@@ -181,12 +181,12 @@ def _within(part: Op | Either | Together | list | tuple) -> Sequence[Tree]:
 
 
 def _named_calls(tree: Tree) -> set[str]:
-    """Capture names in ``tree`` that stand for calls, not for inputs."""
+    """The capture names of calls in ``tree``, without names of inputs."""
     return {call.name for call in _calls(tree) if call.name is not None}
 
 
 def _anchors(patterns: list[Pattern]) -> dict[Any, list[tuple[Op, str]]]:
-    """By operator, the calls that identify sites, each with the simplest pattern that wants it."""
+    """The calls that identify sites, by operator, each with its simplest pattern."""
     anchors: dict[Any, list[tuple[Op, str]]] = {}
     for pattern in patterns:
         for call in _calls(pattern.tree):

@@ -1,4 +1,4 @@
-"""What a fusion is, where one applies, and where one almost did."""
+"""Types for fusions, their matches, and near misses."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..graph import Either, Op, Together, is_of_module, module_path
 
 @dataclass(frozen=True)
 class Replacement:
-    """What takes the place of a match: ``module(*inputs)``.
+    """The replacement of a match: ``module(*inputs)``.
 
-    ``bindings`` names the attributes of the module that hold a live tensor of the model: (holder, attribute,
-    placeholder of the graph). ``outputs`` are the nodes of the values that the module returns, in its order.
+    ``bindings`` names the attributes of the module that refer to a live tensor of the model: (holder, attribute,
+    placeholder of the graph). ``outputs`` are the nodes of the values that the module returns, in order.
     """
 
     module: nn.Module
@@ -27,7 +27,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Case:
-    """A small module for which a pattern is tested: it must match ``count`` times, or not at all for ``reason``."""
+    """A small module that tests a pattern: it must match ``count`` times, or never because of ``reason``."""
 
     module: Callable[[], nn.Module]
     inputs: Callable[[], tuple[Tensor, ...]]
@@ -37,22 +37,22 @@ class Case:
 
 @dataclass(frozen=True)
 class Pattern:
-    """One fusion.
+    """A fusion.
 
     Attributes:
         name: key in ``conversion_stats`` (``<name>_found``, ``<name>_replaced``).
-        tree: the dataflow to find: a call, or one of several.
+        tree: the dataflow to find: a call, or alternatives.
         anchor: capture name of the call that identifies a site (its module is the site's module).
         numerics: "exact", "reassociated" (same formula, other rounding) or "approximate" (opt-in).
-        refusal: None where the match may be fused, else the reason why not.
-        build: makes the fused module; ``tensor`` gives the live tensor behind a placeholder.
+        refusal: returns the reason why a match must not be fused, or None.
+        build: creates the fused module; ``tensor`` returns the live tensor of a placeholder.
         kept: capture names of inner values that may have other users, because the fused module returns them too.
-        siblings: name of a capture, or None. Where it is given a match is not one occurrence of the tree but all
-            those, two or more, that capture the same value under this name; each is in ``Match.members``. Only
-            occurrences that no other match of several calls covers take part.
-        source: what it was made of, where it is a user's own; None for those of ``patterns``.
-        tolerance: relative error against float64 that passes at its sites, whatever that of the original is.
-        cases: modules that must match and near misses that must not.
+        siblings: name of a capture, or None. If set, a match consists of all occurrences of the tree (two or more)
+            that capture the same value under this name, listed in ``Match.members``. Occurrences covered by another
+            match of several calls do not take part.
+        source: the user's source of a registered pattern; None for those of ``patterns``.
+        tolerance: relative error against float64 that passes at its sites, regardless of the original's error.
+        cases: modules that must match, and near misses that must not.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Pattern:
 class Match:
     """A place where a pattern applies. ``nodes`` are the calls it covers, root first.
 
-    A match of siblings has the captures of the first of its ``members``, which stand in graph order.
+    A match of siblings has the captures of the first of its ``members``, which are in graph order.
     """
 
     pattern: Pattern
@@ -86,12 +86,12 @@ class Match:
 
     @property
     def modules(self) -> list[str]:
-        """Dotted paths of the modules in whose forwards its calls are, as far as they are known."""
+        """Returns the known dotted paths of the modules whose forwards contain its calls."""
         return list(dict.fromkeys(module_path(node) for node in self.nodes if is_of_module(node)))
 
     @property
     def site(self) -> str:
-        """Dotted path of the module that holds the anchor."""
+        """Returns the dotted path of the module with the anchor."""
         return module_path(self.captures[self.pattern.anchor])
 
     def is_kept(self, name: str) -> bool:
@@ -101,10 +101,10 @@ class Match:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A site where a pattern almost applied, and what stood in the way.
+    """A site where a pattern almost matched, and the reason why it did not.
 
-    ``location`` is ``file:line`` of the call that stood in the way, or of the anchor where there is no such call;
-    None where the graph does not know it.
+    ``location`` is ``file:line`` of the call that prevented the match, or of the anchor if there is no such call; None
+    if the graph does not have it.
     """
 
     pattern: str
@@ -115,8 +115,8 @@ class NearMiss:
 
 @dataclass(frozen=True)
 class UnmatchedActivation:
-    """An activation that no pattern has taken: its ``operator``, the one that makes its input (None for an input of the
-    model), the module in whose forward it is, and ``file:line`` where that is known."""
+    """An activation without a match: its ``operator``, the operator that computes its input (None for an input of the
+    model), the module whose forward contains it, and ``file:line`` if known."""
 
     operator: str
     source: str | None
@@ -126,7 +126,7 @@ class UnmatchedActivation:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A match that may be fused and is not wanted, and why not."""
+    """A fusible match that the user excluded, and the reason."""
 
     match: Match
     reason: str
@@ -134,8 +134,8 @@ class LeftOut:
 
 @dataclass
 class Findings:
-    """Matches that do not overlap, in graph order; where nothing, or nothing so large, could be fused; the matches that
-    were left out, which may overlap with the others; and the activations in none of all these matches."""
+    """The results of matching: matches without overlaps, in graph order; near misses; excluded matches, which may
+    overlap with others; and activations without a match."""
 
     matches: list[Match] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)

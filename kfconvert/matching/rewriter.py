@@ -1,4 +1,4 @@
-"""Puts fused modules in the place of matches: a Region and its sites to a Program that runs."""
+"""Replaces matches with fused modules: turns a Region and its sites into an executable Program."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from .site import Site
 
 
 def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_last: bool = False) -> Program:
-    """The program of ``region`` with the module of every site in ``sites`` in place of what it matched.
+    """Returns the program of ``region`` in which the module of each site replaces its match.
 
-    ``channels_last``: the sites' modules may return channels-last images; outputs of the region, and what they are
-    views of, are then brought back to the layout that the original returns. So is what the graph writes in place, where
-    the layout decides whether a write reaches it: a reshape that is a view of a contiguous image copies a channels-last
-    one, and a write would miss the image.
+    ``channels_last``: the sites' modules may return channels-last images. Outputs of the region, and the bases of
+    views among them, are then converted back to the original memory layout. In-place written values are converted if
+    their layout decides whether a write reaches them: a reshape is a view of a contiguous image but copies a
+    channels-last one.
     """
     graph = fx.Graph()
     copies = _placeholders(graph, region)
@@ -70,12 +70,12 @@ def rewrite(region: Region, sites: Iterable[Site], live: LiveTensors, channels_l
     return Program(live.model, made, fused, weights, synced, images, laid_out, live.shards())
 
 
-# What generated code means by these names; an argument of the model may have one of them.
+# Global names in generated code. Arguments of the model may have the same names.
 _GLOBALS = frozenset(("NoneType", "device", "fx_pytree", "inf", "nan", "pytree", "torch"))
 
 
 def _placeholders(graph: fx.Graph, region: Region) -> dict[fx.Node, fx.Node]:
-    """Placeholders in ``graph`` for those of ``region``, which hide no global name of the generated code."""
+    """Copies the placeholders of ``region`` to ``graph``, with names that hide no global of generated code."""
     copies = {}
     for node in region.graph.nodes:
         if node.op == "placeholder":
@@ -86,7 +86,7 @@ def _placeholders(graph: fx.Graph, region: Region) -> dict[fx.Node, fx.Node]:
 
 def _call_fused(graph: fx.Graph, name: str, site: Site, copies: dict[fx.Node, fx.Node]) -> None:
     inputs = tuple(copies[node] for node in site.replacement.inputs)
-    # Right after its last input: outputs other than the root may be used before the place of the root.
+    # Right after its last input, because outputs other than the root may be used before the root.
     with graph.inserting_after(_last(graph, inputs)):
         call = graph.call_module(name, inputs)
     outputs = site.replacement.outputs
@@ -105,10 +105,10 @@ def _last(graph: fx.Graph, nodes: tuple[fx.Node, ...]) -> fx.Node | None:
 
 
 def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Place]]:
-    """Make the fused module read the model's tensors where they live.
+    """Makes the fused module read the model's tensors from their owners.
 
-    Where all tensors of a holder live under the same names in one owner, the holder takes over the owner's very
-    dict, so that it sees whatever is assigned there later. The others are returned: to be copied before each run.
+    If all tensors of a holder have the same names in one owner, the holder shares the owner's dict, so later
+    assignments take effect. The other tensors are returned, and must be copied before each run.
     """
     synced = []
     by_holder: dict[int, list[tuple[nn.Module, str, fx.Node]]] = {}
@@ -120,10 +120,10 @@ def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Pla
             places = [(name, *live.store(node)) for _, name, node in bindings if name in store]
             owners = {id(owner) for _, owner, _ in places}
             owner = places[0][1] if places else None
-            # A tensor that is a plain attribute lies in no dict of tensors.
+            # A plain attribute is not in a dict of parameters or buffers.
             if isinstance(owner, dict) and len(owners) == 1 and all(name == key for name, _, key in places):
-                # A parameter that the graph does not read must not come along (a linear without its bias). A buffer
-                # may: the batch counter tells the fused module that running statistics were written.
+                # The dict must not have parameters that the graph does not read (a linear without its bias). Other
+                # buffers are allowed: a changed batch counter signals new running statistics.
                 if kind == "_buffers" or all(n in owner and owner[n] is t for n, t in store.items()):
                     bindings[0][0].__dict__[kind] = owner
                     continue
@@ -132,14 +132,14 @@ def _share(replacement: Replacement, live: LiveTensors) -> list[tuple[Place, Pla
 
 
 def _lays_out_anew(site: Site) -> bool:
-    """Whether the results of its module may lie otherwise in memory than those of the original."""
+    """Whether its module may return another memory layout than the original."""
     module: Any = site.replacement.module
     return module.lays_out_anew or not (module.keeps_order or all(map(_is_contiguous, site.replacement.outputs)))
 
 
 def _behind(sites: list[Site], graph: fx.Graph, settled: set[fx.Node]) -> set[fx.Node]:
-    """The values of ``graph``, but for those that are ``settled``, that lie in memory as a module of ``sites`` has it:
-    its results, and what is computed from these."""
+    """The values of ``graph``, except ``settled`` ones, whose memory layout depends on a module of ``sites``: its
+    results, and values computed from them."""
     covered = {node for site in sites for node in site.match.nodes}
     found: set[fx.Node] = set()
     for node in graph.nodes:
@@ -157,26 +157,26 @@ def _restore_layout(
     anew: set[fx.Node],
     written: list[fx.Node],
 ) -> None:
-    """Lay out as in the trace what is returned, and what is ``written`` through operators that look at its layout,
-    where it may lie otherwise, as fused modules lay out ``anew`` what it is computed from."""
+    """Restores the traced memory layout of returned values, and values ``written`` through layout-dependent operators.
+    Only values computed from ``anew``, whose layout fused modules may change, need this."""
     computed = {node for site in sites for node in site.replacement.outputs}
     returned = region.graph.output_node().all_input_nodes
     aliases = Aliases(region.graph)
     classes = {aliases.root(value): aliases.members(value) for value in (*returned, *written)}
     for members in classes.values():
-        # An input, or a view of one, is returned as it came.
+        # Inputs and their views keep their layout.
         if any(member.op == "placeholder" for member in members):
             continue
         made = _made(members, computed)
         readers = {output, *(copies[member] for member in members if member not in made)}
         for member in made:
             if member in anew and not marked_order(member):
-                # A write must reach all that read the value; else other users get the image as it is.
+                # A write must reach all readers of the value. Without a write, other users read the image unchanged.
                 _lay_out_value(graph, copies[member], None if aliases.is_written(member) else readers)
 
 
 def _lay_out_marked(graph: fx.Graph, output: fx.Node, region: Region, copies: dict[fx.Node, fx.Node]) -> None:
-    """Return what the model lays out otherwise than the trace tells as the model does."""
+    """Restores the model's memory layout of outputs for which it differs from the trace."""
     for node in region.graph.output_node().all_input_nodes:
         order = marked_order(node)
         if order is not None:
@@ -185,8 +185,8 @@ def _lay_out_marked(graph: fx.Graph, output: fx.Node, region: Region, copies: di
 
 
 def _write_in_place(graph: fx.Graph, root: dict[str, Any]) -> None:
-    """Let what is put into a copy of a static cache be put into that cache itself, which holds the same after each call
-    with the same arguments."""
+    """Writes to a static cache in place instead of to a copy. Repeated calls with the same arguments then leave the
+    same values."""
     for node in graph.nodes:
         caches = getattr(root.get(node.target), "caches", ()) if node.op == "call_module" else ()
         if node.target is aten.index_copy.default and _is_own(node.args[0], node):
@@ -196,21 +196,21 @@ def _write_in_place(graph: fx.Graph, root: dict[str, Any]) -> None:
 
 
 def _is_own(cache: fx.Node, writer: fx.Node) -> bool:
-    """Whether ``cache`` is an argument that nobody reads but ``writer``."""
+    """Whether ``cache`` is an argument that only ``writer`` reads."""
     readers = [user for user in cache.users if user is not writer and user.target is not aten.sym_size.int]
     return cache.op == "placeholder" and not is_weight(cache) and not readers
 
 
 def _made(members: list[fx.Node], computed: set[fx.Node]) -> list[fx.Node]:
-    """Those of values that may share memory which are no views of others among them: the first; or what fused modules
-    compute, where an operator within these wrote in place; or the items of the operator's tuple."""
+    """The base values among ``members``, which may share memory: the first; or the results of fused modules, if an
+    operator in them wrote in place; or the items of the operator's tuple."""
     fused = [member for member in members if member in computed]
     if fused or isinstance(members[0].meta.get("val"), Tensor):
         return fused or members[:1]
     return [member for member in members if members[0] in member.args]
 
 
-# Operators whose results depend on where elements lie in memory: the order in which they draw, or whether they raise.
+# Operators that depend on the memory layout: the order of random draws, or whether they raise.
 _OF_MEMORY = (
     aten.view_as_complex.default,
     aten.view.dtype,
@@ -221,9 +221,9 @@ _OF_MEMORY = (
 
 
 def _readers_behind(graph: fx.Graph, sites: list[Site], as_fused: set[fx.Node], written: list[fx.Node]) -> set[fx.Node]:
-    """The views that may fail, the operators that look at memory, and those that are ``written`` through, whose
-    argument lies ``as_fused`` modules have it, or which are within such a module. All others find in the program what
-    they find in the original, for inputs of any layout."""
+    """Views that may raise, layout-dependent operators, and operators that are ``written`` through. They must have an
+    argument in ``as_fused`` (layout of fused modules) or be in a fused module. All other operators read the original
+    layout for any inputs."""
     covered = {node for site in sites for node in site.match.nodes}
     return {
         node
@@ -240,10 +240,9 @@ def _keep_layout_of_arguments(
     as_fused: set[fx.Node],
     behind: set[fx.Node],
 ) -> None:
-    """Give arguments that lie ``as_fused`` modules have it the layout that they were traced with where it matters: to
-    operators ``behind`` these that draw, or look at memory, and to batch norms without running statistics behind
-    ``channels_last`` images: ATen sums these in float32, which triples the error where a channel varies little around a
-    large mean."""
+    """Restores the traced layout of arguments ``as_fused`` if it matters: for operators ``behind`` them that draw
+    numbers or depend on the layout, and for batch norms without running statistics on ``channels_last`` images. ATen
+    sums the latter in float32, which triples the error of channels with a small variance around a large mean."""
     readers, arguments_of_fused = ({copies[node] for node in nodes if node in copies} for nodes in (behind, as_fused))
     for node in list(graph.nodes):
         summed = channels_last and node.target is aten.batch_norm.default and arguments(node)[5]
@@ -266,7 +265,7 @@ def _reads_layout(node: fx.Node) -> bool:
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """The value that ``node`` is a view of, itself for other values."""
+    """The base of the view ``node``, or ``node`` itself."""
     while True:
         viewed = [each for each in aliased_arguments(node) if isinstance(each.meta.get("val"), Tensor)]
         if not viewed:
@@ -275,7 +274,7 @@ def _base(node: fx.Node) -> fx.Node:
 
 
 def _lay_out_value(graph: fx.Graph, value: fx.Node, readers: set[fx.Node] | None = None) -> None:
-    """Let ``readers``, or all users, read ``value`` as it lay in the trace."""
+    """Converts ``value`` to its traced layout for ``readers`` or for all users."""
     order = None if value.op == "placeholder" else order_in_memory(value.meta.get("val"))
     if order is not None:
         readers = set(value.users) if readers is None else readers
@@ -288,9 +287,9 @@ def _lay_out_value(graph: fx.Graph, value: fx.Node, readers: set[fx.Node] | None
 def _fail_alike(
     region: Region, has_sites: bool, behind: set[fx.Node], copies: dict[fx.Node, fx.Node], settled: set[fx.Node]
 ) -> tuple[int, ...]:
-    """Let views fail in the program where they do in the original, for other layouts of the inputs than that of the
-    example. Returned is which of the flat inputs have to lie as in the example, as fused modules stand between these
-    and a view, or an operator that looks at memory, which is ``behind`` them."""
+    """Makes views raise in the program if they raise in the original, for other input layouts than the example's.
+    Returns the flat inputs that must have the example's layout, because fused modules separate them from a view or a
+    layout-dependent operator ``behind`` them."""
     found = {node for node in region.graph.nodes if is_laid_out(node)}
     if has_sites and region.is_read_by_layout:
         found.update(node for node in region.graph.nodes if isinstance(node.meta.get("val"), Tensor))
@@ -304,7 +303,7 @@ def _fail_alike(
 
 
 def _laid_out(graph: fx.Graph, value: fx.Node, order: list[int]) -> fx.Node:
-    """``value``, with its dimensions in memory in this order; itself, not a copy, where it has it."""
+    """Converts ``value`` to a layout with this order of dimensions in memory, without a copy if it already has it."""
     if order == sorted(order):
         return graph.call_function(aten.contiguous.default, (value,))
     permuted = graph.call_function(aten.permute.default, (value, order))
@@ -318,7 +317,7 @@ def _is_contiguous(node: fx.Node) -> bool:
 
 
 def _drop_unused_weights(graph: fx.Graph, copies: dict[fx.Node, fx.Node], live: LiveTensors) -> list[Place]:
-    """Erase the placeholders of tensors that only fused modules read; return where the others live, in order."""
+    """Erases the placeholders of tensors that only fused modules read. Returns the places of the others, in order."""
     weights = []
     for original, copied in copies.items():
         if original.op != "placeholder" or not is_weight(original):

@@ -1,4 +1,4 @@
-"""A place in a model where a fusion may be put, and what was decided about it."""
+"""A place in a model where a fusion may be applied, and the decision about it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from .pattern import Match, Replacement
 
 @dataclass
 class Site:
-    """A match, the fused module made for it, and what was decided about it."""
+    """A match, its fused module, and the decision about it."""
 
     match: Match
     replacement: Replacement
-    # Text that is the same for sites whose modules compute the same function of inputs and those weights they have.
+    # A text that is equal for sites whose modules compute the same function of inputs and weights.
     kind: str
     status: str = "found"  # "applied" or "rejected" once decided
     reason: str | None = None
     strategy: str | None = None
-    # Dotted path of the captured module that the site lies in; "" is the model itself.
+    # Dotted path of the captured module with the site; "" is the model itself.
     region: str = ""
     original_us: float | None = None
     fused_us: float | None = None
-    # Root-mean-square error of the chosen strategy over that of the original subgraph, on the site's own inputs.
+    # Root-mean-square error of the chosen strategy divided by the original subgraph's, on the site's inputs.
     error_ratio: float | None = None
 
     def reject(self, reason: str) -> None:
@@ -31,7 +31,7 @@ class Site:
 
     @property
     def module_path(self) -> str:
-        """Dotted path, in the model, of the module that the site belongs to."""
+        """Returns the dotted path of the site's module in the model."""
         return ".".join(filter(None, (self.region, self.match.site)))
 
     def as_dict(self) -> dict[str, Any]:

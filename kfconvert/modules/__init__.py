@@ -1,4 +1,4 @@
-"""Fused modules: built from the original modules or tensors, sharing their parameters; see each class."""
+"""Fused modules, which share parameters with the original modules or tensors. See each class."""
 
 from ..runtime import Derived
 from .attention import FusedAttention, MaskTerm

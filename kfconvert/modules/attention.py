@@ -14,11 +14,10 @@ _FEWEST_KEYS = 16
 
 
 class MaskTerm(NamedTuple):
-    """One addend of the attention scores.
+    """A term that is added to the attention scores.
 
-    fill: None where the tensor is added as it is; else the tensor is boolean and stands for ``fill`` where it
-    is ``hidden`` and for 0 elsewhere. split: whether its first dimension is to be split as ``FusedAttention``
-    says.
+    fill: None if the tensor itself is added; otherwise the tensor is boolean, and the term is ``fill`` at elements
+    equal to ``hidden`` and 0 elsewhere. split: whether its first dimension is split, see ``FusedAttention``.
     """
 
     fill: float | None = None
@@ -30,25 +29,24 @@ class FusedAttention(FusedModule):
     """``softmax(q k^T scale + sum of terms) v``, Vaswani et al., arXiv:1706.03762, without dropout.
 
     q: (..., N, D), k: (..., M, D), or (..., D, M) with ``key_transposed``; v: (..., M, E); one or more
-    leading dimensions, those of k and v may be 1 where q's are not; each term broadcasts to (..., N, M). The
-    result is (..., N, E) in q's dtype. float64, float32, float16, bfloat16, all tensors alike but for boolean
-    terms.
+    leading dimensions; those of k and v may be 1. Each term broadcasts to (..., N, M). The result is (..., N, E) in q's
+    dtype: float64, float32, float16 or bfloat16, equal for all tensors except boolean terms.
 
-    A row whose terms are -inf everywhere is NaN by this formula, but 0 in ``F.scaled_dot_product_attention``:
-    where there may be one say so with ``empty_rows``. A filled score is the sum of score and fill here, so it
-    does not hide a score that is NaN or +inf.
+    By this formula, a row with terms of -inf only is NaN, but it is 0 in ``F.scaled_dot_product_attention``. Set
+    ``empty_rows`` if there may be such rows. A filled score is the sum of score and fill, so it does not hide NaN or
+    +inf.
 
     Args:
         scale: factor of the scores.
         key_transposed: the layout of k.
-        terms: one MaskTerm for every further input.
+        terms: a MaskTerm for each additional input.
         split: the first dimension of q and k is a product (B * split) and the terms broadcast to
             (B, split, ..., N, M). q, k: (B * heads, N, D), as in BLOOM, v of that form or (B, heads, M, E);
             or q, k, v: (B * windows, heads, N, D), as in Swin. The result has as many dimensions as v.
-        saturated: the terms may hold the lowest value of their dtype. CUDA's kernels scale scores by log2(e), which
-            turns that value into -inf, and results that the original computes with uniform weights into zeros. Half of
-            the value hides as well, and stays finite.
-        empty_rows: the terms may be -inf in whole rows, whose results are then NaN.
+        saturated: the terms may contain the lowest value of their dtype. CUDA kernels scale scores by log2(e), which
+            overflows that value to -inf and zeroes rows that have uniform weights in the original. The module uses
+            half of the value, which stays finite.
+        empty_rows: the terms may be -inf in whole rows, which gives NaN.
     Strategies: "sdpa" (``F.scaled_dot_product_attention``; not for half types on the CPU), "composition".
     """
 
@@ -83,12 +81,12 @@ class FusedAttention(FusedModule):
         return self.reference if self.choose(*inputs) == "composition" else self._sdpa
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
-        """q, k, v and one tensor a term; shapes as in the class's description."""
+        """Computes attention of q, k, v and one tensor per term. See the class for shapes."""
         composed = self.choose(q) == "composition"
         return self.reference(q, k, v, *masks) if composed else self._sdpa(q, k, v, *masks)
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
-        """In plain ATen calls."""
+        """Computes the result in plain ATen calls."""
         rank = v.dim()
         q, k, v, mask = self._arranged(q, k, v, self._mask(q, masks))
         scores = torch.matmul(q, k.transpose(-1, -2)) * self.scale
@@ -107,10 +105,10 @@ class FusedAttention(FusedModule):
             if self.saturated and mask.is_cuda:
                 mask = torch.where(mask.isneginf(), mask, mask.clamp(min=torch.finfo(mask.dtype).min / 2))
             if mask.is_cuda and (mask.shape[-1] == 1 or mask.stride(-1) != 1):
-                mask = mask.expand(*mask.shape[:-1], k.shape[-2]).contiguous()  # one row of keys: no step of 0
+                mask = mask.expand(*mask.shape[:-1], k.shape[-2]).contiguous()  # no stride of 0
         elif q.is_cpu and k.shape[-2] < _FEWEST_KEYS:
             mask = q.new_zeros(1, 1, 1, k.shape[-2])
-        if q.dim() == 3:  # the kernels take four dimensions
+        if q.dim() == 3:  # the kernels need four dimensions
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
         batch = q.shape[:-2]
         if k.shape[:-2] != batch:
@@ -119,11 +117,11 @@ class FusedAttention(FusedModule):
             v = v.expand(*batch, -1, -1)
         y = F.scaled_dot_product_attention(q, k, v, mask, scale=self.scale)
         if highest is not None:
-            y = y + (highest - highest)  # 0, but NaN for infinity and NaN: cheaper than to compare and fill
+            y = y + (highest - highest)  # adds 0, or NaN for infinity and NaN: cheaper than compare and fill
         return y.flatten(0, 1) if y.dim() > rank else y
 
     def _mask(self, q: Tensor, masks: tuple[Tensor, ...]) -> Tensor | None:
-        """The sum of all terms."""
+        """Returns the sum of all terms."""
         total = None
         for term, mask in zip(self.terms, masks):
             if term.fill is not None:
@@ -135,7 +133,7 @@ class FusedAttention(FusedModule):
         return total
 
     def _arranged(self, q, k, v, mask):
-        """q, k, v and mask with leading dimensions that fit, k as (..., M, D)."""
+        """Returns q, k, v and mask with matching leading dimensions, and k as (..., M, D)."""
         if self.key_transposed:
             k = k.transpose(-1, -2)
         if self.split is None:
@@ -144,7 +142,7 @@ class FusedAttention(FusedModule):
             sizes = (-1, self.split)
             v = v.unflatten(0, sizes) if v.dim() == 3 else v
             return q.unflatten(0, sizes), k.unflatten(0, sizes), v, mask
-        if mask is not None and mask.dim() == 5:  # windows: to join the mask copies less than to split q, k, v
+        if mask is not None and mask.dim() == 5:  # windows: reshaping the mask copies less than splitting q, k, v
             mask = mask.expand(q.shape[0] // self.split, self.split, -1, -1, -1).flatten(0, 1)
         return q, k, v, mask
 

@@ -1,4 +1,4 @@
-"""What the fused modules share: activation, strategy, and checks of the modules that they wrap."""
+"""The base of fused modules: activation, strategy, and checks of wrapped modules."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -14,11 +14,11 @@ from ..ops.registration import has_kernels
 from ..runtime import ROOT, Derived, Entry, Watch
 from ..torch_state import transformed
 
-# It returns what the module does: a tensor, or a tuple of tensors.
+# A plan returns the module's result: a tensor, or a tuple of tensors.
 Plan = Callable[..., Any]
-# The memory format with the channels innermost, by the number of dimensions.
+# The channels-last memory format, by number of dimensions.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-# Attributes that no plan holds on to: forwards look at them at each call.
+# Attributes that plans do not store: forwards read them in each call.
 _UNPREPARED = frozenset(("training", "strategy"))
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _Module = TypeVar("_Module", bound="FusedModule")
@@ -27,22 +27,19 @@ _Module = TypeVar("_Module", bound="FusedModule")
 class FusedModule(nn.Module):
     """Base of the fused modules.
 
-    ``strategy``: how inference is computed, one of :meth:`strategies`, or None for the first of them. It
-    survives pickling and copying. A name that does not apply to the inputs at hand stands for the first that
-    does.
+    ``strategy``: the implementation for inference, one of :meth:`strategies`, or None for the first of them. It
+    is kept by pickling and copying. If it does not apply to the inputs, the first applicable strategy is used.
     """
 
-    # Strategies whose plans read the parameters at each call, and so never grow stale.
+    # Strategies with plans that read the parameters in each call and never become stale.
     live_strategies: tuple[str, ...] = ("kernel", "composition")
-    # Whether results may have other strides than those of the operators that the module stands for, where these are
-    # contiguous.
+    # Whether results may have other strides than the replaced operators, if those return contiguous tensors.
     lays_out_anew: bool = False
-    # Whether results have the strides of those that are not contiguous.
+    # Whether results have the strides of the replaced operators, if those return non-contiguous tensors.
     keeps_order: bool = False
-    # Inputs, by number, that are static caches: it returns them changed, as copies, or where its ``in_place`` is set as
-    # they are.
+    # Indices of inputs that are static caches. The module returns changed copies, or writes in place if ``in_place``.
     caches: tuple[int, ...] = ()
-    # Whether the times of its strategies hold for other processes as well.
+    # Whether the times of its strategies are valid in other processes.
     is_remembered: bool = True
 
     @checked
@@ -61,7 +58,7 @@ class FusedModule(nn.Module):
             cls.__init__ = checked(cls.__init__)
 
     def __setattr__(self, name, value):
-        # nn.Module refuses a plain tensor where a Parameter was; a runtime that merges weights assigns one.
+        # nn.Module rejects a plain tensor in place of a Parameter, but a runtime that merges weights assigns one.
         if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
             if self.__dict__.get("_parameters", {}).pop(name, None) is not None:
                 self.register_buffer(name, value)
@@ -69,28 +66,28 @@ class FusedModule(nn.Module):
         super().__setattr__(name, value)
 
     def strategies(self, *inputs) -> list[str]:
-        """Those that apply to these inputs, best guess first; the last is "composition" (plain ATen)."""
+        """Returns the strategies for these inputs, best guess first. The last is "composition" (plain ATen)."""
         return ["kernel", "composition"] if has_kernels(inputs[0]) else ["composition"]
 
     def choose(self, *inputs) -> str:
-        """The strategy that :meth:`forward` takes for these inputs when no gradient is needed."""
+        """Returns the strategy of :meth:`forward` for these inputs without gradients."""
         applicable = self.strategies(*inputs)
         return self.strategy if self.strategy in applicable else applicable[0]
 
     def plan(self, *inputs) -> Plan:
-        """The prepared inference call for inputs like these: strategy chosen, weights folded, laid out or packed.
+        """Prepares the inference call for inputs like these: chooses the strategy, and folds or packs weights.
 
-        It records no gradients, checks nothing, and holds until a tensor at one of :meth:`places` changes.
+        The plan records no gradients, checks nothing, and is valid until a tensor at one of :meth:`places` changes.
         """
-        raise TypeError(f"{type(self).__name__} has no plan of its own")
+        raise TypeError(f"{type(self).__name__} does not define a plan")
 
     def merged_weights(self) -> list[torch.Tensor]:
-        """The weights that a plan reads as one tensor, in the order in which they should lie below each other in memory
-        so that it need not copy them; none by default."""
+        """Returns the weights that a plan reads as one tensor. No copy is needed if they are contiguous in memory in
+        this order. Empty by default."""
         return []
 
     def _planned(self, sources: Sequence[torch.Tensor], *inputs) -> Plan:
-        """The last :meth:`plan`, while the strategy stays the same and none of ``sources`` changes."""
+        """Returns the cached :meth:`plan`, or a new one if the strategy or one of ``sources`` has changed."""
         values, strategy = self._prepared(sources), self.choose(*inputs)
         planned = values.get("plan")
         if planned is None or planned[0] != strategy:
@@ -98,8 +95,8 @@ class FusedModule(nn.Module):
         return planned[1]
 
     def _prepared(self, sources: Sequence[torch.Tensor | None]) -> dict:
-        """What was prepared for ``sources`` (see :meth:`Derived.values`), and for the settings as they are: those of
-        this module and of what it wraps may be assigned at any time."""
+        """Returns the values derived from ``sources`` (see :meth:`Derived.values`) for the current settings, because
+        settings of this module and of wrapped modules may change at any time."""
         conditions = self._derived.conditions
         if conditions is None or conditions.first_change(vars(self)) is not None:
             self._derived.clear()
@@ -107,25 +104,25 @@ class FusedModule(nn.Module):
         return self._derived.values(sources)
 
     def clear_derived(self) -> None:
-        """Forget folded and packed weights; needed only after writes that :class:`Derived` cannot see."""
+        """Drops folded and packed weights. Needed only after writes that :class:`Derived` cannot detect."""
         for module in self.modules():
             if isinstance(module, FusedModule):
                 module._derived.clear()
 
     def places(self) -> list[tuple[dict, str]]:
-        """(dict, key) of each parameter and buffer that a plan holds on to, as it is or folded or packed.
+        """Returns (dict, key) of each parameter and buffer that a plan stores, unchanged, folded or packed.
 
-        Tensors that a plan looks up at each call are left out. The tensor at a place may be None.
+        Tensors that a plan reads in each call are not included. The tensor at a place may be None.
         """
         return [] if self.strategy in self.live_strategies else self.held_places()
 
     def held_places(self) -> list[tuple[dict, str]]:
-        """(dict, key) of each parameter and buffer that the module has. The tensor there may be None."""
+        """Returns (dict, key) of each parameter and buffer of the module. The tensor may be None."""
         stores = [store for module in self.modules() for store in (module._parameters, module._buffers)]
         return [(store, key) for store in stores for key in store]
 
     def train(self: _Module, mode: bool = True) -> _Module:
-        """A change of the mode announces that weights may have been written, also where :class:`Derived` sees none."""
+        """Sets the mode. A change signals that weights may have changed, even if :class:`Derived` detects no write."""
         if mode != self.training:
             self.clear_derived()
         return super().train(mode)
@@ -140,24 +137,24 @@ def _settings(module: nn.Module) -> Iterator[Entry]:
     for inner in module.modules():
         for name, value in vars(inner).items():
             if name not in _UNPREPARED and isinstance(value, (bool, int, float, str, tuple, type(None))):
-                # An entry that referred to ``module``, which holds the Watch, would be a reference cycle.
+                # A reference to ``module``, which has the Watch, would be a reference cycle.
                 yield ROOT if inner is module else inner, name, value
 
 
 def held(module: nn.Module, name: str) -> torch.Tensor | None:
-    """``getattr(module, name)``, at a third of its price where ``name`` is a parameter."""
+    """Returns ``getattr(module, name)``, three times faster if ``name`` is a parameter."""
     parameters = module._parameters
     return parameters[name] if name in parameters else getattr(module, name)
 
 
 def held_of(module: nn.Module, *names: str) -> list[torch.Tensor]:
-    """Those of ``names`` that are not None, as :func:`held` gives them; compilers follow it."""
+    """Returns the attributes ``names`` that are not None, see :func:`held`. Traceable by compilers."""
     tensors = [held(module, name) for name in names]
     return [tensor for tensor in tensors if tensor is not None]
 
 
 def takes_plain_path(x: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the differentiable operators must run: gradients, transforms, autocast, tracing, subclasses."""
+    """Whether the differentiable operators must run: for gradients, transforms, autocast, tracing, subclasses."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() or type(x) is not torch.Tensor or transformed():
         return True
     if torch.is_grad_enabled() and (x.requires_grad or any(tensor.requires_grad for tensor in tensors)):
@@ -166,16 +163,16 @@ def takes_plain_path(x: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def is_of(module: nn.Module, kind: type) -> bool:
-    """Whether a call of ``module`` runs the forward of ``kind`` and nothing else: no hooks, no forward of its own."""
+    """Whether a call of ``module`` runs only the forward of ``kind``, without hooks or an overridden forward."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return type(module) is kind and "forward" not in vars(module) and not any(hooks)
 
 
 def require_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...], kind_names: str) -> None:
-    """Raise unless ``module`` is one of ``kinds`` with that class's own forward and ordinary float weights.
+    """Raises unless ``module`` is one of ``kinds`` with the forward of its class and ordinary float weights.
 
-    TypeError: another class, an own ``forward``, a lazy module not yet initialised, a weight that is a tensor
-    subclass or not floating point (quantised). ValueError: a parametrised or weight-normalised module, whose
+    TypeError: another class, an overridden ``forward``, an uninitialised lazy module, a weight that is a tensor
+    subclass or not floating-point (quantised). ValueError: a parametrised or weight-normalised module, whose
     weight is computed.
     """
     name = type(module).__name__
@@ -196,7 +193,7 @@ def require_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...], kind_na
 
 
 def require_float_tensor(tensor: torch.Tensor, name: str) -> None:
-    """TypeError unless ``tensor`` is a Tensor or Parameter, no subclass, of one of FLOAT_DTYPES."""
+    """Raises TypeError unless ``tensor`` is a Tensor or Parameter, not a subclass, with one of FLOAT_DTYPES."""
     if type(tensor) not in (torch.Tensor, nn.Parameter):
         raise TypeError(f"{name} is a {type(tensor).__name__}, not a plain tensor")
     if tensor.dtype not in FLOAT_DTYPES or tensor.is_quantized:
@@ -204,9 +201,9 @@ def require_float_tensor(tensor: torch.Tensor, name: str) -> None:
 
 
 def is_too_narrow(rounded: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Whether the dtype of ``rounded`` lacks the range for ``exact`` (float64), whose rounding it is, so that more is
-    lost than by the dtype's precision. That happens to float16 alone: it is infinite from 65,520 on, and coarser than
-    its precision below 6e-5."""
+    """Whether ``exact`` (float64) exceeds the range of the dtype of ``rounded``, its rounded copy, so that the error
+    exceeds the dtype's precision. This happens only in float16, which overflows from 65,520 on and loses precision
+    below 6e-5."""
     if rounded.dtype != torch.float16 or (rounded.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
     lost, most = (rounded.double() - exact).abs().max(), exact.abs().max()
@@ -214,7 +211,7 @@ def is_too_narrow(rounded: torch.Tensor, exact: torch.Tensor) -> bool:
 
 
 def gelu_name(approximate: str) -> str:
-    """The package's name of ``nn.GELU(approximate)``; ValueError unless "none" or "tanh"."""
+    """Returns the package's name of ``nn.GELU(approximate)``. Raises ValueError unless "none" or "tanh"."""
     names = {"none": "gelu", "tanh": "gelu_tanh"}
     if approximate not in names:
         raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")

@@ -30,10 +30,10 @@ _CUDNN_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class _Geometry:
-    """A convolution's arguments, with what ``padding`` can mean resolved.
+    """A convolution's arguments, with ``padding`` resolved.
 
-    ``pad``: widths for ``F.pad`` (last dimension first), with ``pad_mode``, or None; ``padding``: what is
-    left for the convolution itself.
+    ``pad``: widths for ``F.pad`` (last dimension first), with ``pad_mode``, or None; ``padding``: the padding of
+    the convolution itself.
     """
 
     pad: tuple[int, ...] | None
@@ -66,12 +66,12 @@ class _Geometry:
         )
 
     def convolve(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The convolution in plain ATen calls."""
+        """Computes the convolution in plain ATen calls."""
         call = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[weight.dim()]
         return call(self.apply(x), weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
     def output_size(self, size: Sequence[int], kernel_size: Sequence[int]) -> tuple[int, ...]:
-        """The spatial size of the result for an input of spatial size ``size``."""
+        """Returns the spatial size of the result for an input of spatial size ``size``."""
         pad = self.pad or (0,) * (2 * len(size))
         padded = [n + pad[-2 * i - 2] + pad[-2 * i - 1] for i, n in enumerate(size)]
         return tuple(
@@ -80,7 +80,7 @@ class _Geometry:
         )
 
     def is_linear(self, weight: torch.Tensor) -> bool:
-        """Whether, on an image of one pixel, this convolution is a linear layer over the channels."""
+        """Whether this convolution is a linear layer over the channels for images of one pixel."""
         return weight.shape[2:].numel() == 1 and self.groups == 1 and self.pad is None and not any(self.padding)
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,21 +88,20 @@ class _Geometry:
 
 
 class FusedConvBN(FusedModule):
-    """``y = act(bn(conv(x)) + residual)``: an ``nn.Conv1d/2d/3d``, its ``nn.BatchNorm`` or None, and the
-    rest.
+    """``y = act(bn(conv(x)) + residual)``: an ``nn.Conv1d/2d/3d``, its ``nn.BatchNorm`` or None, an optional residual
+    and an activation.
 
     x: (N, C_in, *spatial); residual: the shape of y, or None; y: (N, C_out, *spatial_out). float64, float32,
-    float16, bfloat16. Both modules are kept as submodules ``conv`` and ``bn``, shared and not copied; their
-    hooks are not run.
+    float16, bfloat16. Both modules are submodules ``conv`` and ``bn``, shared and not copied; their hooks do not run.
 
-    In eval, bn is folded into the convolution, with s = bn.weight / sqrt(running_var + eps):
+    In eval mode, bn is folded into the convolution, with s = bn.weight / sqrt(running_var + eps):
         W' = W s,  b' = (b - running_mean) s + bn.bias        (in float64, then cast once to the dtype of W)
-    from the live parameters, and again whenever they change; in float16 only where W' and b' are within its range,
-    else "composition" is computed. Where bn uses batch statistics (``bn.training``
-    or ``track_running_stats=False``) it runs as it is, and only the rest is fused.
+    from the live parameters, and again after each change. In float16, "composition" runs if W' or b' exceed the range.
+    If bn uses batch statistics (``bn.training`` or ``track_running_stats=False``), it is not folded, and only the rest
+    is fused.
 
-    ``channels_last``: bring inputs and weights of 2d and 3d convolutions to channels-last; y is channels-last
-    too. Otherwise y has the memory format that the convolution would give it.
+    ``channels_last``: convert inputs and weights of 2d and 3d convolutions to channels-last; y is channels-last
+    too. Otherwise y has the memory format of the convolution's result.
     Strategies: "linear" (a 1x1 kernel on an image of one pixel), "onednn" (CPU, float32, 2d and 3d), "cudnn"
     (CUDA, ReLU: convolution, addition and ReLU in one call), "kernel" (``kfconvert.ops.conv_act``; "folded"
     where it has no compiled kernel: plain ATen on folded weights), "composition" (not folded).
@@ -131,7 +130,7 @@ class FusedConvBN(FusedModule):
         self.training = conv.training if bn is None else bn.training
 
     def strategies(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> list[str]:
-        """Those that apply to these inputs, best guess first."""
+        """Returns the strategies for these inputs, best guess first."""
         names = ["kernel" if has_kernels(x) else "folded", "composition"]
         weight = self.conv.weight
         # oneDNN of PyTorch 2.11 cannot add to a result of a single channel.
@@ -143,7 +142,7 @@ class FusedConvBN(FusedModule):
             and (residual is None or weight.shape[0] > 1)
         ):
             # ResNet-50, batch 1, one thread, CPU ms in one run: eager 207; channels-last packed 145, kernel
-            # 190; contiguous packed 225, kernel 192, as results are brought back to contiguous.
+            # 190; contiguous packed 225, kernel 192, because results are converted to contiguous.
             names.insert(0 if self._uses_channels_last(x) else 1, "onednn")
         if (
             self.activation == "relu"
@@ -160,7 +159,8 @@ class FusedConvBN(FusedModule):
         return names
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """x: (N, C_in, *spatial), residual: as the result or None; returns (N, C_out, *spatial_out)."""
+        """Computes the module's result. x: (N, C_in, *spatial), residual: as the result or None; returns (N, C_out,
+        *spatial_out)."""
         modules: dict[str, Any] = self._modules
         conv, bn = modules["conv"], modules["bn"]
         weight = held(conv, "weight")
@@ -191,7 +191,7 @@ class FusedConvBN(FusedModule):
         return planned[2](x, residual)
 
     def plan(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Plan:
-        """See :meth:`FusedModule.plan`. ValueError where bn uses the statistics of the batch."""
+        """See :meth:`FusedModule.plan`. Raises ValueError if bn uses the statistics of the batch."""
         if self.bn is not None and (self.bn.training or self.bn.running_mean is None):
             raise ValueError("a batch norm that uses the statistics of the batch has no plan")
         self._check_residual(x, residual)
@@ -203,13 +203,13 @@ class FusedConvBN(FusedModule):
         return self._formatter(x.dim())(x)
 
     def _formatter(self, dimensions: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Brings tensors of so many dimensions to channels-last, if that is asked for."""
+        """A function that converts tensors with ``dimensions`` dimensions to channels-last, if requested."""
         if not self.channels_last or dimensions not in CHANNELS_LAST:
             return lambda x: x
         return partial(torch.Tensor.contiguous, memory_format=CHANNELS_LAST[dimensions])
 
     def _check_residual(self, x, residual):
-        # oneDNN reads the residual without looking at its shape.
+        # oneDNN does not check the shape of the residual.
         if residual is None:
             return
         conv = self.conv
@@ -223,7 +223,7 @@ class FusedConvBN(FusedModule):
 
     def _differentiable(self, x, residual):
         geometry = _Geometry.of(self.conv)
-        # A graph would fold the weights anew in each call, and folded ones may be beyond float16.
+        # A graph would fold the weights in each call, and folded weights may exceed float16.
         unfolded = torch.compiler.is_compiling() or torch._C._get_tracing_state() or x.dtype == torch.float16
         if self.bn is not None and unfolded and not torch.is_autocast_enabled(x.device.type):
             return self._unfolded(geometry, x, residual)
@@ -242,7 +242,7 @@ class FusedConvBN(FusedModule):
         )
 
     def _unfolded(self, geometry: _Geometry, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """The convolution with the weights as they are, and the batch norm as a scale and a shift of its result."""
+        """The convolution with unfolded weights, then the batch norm as a scale and a shift."""
         conv, bn = self.conv, self.bn
         y = geometry.convolve(self._formatted(x), conv.weight, conv.bias)
         wide = torch.float64 if y.dtype == torch.float64 else torch.float32
@@ -256,7 +256,7 @@ class FusedConvBN(FusedModule):
         return self._rounded(*self._exactly_folded())
 
     def _folded_in_range(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """As :meth:`_folded`; None where that is beyond the range of the dtype."""
+        """The result of :meth:`_folded`; None if it exceeds the range of the dtype."""
         exact = self._exactly_folded()
         folded = self._rounded(*exact)
         return None if self.bn is not None and any(map(is_too_narrow, folded, exact)) else folded
@@ -279,7 +279,7 @@ class FusedConvBN(FusedModule):
         return conv.weight.double() * scale.reshape(-1, *[1] * (conv.weight.dim() - 1)), bias
 
     def _uses_channels_last(self, x: torch.Tensor) -> bool:
-        """Whether the result is channels-last: asked for, or, as in ATen, because the input or weight is."""
+        """Whether the result is channels-last: if requested, or, as in ATen, if the input or weight is."""
         if x.dim() not in CHANNELS_LAST:
             return False
         return self.channels_last or any(
@@ -292,8 +292,7 @@ class FusedConvBN(FusedModule):
         if strategy == "composition":
             return lambda x, residual=None: self.reference(formatted(x), residual)
         if "folded" not in values:
-            # The folded weights outlive this call: autograd must not follow them, and they must not be inference
-            # tensors.
+            # The folded weights outlive this call, so they must not require gradients or be inference tensors.
             with torch.inference_mode(False), torch.no_grad():
                 values["folded"] = self._folded_in_range()
         if values["folded"] is None:
@@ -327,7 +326,7 @@ class FusedConvBN(FusedModule):
         return kernel
 
     def reference(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """In plain ATen calls. Running statistics are never written."""
+        """Computes the result in plain ATen calls, without writing running statistics."""
         conv, bn = self.conv, self.bn
         geometry = _Geometry.of(conv)
         y = geometry.convolve(x, conv.weight, conv.bias)
@@ -346,8 +345,8 @@ class FusedConvBN(FusedModule):
 def _tensors(conv: nn.Module, bn: _BatchNorm | None) -> tuple[torch.Tensor | None, ...]:
     if bn is None:
         return held(conv, "weight"), held(conv, "bias")
-    # aten::batch_norm updates the running statistics without moving their version counters: only that of
-    # num_batches_tracked tells of it.
+    # aten::batch_norm updates the running statistics without a version change. Only the version of
+    # num_batches_tracked changes.
     buffers = bn._buffers
     return (
         held(conv, "weight"),
@@ -366,8 +365,8 @@ def _cudnn_call(
     geometry: _Geometry,
     formatted: Callable[[torch.Tensor], torch.Tensor],
 ) -> Plan:
-    """One cuDNN call for convolution, bias, addition and ReLU, without the operator's checks around it."""
-    if bias is None:  # cuDNN's calls would make zeros each time
+    """Returns a single cuDNN call for convolution, bias, addition and ReLU, without the operator's checks."""
+    if bias is None:  # else cuDNN creates zeros in each call
         bias = weight.new_zeros(weight.shape[0])
     arguments = (bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
     convolve_relu, convolve_add_relu = torch.cudnn_convolution_relu, torch.cudnn_convolution_add_relu
@@ -389,7 +388,7 @@ def _linear_call(
     channels_last: bool,
     otherwise: Plan,
 ) -> Plan:
-    """A linear layer for images of one pixel, ``otherwise`` for others."""
+    """Returns a linear layer for images of one pixel, and ``otherwise`` for others."""
     weight, ones = weight.flatten(1), (1,) * (weight.dim() - 2)
 
     def call(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -406,14 +405,14 @@ def _linear_call(
 
 
 class _OneDNNConv:
-    """A convolution with packed weight; addition fused, and the activation where that loses no NaN."""
+    """A convolution with a packed weight, a fused addition, and a fused activation if that keeps NaN."""
 
     def __init__(self, weight, bias, geometry, memory_format, activation, negative_slope, x):
         self.geometry, self.memory_format = geometry, memory_format
-        # oneDNN reads the bias by its address, whatever its strides.
+        # oneDNN ignores the strides of the bias.
         self.bias = None if bias is None else bias.contiguous()
         self.pointwise, self.finish = pointwise(activation, negative_slope)
-        # After the addition oneDNN fuses relu only, and loses its NaN.
+        # After an addition, oneDNN only fuses relu, and drops NaN.
         self.finish_sum = in_place(activation, negative_slope)
         self.arguments = (geometry.padding, geometry.stride, geometry.dilation, geometry.groups)
         self.packed = torch.ops.mkldnn._reorder_convolution_weight(weight, *self.arguments, geometry.apply(x).shape)

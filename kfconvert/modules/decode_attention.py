@@ -8,26 +8,26 @@ from ..ops.fused.decode_attention import attended, decode_attention_, written
 from ..ops.registration import has_kernels
 from .base import FusedModule, Plan
 
-# The largest head, in bytes, that the kernel takes; and of which multiple a head is.
+# The largest head in bytes for the kernel, and the multiple of bytes that a head must be.
 _MOST_BYTES, _PACK = 512, 16
 
 
 class FusedDecodeAttention(FusedModule):
-    """``softmax(q K^T scale + mask) V``, where K and V are caches with the new k and v in their place.
+    """``softmax(q K^T scale + mask) V``, where K and V are caches with the new k and v at ``position``.
 
-    q: (batch, heads, 1, size); k, v: (batch, key heads, 1, size), key heads a divisor of heads, neighbours of which
-    share one; keys, values: (batch, key heads, capacity, size); position: int64 of shape (1,), the place of k and v;
-    mask: what broadcasts to (batch, heads, 1, capacity), boolean where True is seen, or added to the scores; cos, sin:
-    (batch or 1, 1, 1, size). All of one dtype, float64, float32, float16 or bfloat16, but for position and a boolean
-    mask. Returns y (batch, heads, 1, size), and keys and values with k and v in them.
+    q: (batch, heads, 1, size); k, v: (batch, key heads, 1, size), key heads a divisor of heads, each shared by
+    neighbouring heads; keys, values: (batch, key heads, capacity, size); position: int64 of shape (1,), the index of k
+    and v; mask: broadcast to (batch, heads, 1, capacity), boolean (True is visible) or added to the scores; cos, sin:
+    (batch or 1, 1, 1, size). All have one dtype, float64, float32, float16 or bfloat16, except position and a boolean
+    mask. Returns y (batch, heads, 1, size), and keys and values updated with k and v.
 
     Args:
         scale: factor of the scores.
         masked: whether there is a mask, the seventh input.
-        rotated: whether q and k are to be rotated, as by ``FusedRotary``, by cos and sin, the last two inputs.
-        in_place: write to ``keys`` and ``values`` themselves, and return these; else to copies.
-    Strategies: "kernel" (CUDA, heads of up to 512 bytes: one launch, which reads what the mask shows of the cache
-    once), "sdpa" (CPU, not for half types: heads of keys are not repeated), "composition".
+        rotated: whether to rotate q and k as in ``FusedRotary``, by cos and sin, the last two inputs.
+        in_place: write to ``keys`` and ``values`` and return them; else copies.
+    Strategies: "kernel" (CUDA, heads of up to 512 bytes: one launch, which reads the visible part of the cache once),
+    "sdpa" (CPU, not for half types: heads of keys are not repeated), "composition".
     """
 
     caches = (3, 4)
@@ -50,14 +50,14 @@ class FusedDecodeAttention(FusedModule):
         return {"kernel": self._kernel, "sdpa": self._sdpa}.get(self.choose(*inputs), self.reference)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v, keys, values, position, then mask, cos and sin as far as there are."""
+        """Computes attention. inputs: q, k, v, keys, values, position, then mask, cos and sin if present."""
         result: tuple[Tensor, Tensor, Tensor] = (self.reference if torch.is_grad_enabled() else self.plan(*inputs))(
             *inputs
         )
         return result
 
     def reference(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """In plain ATen calls."""
+        """Computes the result in plain ATen calls."""
         q, keys, values, mask = self._written(inputs)
         return attended(q, keys, values, mask, self.scale), keys, values
 
@@ -67,7 +67,7 @@ class FusedDecodeAttention(FusedModule):
         return y, keys, values
 
     def _written(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q as it is compared, the caches with k and v in them, and the mask."""
+        """Returns the rotated q, the caches updated with k and v, and the mask."""
         q, k, v, keys, values, position, *rest = inputs
         mask, cos, sin = self._others(rest)
         q, keys, values = written(q, k, v, keys, values, position, cos, sin, self.in_place)
@@ -83,7 +83,7 @@ class FusedDecodeAttention(FusedModule):
         return y, keys, values
 
     def _others(self, rest: list[Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """mask, cos and sin."""
+        """Returns mask, cos and sin."""
         mask = rest[0] if self.masked else None
         cos, sin = rest[-2:] if self.rotated else (None, None)
         return mask, cos, sin

@@ -18,14 +18,13 @@ class FusedGatedLinear(FusedModule):
     x: (..., in_features); y: (..., hidden_features), contiguous. All of one dtype and device.
 
     ``gate``, ``up``: ``nn.Linear`` or Hugging Face ``Conv1D``, whose parameters are shared, or
-    ``FusedLinear`` without an activation, kept as they are. ``activation``: one of
-    ``kfconvert.ops.ACTIVATIONS``. ValueError where their sizes, dtypes or devices differ, and for an unknown
-    activation.
-    Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "merged" (two layers: one product with
-    the weights below each other, see :class:`FusedMergedLinear`), "kernel" (the live weights), each of them followed by
+    ``FusedLinear`` without an activation, used unchanged. ``activation``: one of ``kfconvert.ops.ACTIVATIONS``. Raises
+    ValueError if their sizes, dtypes or devices differ, or for an unknown activation.
+    Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "merged" (two layers: one product with stacked
+    weights, see :class:`FusedMergedLinear`), "kernel" (the live weights), each of them followed by
     ``kfconvert.ops.act_mul``, "skinny" (CUDA, half types, up to 16 rows: product and gate in one launch), and
-    "composition". Where a gradient is needed, under autocast and under
-    ``torch.compile`` the differentiable operators run.
+    "composition". If a gradient is needed, under autocast and under ``torch.compile``, the differentiable operators
+    run.
     """
 
     def __init__(self, gate: nn.Module, up: nn.Module, activation: str = "silu", negative_slope: float = 0.01):
@@ -40,15 +39,15 @@ class FusedGatedLinear(FusedModule):
     def from_packed(
         cls, linear: nn.Module, activation: str = "silu", gate_first: bool = True, negative_slope: float = 0.01
     ) -> "FusedGatedLinear":
-        """``act(a) * b`` with ``a, b = linear(x).chunk(2, -1)``, or ``a * act(b)`` unless ``gate_first``.
+        """Creates ``act(a) * b`` with ``a, b = linear(x).chunk(2, -1)``, or ``a * act(b)`` unless ``gate_first``.
 
-        ValueError where the layer has an odd number of features.
+        Raises ValueError if the layer has an odd number of features.
         """
         module = cls.__new__(cls)
         FusedModule.__init__(module, activation, negative_slope)
         module.projection = plain_linear(linear)
         if module.projection.out_features % 2:
-            raise ValueError(f"a packed layer has an even number of features, got {linear.out_features}")
+            raise ValueError(f"a packed layer must have an even number of features, got {linear.out_features}")
         module.gate_first = gate_first
         return module
 
@@ -57,14 +56,14 @@ class FusedGatedLinear(FusedModule):
         return not isinstance(self.projection, FusedMergedLinear)
 
     def strategies(self, x: torch.Tensor) -> list[str]:
-        """Those that apply to ``x`` (..., in_features), best guess first."""
+        """Returns the strategies for ``x`` (..., in_features), best guess first."""
         names = self.projection.strategies(x)[:-1]
         if not self.packed and has_kernels(x):
             names.append("kernel")
         return [*names, "composition"]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (..., in_features); returns (..., hidden_features)."""
+        """Computes the module's result. x: (..., in_features); returns (..., hidden_features)."""
         sources = self._sources()
         if takes_plain_path(x, sources):
             project = self.projection if self.packed else self.projection.differentiable
@@ -81,7 +80,7 @@ class FusedGatedLinear(FusedModule):
         """See :meth:`FusedModule.merged_weights`."""
         if not isinstance(self.projection, FusedMergedLinear) or self.strategy in self.live_strategies:
             return []
-        # The strategy of the projection is that of the last plan, which may have been one that was only tried.
+        # The projection has the strategy of the last plan, which may have been a trial.
         return self.projection.weights()
 
     def plan(self, x: torch.Tensor) -> Plan:
@@ -117,7 +116,7 @@ class FusedGatedLinear(FusedModule):
         return act_mul(*self._halves(projected), self.activation, self.negative_slope)
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """``act(gate) * up`` in plain ATen calls."""
+        """Computes ``act(gate) * up`` in plain ATen calls."""
         gate, up = self._halves(self.projection.reference(x))
         return apply_activation(gate, self.activation, self.negative_slope) * up
 

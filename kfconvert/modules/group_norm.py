@@ -12,8 +12,8 @@ from .base import FusedModule, Plan, held, held_of, require_plain, takes_plain_p
 class FusedGroupNorm(FusedModule):
     """``y = act(group_norm(x))``, an ``nn.GroupNorm`` and the activation after it.
 
-    x: (N, C, ...); y as x. float64, float32, float16, bfloat16. The norm is kept as submodule ``norm``,
-    shared and not copied; its hooks are not run.
+    x: (N, C, ...); y as x. float64, float32, float16, bfloat16. The norm is the submodule ``norm``, shared and not
+    copied; its hooks do not run.
     Strategies: "kernel" (``kfconvert.ops.group_norm_act``; contiguous x), "composition".
     TypeError: not an nn.GroupNorm. ValueError: parametrised, unknown activation.
     """
@@ -27,13 +27,13 @@ class FusedGroupNorm(FusedModule):
         self.training = norm.training
 
     def strategies(self, x: torch.Tensor) -> list[str]:
-        """Those that apply to ``x`` (N, C, ...), best guess first."""
+        """Returns the strategies for ``x`` (N, C, ...), best guess first."""
         weight = held(self.norm, "weight")
         fits = x.is_contiguous() and (weight is None or weight.dtype == x.dtype)
         return super().strategies(x) if fits else ["composition"]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (N, C, ...); returns the same shape and dtype."""
+        """Computes the module's result. x: (N, C, ...); returns the same shape and dtype."""
         sources = held_of(self.norm, "weight", "bias")
         return self.reference(x) if takes_plain_path(x, sources) else self.plan(x)(x)
 
@@ -48,7 +48,7 @@ class FusedGroupNorm(FusedModule):
         )
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """``act(group_norm(x))`` in plain ATen calls."""
+        """Computes ``act(group_norm(x))`` in plain ATen calls."""
         norm = self.norm
         y = F.group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
         return apply_activation(y, self.activation, self.negative_slope)

@@ -18,13 +18,13 @@ from .onednn import HAS_MKL, pointwise, runs_onednn
 # x (3072). From 16 rows on MKL's error is ATen's (1.00 x) and it is faster, ms on 2 cores: 768x768 at 16 rows
 # 0.19 against 0.31; at 128 rows 2.9 against 3.4 (768 to 3072, gelu), 2.5 against 3.7 (3072 to 768).
 _PACKED_MIN_ROWS = 16
-# A pack of MKL takes 8 to 11 MB more than its weight, whatever the size of that.
+# A pack of MKL takes 8 to 11 MB more than its weight, for any size.
 MKL_MIN_WEIGHT_BYTES = 2**20
-# The fast products of cuBLAS write whole 16 bytes, in rows that begin at multiples of 16 bytes. For GPT-2's 50,257
-# columns at 4,096 rows, float16, the one that is left took 3.1 ms on an H100.
+# Fast cuBLAS kernels need rows at multiples of 16 bytes. For GPT-2's 50,257 columns at 4,096 rows, float16, the only
+# other kernel took 3.1 ms on an H100.
 _ROW_BYTES = 16
 _HALF_TYPES = (torch.float16, torch.bfloat16)
-# Activations that cuBLASLt has an epilogue for, and whether it is GELU.
+# Activations with a cuBLASLt epilogue, and whether it is GELU.
 _EPILOGUES = {"relu": False, "gelu_tanh": True}
 _LIVE_PLANS = {
     "kernel": "_kernel",
@@ -44,14 +44,13 @@ class FusedLinear(FusedModule):
     bfloat16, all of one dtype and device. Initialised like ``nn.Linear``; the state dict has the keys
     "weight" and "bias".
 
-    ``activation``: one of ``kfconvert.ops.ACTIVATIONS``, None for the class's own. ValueError for any other
-    name.
-    Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "kernel" (``kfconvert.ops.linear_act``), those for
-    float16 and bfloat16 on CUDA, and "composition". The former are "skinny" (up to 16 rows, by a kernel of the
-    package's own), "epilogue" (bias and ReLU or tanh GELU within cuBLASLt's product) and "padded" (products into rows
-    that are padded to whole 16 bytes, then a copy). Packed weights are a cache that follows the parameters (see
-    :class:`~.derived.Derived`); where a gradient is needed, under autocast and under ``torch.compile`` the call goes
-    through ``kfconvert.ops.linear_act``.
+    ``activation``: one of ``kfconvert.ops.ACTIVATIONS``, or None for the default of the class. Raises ValueError for
+    any other name.
+    Strategies: "mkl" and "onednn" (CPU, float32, packed weights), "kernel" (``kfconvert.ops.linear_act``),
+    "composition", and on CUDA for float16 and bfloat16: "skinny" (up to 16 rows, a kernel of this package), "epilogue"
+    (bias and ReLU or tanh GELU in cuBLASLt's product) and "padded" (product with rows padded to a multiple of 16 bytes,
+    then a copy). Packed weights are a cache that is updated with the parameters (see :class:`~.derived.Derived`). If a
+    gradient is needed, under autocast and under ``torch.compile``, ``kfconvert.ops.linear_act`` runs.
     """
 
     default_activation = "none"
@@ -95,11 +94,10 @@ class FusedLinear(FusedModule):
         negative_slope: float = 0.01,
         transposed: bool = False,
     ) -> _Linear:
-        """A module that shares ``weight`` (out, in), or (in, out) when ``transposed``, and ``bias`` (out,) or
-        None.
+        """Creates a module that shares ``weight`` (out, in), or (in, out) if ``transposed``, and ``bias`` (out,).
 
-        Parameters are registered as such, plain tensors as buffers. TypeError for tensors that are not plain
-        floats, ValueError for shapes that do not fit.
+        Parameters stay parameters, and plain tensors become buffers. Raises TypeError for tensors that are not plain
+        floats, ValueError for shapes that do not match.
         """
         require_float_tensor(weight, "weight")
         if weight.dim() != 2:
@@ -118,11 +116,10 @@ class FusedLinear(FusedModule):
     def from_linear(
         cls: type[_Linear], linear: nn.Module, activation: str | None = None, negative_slope: float = 0.01
     ) -> _Linear:
-        """A module that shares the parameters of an ``nn.Linear`` or of a Hugging Face ``Conv1D`` (weight
-        (in, out)).
+        """Creates a module that shares the parameters of an ``nn.Linear`` or Hugging Face ``Conv1D``, weight (in, out).
 
-        TypeError for lazy, quantised and other modules, ValueError for parametrised and weight-normalised
-        ones.
+        Raises TypeError for lazy, quantised and other modules, ValueError for parametrised and weight-normalised
+        modules.
         """
         kind = type(linear)
         transposed = kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
@@ -139,18 +136,18 @@ class FusedLinear(FusedModule):
         return self.weight.shape[1 if self.transposed else 0]
 
     def reset_parameters(self) -> None:
-        """Draw weight and bias as ``nn.Linear`` does: uniform in +-1/sqrt(in_features)."""
+        """Initialises weight and bias like ``nn.Linear``: uniform in +-1/sqrt(in_features)."""
         nn.init.kaiming_uniform_(self.oriented(self.weight), a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0
             nn.init.uniform_(self.bias, -bound, bound)
 
     def oriented(self, weight: torch.Tensor) -> torch.Tensor:
-        """``weight``, which is laid out as the module's, as (out_features, in_features)."""
+        """Returns ``weight``, in the module's layout, as (out_features, in_features)."""
         return weight.t() if self.transposed else weight
 
     def strategies(self, x: torch.Tensor) -> list[str]:
-        """Those that apply to ``x`` (..., in_features), best guess first."""
+        """Returns the strategies for ``x`` (..., in_features), best guess first."""
         names = super().strategies(x)
         weight = held(self, "weight")
         if weight.dtype != x.dtype or weight.device != x.device:
@@ -163,14 +160,14 @@ class FusedLinear(FusedModule):
             if takes_skinny(x, self.in_features):
                 names.insert(0, "skinny")
         if runs_onednn(x) and x.numel() >= _PACKED_MIN_ROWS * x.shape[-1]:
-            # oneDNN's error is 1.03 x ATen's at 768 inputs, but 1.6 x at 3072: it never comes first.
+            # oneDNN's error is 1.03 x ATen's at 768 inputs, but 1.6 x at 3072, so it is never first.
             names.insert(-1, "onednn")
             if HAS_MKL and weight.numel() * weight.element_size() >= MKL_MIN_WEIGHT_BYTES:
                 names.insert(0, "mkl")
         return names
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (..., in_features); returns (..., out_features)."""
+        """Computes the module's result. x: (..., in_features); returns (..., out_features)."""
         weight, bias = held(self, "weight"), held(self, "bias")
         sources = (weight,) if bias is None else (weight, bias)
         if takes_plain_path(x, sources):
@@ -189,7 +186,7 @@ class FusedLinear(FusedModule):
         return self._plan(self.choose(x), held(self, "weight"))
 
     def places(self) -> list[tuple[dict, str]]:
-        """See :meth:`FusedModule.places`: the weight is packed, the bias is looked up at each call."""
+        """See :meth:`FusedModule.places`. The weight is packed, and the bias is read in each call."""
         return [(store, key) for store, key in super().places() if key == "weight"]
 
     def _kernel(self, x: torch.Tensor) -> torch.Tensor:
@@ -215,7 +212,7 @@ class FusedLinear(FusedModule):
         most = columns // whole * whole
         rows = x.reshape(-1, x.shape[-1])
         padded = x.new_empty((rows.shape[0], most + whole))
-        # The few columns that are left over have a product of their own, however slow.
+        # A separate, slow product computes the few remaining columns.
         for start, end in ((0, most), (most, columns)):
             torch.mm(rows, weight[start:end].t(), out=padded[:, start:end])
         y = padded[:, :columns].contiguous().view(*x.shape[:-1], columns)
@@ -238,14 +235,14 @@ class FusedLinear(FusedModule):
 
         def call(x: torch.Tensor) -> torch.Tensor:
             bias = holder["bias"]
-            # oneDNN reads the bias by its address, whatever its strides.
+            # oneDNN ignores the strides of the bias.
             y: torch.Tensor = linear(x, packed, bias if bias is None else bias.contiguous(), *arguments)
             return y if finish is None else finish(y)
 
         return call
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """``act(linear(x, W, b))`` in plain ATen calls."""
+        """Computes ``act(linear(x, W, b))`` in plain ATen calls."""
         y = F.linear(x, self.oriented(self.weight), self.bias)
         return apply_activation(y, self.activation, self.negative_slope)
 
@@ -257,13 +254,12 @@ class FusedLinear(FusedModule):
 
 
 class _MKLLinear:
-    """A linear layer whose weight MKL has packed for one number of rows.
+    """A linear layer with a weight packed by MKL for one number of rows.
 
-    A pack serves that number only; for any other the call computes with the plain weight. So a new number of
-    rows gets its pack when it comes twice in a row, and inputs whose length varies with each call do not pack
-    again and again.
+    A pack is valid for that number only, and calls with other numbers use the plain weight. A new number of rows
+    is packed when it occurs in two consecutive calls, so that varying lengths do not repack in every call.
 
-    ``holder``: the dict that has the bias, a tensor or None, under "bias".
+    ``holder``: the dict with the bias, a tensor or None, under "bias".
     """
 
     def __init__(self, weight, holder, activation, negative_slope):

@@ -8,25 +8,24 @@ from .linear import FusedLinear
 
 
 class FusedLinearScale(FusedLinear):
-    """``y = (x W^T + b) * gamma``, by output feature: the last layer of a branch with layer scale (Touvron et
+    """``y = (x W^T + b) * gamma`` per output feature: the last layer of a branch with layer scale (Touvron et
     al., arXiv:2103.17239).
 
-    x: (..., in_features); weight, bias: as in :class:`FusedLinear`; gamma: out_features elements in any shape
-    whose other sizes are 1; y: (..., out_features), with its dimensions in the order ``permutation`` where
-    that is given, as a view.
+    x: (..., in_features); weight, bias: as in :class:`FusedLinear`; gamma: out_features elements, with all other sizes
+    1; y: (..., out_features), permuted by ``permutation`` if given, as a view.
 
-    In inference gamma is folded into the layer, W' = gamma W and b' = gamma b in float64, then cast once to
-    the dtype of W, from the live tensors and again whenever they change; in float16 only where W' and b' are within its
-    range. Else, where a gradient is needed, under autocast and under ``torch.compile`` it is applied afterwards.
-    Strategies: those of :class:`FusedLinear`, on the folded weights ("folded" in place of "kernel").
+    In inference, gamma is folded into the layer, W' = gamma W and b' = gamma b in float64, then cast once to the dtype
+    of W. The live tensors are folded again after each change. In float16, W' and b' must be in range. Otherwise, if a
+    gradient is needed, under autocast and under ``torch.compile``, gamma is applied after the layer.
+    Strategies: as in :class:`FusedLinear`, on the folded weights ("folded" in place of "kernel").
     """
 
-    live_strategies = FusedModule.live_strategies  # all others compute with folded weights
+    live_strategies = FusedModule.live_strategies  # all others use folded weights
     gamma: torch.Tensor
     permutation: tuple[int, ...] | None
 
     def __init__(self, *_, **__):
-        raise TypeError("a FusedLinearScale is made of tensors: FusedLinearScale.from_tensors(weight, bias, gamma)")
+        raise TypeError("create a FusedLinearScale from tensors: FusedLinearScale.from_tensors(weight, bias, gamma)")
 
     @classmethod
     def from_tensors(  # type: ignore[override]  # other tensors, no activation
@@ -37,11 +36,11 @@ class FusedLinearScale(FusedLinear):
         transposed: bool = False,
         permutation: tuple[int, ...] | None = None,
     ) -> "FusedLinearScale":
-        """A module that shares ``weight`` (out, in), or (in, out) when ``transposed``, ``bias`` (out,) or
-        None, and ``gamma`` (out,), or with sizes of 1 beside it.
+        """Creates a module that shares ``weight`` (out, in), or (in, out) if ``transposed``, ``bias`` (out,) or
+        None, and ``gamma`` (out,), optionally with additional sizes of 1.
 
-        Parameters are registered as such, plain tensors as buffers. TypeError for tensors that are not plain
-        floats, ValueError for shapes that do not fit.
+        Parameters stay parameters, and plain tensors become buffers. Raises TypeError for tensors that are not plain
+        floats, ValueError for shapes that do not match.
         """
         module = super().from_tensors(weight, bias, "none", transposed=transposed)
         require_float_tensor(gamma, "gamma")
@@ -57,12 +56,12 @@ class FusedLinearScale(FusedLinear):
         return module
 
     def strategies(self, x: torch.Tensor) -> list[str]:
-        """Those that apply to ``x`` (..., in_features), best guess first."""
+        """Returns the strategies for ``x`` (..., in_features), best guess first."""
         names = ["folded" if name == "kernel" else name for name in super().strategies(x)]
         return names if "folded" in names else [*names[:-1], "folded", names[-1]]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (..., in_features); returns (..., out_features), permuted."""
+        """Computes the module's result. x: (..., in_features); returns (..., out_features), permuted."""
         if takes_plain_path(x, self._sources()):
             return self.reference(x)
         return self.plan(x)(x)
@@ -78,7 +77,7 @@ class FusedLinearScale(FusedLinear):
         return plans[strategy]
 
     def places(self) -> list[tuple[dict, str]]:
-        """See :meth:`FusedModule.places`: bias and gamma are folded too."""
+        """See :meth:`FusedModule.places`. Bias and gamma are folded too."""
         return FusedModule.places(self)
 
     def _sources(self) -> list[torch.Tensor]:
@@ -99,11 +98,11 @@ class FusedLinearScale(FusedLinear):
                 return self.reference
             folded = FusedLinear.from_tensors(weight, bias, transposed=self.transposed)
             plan = folded._kernel if strategy == "folded" else folded._plan(strategy, weight)
-        permutation = self.permutation  # a plan that held this module would hold the weight that it has folded
+        permutation = self.permutation  # a plan must not keep this module and its folded weight alive
         return plan if permutation is None else lambda x: plan(x).permute(permutation)
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """``linear(x, W, b) * gamma`` in plain ATen calls."""
+        """Computes ``linear(x, W, b) * gamma`` in plain ATen calls."""
         y = F.linear(x, self.oriented(self.weight), self.bias) * self.gamma.flatten()
         return y if self.permutation is None else y.permute(self.permutation)
 

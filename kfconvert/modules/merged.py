@@ -1,4 +1,4 @@
-"""Linear layers that read the same input, such as q, k and v of attention, as one matrix product."""
+"""Linear layers with the same input, such as q, k and v of attention, as one matrix product."""
 
 import weakref
 from typing import Any
@@ -18,17 +18,17 @@ from .linear import FusedLinear
 class FusedMergedLinear(FusedModule):
     """``(x W1^T + b1, x W2^T + b2, ...)``.
 
-    x: (..., in_features); the results: (..., out_features) of each linear, a tuple in their order. With "merged" they
-    are views of one tensor, each a block of its columns. All of one dtype and device.
+    x: (..., in_features); the results: (..., out_features) of each linear, a tuple in order. With "merged" they are
+    views of one tensor, each a block of its columns. All have one dtype and device.
 
     ``linears``: two or more ``nn.Linear`` or Hugging Face ``Conv1D``, whose parameters are shared, or
-    ``FusedLinear`` without an activation, kept as they are. ValueError for fewer, for an activation, and for
-    input sizes, dtypes or devices that differ.
-    Strategies: "mkl" (CPU, float32: each weight packed on its own), "merged" (one product with the weights below
-    each other: where they lie so, see ``runtime.merge``, as they are, else concatenated, a copy that follows the
-    parameters), "skinny" (CUDA, half types, up to 16 rows: such a product by a kernel of the package's own),
-    "composition" (one product each). Where a gradient is needed, under autocast and under
-    ``torch.compile`` there is one product each.
+    ``FusedLinear`` without an activation, used unchanged. Raises ValueError for fewer, for an activation, and if
+    input sizes, dtypes or devices differ.
+    Strategies: "mkl" (CPU, float32: each weight packed separately), "merged" (one product with stacked weights: without
+    a copy if they are contiguous in memory, see ``runtime.merge``, else with a concatenated copy that is updated with
+    the parameters), "skinny" (CUDA, half types, up to 16 rows: one product by a kernel of this package),
+    "composition" (one product each). If a gradient is needed, under autocast and under ``torch.compile``, there is one
+    product each.
     """
 
     live_strategies = ("composition",)
@@ -37,32 +37,32 @@ class FusedMergedLinear(FusedModule):
         super().__init__()
         if len(linears) < 2:
             raise ValueError(f"expected two linear layers or more, got {len(linears)}")
-        # An nn.ModuleList does not say of which class its modules are.
+        # An nn.ModuleList does not state the class of its modules.
         self.linears: Any = nn.ModuleList(map(plain_linear, linears))
         kinds = {(m.in_features, m.weight.dtype, m.weight.device) for m in self.linears}
         if len(kinds) > 1:
             raise ValueError("the linear layers differ in input size, dtype or device")
 
     def sources(self) -> list[torch.Tensor]:
-        """All weights and biases."""
+        """Returns all weights and biases."""
         tensors = [held(linear, name) for linear in self.linears for name in ("weight", "bias")]
         return [tensor for tensor in tensors if tensor is not None]
 
     def strategies(self, x: torch.Tensor) -> list[str]:
-        """Those that apply to ``x`` (..., in_features), best guess first."""
+        """Returns the strategies for ``x`` (..., in_features), best guess first."""
         packed = all("mkl" in linear.strategies(x) for linear in self.linears)
         skinny = self.linears[0].weight.dtype == x.dtype and takes_skinny(x, self.linears[0].in_features)
         return [*(["mkl"] if packed else []), *(["skinny"] if skinny else []), "merged", "composition"]
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """x: (..., in_features); returns a tuple of (..., out_features)."""
+        """Computes the module's results. x: (..., in_features); returns a tuple of (..., out_features)."""
         sources = self.sources()
         if takes_plain_path(x, sources):
             return self.differentiable(x)
         return self._planned(sources, x)(x)
 
     def differentiable(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """One product each, in differentiable operators."""
+        """Computes one product each, with differentiable operators."""
         return tuple(
             linear_act(x, linear.oriented(held(linear, "weight")), held(linear, "bias")) for linear in self.linears
         )
@@ -72,7 +72,7 @@ class FusedMergedLinear(FusedModule):
         return [] if self.strategy in self.live_strategies else self.weights()
 
     def weights(self) -> list[torch.Tensor]:
-        """Those of all linears, none where one is stored as (in, out)."""
+        """Returns the weights of all linears; empty if one is stored as (in, out)."""
         return [] if any(linear.transposed for linear in self.linears) else [each.weight for each in self.linears]
 
     def plan(self, x: torch.Tensor) -> Plan:
@@ -90,12 +90,12 @@ class FusedMergedLinear(FusedModule):
         return lambda x: tuple([plan(x) for plan in plans])
 
     def places(self) -> list[tuple[dict, str]]:
-        """See :meth:`FusedModule.places`: "mkl" looks the biases up at each call."""
+        """See :meth:`FusedModule.places`. "mkl" reads the biases in each call."""
         looked_up = "bias" if self.strategy == "mkl" else None
         return [(store, key) for store, key in super().places() if key != looked_up]
 
     def product(self) -> "MergedProduct":
-        """One product for all plans: a concatenated weight lives as long as one of the plans that read it."""
+        """Returns one product for all plans. A concatenated weight lives as long as a plan that reads it."""
         values = self._prepared(self.sources())
         known = values.get("merged")
         product = known and known()
@@ -105,7 +105,7 @@ class FusedMergedLinear(FusedModule):
         return product
 
     def reference(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """``linear(x, W, b)`` of each in plain ATen calls."""
+        """Computes ``linear(x, W, b)`` of each in plain ATen calls."""
         return tuple([linear.reference(x) for linear in self.linears])
 
     def extra_repr(self) -> str:
@@ -113,7 +113,7 @@ class FusedMergedLinear(FusedModule):
 
 
 class MergedProduct:
-    """All weights below each other; a linear without a bias gets zeros where others have one."""
+    """A product with all weights, stacked. A linear without a bias gets zeros if others have one."""
 
     @torch.no_grad()
     def __init__(self, linears):
@@ -131,7 +131,7 @@ class MergedProduct:
         return self._parts(F.linear(x, self.weight, self.bias))
 
     def skinny(self, x):
-        """The same, for a few rows of x."""
+        """Computes the product for few rows of x."""
         return self._parts(skinny_linear(x, self.weight, self.bias, ACTIVATIONS["none"].code, 0.0, False, True))
 
     def _parts(self, y):
@@ -139,7 +139,7 @@ class MergedProduct:
 
 
 def plain_linear(linear: nn.Module) -> FusedLinear:
-    """``linear`` as a FusedLinear that shares its parameters; ValueError where it has an activation."""
+    """Returns ``linear`` as a FusedLinear that shares its parameters. Raises ValueError if it has an activation."""
     if not isinstance(linear, FusedLinear):
         return FusedLinear.from_linear(linear)
     if linear.activation != "none":

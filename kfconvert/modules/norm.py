@@ -15,7 +15,7 @@ class FusedLayerNorm(FusedNorm):
 
     layer_norm(x) = (x - mean) / sqrt(var + eps) * weight + bias, mean and (biased) variance over the last
     ``len(normalized_shape)`` dimensions. x: (..., *normalized_shape), any strides; weight, bias:
-    normalized_shape or None; y as x. float64, float32, float16, bfloat16. ValueError for an unknown
+    normalized_shape or None; y as x. float64, float32, float16, bfloat16. Raises ValueError for an unknown
     activation.
     Strategies: "kernel" (``kfconvert.ops.layer_norm_act``), "composition".
     """
@@ -47,18 +47,18 @@ class FusedLayerNorm(FusedNorm):
         activation: str | None = None,
         **options,
     ) -> "FusedLayerNorm":
-        """A module that shares ``weight`` and ``bias`` (normalized_shape, or None).
+        """Creates a module that shares ``weight`` and ``bias`` (normalized_shape, or None).
 
-        Parameters are registered as such, plain tensors as buffers. TypeError for tensors that are not plain
-        floats, ValueError for shapes that do not fit. ``options``: ``return_sum`` where the class has it.
+        Parameters stay parameters, and plain tensors become buffers. Raises TypeError for tensors that are not plain
+        floats, ValueError for shapes that do not match. ``options``: ``return_sum`` if the class has it.
         """
         return cls._of_tensors(normalized_shape, eps, activation, options, weight=weight, bias=bias)
 
     @classmethod
     def from_layer_norm(cls, layer_norm: nn.LayerNorm, activation: str | None = None, **options) -> "FusedLayerNorm":
-        """A module that shares the parameters of an ``nn.LayerNorm``.
+        """Creates a module that shares the parameters of an ``nn.LayerNorm``.
 
-        TypeError for other modules, ValueError for parametrised and weight-normalised ones.
+        Raises TypeError for other modules, ValueError for parametrised and weight-normalised modules.
         """
         require_plain(layer_norm, (nn.LayerNorm,), "an nn.LayerNorm")
         module = cls.from_tensors(
@@ -72,16 +72,16 @@ class FusedLayerNorm(FusedNorm):
         )
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """``act(layer_norm(x))`` in plain ATen calls."""
+        """Computes ``act(layer_norm(x))`` in plain ATen calls."""
         y = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         return apply_activation(y, self.activation)
 
 
-class FusedAddLayerNorm(AddsResidual, FusedLayerNorm):  # type: ignore[misc]  # its methods take an argument more
+class FusedAddLayerNorm(AddsResidual, FusedLayerNorm):  # type: ignore[misc]  # its methods take another argument
     """``s = x + residual; y = act(layer_norm(s))``.
 
-    x: (..., *normalized_shape); residual: x's dtype, and x's shape or one that repeats over it. Returns y, or
-    (y, s) with ``return_sum``: s, in the dtype of x, is the residual stream of a pre-norm transformer. See
+    x: (..., *normalized_shape); residual: x's dtype, and x's shape or a shape that repeats over it. Returns y, or
+    (y, s) with ``return_sum``; s, in the dtype of x, is the residual stream of a pre-norm transformer. See
     :class:`FusedLayerNorm`.
     """
 

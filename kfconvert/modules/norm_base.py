@@ -1,4 +1,4 @@
-"""What the fused norms share: the normalised shape, strategies, and the residual addition before the norm."""
+"""Base classes of the fused norms: normalised shape, strategies, and the residual addition before the norm."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from .base import FusedModule, Plan, require_float_tensor
 
 
 class FusedNorm(FusedModule):
-    """Base of the fused norms; a subclass has ``_kernel`` and ``reference``, which take the norm's inputs."""
+    """Base of the fused norms. A subclass defines ``_kernel`` and ``reference``, which take the norm's inputs."""
 
     default_activation = "none"
     _kernel: Callable[..., Any]
@@ -26,7 +26,7 @@ class FusedNorm(FusedModule):
     def _of_tensors(
         cls, normalized_shape, eps: float, activation: str | None, options: dict, **tensors: torch.Tensor | None
     ):
-        """A module that shares ``tensors``, each of normalized_shape or None."""
+        """Creates a module that shares ``tensors``, each of normalized_shape or None."""
         module = cls.__new__(cls)
         FusedNorm.__init__(module, normalized_shape, eps, activation)
         module._set_options(**options)
@@ -46,10 +46,10 @@ class FusedNorm(FusedModule):
                 self.register_buffer(name, tensor)
 
     def _set_options(self) -> None:
-        """What a subclass keeps beside the tensors."""
+        """Sets the options of a subclass."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (..., *normalized_shape); returns the same shape and dtype."""
+        """Computes the module's result. x: (..., *normalized_shape); returns the same shape and dtype."""
         return self.reference(x) if self.strategy == "composition" else self._kernel(x)
 
     def plan(self, *inputs: torch.Tensor) -> Plan:
@@ -61,20 +61,20 @@ class FusedNorm(FusedModule):
 
 
 class AddsResidual(FusedNorm):
-    """Before another FusedNorm among the bases: the norm of ``x + residual``, with ``return_sum`` also that sum."""
+    """A mixin before another FusedNorm: computes the norm of ``x + residual``, with ``return_sum`` also the sum."""
 
     def _set_options(self, return_sum: bool = False, **options) -> None:
         super()._set_options(**options)
         self.return_sum = return_sum
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor):  # type: ignore[override]  # an argument more
-        """x, residual: (..., *normalized_shape); returns y, or (y, x + residual) with ``return_sum``."""
+    def forward(self, x: torch.Tensor, residual: torch.Tensor):  # type: ignore[override]  # another argument
+        """Computes y. x, residual: (..., *normalized_shape); returns y, or (y, x + residual) with ``return_sum``."""
         if self.strategy == "composition":
             return self.reference(x, residual)
         return self._kernel(x, residual)
 
     def reference(self, x: torch.Tensor, residual: torch.Tensor):
-        """In plain ATen calls."""
+        """Computes the result in plain ATen calls."""
         total = x + residual
         y = super().reference(total)
         return (y, total) if self.return_sum else y

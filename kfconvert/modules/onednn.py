@@ -1,4 +1,4 @@
-"""oneDNN and MKL on CPU: which packed-weight calls this PyTorch has, and how they name activations."""
+"""oneDNN and MKL on CPU: the packed-weight calls of this PyTorch, and their names of activations."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ Pointwise = tuple[str, list[float], str]
 Finish = Callable[[torch.Tensor], torch.Tensor]
 
 # name -> (attribute, scalars, algorithm) of mkldnn::_linear_pointwise and mkldnn::_convolution_pointwise
-# Missing are those in which oneDNN loses a NaN: relu and relu6 are maxima and give 0, sigmoid gives 0 on CPUs
-# without AVX2.
+# Activations in which oneDNN drops NaN are not listed: relu and relu6 are maxima and return 0, and sigmoid returns 0 on
+# CPUs without AVX2.
 _POINTWISE = {
     "none": ("none", (), ""),
     "gelu": ("gelu", (), "none"),
@@ -36,11 +36,11 @@ _IN_PLACE: dict[str, Finish] = {
 
 
 def pointwise(activation: str, negative_slope: float) -> tuple[Pointwise, Finish | None]:
-    """How to compute one of the package's activations so that NaN and infinities come out as from ATen.
+    """Returns how to compute an activation with the same NaN and infinities as ATen.
 
-    Returns oneDNN's (attribute, scalars, algorithm), and what to call on the result afterwards, or None.
+    The result is oneDNN's (attribute, scalars, algorithm), and a function to call on the result, or None.
     """
-    if activation == "leaky_relu" and negative_slope != 0:  # with 0 it is oneDNN's relu
+    if activation == "leaky_relu" and negative_slope != 0:  # a slope of 0 is oneDNN's relu
         return ("leaky_relu", [negative_slope], ""), None
     if activation in _POINTWISE:
         attribute, scalars, algorithm = _POINTWISE[activation]
@@ -49,7 +49,7 @@ def pointwise(activation: str, negative_slope: float) -> tuple[Pointwise, Finish
 
 
 def in_place(activation: str, negative_slope: float) -> Finish | None:
-    """ATen's activation, written over its argument (still in the cache after a convolution), or None."""
+    """Returns ATen's in-place activation, whose argument is still in the cache after a convolution, or None."""
     if activation == "leaky_relu":
         return lambda y: F.leaky_relu_(y, negative_slope)
     return _IN_PLACE.get(activation)
@@ -70,9 +70,9 @@ HAS_MKL = torch.backends.mkl.is_available() and _has(torch.ops.mkl, "_mkl_reorde
 
 
 def runs_onednn(x: torch.Tensor) -> bool:
-    """Whether the packed oneDNN calls take ``x``: a float32 CPU tensor, not empty, oneDNN not switched off.
+    """Whether the packed oneDNN calls accept ``x``: a non-empty float32 CPU tensor, with oneDNN enabled.
 
-    The half types are left out: without native instructions oneDNN emulates them, and ATen calls it for them
+    Half types are excluded, because oneDNN emulates them without native instructions, and ATen calls oneDNN for them
     anyway.
     """
     return (

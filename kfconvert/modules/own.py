@@ -1,4 +1,4 @@
-"""What stands for the matches of a pattern that a user has registered: a function of the user's own."""
+"""The module that replaces matches of a registered pattern with a user-defined function."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .base import FusedModule, Plan, takes_plain_path
 
 @dataclass(frozen=True)
 class Input:
-    """Stands, among arguments, for the tensor with this number among the inputs of a module."""
+    """A placeholder among arguments for the input tensor with this index."""
 
     number: int
 
 
 class _Functions(NamedTuple):
-    """The user's functions; copies of a module have the same ones. They are no attributes themselves, since a module of
-    the user's is to stay in the mode that it is in."""
+    """The user's functions, which copies of a module share. They are not attributes, because a user's module must not
+    change its mode with this one."""
 
     reference: Callable[..., Any]
     replacement: Callable[..., Any]
@@ -33,7 +33,7 @@ class _Functions(NamedTuple):
 
 @dataclass(frozen=True)
 class Arguments:
-    """How the functions are called: with tensors, and numbers and the like that are fixed."""
+    """The arguments of the functions: tensors, and constants such as numbers."""
 
     positional: tuple[Any, ...] = ()
     keywords: dict[str, Any] = field(default_factory=dict)
@@ -53,20 +53,20 @@ class Arguments:
 
 
 class OwnFusion(FusedModule):
-    """A user's ``replacement`` for what the ``reference`` computes.
+    """A user's ``replacement`` for the function ``reference``.
 
-    inputs: tensors of any shapes, floating dtypes and devices that the functions take; the replacement gets them
-    contiguous. outputs: a tensor, or a tuple of some, with the shapes and dtypes of the reference's.
+    inputs: tensors of any shapes, floating-point dtypes and devices that the functions accept; the replacement gets
+    contiguous tensors. outputs: a tensor or a tuple of tensors, with the shapes and dtypes of the reference's.
 
-    ``arguments``: how both are called; ``title``: what they are called, which tells one such module from another;
-    ``exact``: whether the replacement is to give the reference's values, bit for bit.
-    Strategies: "replacement" and "composition", the reference. Where a gradient is needed, under autocast and under
-    ``torch.compile`` the reference runs.
+    ``arguments``: arguments of both functions; ``title``: their name, which identifies such a module; ``exact``:
+    whether the replacement must return the reference's values bit for bit.
+    Strategies: "replacement" and "composition" (the reference). If a gradient is needed, under autocast and under
+    ``torch.compile``, the reference runs.
     """
 
     live_strategies = ("replacement", "composition")
     lays_out_anew = True
-    # Its code may be another in the next process, and would keep the times of this one.
+    # The user's code may change between processes, so stored times would be stale.
     is_remembered = False
 
     def __init__(
@@ -83,7 +83,7 @@ class OwnFusion(FusedModule):
         self._tried: set[tuple[Any, ...]] = set()
 
     def strategies(self, *inputs: Tensor) -> list[str]:
-        """Both, whatever the inputs are: ``plan`` tells whether the replacement takes them."""
+        """Returns both for any inputs. ``plan`` checks whether the replacement accepts the inputs."""
         return ["replacement", "composition"]
 
     def forward(self, *inputs: Tensor) -> Any:
@@ -92,8 +92,8 @@ class OwnFusion(FusedModule):
         return self.plan(*inputs)(*inputs)
 
     def plan(self, *inputs: Tensor) -> Plan:
-        """See :meth:`FusedModule.plan`. RuntimeError where the replacement does not do what the reference does, as far
-        as shapes, dtypes, devices and memory go."""
+        """See :meth:`FusedModule.plan`. Raises RuntimeError if the replacement's results differ from the reference's in
+        shape, dtype, device or memory use."""
         if self.choose(*inputs) == "composition":
             return self.reference
         kinds = tuple((x.dtype, x.device) for x in inputs)
@@ -103,7 +103,7 @@ class OwnFusion(FusedModule):
         return self._replaced
 
     def reference(self, *inputs: Tensor) -> Any:
-        """What the replacement stands for, as the user has written it."""
+        """Calls the user's reference."""
         return self.arguments.call(self._functions.reference, inputs)
 
     def _replaced(self, *inputs: Tensor) -> Any:
@@ -111,13 +111,13 @@ class OwnFusion(FusedModule):
 
     @torch.no_grad()
     def try_out(self, inputs: Sequence[Tensor]) -> None:
-        """RuntimeError, which says in words how, where the replacement fails for these inputs, its results differ from
-        the reference's in number, shape, dtype or device, or lie in the memory of an input, or it writes to one."""
+        """Raises RuntimeError if the replacement fails for these inputs or writes to them. Its results must match the
+        reference's in number, shape, dtype and device, and share no memory with an input."""
         expected = _flat(self.reference(*[x.clone() for x in inputs]))
         given = [x.clone(memory_format=torch.contiguous_format) for x in inputs]
         try:
             results = _flat(self._replaced(*given))
-        except Exception as error:  # it is anybody's code
+        except Exception as error:  # user code may raise anything
             first_line = str(error).strip().partition("\n")[0]
             raise RuntimeError(f"it raised {type(error).__name__}: {first_line[:200]}") from error
         if len(results) != len(expected):
@@ -127,23 +127,23 @@ class OwnFusion(FusedModule):
                 raise RuntimeError(f"it returns {_kind(result)} where the reference returns {_kind(wanted)}")
         memory = {x.untyped_storage().data_ptr() for x in given if x.numel()}
         if any(result.untyped_storage().data_ptr() in memory for result in results):
-            raise RuntimeError("a result of it lies in the memory of an argument")
+            raise RuntimeError("a result shares memory with an argument")
         if not all(map(_equal, inputs, given)):
             raise RuntimeError("it writes to an argument")
         if self.exact and not all(map(_equal, expected, results)):
-            raise RuntimeError("its values are not those of the reference, bit for bit")
+            raise RuntimeError("its values are not bit-for-bit equal to the reference's")
 
     def extra_repr(self) -> str:
         return f"{self.title}({self.arguments})"
 
 
 def _flat(result: Any) -> list[Any]:
-    """A tensor, or several in a tuple or list, as a list."""
+    """Returns a tensor, or a tuple or list of tensors, as a list."""
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
 def _equal(before: Tensor, after: Tensor) -> bool:
-    """Whether two tensors of one kind hold the same; a NaN is as any other."""
+    """Whether two tensors of one kind have equal values, with NaN equal to NaN."""
     return bool(((before == after) | ((before != before) & (after != after))).all())
 
 

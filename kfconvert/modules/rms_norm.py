@@ -12,9 +12,9 @@ class FusedRMSNorm(FusedNorm):
     """``y = act(x / sqrt(mean(x^2) + eps) * (offset + weight))``, the norm of T5, Llama and Gemma.
 
     The mean is over the last ``len(normalized_shape)`` dimensions. x: (..., *normalized_shape), any strides;
-    weight: normalized_shape or None (then without ``offset`` too), x's dtype or float32 beside a half type; y
-    as x. float64, float32, float16, bfloat16; the half types are computed in float32 and rounded once, at the
-    end. ``offset``: 1 in Gemma, whose weights start at 0. ValueError for an unknown activation.
+    weight: normalized_shape or None (then without ``offset`` too), in x's dtype, or float32 for a half type; y
+    as x. float64, float32, float16, bfloat16; half types are computed in float32 and rounded once, at the end.
+    ``offset``: 1 in Gemma, whose weights start at 0. Raises ValueError for an unknown activation.
     Strategies: "kernel" (``kfconvert.ops.rms_norm_act``), "composition".
     """
 
@@ -37,11 +37,11 @@ class FusedRMSNorm(FusedNorm):
     def from_tensors(
         cls, normalized_shape, weight: torch.Tensor | None, eps: float = 1e-6, activation: str | None = None, **options
     ) -> "FusedRMSNorm":
-        """A module that shares ``weight`` (normalized_shape, or None).
+        """Creates a module that shares ``weight`` (normalized_shape, or None).
 
-        A parameter is registered as such, a plain tensor as a buffer. TypeError for a tensor that is not
-        plain floats, ValueError for a shape that does not fit. ``options``: ``offset``, and ``return_sum``
-        where the class has it.
+        A parameter stays a parameter, and a plain tensor becomes a buffer. Raises TypeError for a tensor that is not
+        plain floats, ValueError for a shape that does not match. ``options``: ``offset``, and ``return_sum`` if the
+        class has it.
         """
         return cls._of_tensors(normalized_shape, eps, activation, options, weight=weight)
 
@@ -54,18 +54,18 @@ class FusedRMSNorm(FusedNorm):
         )
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """``act(rms_norm(x))`` in plain ATen calls."""
+        """Computes ``act(rms_norm(x))`` in plain ATen calls."""
         return reference(x, self.normalized_shape, self.weight, self.eps, self.activation, offset=self.offset)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, offset={self.offset}"
 
 
-class FusedAddRMSNorm(AddsResidual, FusedRMSNorm):  # type: ignore[misc]  # its methods take an argument more
+class FusedAddRMSNorm(AddsResidual, FusedRMSNorm):  # type: ignore[misc]  # its methods take another argument
     """``s = x + residual; y = act(rms_norm(s))``.
 
-    x: (..., *normalized_shape); residual: x's dtype, and x's shape or one that repeats over it. Returns y, or
-    (y, s) with ``return_sum``: s, in the dtype of x, is the residual stream of a pre-norm transformer. See
+    x: (..., *normalized_shape); residual: x's dtype, and x's shape or a shape that repeats over it. Returns y, or
+    (y, s) with ``return_sum``; s, in the dtype of x, is the residual stream of a pre-norm transformer. See
     :class:`FusedRMSNorm`.
     """
 

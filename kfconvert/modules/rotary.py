@@ -25,11 +25,11 @@ class FusedRotary(FusedModule):
         return self.reference if self.choose(*inputs) == "composition" else self._kernel
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Shapes as in the class's description."""
+        """Rotates x. See the class for shapes."""
         return self.reference(x, cos, sin) if self.choose(x, cos, sin) == "composition" else rope(x, cos, sin)
 
     def reference(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """In plain ATen calls."""
+        """Computes the result in plain ATen calls."""
         return reference(x, cos, sin)
 
     def _kernel(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

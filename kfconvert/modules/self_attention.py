@@ -1,4 +1,4 @@
-"""Self-attention between two linear layers, of which the first makes queries, keys and values in one product."""
+"""Self-attention between two linear layers. The first computes queries, keys and values in one product."""
 
 from collections.abc import Callable
 
@@ -12,17 +12,17 @@ from .merged import plain_linear
 
 
 class FusedSelfAttention(FusedModule):
-    """``out_proj(softmax(q k^T / sqrt(D)) v)`` with ``q, k, v = in_proj(x)``, as ``nn.MultiheadAttention`` of one
-    tensor computes it without masks and weights; Vaswani et al., arXiv:1706.03762.
+    """``out_proj(softmax(q k^T / sqrt(D)) v)`` with ``q, k, v = in_proj(x)``, which is ``nn.MultiheadAttention`` of one
+    tensor without masks and returned weights; Vaswani et al., arXiv:1706.03762.
 
     x: (batch, length, features) with ``batch_first``, else (length, batch, features); y: as x. float64, float32,
-    float16 or bfloat16, all of one dtype and device. The heads are read where the product has put them, and their
-    results written in the order in which the second layer reads them, where the original copies all of these.
+    float16 or bfloat16, all of one dtype and device. Unlike the original, the module does not copy heads: it reads them
+    from the product, and writes their results in the order that the second layer reads.
 
     ``in_proj``: ``nn.Linear`` to 3 x ``heads`` x D features, queries first; ``out_proj``: ``nn.Linear`` from ``heads``
-    x D features. Both may be ``FusedLinear`` without an activation, which are kept as they are. ValueError for an
-    activation, and where their sizes do not fit.
-    Strategies: those of :class:`FusedLinear`, for both layers.
+    x D features. Both may be ``FusedLinear`` without an activation, used unchanged. Raises ValueError for an
+    activation, or if their sizes do not match.
+    Strategies: as in :class:`FusedLinear`, for both layers.
     """
 
     def __init__(self, in_proj: nn.Module, out_proj: nn.Module, heads: int, batch_first: bool = True):
@@ -33,15 +33,15 @@ class FusedSelfAttention(FusedModule):
         if heads < 1 or inner % heads or self.in_proj.out_features != 3 * inner:
             raise ValueError(
                 f"{heads} heads, {self.in_proj.out_features} features of queries, keys and values, and {inner} of "
-                "results do not fit"
+                "results do not match"
             )
 
     def strategies(self, x: torch.Tensor) -> list[str]:
-        """Those that apply to ``x``, best guess first."""
+        """Returns the strategies for ``x``, best guess first."""
         return self.in_proj.strategies(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x and the result: as in the class's description."""
+        """Computes the module's result. See the class for shapes."""
         sources = [t for layer in (self.in_proj, self.out_proj) for t in held_of(layer, "weight", "bias")]
         if takes_plain_path(x, sources):
             return self._attended(x, self.in_proj, self.out_proj)
@@ -75,7 +75,7 @@ class FusedSelfAttention(FusedModule):
         return second(y.reshape(*x.shape[:-1], features))
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """In plain ATen calls."""
+        """Computes the result in plain ATen calls."""
         return self._attended(x, self.in_proj.reference, self.out_proj.reference)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation: an image's channels weighted by what a small network makes of their means."""
+"""Squeeze-and-excitation: scales an image's channels by a small network of their means."""
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +14,13 @@ class FusedSqueezeExcite(FusedModule):
 
     x: (N, C, H, W), contiguous or channels-last, the mean over H and W; conv1, conv2: ``nn.Conv2d`` with a
     1x1 kernel, C to any number of channels and back to C; y as x. float64, float32, float16, bfloat16. On an
-    image of one pixel such a convolution is a linear layer: ``kfconvert.ops.linear_act`` computes it together
-    with the activation that follows. The convolutions are kept as submodules, shared and not copied; their
-    hooks are not run.
+    image of one pixel such a convolution is a linear layer, which ``kfconvert.ops.linear_act`` computes together
+    with the activation. The convolutions are submodules, shared and not copied; their hooks do not run.
 
     ``activation``, ``gate``: names in ``kfconvert.ops.ACTIVATIONS``.
-    Strategies: "kernel", "composition" (the convolutions as they are).
+    Strategies: "kernel", "composition" (the original convolutions).
     TypeError: not plain convolutions. ValueError: padding, groups, a kernel larger than 1x1, channels that do
-    not fit, unknown activations.
+    not match, unknown activations.
     """
 
     live_strategies = ("composition",)
@@ -37,12 +36,12 @@ class FusedSqueezeExcite(FusedModule):
             if conv.kernel_size != (1, 1) or conv.groups != 1 or padded:
                 raise ValueError(f"expected a 1x1 convolution without padding and groups, got {conv}")
         if conv2.in_channels != conv1.out_channels or conv2.out_channels != conv1.in_channels:
-            raise ValueError(f"the channels of {conv1} and {conv2} do not lead back to where they began")
+            raise ValueError(f"the channels of {conv1} and {conv2} do not match")
         self.conv1, self.conv2 = conv1, conv2
         self.training = conv1.training
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (N, C, H, W); returns the same shape and dtype."""
+        """Computes the module's result. x: (N, C, H, W); returns the same shape and dtype."""
         convs = self.conv1, self.conv2
         sources = [t for conv in convs for t in (held(conv, "weight"), held(conv, "bias")) if t is not None]
         if takes_plain_path(x, sources):
@@ -64,7 +63,7 @@ class FusedSqueezeExcite(FusedModule):
         return kernel
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
-        """In plain ATen calls."""
+        """Computes the result in plain ATen calls."""
         conv1, conv2 = self.conv1, self.conv2
         hidden = F.conv2d(x.mean((2, 3), keepdim=True), conv1.weight, conv1.bias)
         hidden = apply_activation(hidden, self.activation)

@@ -1,4 +1,4 @@
-"""A layer of a transformer's encoder, with the parameters of torch's own."""
+"""A transformer encoder layer with the parameters of ``torch.nn.TransformerEncoderLayer``."""
 
 import torch
 import torch.nn.functional as F
@@ -12,28 +12,27 @@ _NAMES = {F.relu: "relu", F.gelu: "gelu"}
 
 
 class FusedTransformerLayer(nn.TransformerEncoderLayer):
-    """``torch.nn.TransformerEncoderLayer`` with the sums, norms and activations fused.
+    """``torch.nn.TransformerEncoderLayer`` with fused sums, norms and activations.
 
-    Parameters and their names, ``state_dict``, masks and results are those of torch's layer, so that each can load the
-    weights of the other. Where a submodule has hooks or a forward of its own, or was replaced by one of another class,
-    torch's forward runs. There is one difference: in evaluation mode, too, a mask of floats is added to the scores,
-    where torch takes it for one of booleans. Library calls compute the projections (q, k and v in one product) and
-    attention (``torch.nn.MultiheadAttention``), and on the CPU, in evaluation mode with ``batch_first`` and without
-    gradients, the whole layer, for which torch has one operator. This package computes ``act(x W1^T + b1)`` with the
-    activation in the product's epilogue, ``layer_norm(x + residual)`` in one pass, and in training ``dropout(x + bias)
-    + residual`` in one.
+    Parameters and their names, ``state_dict``, masks and results match torch's layer, so each can load the weights of
+    the other. Torch's forward runs if a submodule has hooks, an overridden forward, or another class. There is one
+    difference: float masks are added to the scores also in eval mode, in which torch treats them as boolean. Library
+    calls compute the projections (q, k and v in one product) and attention (``torch.nn.MultiheadAttention``). On the
+    CPU, in eval mode with ``batch_first`` and without gradients, torch's operator computes the whole layer. This
+    package computes ``act(x W1^T + b1)`` with the activation in the product's epilogue, ``layer_norm(x + residual)`` in
+    one pass, and in training ``dropout(x + bias) + residual`` in one pass.
 
     Args:
-        d_model, nhead, dim_feedforward: widths, and how many heads, which divide d_model.
-        dropout: probability in training, as torch's layer has it: of attention weights, of hidden values and of the
+        d_model, nhead, dim_feedforward: widths, and the number of heads, which divides d_model.
+        dropout: probability in training, as in torch's layer: of attention weights, of hidden values and of the
             results of both blocks.
-        activation: "relu" or "gelu" (the exact one).
+        activation: "relu" or "gelu" (exact).
         norm_first: whether the norms come before the blocks, else after the sums.
-        layer_norm_eps, batch_first, bias, device, dtype: of torch's layer, by name only: there they stand in
-            another order. Without ``batch_first`` x is (N, batch, d_model).
+        layer_norm_eps, batch_first, bias, device, dtype: as in torch's layer, but keyword-only, because torch's order
+            differs. Without ``batch_first``, x is (N, batch, d_model).
 
     Raises:
-        TypeError: an argument of another kind, such as torch's layer_norm_eps in the place of norm_first.
+        TypeError: an argument has another type, such as torch's layer_norm_eps in place of norm_first.
         ValueError: another activation.
     """
 
@@ -67,8 +66,8 @@ class FusedTransformerLayer(nn.TransformerEncoderLayer):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """src: (N, d_model), (N, batch, d_model), or with ``batch_first`` (batch, N, d_model); its shape is the
-        result's. The masks and ``is_causal`` are those of torch's layer."""
+        """Computes the layer. src: (N, d_model), (N, batch, d_model), or (batch, N, d_model) with ``batch_first``; the
+        result has the same shape. The masks and ``is_causal`` are as in torch's layer."""
         if self._is_one_operator(src, src_mask) or not self._is_usual():
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
 
@@ -83,19 +82,19 @@ class FusedTransformerLayer(nn.TransformerEncoderLayer):
         return self._summed(*self._fed_forward(x), x, self.dropout2, self.norm2)[0]
 
     def _is_one_operator(self, src, mask):
-        """Whether torch's forward is the faster one; only it takes the nested tensors of nn.TransformerEncoder."""
-        # On CUDA torch's operator computes GELU by tanh. It takes every element of a mask that is not 0 for masked.
+        """Whether torch's forward is faster. Only torch's forward accepts nested tensors of nn.TransformerEncoder."""
+        # On CUDA, torch's operator computes GELU with tanh. It treats every nonzero element of a mask as masked.
         inference = not (self.training or torch.is_grad_enabled()) and (mask is None or mask.dtype is torch.bool)
         return src.is_nested or (inference and src.is_cpu and self.self_attn.batch_first)
 
     def _is_usual(self):
-        """Whether this layer may read the weights of its submodules itself, in place of their forwards."""
+        """Whether this layer may read the weights of its submodules instead of calling their forwards."""
         kinds = {nn.Linear: (self.linear1, self.linear2), nn.LayerNorm: (self.norm1, self.norm2),
                  nn.Dropout: (self.dropout, self.dropout1, self.dropout2)}  # fmt: skip
         return self.activation in _NAMES and all(is_of(m, kind) for kind, modules in kinds.items() for m in modules)
 
     def _fed_forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The result of the feed-forward block, and its last bias where that is still to be added."""
+        """Returns the result of the feed-forward block, and its last bias if it is not yet added."""
         first, second = self.linear1, self.linear2
         bias = None if self._drops(self.dropout2) else second.bias
         weights = first.weight, first.bias, second.weight, bias
@@ -106,7 +105,7 @@ class FusedTransformerLayer(nn.TransformerEncoderLayer):
         return bias_dropout_add(y, bias, x, self.dropout2.p) if self._drops(self.dropout2) else y + x
 
     def _summed(self, y, bias, x, dropout, norm):
-        """(norm(sum), sum) with the sum ``dropout(y + bias) + x``."""
+        """Returns (norm(sum), sum) with the sum ``dropout(y + bias) + x``."""
         residual = x
         if self._drops(dropout):
             y, residual = bias_dropout_add(y, bias, x, dropout.p), None

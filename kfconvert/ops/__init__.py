@@ -1,7 +1,7 @@
-"""Functional operators: each works on any device, with or without the compiled library.
+"""Functional operators, which work on any device, with or without the compiled library.
 
-``fused`` has those that the fused modules call, ``standalone`` those for use by hand; what is said of each beside its
-function (declaration.py) makes the lists of them.
+``fused`` has the operators of the fused modules, and ``standalone`` has operators for direct use. All lists of
+operators come from their declarations (declaration.py).
 """
 
 from .. import second_names
@@ -14,7 +14,7 @@ from .standalone import *
 
 for _name in OPERATORS:
     globals()[_name] = checked(globals()[_name])
-    globals()[_name].__module__ = __name__  # where it is found by its name, as pickle does
+    globals()[_name].__module__ = __name__  # pickle finds it by this name
 
 globals().update(second_names.of(__name__))
 __all__ = sorted(["ACTIVATIONS", "Activation", "SoftMaxOp", *OPERATORS, *second_names.TABLE[__name__]])

@@ -1,7 +1,7 @@
-"""The activations that every operator of this package knows, in plain ATen.
+"""The activations of all operators in this package, in plain ATen.
 
-An activation has a name for people, a code for the compiled kernels (``csrc/common/activation.h`` holds the
-same numbers) and a reference, which is the definition that the kernels are tested against.
+An activation has a name, a code for the compiled kernels (the same number as in ``csrc/common/activation.h``) and a
+reference implementation, which defines the result in tests of the kernels.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,10 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise function ``reference(x, negative_slope)``; only leaky_relu uses the slope.
+    """An elementwise function ``reference(x, negative_slope)``. Only leaky_relu uses the slope.
 
-    ``backward(grad, saved, negative_slope)`` is grad * act'(x). ``saves_output``: the derivative follows from
-    the output alone, which is then what ``saved`` is, so that the input need not be kept; otherwise ``saved``
-    is x.
+    ``backward(grad, saved, negative_slope)`` is grad * act'(x). ``saves_output``: the derivative depends only on the
+    output, so ``saved`` is the output and the input is not saved; otherwise ``saved`` is x.
     """
 
     name: str
@@ -78,7 +77,7 @@ ACTIVATIONS: dict[str, Activation] = {
             lambda x, slope: F.leaky_relu(x, slope),
             lambda g, x, slope: _aten.leaky_relu_backward(g, x, slope, False),
         ),
-        # quick_gelu(x) is silu(1.702 x) / 1.702; x sigmoid(1.702 x) is how models write it.
+        # quick_gelu(x) is silu(1.702 x) / 1.702; models write x sigmoid(1.702 x).
         Activation(
             "quick_gelu",
             10,
@@ -94,7 +93,7 @@ ACTIVATIONS: dict[str, Activation] = {
     )
 }
 
-# Each of one operator only, and so with no name among the others: exp((x + y) * 2) and mish(x) * scale.
+# Activations of a single operator, without a public name: exp((x + y) * 2) and mish(x) * scale.
 EXP_TWICE = Activation("exp_twice", 12, lambda x, _: torch.exp(x * 2), lambda g, y, _: 2 * g * y, saves_output=True)
 MISH = Activation("mish", 13, lambda x, _: F.mish(x), lambda g, x, _: _aten.mish_backward(g, x))
 
@@ -104,7 +103,7 @@ BY_CODE: dict[int, Activation] = {
 
 
 class _Codes(dict):
-    """name -> code; an unknown name is answered with the known ones."""
+    """A dict from names to codes. An unknown name raises an error that lists the known names."""
 
     def __missing__(self, name):
         raise ValueError(f"unknown activation {name!r}; known: {', '.join(ACTIVATIONS)}")
@@ -119,5 +118,5 @@ CODES: dict[str, int] = _Codes({name: activation.code for name, activation in AC
     runs="PyTorch's activations",
 )
 def apply_activation(x: torch.Tensor, name: str, negative_slope: float = 0.01) -> torch.Tensor:
-    """``act(x)`` in plain ATen, differentiable; x is any float tensor. ValueError for an unknown name."""
+    """Computes ``act(x)`` in plain ATen, differentiable; x is any float tensor. ValueError: unknown name."""
     return BY_CODE[CODES[name]].reference(x, negative_slope)

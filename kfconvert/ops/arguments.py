@@ -1,4 +1,4 @@
-"""Arguments of a wrong type: errors of one line that name the operator and the argument."""
+"""One-line errors for arguments of a wrong type, with the names of the operator and the argument."""
 
 import inspect
 import sys
@@ -8,13 +8,13 @@ from types import FrameType
 
 import torch
 
-_NO_NUMBER: typing.Any = None  # which float and index refuse
+_NO_NUMBER: typing.Any = None  # rejected by float and index
 
 
 def named(error: Exception) -> Exception:
-    """A TypeError that names the argument which is no tensor, of the public function at work; else ``error``.
+    """Returns a TypeError that names the non-tensor argument of the running public function; else ``error``.
 
-    Called where something has no attribute of a tensor: a call with tensors spends no time on it.
+    Called only after an AttributeError, so calls with tensors have no overhead.
     """
     calls = []
     frame: FrameType | None = sys._getframe(1)
@@ -23,7 +23,7 @@ def named(error: Exception) -> Exception:
         if inspect.isfunction(function) and function.__code__ is frame.f_code:
             calls.append((function, frame.f_locals))
         frame = frame.f_back
-    for function, values in reversed(calls):  # the outermost first: its names are those that the caller knows
+    for function, values in reversed(calls):  # the outermost function first, because the caller knows its names
         for name, annotation in function.__annotations__.items():
             kinds = typing.get_args(annotation) or (annotation,)
             tensor = name != "return" and torch.Tensor in kinds and set(kinds) <= {torch.Tensor, type(None)}
@@ -33,28 +33,28 @@ def named(error: Exception) -> Exception:
 
 
 def require_tensors(*tensors) -> None:
-    """The error of :func:`named` where one of these arguments of the public function at work is no tensor."""
+    """Raises the error of :func:`named` if one of these arguments of the running public function is not a tensor."""
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise named(TypeError(f"expected a tensor, got {type(tensor).__name__}"))
 
 
 def within(operator: str, name: str, least: float, value, most: float) -> bool:
-    """``least <= value <= most``; TypeError where that is no comparison of numbers."""
+    """Returns ``least <= value <= most``. Raises TypeError if ``value`` is not a number."""
     try:
         return least <= value <= most
-    except (TypeError, ValueError, RuntimeError):  # the last two of more numbers than one
+    except (TypeError, ValueError, RuntimeError):  # the last two for several numbers
         raise _type_error(operator, name, "a number", value) from None
 
 
 def require_share(operator: str, name: str, value) -> None:
-    """ValueError unless ``value`` is between 0 and 1; TypeError where it is no number."""
+    """Raises ValueError unless ``value`` is between 0 and 1, and TypeError if it is not a number."""
     if not within(operator, name, 0, value, 1):
         raise ValueError(f"{name} must be between 0 and 1, got {value}")
 
 
 def as_number(operator: str, name: str, value) -> float:
-    """``float(value)``; TypeError where that is no number, or text."""
+    """Returns ``float(value)``. Raises TypeError if ``value`` is not a number, or a string."""
     try:
         return float(value if not isinstance(value, str) else _NO_NUMBER)
     except (TypeError, ValueError):
@@ -62,7 +62,7 @@ def as_number(operator: str, name: str, value) -> float:
 
 
 def as_integer(operator: str, name: str, value) -> int:
-    """``operator.index(value)``; TypeError where that is no integer."""
+    """Returns ``operator.index(value)``. Raises TypeError if ``value`` is not an integer."""
     try:
         return index(value if not isinstance(value, bool) else _NO_NUMBER)
     except TypeError:

@@ -1,8 +1,7 @@
-"""What is said of an operator beside its function, once, for all who list operators.
+"""The operator registry: metadata of each operator, the single source for docs, tests, benchmarks and kernel families.
 
-From the declarations follow ``ops.__all__``, the families ``kernels.cpu`` and ``kernels.cuda``, the arguments with
-which the tests call every operator, the list in docs/operators.md, and the benchmark's and the sanitizer's cases of
-those operators that have none of their own.
+``ops.__all__``, the families ``kernels.cpu`` and ``kernels.cuda``, the example arguments of tests, the list in
+docs/operators.md, and default cases of the benchmark and the sanitizer are derived from the declarations.
 """
 
 from collections.abc import Callable
@@ -22,14 +21,13 @@ class Operator:
     Attributes:
         function: the function itself.
         group: one of GROUPS.
-        example: (t, rows, columns) -> positional arguments, ``t(*shape)`` being a float tensor; None where no tensors
-            are taken.
-        reference: the operator in plain ATen where that stands beside it; those of the others are in
-            ``kernels/reference``.
-        runs: the operators, ours or PyTorch's, that it calls where it has no kernel of its own; else None.
-        why_aten: why this call runs on plain ATen although there is a kernel, with the parameters of ``function``; None
-            where every call has a kernel. It returns None for calls that have one.
-        timed_as: the operators by which the benchmark times its kernel, where it has no case of its own.
+        example: (t, rows, columns) -> positional arguments, where ``t(*shape)`` is a float tensor; None for operators
+            without tensor arguments.
+        reference: the operator in plain ATen, if defined in the same module; others are in ``kernels/reference``.
+        runs: the operators, of this package or PyTorch, that an operator without a kernel calls; else None.
+        why_aten: a function with the parameters of ``function`` that returns why a call runs on plain ATen, or None if
+            it runs a kernel; None if every call runs a kernel.
+        timed_as: the operators whose benchmark measures the same kernel, if it has no separate case.
     """
 
     function: Callable[..., Any]
@@ -42,16 +40,16 @@ class Operator:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it has kernels of its own, on the CPU and on CUDA."""
+        """Whether the operator has compiled kernels for CPU and CUDA."""
         return self.runs is None and self.example is not None
 
     @property
     def has_no_backward(self) -> bool:
-        """Whether calls that want gradients never run its kernel."""
+        """Whether calls with gradients never run its kernel."""
         return self.why_aten is wants_gradients
 
 
-# name -> operator, in the order in which their modules are imported
+# name -> operator, in import order of their modules
 OPERATORS: dict[str, Operator] = {}
 
 
@@ -63,7 +61,7 @@ def declare(
     runs: str | None = None,
     reference: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enters the function below it into OPERATORS; see :class:`Operator` for the arguments."""
+    """Decorator that adds the function to OPERATORS. See :class:`Operator` for the arguments."""
     if group not in GROUPS:
         raise ValueError(f"group must be one of {GROUPS}, not {group!r}")
 
@@ -75,7 +73,7 @@ def declare(
 
 
 def wants_gradients(*args: Any, **kwargs: Any) -> str | None:
-    """The ``why_aten`` of kernels without a backward."""
+    """Returns the ``why_aten`` of kernels without a backward."""
     tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return "the kernel has no backward"

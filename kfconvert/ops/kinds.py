@@ -1,7 +1,7 @@
-"""Arguments of a kind that would be taken for another one: refused before they change a result silently.
+"""Checks for arguments whose type Python would silently convert.
 
-Python takes True for 1, 0.1 for true, and a tensor for a number wherever it can be multiplied. So a call with its
-arguments in another function's order, such as those of torch.nn.functional, may run and return wrong numbers.
+Python treats True as 1, 0.1 as true, and a tensor as a number in multiplications. A call with arguments in the order of
+another function, such as of torch.nn.functional, could therefore run and return wrong numbers.
 """
 
 import functools
@@ -14,8 +14,8 @@ import torch
 
 
 def checked(function: Callable) -> Callable:
-    """``function``, also the ``__init__`` of a class, with a TypeError of one line for a flag that is no bool, and for
-    what is no number, a bool or a tensor of several elements where one belongs. All else goes through."""
+    """Wraps ``function`` (or ``__init__`` of a class) to raise a one-line TypeError for wrong arguments: a flag that is
+    not a bool, or a number that is a bool, a tensor with several elements, or another type."""
     checks = tuple(_checks(function))
     called = function.__qualname__.removesuffix(".__init__")
 
@@ -38,7 +38,7 @@ def checked(function: Callable) -> Callable:
 
 
 def _checks(function):
-    """(place, name, whether a value is of a wrong kind, what is expected) of each parameter that has one."""
+    """Yields (position, name, predicate for wrong values, expected kind) of each checked parameter."""
     for index, parameter in enumerate(inspect.signature(function).parameters.values()):
         kinds = {typing.get_origin(kind) or kind for kind in typing.get_args(parameter.annotation)}
         kinds = kinds or {parameter.annotation}

@@ -1,4 +1,4 @@
-"""What the norms share: checks, shapes, gradients and the autocast rule."""
+"""Helpers of the norms: checks, shapes, gradients and the autocast rule."""
 
 from collections.abc import Sequence
 from operator import index
@@ -9,7 +9,7 @@ from .registration import cast_floats, cast_to_widest, require, require_float, r
 
 
 def as_shape(normalized_shape: int | Sequence[int]) -> Sequence[int]:
-    """One number stands for the last dimension. TypeError unless it is that, a tuple or a list."""
+    """Returns the shape as a sequence; a number is the last dimension. Raises TypeError for other types."""
     if isinstance(normalized_shape, (tuple, list)):
         return normalized_shape
     if isinstance(normalized_shape, (int, torch.SymInt)):
@@ -23,12 +23,12 @@ def as_shape(normalized_shape: int | Sequence[int]) -> Sequence[int]:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a norm of ``dtype`` is computed."""
+    """Returns the dtype in which a norm of ``dtype`` is computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def row_count(x: torch.Tensor, shape) -> int:
-    """How many times ``shape`` is normalised in x."""
+    """Returns the number of rows of ``shape`` in x."""
     rows = 1
     for size in x.shape[: x.dim() - len(shape)]:
         rows = rows * size
@@ -36,18 +36,18 @@ def row_count(x: torch.Tensor, shape) -> int:
 
 
 def sum_requires_grad(x: torch.Tensor, residual: torch.Tensor | None) -> bool:
-    """Whether ``x + residual`` has a gradient, in grad mode."""
+    """Whether ``x + residual`` requires a gradient, in grad mode."""
     return x.requires_grad or (residual is not None and residual.requires_grad)
 
 
 def own_sum(results: tuple, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """``results``, (y, x + residual), of which none is an argument: without a residual x is copied."""
+    """Returns ``results``, (y, x + residual), without aliases of arguments: without a residual, x is copied."""
     y, s = results
     return y, s.clone(memory_format=torch.contiguous_format) if residual is None else s
 
 
 def check_norm(operator, x, residual, shape, weight, bias=None) -> None:
-    """RuntimeError where shapes, dtypes or devices do not fit, as from the compiled kernels."""
+    """Raises RuntimeError if shapes, dtypes or devices are incompatible, as from the compiled kernels."""
     require_float(operator, x)
     require(
         1 <= len(shape) <= x.dim() and tuple(x.shape[-len(shape) :]) == tuple(shape),
@@ -80,7 +80,7 @@ def check_norm(operator, x, residual, shape, weight, bias=None) -> None:
 
 
 def _repeats(small, large, least):
-    """Whether ``small`` is sizes of 1, then the trailing sizes of ``large``, at least ``least`` of them."""
+    """Whether ``small`` has sizes of 1, then at least ``least`` of the trailing sizes of ``large``."""
     if not least <= len(small) <= len(large):
         return False
     large = large[len(large) - len(small) :]
@@ -90,14 +90,14 @@ def _repeats(small, large, least):
 
 
 def grad_of_residual(grad_s: torch.Tensor | None, shape) -> torch.Tensor | None:
-    """The gradient of the sum, added up where the residual was repeated; ``shape`` is None without one."""
+    """Returns the gradient of the sum, reduced to the residual's ``shape``, which is None without a residual."""
     if shape is None or grad_s is None:
         return None
     return grad_s if grad_s.shape == shape else grad_s.sum_to_size(shape)
 
 
 def autocast_norm(args, device_type):
-    """ATen's rule: float32 on CUDA; on the CPU the norm keeps the dtype of the sum, which is the widest.
+    """Applies ATen's rule: float32 on CUDA. On the CPU the norm keeps the dtype of the sum, which is the widest.
 
     args: x, residual, normalized_shape and then, in any order, weight, bias and numbers.
     """

@@ -1,9 +1,9 @@
-"""How an operator becomes known to torch: schema, ATen composition, fake kernel, autograd and autocast.
+"""Registration of operators in PyTorch: schema, ATen composition, fake kernel, autograd and autocast.
 
-The compiled libraries register kernels for the CPU and CUDA keys only; everything else is here, so that the
-operators exist, with the same schemas, when no library is there. Every operator has a twin
-``<name>_inference`` with the same kernels and no autograd layer: a Python autograd layer costs more than the
-kernel of a small model, even under no_grad.
+The compiled libraries only register kernels for the CPU and CUDA keys. All other registrations are here, so that the
+operators exist with the same schemas without the libraries. Every operator has a twin ``<name>_inference`` with the
+same kernels and no autograd layer, because a Python autograd layer costs more than a kernel of a small model, even
+under no_grad.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def define(schema: str, composition: Callable, fake: Callable) -> torch._ops.OpO
 
 
 def define_with_twin(schema: str, composition: Callable, fake: Callable):
-    """(operator, its ``_inference`` twin)"""
+    """Declares an operator and its ``_inference`` twin, and returns both."""
     operator = define(schema, composition, fake)
     name, _, rest = schema.partition("(")
     twin = define(f"{name}_inference({rest}", composition, fake)
@@ -39,11 +39,11 @@ def define_with_twin(schema: str, composition: Callable, fake: Callable):
 
 
 def differentiate(operator: torch._ops.OpOverload, backward: Callable, setup_context: Callable) -> Callable:
-    """Registers a gradient, as ``torch.library.register_autograd`` takes it; returns how to call it then.
+    """Registers a gradient like ``torch.library.register_autograd``, and returns a function for calls with gradients.
 
-    What is returned takes all arguments, by position. It goes to an autograd function at once where nothing
-    is to see the operator or to change its arguments before: by way of the dispatcher, which calls back into
-    Python for the autograd layer, a forward takes 30 us more and a backward 10.
+    The function takes all arguments by position. It calls an autograd function directly if no mode must see the
+    operator or change its arguments. The dispatcher, which calls back into Python for the autograd layer, would add
+    30 us to a forward and 10 us to a backward.
     """
     name = operator.name()
     torch.library.register_autograd(name, backward, setup_context=setup_context, lib=LIBRARY)
@@ -69,9 +69,9 @@ def _at_once(operator, differentiable):
 
 
 def differentiate_by_decomposition(operator: torch._ops.OpOverload, decomposition: Callable) -> Callable:
-    """Where a gradient is needed the operator becomes the differentiable ``decomposition(*arguments)``.
+    """Replaces the operator with the differentiable ``decomposition(*arguments)`` if a gradient is needed.
 
-    Returns how to call it then, as :func:`differentiate` does.
+    Returns a function for calls with gradients, see :func:`differentiate`.
     """
 
     def autograd(keyset, *args):
@@ -84,7 +84,7 @@ def differentiate_by_decomposition(operator: torch._ops.OpOverload, decompositio
 
 
 def autocast(operators, cast: Callable, device_types=("cpu", "cuda")) -> None:
-    """Under autocast the arguments go through ``cast(args, device_type)`` first."""
+    """Applies ``cast(args, device_type)`` to the arguments under autocast."""
     for device_type in device_types:
         for operator in operators:
             kernel = _autocast_kernel(operator, cast, device_type)
@@ -100,7 +100,7 @@ def _autocast_kernel(operator, cast, device_type):
 
 
 def cast_floats(args, dtype: torch.dtype, device_type: str) -> tuple:
-    """Float tensors (float64 excepted, as ATen's autocast does) on that device become ``dtype``."""
+    """Casts float tensors on the device to ``dtype``, except float64, like ATen's autocast."""
     return tuple(
         arg.to(dtype)
         if isinstance(arg, torch.Tensor)
@@ -113,12 +113,12 @@ def cast_floats(args, dtype: torch.dtype, device_type: str) -> tuple:
 
 
 def cast_to_lower(args, device_type: str) -> tuple:
-    """The rule of matrix products and convolutions: everything in the autocast dtype."""
+    """Applies the rule of matrix products and convolutions: casts to the autocast dtype."""
     return cast_floats(args, torch.get_autocast_dtype(device_type), device_type)
 
 
 def cast_to_widest(args, device_type: str) -> tuple:
-    """The rule of sums: everything in the widest dtype among the arguments."""
+    """Applies the rule of sums: casts to the widest dtype among the arguments."""
     dtypes = [arg.dtype for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point()]
     widest = dtypes[0]
     for dtype in dtypes[1:]:
@@ -127,7 +127,7 @@ def cast_to_widest(args, device_type: str) -> tuple:
 
 
 def has_kernels(x: torch.Tensor) -> bool:
-    """Whether compiled kernels serve this call with x; if not, the public functions are their references."""
+    """Whether compiled kernels run calls with x. If not, the public functions call their references."""
     try:
         loaded = (x.is_cpu and extension.EXTENSION_LOADED) or (x.is_cuda and extension.CUDA_KERNELS_LOADED)
     except AttributeError as error:
@@ -136,13 +136,13 @@ def has_kernels(x: torch.Tensor) -> bool:
 
 
 def wants_gradient(x, other=None, bias=None, residual=None) -> bool:
-    """Whether autograd records a call with these tensors, of which all but x may be None, or may do so later, in a
-    program that is made of the call now."""
+    """Whether autograd records a call with these tensors (None is allowed except for x), or may record it later in a
+    program that is traced now."""
     return records_gradient(x, other, bias, residual) or keeps_calls()
 
 
 def records_gradient(x, other=None, bias=None, residual=None) -> bool:
-    """Whether autograd records a call with these tensors, of which all but x may be None."""
+    """Whether autograd records a call with these tensors (None is allowed except for x)."""
     try:
         return torch.is_grad_enabled() and (
             x.requires_grad
@@ -155,16 +155,16 @@ def records_gradient(x, other=None, bias=None, residual=None) -> bool:
 
 
 def require(condition: bool, operator: str, message: str | Callable[[], str]) -> None:
-    """The checks of the compiled kernels, for compositions and fake kernels: RuntimeError with one line.
+    """Raises a one-line RuntimeError unless ``condition``: the checks of compiled kernels for compositions and fakes.
 
-    A function makes the message where it is needed only: torch.compile fixes the sizes that are in one.
+    The message may be a function, because torch.compile specializes on sizes in a formatted message.
     """
     if not condition:
         raise RuntimeError(f"kfconvert::{operator}: {message() if callable(message) else message}")
 
 
 def require_float(operator: str, x: torch.Tensor) -> None:
-    """x has a dtype that the kernels take."""
+    """Raises RuntimeError unless the kernels accept x's dtype."""
     try:
         floating = x.is_floating_point() and x.element_size() > 1
     except AttributeError as error:
@@ -173,13 +173,13 @@ def require_float(operator: str, x: torch.Tensor) -> None:
 
 
 def require_same_device(operator, name, x, other, x_name="x"):
-    """``other``, a tensor, is where x is."""
+    """Raises RuntimeError unless ``other``, a tensor, is on x's device."""
     require_tensors(other)
     require(other.device == x.device, operator, f"{name} is on another device than {x_name}")
 
 
 def require_same_options(operator, name, x, other, x_name="x"):
-    """The device and, outside of autocast (which aligns them), the dtype of ``other`` are those of x."""
+    """Raises RuntimeError unless ``other`` has x's device and, except under autocast (which aligns it), x's dtype."""
     require_same_device(operator, name, x, other, x_name)
     require(
         other.dtype == x.dtype or torch.is_autocast_enabled(x.device.type),

@@ -1,4 +1,4 @@
-"""Fusions of a user's own: a plain Python function is the pattern, another function takes the place of its matches."""
+"""User-defined fusions: a Python function is the pattern, and another function replaces its matches."""
 
 from .errors import PatternError
 from .match import MatchedTensor, OwnMatch

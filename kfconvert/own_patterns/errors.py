@@ -1,5 +1,5 @@
-"""The error of this room."""
+"""The error of user-defined patterns."""
 
 
 class PatternError(ValueError):
-    """A pattern that cannot be registered, or found again. One clear line."""
+    """Raised if a pattern cannot be registered or restored. The message has one line."""

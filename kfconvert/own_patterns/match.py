@@ -1,4 +1,4 @@
-"""What a user's ``when`` is told of a match."""
+"""The description of a match that a user's ``when`` receives."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..graph import fixed_size, is_weight
 
 @dataclass(frozen=True)
 class MatchedTensor:
-    """A tensor that an argument of the reference stands for.
+    """The tensor in a model that matches an argument of the reference.
 
     Attributes:
-        shape: its sizes; None for one that is not fixed, such as that of the batch.
-        dtype, device: those that it has.
+        shape: its sizes, with None for sizes that are not fixed, such as the batch size.
+        dtype, device: its dtype and device.
         is_weight: whether it is a parameter or buffer of the model, and not computed in its forward.
     """
 
@@ -30,12 +30,12 @@ class MatchedTensor:
 
 @dataclass(frozen=True)
 class OwnMatch:
-    """A place in a model where a pattern fits: ``match["x"]`` is what its argument x stands for there.
+    """A place in a model where a pattern matches: ``match["x"]`` is the value of the argument x.
 
     Attributes:
-        name: that of the pattern.
+        name: name of the pattern.
         module: dotted path, within the captured module, of the module whose forward computes the result.
-        arguments: by name, a ``MatchedTensor``, or the number for an argument that is a float.
+        arguments: by name, a ``MatchedTensor``, or the number for a float argument.
     """
 
     name: str
@@ -47,7 +47,7 @@ class OwnMatch:
 
 
 def matched(value: Any) -> Any:
-    """What ``when`` is told of a captured value."""
+    """Returns the description of a captured value for ``when``."""
     if not isinstance(value, fx.Node):
         return value
     tensor = value.meta["val"]

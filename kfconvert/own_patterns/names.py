@@ -1,4 +1,4 @@
-"""A user's functions by their names, ``module:qualname``, by which an artifact refers to them."""
+"""The names of user functions, ``module:qualname``, as stored in artifacts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def described(pattern: Pattern) -> dict[str, Any]:
-    """A user's own ``pattern`` as JSON, from which ``rebuilt`` makes it again. What has no name by which it would be
-    found again (a lambda, a function within another) has None there, and so have inputs that JSON cannot hold."""
+    """Returns a user's ``pattern`` as JSON for ``rebuilt``. Functions without an importable name (lambdas, nested
+    functions) and inputs that JSON cannot represent are None."""
     source: Source = pattern.source
     functions = {what: getattr(source, what) for what in _FUNCTIONS}
     names = {what: function and _name_of(function) for what, function in functions.items()}
@@ -34,17 +34,16 @@ def described(pattern: Pattern) -> dict[str, Any]:
 
 
 def functions_in(own: Mapping[str, Any]) -> list[str]:
-    """The names of the functions that ``rebuilt`` would import.
+    """Returns the names of the functions that ``rebuilt`` imports.
 
     Raises:
-        PatternError: ``own``, as of ``described``, lacks some of them, or its example inputs.
+        PatternError: ``own``, from ``described``, lacks a name or the example inputs.
     """
     wanted = _FUNCTIONS if own["conditional"] else _FUNCTIONS[:2]
     for what in wanted:
         if own[what] is None:
             raise PatternError(
-                f"the {what} of the pattern {own['name']!r} has no name by which it would be found again: make it a "
-                "function of a module"
+                f"the {what} of the pattern {own['name']!r} has no importable name: define it as a function of a module"
             )
     if own["example"] is None:
         raise PatternError(f"the example inputs of the pattern {own['name']!r} cannot be described in JSON")
@@ -52,10 +51,10 @@ def functions_in(own: Mapping[str, Any]) -> list[str]:
 
 
 def rebuilt(own: Mapping[str, Any]) -> Pattern:
-    """The pattern that ``described`` has described. It imports the modules of its functions, and runs the reference.
+    """Rebuilds the pattern from ``described``. Imports the modules of its functions, and runs the reference.
 
     Raises:
-        PatternError: a function is no longer there, or is no pattern.
+        PatternError: a function does not exist, or is not a pattern.
     """
     name = own["name"]
     found: dict[str, Any] = {what: None for what in _FUNCTIONS}
@@ -63,19 +62,19 @@ def rebuilt(own: Mapping[str, Any]) -> Pattern:
     try:
         example = build(own["example"])
     except InputSpecError as error:
-        raise PatternError(f"the example inputs of the pattern {name!r} cannot be made again: {error}") from None
+        raise PatternError(f"the example inputs of the pattern {name!r} cannot be created: {error}") from None
     if not isinstance(example, (tuple, dict)):
-        raise PatternError(f"the example inputs of the pattern {name!r} are no arguments of a call")
+        raise PatternError(f"the example inputs of the pattern {name!r} are not arguments of a call")
     call = ExampleCall((), example) if isinstance(example, dict) else ExampleCall(example)
     _, pattern = made(Source(name, **found, numerics=own["numerics"], call=call))
     return pattern
 
 
 def _name_of(function: Callable[..., Any]) -> str | None:
-    """The name under which ``function`` is found again, None where there is none."""
+    """The importable name of ``function``; None if there is none."""
     kind: Any = function if hasattr(function, "__qualname__") else type(function)
     module = sys.modules.get(getattr(kind, "__module__", None) or "")
-    if kind is not function:  # an object, such as a module of torch: by its name in the file of its class, if any
+    if kind is not function:  # an object, such as a torch module: its name in the module of its class, if any
         names = [name for name, value in vars(module).items() if value is function] if module else []
         return f"{kind.__module__}:{names[0]}" if names else None
     name = f"{kind.__module__}:{kind.__qualname__}"
@@ -88,13 +87,13 @@ def _name_of(function: Callable[..., Any]) -> str | None:
 def _function(pattern: str, name: str) -> Any:
     try:
         if not _NAME.fullmatch(name):
-            raise ImportError("it is no name of a function")
+            raise ImportError("it is not the name of a function")
         found = _looked_up(name)
-    except Exception as error:  # the module's own code runs
+    except Exception as error:  # imported user code may raise anything
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
         raise PatternError(f"{name[:200]} of the pattern {pattern!r} cannot be imported: {reason}") from error
     if not callable(found):
-        raise PatternError(f"{name} of the pattern {pattern!r} is no function")
+        raise PatternError(f"{name} of the pattern {pattern!r} is not a function")
     return found
 
 

@@ -1,4 +1,4 @@
-"""A user's own pattern: its trees, why a match must not be fused, and the module that takes its place."""
+"""A user-defined pattern: its trees, the refusal of matches, and the replacing module."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .promotion import computes_alike
 from .tracing import OUTPUT, Traced, expression, traced
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-MOST_KINDS = 256  # of arguments for which what the reference computes is kept
-# How much the values of two traces for the same number are apart.
+MOST_KINDS = 256  # kinds of arguments with a cached trace of the reference
+# Difference of a number between two traces.
 _STEP = 1.0 / 1024
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a pattern was made of; see ``register_pattern``."""
+    """The arguments of ``register_pattern``."""
 
     name: str
     reference: Callable[..., Any]
@@ -39,12 +39,12 @@ class Source:
 
     @property
     def example(self) -> Any:
-        """The example inputs as JSON, None where they cannot be described."""
+        """Returns the example inputs as JSON; None if they cannot be described."""
         return described(self.call.kwargs or self.call.args)
 
 
 class OwnPattern:
-    """Makes the Pattern of a ``source``. Raises PatternError."""
+    """Creates the Pattern of a ``source``. Raises PatternError."""
 
     def __init__(self, source: Source, arguments: dict[str, Any]):
         self._source, self._arguments = source, arguments
@@ -71,7 +71,7 @@ class OwnPattern:
         )
 
     def fusion(self, numbers: dict[str, float]) -> OwnFusion:
-        """The module that takes the place of a match with these numbers."""
+        """Creates the module that replaces a match with these numbers."""
         source, places = self._source, {name: Input(index) for index, name in enumerate(self.tensors)}
 
         def given(name: str) -> Any:
@@ -84,7 +84,7 @@ class OwnPattern:
         return OwnFusion(source.name, source.reference, source.replacement, arguments, exact)
 
     def _traces(self) -> list[Traced]:
-        """What the reference computes, in each floating dtype: casts differ."""
+        """The traces of the reference, one per floating-point dtype, because casts differ."""
         first = self._trace(self._arguments)
         self._check(first)
         floating = {v.dtype for v in self._arguments.values() if isinstance(v, Tensor) and v.is_floating_point()}
@@ -94,17 +94,17 @@ class OwnPattern:
                 continue
             try:
                 other = self._trace({name: _in(dtype, value) for name, value in self._arguments.items()})
-            except PatternError:  # an operator that does not take this dtype
+            except PatternError:  # an operator does not support this dtype
                 continue
             if other.outputs == first.outputs:
                 found.setdefault(other.text, other)
         return list(found.values())
 
     def _trace(self, values: dict[str, Any]) -> Traced:
-        """What the reference computes for arguments like these, of any sizes and with any numbers."""
+        """The trace of the reference for arguments like these, of any sizes and with any numbers."""
         try:
             return self._with_free_sizes(values, 1)
-        except PatternError:  # sizes of 1 that are broadcast cannot be others
+        except PatternError:  # broadcast sizes of 1 cannot vary
             return self._with_free_sizes(values, 2)
 
     def _with_free_sizes(self, values: dict[str, Any], least: int) -> Traced:
@@ -118,11 +118,11 @@ class OwnPattern:
         first = self._with_numbers(values, free, 1)
         if self._numbers and self._with_numbers(values, free, 2).text != first.text:
             names = " or ".join(self._numbers)
-            raise PatternError(f"it computes with the number {names} in Python, where only operators may")
+            raise PatternError(f"it computes with the number {names} in Python, but only operators may use it")
         return first
 
     def _with_numbers(self, values: dict[str, Any], free: dict[str, Dimensions], steps: int) -> Traced:
-        """With other numbers than those of the example, which are told from constants by that."""
+        """A trace with other numbers than the example's, which distinguishes numbers from constants."""
         shifted = {
             name: values[name] * (1 + (index + steps * len(self._numbers)) * _STEP) + steps * _STEP / 7
             for index, name in enumerate(self._numbers)
@@ -131,7 +131,7 @@ class OwnPattern:
         return traced(self._source.reference, self._call(values | shifted), free, names, any_device=True)
 
     def _check(self, first: Traced) -> None:
-        """Raises PatternError where there is an argument that the reference does not use, or a result apart."""
+        """Raises PatternError if the reference does not use an argument, or a result is unrelated to others."""
         captured = _captures(first)
         for name in (*self.tensors, *self._numbers):
             if not any(name in names for names in captured):
@@ -139,7 +139,7 @@ class OwnPattern:
         known = captured[0]
         for number, names in enumerate(captured[1:], 1):
             if known.isdisjoint(names):
-                raise PatternError(f"its result {number} has nothing in common with those before it: make it a pattern")
+                raise PatternError(f"its result {number} has nothing in common with previous ones: make it a pattern")
             known |= names
 
     def _call(self, values: dict[str, Any]) -> ExampleCall:
@@ -149,18 +149,18 @@ class OwnPattern:
         )
 
     def _refusal(self, match: Match) -> str | None:
-        """Why ``match`` must not be fused: other kinds of arguments, another computation, or the user's word."""
+        """The reason why ``match`` must not be fused, or None: argument kinds, another computation, or ``when``."""
         for name in self.tensors:
             value = match.captures[name]
             if not isinstance(value, fx.Node) or not isinstance(value.meta.get("val"), Tensor):
-                return f"the argument {name} is no tensor"
+                return f"the argument {name} is not a tensor"
             found, example = value.meta["val"], self._arguments[name]
             if found.is_floating_point() != example.is_floating_point():
                 return f"the argument {name} has dtype {found.dtype}, in the example {example.dtype}"
         for name, number in self._numbers_of(match).items():
             given = match.captures[name]
             if isinstance(given, int) and given != number:
-                return f"no float is {given}, which the argument {name} stands for"
+                return f"the argument {name} is {given}, which is not exact as a float"
         return (
             self._other_shapes(match)
             or self._other_computation(match)
@@ -169,7 +169,7 @@ class OwnPattern:
         )
 
     def _other_shapes(self, match: Match) -> str | None:
-        """Why tensors are broadcast in ``match`` which are not in the example; None where that is not so."""
+        """The reason if tensors are broadcast in ``match`` but not in the example, else None."""
         alike: dict[torch.Size, list[str]] = {}
         for name in self.tensors:
             alike.setdefault(self._arguments[name].shape, []).append(name)
@@ -177,16 +177,16 @@ class OwnPattern:
             for name in others:
                 found = [str(match.captures[each].meta["val"].shape) for each in (first, name)]
                 if found[0] != found[1]:
-                    return f"{first} and {name} have one shape in the example, and two here"
+                    return f"{first} and {name} have equal shapes in the example, but not here"
         return None
 
     def _numbers_of(self, match: Match) -> dict[str, float]:
         return {name: float(match.captures[name]) for name in self._numbers}
 
     def _other_computation(self, match: Match) -> str | None:
-        """Why ``match`` is not what the reference computes for arguments like those that it has; else None.
+        """The reason if ``match`` differs from the reference for such arguments, else None.
 
-        The reference is traced for them: with the same fixed sizes, dtypes and devices, and the same sizes free."""
+        The reference is traced with the same fixed sizes, dtypes and devices, and the same free sizes."""
         tensors = {name: match.captures[name].meta["val"] for name in self.tensors}
         numbers = self._numbers_of(match)
         key = (tuple(map(_kind, tensors.values())), tuple(numbers.values()))
@@ -206,7 +206,7 @@ class OwnPattern:
             if same and _has_sizes(known, binding.captures, tensors):
                 if all(computes_alike(call, binding.captures[name]) for name, call in known.calls.items()):
                     return None
-                reason = "an int stands for a float, or a float for an int, which changes in which dtype it computes"
+                reason = "an int in place of a float, or a float in place of an int, changes the computation dtype"
         return reason
 
     def _trace_for(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> Traced:
@@ -221,22 +221,22 @@ class OwnPattern:
         found = traced(self._source.reference, self._call(values), free)
         guard = found.region.guard
         if guard.answers or any(not isinstance(guard.size(places[0]), sympy.Symbol) for places in free.values()):
-            raise PatternError("sizes that are not fixed decide what the reference computes")
+            raise PatternError("the computation of the reference depends on free sizes")
         return found
 
     def _unwanted(self, match: Match) -> str | None:
-        """Why the user's ``when`` refuses ``match``; None where it does not."""
+        """The reason why the user's ``when`` rejects ``match``, or None."""
         when = self._source.when
         if when is None:
             return None
         values = {name: matched(match.captures[name]) for name in self.tensors} | self._numbers_of(match)
         try:
             answer = when(OwnMatch(self._source.name, match.site, values))
-        except Exception as error:  # it is anybody's code
+        except Exception as error:  # user code may raise anything
             return f"when(match) raised {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
         if isinstance(answer, str):
             return answer
-        return None if answer else "when(match) refuses it"
+        return None if answer else "when(match) rejects it"
 
     def _build(self, match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
         inputs = tuple(match.captures[name] for name in self.tensors)
@@ -246,7 +246,7 @@ class OwnPattern:
 
 
 def _captures(found: Traced) -> list[set[str]]:
-    """For each result, the names of all that its tree captures."""
+    """The capture names of each result's tree."""
     trees = found.tree.trees if not isinstance(found.tree, Op) else (found.tree,)
     captured = []
     for tree in trees:
@@ -264,8 +264,8 @@ def _captures(found: Traced) -> list[set[str]]:
 
 
 def _order_refusal(match: Match, tensors: list[str]) -> str | None:
-    """Why one call cannot take the place of a match with several results; None where it can. It stands behind all of
-    its arguments, and before all that reads a result."""
+    """The reason why one call cannot replace a match with several results, or None. The call comes after all of its
+    arguments, and before all readers of its results."""
     if len(match.pattern.kept) < 2:
         return None
     order = {node: index for index, node in enumerate(match.root.graph.nodes)}
@@ -273,7 +273,7 @@ def _order_refusal(match: Match, tensors: list[str]) -> str | None:
     readers = [order[user] for output in outputs for user in output.users if user not in match.nodes]
     last = max(order[match.captures[name]] for name in tensors)
     too_early = any(reader <= last for reader in readers)
-    return "a result of it is used before all of its arguments are there" if too_early else None
+    return "a result is used before all arguments are available" if too_early else None
 
 
 def _in(dtype: torch.dtype, value: Any) -> Any:
@@ -285,18 +285,18 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _example_of(tensor: Tensor) -> Tensor:
-    """A tensor with the sizes, strides, dtype and device of a traced one, and any values."""
+    """A tensor with the sizes, strides, dtype and device of a traced tensor, with arbitrary values."""
     sizes, strides = ([_hint(each) for each in numbers] for numbers in (tensor.shape, tensor.stride()))
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
 
 
 def _hint(size: Any) -> int:
-    """What a size was while the model was traced."""
+    """The value of a size during tracing."""
     return size if isinstance(size, int) else int(size.node.hint)
 
 
 def _has_sizes(known: Traced, captures: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
-    """Whether all that is computed from sizes in the trace of the reference is computed from the same in the match."""
+    """Whether values computed from sizes in the reference's trace are computed from the same sizes in the match."""
     guard, names = known.region.guard, known.region.call.names
     sizes = {}
     for index, name in enumerate(names):

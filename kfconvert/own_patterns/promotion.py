@@ -1,4 +1,4 @@
-"""In which dtypes a call computes: an int in the place of a float, of one value, may change them."""
+"""The computation dtypes of a call, which an int in place of an equal float may change."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch.utils import _pytree as pytree
 
 from ..graph import arguments, aten
 
-# They make floats of integers before they compute.
+# Operators that convert integers to floats.
 _OF_FLOATS = {aten.div.Tensor, aten.div.Scalar}
 _BOOL, _INT, _FLOAT, _COMPLEX = range(4)
 
 
 def computes_alike(call: fx.Node, other: fx.Node) -> bool:
-    """Whether two calls of one operator compute in the same dtypes, and give them.
+    """Whether two calls of one operator compute in the same dtypes and return them.
 
-    Their tensors have the same dtypes, and their numbers the same values, but an int may stand in one for a float or
-    a bool in the other: ``x * 2`` and ``x * 2.0`` are one computation where x is of floats, and two where it is of
-    integers. Results do not tell of all: ``n > 5.0`` compares integers as floats.
+    Their tensors have equal dtypes, and their numbers equal values, but one may have an int where the other has a float
+    or bool: ``x * 2`` and ``x * 2.0`` are equivalent for a float x, but not for an integer x. The dtype of the result
+    is not sufficient: ``n > 5.0`` compares integers as floats.
     """
     return _dtypes(call) == _dtypes(other) and _category(call) == _category(other)
 
@@ -31,14 +31,14 @@ def _dtypes(call: fx.Node) -> list[torch.dtype | None]:
 
 
 def _category(call: fx.Node) -> int | None:
-    """Of bools, ints, floats and complex numbers, the largest among the arguments, which is that of the dtype in which
-    the operator computes; None where no tensor takes part, so that the dtype of the result tells all."""
+    """The category (bool, int, float, complex) of the computation dtype: the largest among the arguments. None without
+    tensor arguments, because the dtype of the result is then sufficient."""
     if call.target is operator.getitem:
         return None
     values = [
         value.meta["val"] if isinstance(value, fx.Node) else value
         for argument, given in zip(call.target._schema.arguments, arguments(call))
-        if "Tensor" in str(argument.type) or "number" in str(argument.type)  # others have one type in any call
+        if "Tensor" in str(argument.type) or "number" in str(argument.type)  # other arguments have a fixed type
         for value in pytree.tree_leaves(given)
     ]
     if not any(isinstance(value, Tensor) for value in values):

@@ -1,4 +1,4 @@
-"""``register_pattern``: what a user says of a fusion, checked and put among the patterns that are looked for."""
+"""``register_pattern``: checks a user-defined fusion and adds it to the patterns."""
 
 from __future__ import annotations
 
@@ -31,36 +31,33 @@ def register_pattern(
     numerics: Numerics = "reassociated",
     when: Callable[[OwnMatch], bool | str] | None = None,
 ) -> None:
-    """From now on, look in models for what ``reference`` computes, and let ``replacement`` compute it where that is as
-    accurate and faster.
+    """Registers a fusion: conversions search models for the computation of ``reference``, and use ``replacement`` where
+    it is as accurate and faster.
 
-    Such a pattern is treated as those of kfconvert: its sites are measured, validated, reported and explained under its
-    name, which ``include`` and ``exclude`` take too. Of two patterns that fit the same calls, one of a user's comes
-    first.
+    The pattern is treated like kfconvert's patterns: its sites are measured, validated, reported and explained under
+    its name, which ``include`` and ``exclude`` accept. If two patterns match the same calls, the user's has precedence.
 
     Args:
-        reference: a function of tensors, of a floating dtype or integers, and numbers, which returns a tensor of a
-            floating dtype or a tuple of some. It is traced, and brought to one spelling as the graph of a model is.
-            What is looked for are its calls of operators, with tensors of any sizes and of any floating dtype in the
-            place of its tensors (of one dtype, where those of the example have one), and any numbers in the place of
-            its arguments that are floats (an int where that changes no dtype); of other arguments (bool, int, str,
-            None) those of the example. Where it is found, it is traced again for the shapes that are there. Tensors
-            that have one shape in the example have one there, too.
-        replacement: a function or module of any kind that takes the same arguments, and returns results of the same
-            shapes, dtypes and device. It gets contiguous tensors, writes to none of them, returns none of their memory,
-            and holds no tensors of its own. It runs where no gradients are recorded only, and needs none: gradients and
-            compilers get the original, or the reference.
-        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments, with as many
-            dimensions as in models. The replacement is called with them once, on the device that they are on.
+        reference: a function of tensors (floating-point or integer) and numbers, which returns a floating-point tensor
+            or a tuple of them. It is traced and canonicalised like the graph of a model. Its operator calls match for
+            tensors of any sizes and any floating-point dtype (a common dtype, if the example has one). Float arguments
+            match any numbers (an int if that changes no dtype). Other arguments (bool, int, str,
+            None) must equal the example's. For each match, it is traced again with the shapes of the match. Tensors
+            with equal shapes in the example must have equal shapes in the match.
+        replacement: a function or module with the same arguments, and results with the same shapes, dtypes and device.
+            It gets contiguous tensors, must not write to them or return their memory, and must not own tensors. It
+            runs only if no gradients are recorded, and needs no backward: gradients and compilers use the
+            original, or the reference.
+        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments, with the number of
+            dimensions as in models. The replacement is called with them once, on their device.
         name: an identifier that no other pattern has; see ``unregister_pattern``.
-        numerics: "reassociated" holds the error of each site, against float64, to that of the original or little
-            more, as for other patterns; "exact" wants the values of the reference, bit for bit; a float is a relative
-            error (root mean square) that passes as well. The outputs of the whole model are validated in any case.
-        when: called with an ``OwnMatch`` for each place that fits; returns whether it may be fused there, or in words
-            why not.
+        numerics: "reassociated" limits the error of each site, against float64, to slightly more than the original's,
+            as for other patterns; "exact" requires values that are bit-for-bit equal to the reference's; a float is a
+            relative error (root mean square) that also passes. The outputs of the whole model are always validated.
+        when: called with an ``OwnMatch`` for each match; returns whether to fuse it, or the reason why not as text.
 
     Raises:
-        PatternError: an argument is of no use (in one line: which and why), or the name is taken.
+        PatternError: an argument is invalid (one line with its name and the reason), or the name is in use.
     """
     if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED:
         raise PatternError(f"name must be an identifier such as 'softcap', not {name!r}"[:300])
@@ -71,8 +68,8 @@ def register_pattern(
     with one_at_a_time():
         if any(pattern.name == name for pattern in every_pattern()):
             own = any(pattern.name == name and pattern.source for pattern in every_pattern())
-            advice = ": unregister_pattern takes it back" if own else ""
-            raise PatternError(f"there is a pattern {name!r} already{advice}")
+            advice = ": unregister_pattern removes it" if own else ""
+            raise PatternError(f"a pattern {name!r} already exists{advice}")
         own_pattern, pattern = made(Source(name, reference, replacement, when, numerics, _call(name, example_inputs)))
         try:
             source: Source = pattern.source
@@ -80,15 +77,15 @@ def register_pattern(
             numbers = {key: value for key, value in bound(source).items() if isinstance(value, float)}
             own_pattern.fusion(numbers).try_out([value for value in values if isinstance(value, Tensor)])
         except RuntimeError as error:
-            raise PatternError(f"the replacement of {name!r} does not fit: {error}") from error
+            raise PatternError(f"the replacement of {name!r} does not match its reference: {error}") from error
         add(pattern)
 
 
 def unregister_pattern(name: str) -> None:
-    """Look for the pattern that was registered as ``name`` no longer. Models that were converted keep it.
+    """Unregisters the pattern ``name``. Converted models keep it.
 
     Raises:
-        PatternError: none is registered under this name.
+        PatternError: no pattern is registered under this name.
     """
     with one_at_a_time():
         if not remove(name):
@@ -97,15 +94,15 @@ def unregister_pattern(name: str) -> None:
 
 
 def made(source: Source) -> tuple[OwnPattern, Pattern]:
-    """The pattern of ``source``. Raises PatternError."""
+    """Creates the pattern of ``source``. Raises PatternError."""
     name, arguments = source.name, bound(source)
     tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
     if not tensors:
-        raise PatternError(f"the example inputs of {name!r} hold no tensor")
+        raise PatternError(f"the example inputs of {name!r} have no tensor")
     for key, value in arguments.items():
         if isinstance(value, Tensor):
             if value.is_meta:
-                raise PatternError(f"the example input {key} of {name!r} is on the meta device, without values")
+                raise PatternError(f"the example input {key} of {name!r} is on the meta device, which has no values")
             if value.dtype.is_complex or value.is_floating_point() and value.dtype not in FLOAT_DTYPES:
                 raise PatternError(f"the example input {key} of {name!r} has dtype {value.dtype}")
         elif not isinstance(value, (bool, int, float, str, type(None))):
@@ -115,21 +112,21 @@ def made(source: Source) -> tuple[OwnPattern, Pattern]:
             )
     replacement = source.replacement
     if isinstance(replacement, nn.Module) and [*replacement.parameters(), *replacement.buffers()]:
-        raise PatternError(f"the replacement of {name!r} holds tensors of its own: make them arguments")
+        raise PatternError(f"the replacement of {name!r} has tensors: make them arguments")
     own_pattern = OwnPattern(source, arguments)
     try:
         return own_pattern, own_pattern.pattern()
     except PatternError as error:
-        raise PatternError(f"the reference of {name!r} is no pattern: {error}") from error
+        raise PatternError(f"the reference of {name!r} cannot be a pattern: {error}") from error
 
 
 def bound(source: Source) -> dict[str, Any]:
-    """The example inputs by the names of the reference's parameters, in the order of the call. Raises PatternError."""
+    """Returns the example inputs by parameter names of the reference, in the order of the call. Raises PatternError."""
     try:
         signature = inspect.signature(source.reference)
         given = signature.bind(*source.call.args, **source.call.kwargs).arguments
     except (TypeError, ValueError) as error:
-        raise PatternError(f"the example inputs of {source.name!r} do not fit its reference: {error}") from None
+        raise PatternError(f"the example inputs of {source.name!r} do not match its reference: {error}") from None
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for key in given:
         if signature.parameters[key].kind in several:
@@ -143,7 +140,7 @@ def _call(name: str, example_inputs: Any) -> ExampleCall:
         return ExampleCall((example_inputs,))
     if isinstance(example_inputs, dict):
         if not all(isinstance(key, str) for key in example_inputs):
-            raise PatternError(f"the example inputs of {name!r} have keys that are no names of arguments")
+            raise PatternError(f"the example inputs of {name!r} have keys that are not names of arguments")
         return ExampleCall((), dict(example_inputs))
     if isinstance(example_inputs, (tuple, list)):
         return ExampleCall(tuple(example_inputs))

@@ -1,4 +1,4 @@
-"""A plain Python function as the tree of a pattern: traced and made canonical as the graphs of models are."""
+"""Converts a Python function to the tree of a pattern: traces and canonicalises it like the graphs of models."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from ..region import CaptureError, Dimensions, Region
 from .errors import PatternError
 
 MOST_CALLS = 100
-# Names of captures that are no arguments; no argument can be called so.
+# Capture names of values other than arguments, which no argument can have.
 OUTPUT, _VALUE, _UNKNOWN = ".output{}", ".value{}", ".unknown{}"
 
 
 @dataclass(frozen=True)
 class Traced:
-    """What a function computes.
+    """The trace of a function.
 
     Attributes:
-        tree: its calls. Tensor arguments are captures under their names, results are called ``OUTPUT``.
-        outputs: how many results it has.
-        text: the same for trees that are the same.
-        calls: the nodes of its calls, by the names of their captures.
-        unknown: the nodes behind the captures that stand for what is computed from sizes, by their names.
-        region: its graph and the guard of that.
+        tree: its calls. Tensor arguments are captured under their names, and results as ``OUTPUT``.
+        outputs: number of results.
+        text: equal for equal trees.
+        calls: nodes of its calls, by capture name.
+        unknown: nodes of captured values that are computed from sizes, by capture name.
+        region: its graph and guard.
     """
 
     tree: Op | Together
@@ -53,16 +53,16 @@ def traced(
     numbers: Mapping[float, str] | None = None,
     any_device: bool = False,
 ) -> Traced:
-    """``function`` as called in ``call``.
+    """Traces ``function`` for ``call``.
 
     Args:
         free: the sizes that may vary, see ``capture.trace``.
-        numbers: values of arguments that any number may take the place of, and the names of these arguments.
-        any_device: let calls that name a device name any.
+        numbers: values of number arguments that match any number, with the names of these arguments.
+        any_device: whether device arguments of calls match any device.
 
     Raises:
-        PatternError: it cannot be traced, or is no pattern: it computes nothing, decides by values, draws random
-            numbers, writes in place, or reads tensors that are no arguments.
+        PatternError: the function cannot be traced or be a pattern: it computes nothing, depends on values, draws
+            random numbers, writes in place, or reads tensors that are not arguments.
     """
     module = nn.Module()
     module.forward = _without_defaults_of_use(function)
@@ -71,14 +71,14 @@ def traced(
         canonicalise(region.graph)
     except CaptureError as error:
         if isinstance(error.__cause__, GuardOnDataDependentSymNode):
-            raise PatternError("values of its arguments decide what it computes: that is no pattern") from error
+            raise PatternError("its computation depends on values of its arguments, unlike a pattern") from error
         raise PatternError(f"it cannot be traced: {error}") from error
     names = dict(zip(region.inputs, region.call.names))
     return _Builder(region, names, numbers or {}, any_device).traced()
 
 
 def _without_defaults_of_use(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with defaults that no example equals: an argument that does would be left out of the call."""
+    """``function`` with defaults that equal no example, because the call form drops arguments that equal a default."""
     signature = inspect.signature(function)
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -104,9 +104,9 @@ class _Builder:
             if node.op == "call_function" and not _is_size(node):
                 self._trees[node] = self._call(node, results)
             elif node.op == "placeholder" and node.users and node.name not in self._names:
-                raise PatternError("it reads a tensor that is no argument of it: make it one")
+                raise PatternError("it reads a tensor that is not an argument: make it an argument")
             elif node.op == "get_attr":
-                raise PatternError("it has control flow that runs on the device: that is no pattern")
+                raise PatternError("it has control flow that runs on the device, unlike a pattern")
         trees = [self._trees[node] for node in results]
         tree = trees[0] if len(trees) == 1 else Together(*trees)
         text = "\n".join([*self._lines, f"return {', '.join(str(each.name) for each in trees)}"])
@@ -114,28 +114,28 @@ class _Builder:
 
     def _results(self) -> list[fx.Node]:
         if self._region.outputs.holds_caches or self._region.is_random or self._region.has_effects:
-            raise PatternError("it draws random numbers, or does something besides what it returns")
+            raise PatternError("it draws random numbers or has other side effects")
         made = self._region.outputs.put_together(range(self._region.outputs.count))
         if not all(isinstance(each, int) for each in (made if isinstance(made, (tuple, list)) else [made])):
-            raise PatternError("it returns something else than a tensor, or a tuple of tensors")
+            raise PatternError("it must return a tensor or a tuple of tensors")
         (results,) = self._region.graph.output_node().args
         for node in results:
             if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), Tensor):
-                raise PatternError("it returns something else than tensors")
+                raise PatternError("it returns values that are not tensors")
             if node.op != "call_function":
-                raise PatternError("it returns an argument as it is: that is no result")
+                raise PatternError("it returns an argument unchanged, which is not a result")
             if not node.meta["val"].is_floating_point():
-                raise PatternError(f"it returns {node.meta['val'].dtype}: results must be of a floating dtype")
+                raise PatternError(f"it returns {node.meta['val'].dtype}: results must have a floating-point dtype")
         if not results or len(set(results)) < len(results):
             raise PatternError("it returns nothing, or one tensor twice")
         calls = [node for node in self._region.graph.nodes if node.op == "call_function"]
         if len(calls) > MOST_CALLS:
-            raise PatternError(f"it makes {len(calls)} calls of operators; a pattern has {MOST_CALLS} at most")
+            raise PatternError(f"it makes {len(calls)} calls of operators, a pattern may have at most {MOST_CALLS}")
         return list(results)
 
     def _call(self, node: fx.Node, results: list[fx.Node]) -> Op:
         if node.target is not operator.getitem and not isinstance(node.target, torch._ops.OpOverload):
-            raise PatternError(f"it calls {node.target}, which is no operator")
+            raise PatternError(f"it calls {node.target}, which is not an operator")
         if written_arguments(node):
             raise PatternError(f"it writes in place: {node.target}")
         given = [self._argument(value) for value in _without_defaults(node)]
@@ -168,12 +168,12 @@ class _Builder:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """Whether a value is a number that follows from free sizes."""
+    """Whether a value is a number that is computed from free sizes."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _without_defaults(node: fx.Node) -> list[Any]:
-    """The arguments of a call but for the last ones, as far as these are the operator's defaults."""
+    """The arguments of a call without trailing ones that equal the operator's defaults."""
     given = list(arguments(node))
     if node.target is operator.getitem:
         return given
@@ -194,7 +194,7 @@ def _text(tree: Tree) -> str:
 
 
 def expression(value: Any) -> sympy.Basic | None:
-    """A number, or a value of a graph that is one, in terms of sizes; None for anything else."""
+    """Returns a number, or a graph value that is a number, as an expression of sizes; None for other values."""
     value = value.meta.get("val") if isinstance(value, fx.Node) else value
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return value.node.expr

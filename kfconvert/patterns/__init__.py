@@ -1,6 +1,6 @@
-"""The registry of fusions: every ``PATTERNS`` tuple of the files in this package. Adding a fusion is adding a file.
+"""The registry of fusions: every ``PATTERNS`` tuple of the files in this package. To add a fusion, add a file.
 
-Beside them are those that a user has registered (see ``own_patterns``), which come first where both fit as well.
+The registry also has the user's patterns (see ``own_patterns``). They take precedence if both match equally well.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ _own: dict[str, Pattern] = {}
 
 
 def every_pattern() -> tuple[Pattern, ...]:
-    """Those that are looked for: a user's own, in the order in which they were registered, and the registry."""
+    """Returns all patterns: the user's, in order of registration, then the package's."""
     return (*_own.values(), *REGISTRY) if _own else REGISTRY
 
 
 def search(graph: fx.Graph, refusal: Callable[[Match], str | None] = lambda match: None) -> Findings:
-    """What is found in ``graph``, see ``matching.find``, and the activations that are left."""
+    """Returns the findings in ``graph``, see ``matching.find``, with the unmatched activations."""
     findings = find(graph, every_pattern(), refusal)
     findings.activations = unmatched_activations(graph, findings)
     return findings
 
 
 def add(pattern: Pattern) -> None:
-    """Look for ``pattern``, a user's own, from now on. The name must not be taken."""
+    """Registers ``pattern``, a user's pattern. Its name must be unused."""
     _own[pattern.name] = pattern
 
 
 def remove(name: str) -> bool:
-    """Look for a user's own pattern no longer; False where there is none of this name."""
+    """Unregisters a user's pattern. Returns False if there is none with this name."""
     return _own.pop(name, None) is not None
 
 
 @contextmanager
 def only_own(patterns: Iterable[Pattern]) -> Iterator[None]:
-    """Within the block, these are the user's own patterns, and no others."""
+    """Context manager that replaces the user's patterns with ``patterns``."""
     global _own
     before, _own = _own, {pattern.name: pattern for pattern in patterns}
     try:

@@ -1,4 +1,4 @@
-"""The dataflow of each activation that a fused operator may end in."""
+"""The dataflow of each activation that may end a fused operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTIVATION_TREES: dict[str, Callable[[Tree], Op]] = {
     "sigmoid": lambda x: Op(aten.sigmoid.default, x),
     "relu6": lambda x: Op(aten.relu6.default, x),
     "hardswish": lambda x: Op(aten.hardswish.default, x),
-    # No ATen operator stands for this one: the value that it is applied to needs a name, since it occurs twice.
+    # There is no ATen operator for this activation. Its input occurs twice, so it needs a name.
     "quick_gelu": lambda x: Op(aten.mul.Tensor, x, Op(aten.sigmoid.default, Op(aten.mul.Tensor, x, Number(1.702)))),
     "hardsigmoid": lambda x: Op(aten.hardsigmoid.default, x),
     "leaky_relu": lambda x: Op(aten.leaky_relu.default, x, Var("negative_slope")),
@@ -25,10 +25,10 @@ ACTIVATION_TREES: dict[str, Callable[[Tree], Op]] = {
 
 
 def with_activation(name: str, tree: Op | Either) -> Op | Either:
-    """``tree`` followed by the activation ``name``; "none" is ``tree`` itself."""
+    """Returns ``tree`` followed by the activation ``name``, or ``tree`` for "none"."""
     return tree if name == "none" else ACTIVATION_TREES[name](tree)
 
 
 def negative_slope(captures: dict[str, Any]) -> float:
-    """The slope of a captured leaky ReLU; its default where another activation was captured."""
+    """Returns the slope of a captured leaky ReLU, or its default for other activations."""
     return float(captures.get("negative_slope", 0.01))

@@ -16,12 +16,12 @@ from .attention_cases import CASES
 from .checks import dtype_refusal, sizes, traced
 from .masks import least, saturation, sum_bound
 
-# A value below this that takes the place of scores hides them: no score comes near it.
+# A fill value below this hides scores, because no score is that low.
 _HIDING = -1e9
 
 
 def _scaled(tree: Tree, name: str) -> Either:
-    """``tree`` with a factor or a divisor, or as it is."""
+    """``tree``, with or without a factor or divisor."""
     return Either(
         Op(aten.mul.Tensor, tree, AnyNumber(f"{name}_factor")),
         Op(aten.div.Tensor, tree, AnyNumber(f"{name}_divisor")),
@@ -34,7 +34,7 @@ def _reshaped(tree: Tree, name: str) -> Either:
 
 
 def _hidden(tree: Tree) -> Either:
-    """``tree`` with its scores replaced by a number where a boolean mask says so, or as it is."""
+    """``tree``, with or without scores filled with a number by a boolean mask."""
     return Either(
         Op(aten.masked_fill.Scalar, tree, Var("hidden"), AnyNumber("fill")),
         Op(aten.masked_fill.Tensor, tree, Var("hidden"), Var("fill")),
@@ -90,13 +90,13 @@ def _key(captures: dict[str, Any]) -> fx.Node:
 
 
 def _split(captures: dict[str, Any]) -> int | None:
-    """Into how many the first dimension of the scores is split before the masks are added; None where it is not, or
-    where that is a free size."""
+    """The number of parts into which the first dimension of the scores is split before masks are added; None if there
+    is no split, or for a free size."""
     return fixed_size(traced(captures["split"]).shape[1]) if "split" in captures else None
 
 
 def _masks(captures: dict[str, Any]) -> list[tuple[fx.Node, MaskTerm]]:
-    """The tensors that say what is added to the scores, in the order of the additions."""
+    """The tensors of the mask terms that are added to the scores, in order."""
     terms = []
     scores, dtype = captures["scores"], traced(captures["q"]).dtype
     if "inner" in captures and captures.get("beta", 1) != 0:
@@ -108,7 +108,7 @@ def _masks(captures: dict[str, Any]) -> list[tuple[fx.Node, MaskTerm]]:
     if "fill" in captures:
         hidden, fill = "hidden" in captures, constant_value(captures["fill"])
         if fill > saturation(dtype):
-            # Deep enough to swallow any score: a row that is hidden everywhere is uniform, as in the original.
+            # Low enough to absorb any score, so a fully hidden row is uniform, as in the original.
             fill = torch.finfo(dtype).min / 2
         terms.append((captures["hidden" if hidden else "shown"], MaskTerm(fill, hidden)))
     return terms + [(captures[name], MaskTerm()) for name in ("outer", "last") if name in captures]
@@ -131,7 +131,7 @@ def _shape_refusal(captures: dict[str, Any]) -> str | None:
     if sizes(q)[:-2] != sizes(scores)[:-2]:
         return "the queries are broadcast over the keys"
     if "k" in captures and {captures["dim0"] % rank, captures["dim1"] % rank} != {rank - 2, rank - 1}:
-        return "other dimensions of the keys are transposed than the last two"
+        return "the transposed dimensions of the keys are not the last two"
     if captures["dim"] not in (-1, len(sizes(captures["softmax"])) - 1):
         return "the softmax is not over the keys"
     if not math.isfinite(_scale(captures)) or _scale(captures) <= 0:
@@ -150,7 +150,7 @@ def _split_refusal(captures: dict[str, Any]) -> str | None:
         return "the masks or values have a larger batch" if softmax != scores or result[:-2] != scores[:-2] else None
     split = sizes(captures["split"])
     if len(split) != len(scores) + 1 or split[2:] != scores[1:] or _split(captures) is None:
-        return "the scores are reshaped otherwise than by splitting the first dimension"
+        return "the scores are not reshaped by splitting the first dimension"
     joined = sizes(captures["weights"]) if "weights" in captures else softmax
     if joined[-2:] != scores[-2:] or len(joined) not in (len(scores), len(split)):
         return "the weights are reshaped otherwise than the scores"
@@ -166,7 +166,7 @@ def _split_refusal(captures: dict[str, Any]) -> str | None:
 
 
 def _fill_refusal(captures: dict[str, Any], dtype: torch.dtype) -> str | None:
-    """None where putting ``fill`` in the place of scores is the same as adding it to them, for hidden rows too."""
+    """None if filling scores with ``fill`` is equivalent to adding it, also for fully hidden rows."""
     if "fill" not in captures:
         return None
     fill = constant_value(captures["fill"])
@@ -174,11 +174,11 @@ def _fill_refusal(captures: dict[str, Any], dtype: torch.dtype) -> str | None:
         return None
     if fill is None or not torch.finfo(dtype).min <= fill <= _HIDING or dtype is torch.float16:
         what = "a tensor" if fill is None else fill
-        return f"{what} in the place of scores has another meaning as a mask where a whole row is hidden"
+        return f"filling scores with {what} differs from adding a mask if a whole row is hidden"
     if fill > saturation(dtype) and ("outer" in captures or "last" in captures):
-        return f"a mask is added after {fill} in the place of scores"
+        return f"a mask is added after scores are filled with {fill}"
     if "inner" in captures and least(captures["inner"], dtype) <= saturation(dtype):
-        return f"a mask is added before {fill} in the place of scores"
+        return f"a mask is added before scores are filled with {fill}"
     return None
 
 
@@ -208,7 +208,7 @@ def _mask_refusal(captures: dict[str, Any]) -> str | None:
             return f"a mask of dtype {traced(mask).dtype}"
     added = [least(mask, dtype, learned=True) for mask, term in _masks(captures) if term.fill is None]
     if dtype is torch.float16 and min(added, default=0.0) < saturation(dtype):
-        return "a mask in float16 may round the scores of rows that are hidden as a whole"
+        return "a mask in float16 may round the scores of fully hidden rows"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The spellings of attention for which the pattern ``attention`` is tested, and its near misses."""
+"""Test cases of the pattern ``attention``: its spellings and near misses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOWEST = torch.finfo(torch.float32).min
 
 
 class _Attention(nn.Module):
-    """A function of q, k, v and perhaps a boolean mask."""
+    """A function of q, k, v and an optional boolean mask."""
 
     def __init__(self, function: Callable[..., Tensor | tuple[Tensor, ...]]):
         super().__init__()
@@ -89,7 +89,7 @@ def _refused(function: Callable[..., Tensor], reason: str) -> Case:
 
 
 def _float_mask(change: Callable[[Tensor], Tensor], width: int = 7) -> Case:
-    """A mask that the caller gives may be -inf in whole rows."""
+    """A mask argument, which may be -inf in whole rows."""
 
     def function(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return _weights(_dots(q, k) + change(mask)) @ v
@@ -118,7 +118,7 @@ def _baddbmm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _written_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The mask starts as zeros and is written through views: one row of it is -inf then."""
+    """A mask of zeros, with one row set to -inf through a view."""
     mask = torch.zeros(5, 7)
     mask[1, 3:] = -torch.inf
     mask[3] = -torch.inf
@@ -131,11 +131,11 @@ def _weights_returned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _without_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Queries, keys and values of one row, which the mask repeats."""
+    """Queries, keys and values with a batch of 1, expanded by the mask."""
     return _weights(_dots(q[:1], k[:1]) + torch.arange(2.0)[:, None, None, None]) @ v[:1]
 
 
-# Python code that holds a tensor may write it at any time.
+# Python code may write to a tensor that it references at any time.
 _HELD = torch.tensor(_LOWEST)
 
 CASES: tuple[Case, ...] = (
@@ -175,12 +175,12 @@ CASES: tuple[Case, ...] = (
     _buffer_mask(lambda q, k, v, m: _weights(_dots(q, k) + m) @ v, torch.full((5, 7), -torch.inf).triu(1)),
     _found(_written_mask),
     Case(lambda: _Unused(True), lambda: (torch.randn(2, 5, 16),)),
-    _masked(lambda q, k, v, hidden: _weights(_dots(q, k).masked_fill(hidden, -100.0)) @ v, 0, "-100.0 in the place"),
-    _masked(lambda q, k, v, hidden: _weights(torch.where(hidden, _HELD, _dots(q, k))) @ v, 0, "a tensor in the place"),
+    _masked(lambda q, k, v, hidden: _weights(_dots(q, k).masked_fill(hidden, -100.0)) @ v, 0, "scores with -100.0"),
+    _masked(lambda q, k, v, hidden: _weights(torch.where(hidden, _HELD, _dots(q, k))) @ v, 0, "scores with a tensor"),
     _masked(
         lambda q, k, v, hidden: _weights(_dots(q, k).masked_fill(hidden, -1e9) + _additive(hidden[:1])) @ v,
         0,
-        "a mask is added after -1000000000.0",
+        "a mask is added after scores are filled with -1000000000.0",
     ),
     _masked(
         lambda q, k, v, hidden: _weights((_dots(q, k) + _additive(hidden[:1])).masked_fill(hidden, _LOWEST)) @ v,

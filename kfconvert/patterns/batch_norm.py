@@ -1,4 +1,4 @@
-"""Batch norm and activation with no convolution before them, as in DenseNet: ``act(bn(x))``."""
+"""Batch norm and activation without a convolution before them, as in DenseNet: ``act(bn(x))``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedBatchNormAct
 from .activations import negative_slope, with_activation
 from .checks import dtype_refusal, traced, weights_refusal
-from .shells import NORM_ARGUMENTS, NORM_MODULES, NORM_TENSORS, norm_shell
+from .skeletons import NORM_ARGUMENTS, NORM_MODULES, NORM_TENSORS, norm_shell
 
 _NORM = Op(aten.batch_norm.default, Var("x"), *NORM_ARGUMENTS, name="norm")
 
@@ -23,7 +23,7 @@ def _refusal(match: Match) -> str | None:
     if captures["training"]:
         return "the batch norm uses the statistics of the batch"
     if traced(captures["norm"]).dim() not in NORM_MODULES:
-        return f"its input has {traced(captures['norm']).dim()} dimensions, which no batch norm module takes"
+        return f"its input has {traced(captures['norm']).dim()} dimensions, which no batch norm module accepts"
     tensors = {name: captures[name] for name in NORM_TENSORS}
     return weights_refusal(**tensors) or dtype_refusal(captures["x"], *tensors.values())
 
@@ -38,7 +38,7 @@ def _builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], 
 
 
 class _DenseLayer(nn.Module):
-    """Pre-activation, and its result beside its input."""
+    """A pre-activation layer whose result is concatenated with its input."""
 
     def __init__(self, activation: nn.Module):
         super().__init__()

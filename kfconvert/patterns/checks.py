@@ -1,4 +1,4 @@
-"""The conditions that the refusals of several patterns share."""
+"""Conditions that the refusals of several patterns share."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def traced(node: fx.Node) -> Tensor:
-    """The fake tensor that tracing computed for ``node``: its shape, dtype and device."""
+    """Returns the fake tensor that tracing computed for ``node``, with its shape, dtype and device."""
     return node.meta["val"]
 
 
 def weights_refusal(**weights: Any) -> str | None:
-    """None where each named value is absent or a tensor of the model, else which of them is computed in forward."""
+    """Returns None if each named value is absent or a tensor of the model, else the reason."""
     for name, node in weights.items():
         if node is not None and not is_weight(node):
             _, _, of_parametrization = f".{module_path(node)}".partition(".parametrizations.")
@@ -30,7 +30,7 @@ def weights_refusal(**weights: Any) -> str | None:
 
 
 def dtype_refusal(*nodes: fx.Node | None) -> str | None:
-    """None where all tensors have one floating-point dtype that the kernels take."""
+    """Returns None if all tensors have the same floating-point dtype with fused kernels."""
     dtypes = {traced(node).dtype for node in nodes if node is not None}
     if len(dtypes) > 1:
         return f"mixed dtypes {', '.join(sorted(map(str, dtypes)))}"
@@ -39,11 +39,11 @@ def dtype_refusal(*nodes: fx.Node | None) -> str | None:
 
 
 def residual_refusal(x: Any, residual: Any, total: fx.Node, normalized: int) -> str | None:
-    """None where ``total`` = x + residual is the sum before a norm over the last ``normalized`` dimensions."""
+    """Returns None if ``total`` = x + residual is the sum before a norm over the last ``normalized`` dimensions."""
     if not (isinstance(x, fx.Node) and isinstance(residual, fx.Node)):
         return "a constant is added, not a residual"
     if not same_shape(x, total) or not repeats_over(residual, x, normalized):
-        return "the residual is broadcast otherwise than over leading dimensions"
+        return "the residual is broadcast over other than leading dimensions"
     return None
 
 
@@ -62,13 +62,13 @@ def repeats_over(small: fx.Node, large: fx.Node, least: int) -> bool:
 
 
 def sizes(node: fx.Node) -> list[str]:
-    """Sizes as text: comparing symbolic sizes as numbers would add guards to the trace. A number has those of none."""
+    """Returns sizes as text, because comparing symbolic sizes adds guards to the trace; empty for a number."""
     value = traced(node)
     return [str(size) for size in value.shape] if isinstance(value, Tensor) else ["a number"]
 
 
 def linear_refusal(x: fx.Node, weight: fx.Node, bias: fx.Node | None, transposed: bool = False) -> str | None:
-    """Why a linear layer of ``x`` may not be fused: the refusal of all patterns with one."""
+    """Returns the reason why a linear layer of ``x`` must not be fused, or None. All linear patterns use it."""
     unfit = weights_refusal(weight=weight, bias=bias) or dtype_refusal(x, weight, bias)
     if unfit is not None:
         return unfit

@@ -13,7 +13,7 @@ from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedConvBN
 from .activations import negative_slope, with_activation
 from .checks import dtype_refusal, same_shape, traced, weights_refusal
-from .shells import NORM_ARGUMENTS, NORM_TENSORS, conv_shell, norm_shell
+from .skeletons import NORM_ARGUMENTS, NORM_TENSORS, conv_shell, norm_shell
 
 _ARGUMENTS = tuple(map(Var, ("x", "weight", "bias", "stride", "padding", "dilation", "groups")))
 CONV = Either(
@@ -27,7 +27,7 @@ _ADD = Op(aten.add.Tensor, _NORM, Var("residual"))
 
 
 def _refusal(match: Match) -> str | None:
-    """The refusal of all patterns with a convolution; "norm" and "residual" may be among the captures, or not."""
+    """The refusal of all patterns with a convolution, with or without the captures "norm" and "residual"."""
     captures = match.captures
     if captures.get("training"):
         return "the batch norm uses the statistics of the batch"
@@ -46,7 +46,7 @@ def _refusal(match: Match) -> str | None:
 
 
 def _builder(activation: str) -> Callable[[Match, Callable[[fx.Node], Tensor]], Replacement]:
-    """The ``build`` of the pattern that ends in ``activation``, with or without "norm" and "residual"."""
+    """The ``build`` of the pattern with ``activation``, with or without "norm" and "residual"."""
 
     def build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
         captures = match.captures
@@ -80,7 +80,7 @@ class _SharedConv(_Residual):
 
 
 class _Unbatched(nn.Module):
-    """The batch norm takes the rows of one image for channels."""
+    """A batch norm that treats the rows of an unbatched image as channels."""
 
     def __init__(self):
         super().__init__()
@@ -92,7 +92,7 @@ class _Unbatched(nn.Module):
 
 
 class _Uncounted(nn.Module):
-    """A batch norm of somebody's own, without the counter of nn.BatchNorm2d, which tells of training."""
+    """A user-defined batch norm without the batch counter of nn.BatchNorm2d, which signals training."""
 
     def __init__(self):
         super().__init__()
@@ -151,7 +151,7 @@ _SPECIAL_CASES = {
 
 
 def conv_pattern(name: str, tree: Tree, activation: str, cases: tuple[Case, ...]) -> Pattern:
-    """The pattern of ``tree``, which ends in a convolution or what follows one, and the activation after it."""
+    """Returns the pattern of ``tree``, which ends in a convolution, norm or addition, and the activation after it."""
     return Pattern(
         name=name if activation == "none" else f"{name}_{activation}",
         tree=with_activation(activation, tree),

@@ -50,7 +50,7 @@ class _UsedTwice(_Residual):
 
 
 class _ComputedWeight(_Residual):
-    """As in the weight-standardised convolutions of BiT and NFNet."""
+    """A weight-standardised convolution, as in BiT and NFNet."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.conv.weight - self.conv.weight.mean((1, 2, 3), keepdim=True)

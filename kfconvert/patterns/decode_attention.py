@@ -43,17 +43,17 @@ def _refusal(match: Match) -> str | None:
     captures = match.captures
     q, k, v, keys, values = (captures[name] for name in ("q", "k", "v", "keys", "values"))
     if any(len(sizes(each)) != 4 for each in (q, k, v, keys, values)):
-        return "the cache is no (batch, heads, places, size)"
+        return "the cache does not have the shape (batch, heads, positions, size)"
     batch, heads, rows, size = sizes(q)
     shared = sizes(keys)[1]
     if rows != "1" or sizes(captures["position"]) != ["1"]:
-        return "more than one token is attended to, or there may be more"
+        return "there is, or may be, more than one new token"
     if sizes(k) != [batch, shared, "1", size] or sizes(v) != sizes(k) or sizes(values) != sizes(keys):
-        return "keys and values have other shapes than the cache"
+        return "the shapes of keys and values do not match the cache"
     if not heads.isdigit() or not shared.isdigit() or not size.isdigit() or int(heads) % int(shared):
         return "it has no fixed numbers of heads"
     if traced(captures["position"]).dtype != torch.long:
-        return "its place is no int64"
+        return "its position is not int64"
     refusal = _mask_refusal(captures) or _repeat_refusal(captures, int(heads) // int(shared))
     if refusal or "cos" not in captures:
         return refusal or dtype_refusal(q, k, v, keys, values)
@@ -77,7 +77,7 @@ def _mask_refusal(captures: dict[str, Any]) -> str | None:
 
 
 def _repeat_refusal(captures: dict[str, Any], times: int) -> str | None:
-    """Each head of keys and values must be that of so many neighbours."""
+    """The reason why heads of keys and values are not each repeated ``times`` times, or None."""
     for name in ("new_keys", "new_values"):
         repeated = captures.get(f"{name}_repeated")
         if repeated is None:
@@ -104,7 +104,7 @@ def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
 
 
 class _Step(nn.Module):
-    """A token of 4 heads of 8 and ``shared`` heads of keys, over a cache of 12 places."""
+    """A token with 4 heads of size 8 and ``shared`` heads of keys, with a cache of 12 positions."""
 
     def __init__(self, shared: int = 2, masked: bool = True, rotated: bool = True, scale: float | None = None):
         super().__init__()
@@ -153,8 +153,8 @@ PATTERNS = (
             Case(lambda: _Step(4), _inputs(4)),
             Case(lambda: _Step(1, scale=0.3), _inputs(1)),
             Case(lambda: _Step(masked=False, rotated=False), _inputs()),
-            Case(_Step, _inputs(rows=2), 0, "more than one token"),
-            Case(lambda: _Step(4), _inputs(4, angles=4)),  # the rotations remain as they are
+            Case(_Step, _inputs(rows=2), 0, "more than one new token"),
+            Case(lambda: _Step(4), _inputs(4, angles=4)),  # the rotations are not fused
         ),
     ),
 )

@@ -27,7 +27,7 @@ _PACKED = _linear("packed")
 
 
 def _half(name: str) -> Either:
-    """A part of the packed layer: ``<name>_index`` is which one, or ``<name>_start`` where it starts."""
+    """A part of the packed layer, by its index ``<name>_index`` or its start ``<name>_start``."""
     index, dim = Var(f"{name}_index"), Var("dim")
     return Either(
         Op(operator.getitem, Op(aten.chunk.default, _PACKED, 2, dim, name="parts"), index, name=name),
@@ -49,7 +49,7 @@ def _gated(activation: str, gate: Tree, up: Tree) -> Op:
 def _two_refusal(match: Match) -> str | None:
     c = match.captures
     if c["gate"] is c["up"]:
-        return "gate and up are one layer, whose result is needed once only"
+        return "gate and up are the same layer"
     if not same_shape(c["gate"], c["up"]):
         return "gate and up differ in size: one of them is broadcast"
     gate = linear_refusal(c["x"], c["gate_weight"], c["gate_bias"])
@@ -70,7 +70,7 @@ def _packed_refusal(match: Match) -> str | None:
 
 
 def _start(match: Match, name: str) -> int:
-    """Where a part that is half as large as the packed layer starts."""
+    """The start of a part that has half the features of the packed layer."""
     c, size = match.captures, traced(match.captures["packed"]).shape[-1]
     return c[f"{name}_index"] * (size // 2) if f"{name}_index" in c else (c[f"{name}_start"] or 0) % size
 

@@ -12,7 +12,7 @@ from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedGroupNorm
 from .activations import negative_slope, with_activation
 from .checks import dtype_refusal, traced, weights_refusal
-from .shells import hold
+from .skeletons import hold
 
 _NORM = Op(
     aten.group_norm.default,

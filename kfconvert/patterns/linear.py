@@ -1,4 +1,4 @@
-"""Linear layers with the activation that follows them: ``act(x W^T + b)``."""
+"""Linear layers with an activation: ``act(x W^T + b)``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINEAR = Op(aten.linear.default, Var("x"), _WEIGHT, Var("bias"), name="linear")
 
 
 def linear_weight(match: Match) -> fx.Node:
-    """The parameter behind the weight of a matched ``LINEAR``."""
+    """Returns the weight parameter of a matched ``LINEAR``."""
     return match.captures.get("transposed_weight") or match.captures["weight"]
 
 
@@ -73,7 +73,7 @@ class _QuickGELU(nn.Module):
 
 
 class _GateOfAnother(nn.Module):
-    """Two layers where quick GELU has one."""
+    """Two layers in place of the single layer of quick GELU."""
 
     def __init__(self):
         super().__init__()

@@ -14,7 +14,7 @@ from .checks import dtype_refusal, linear_refusal, traced, weights_refusal
 from .linear import LINEAR, linear_weight
 
 _GAMMA = Either(Op(aten.reshape.default, Var("gamma"), Var("gamma_shape"), name="reshaped"), Var("gamma"))
-# ConvNeXt computes its linear layers on (N, H, W, C) and goes back to (N, C, H, W) before the product.
+# ConvNeXt computes its linear layers on (N, H, W, C) and permutes to (N, C, H, W) before the product.
 _BRANCH = Either(Op(aten.permute.default, LINEAR, Var("permutation")), LINEAR)
 
 
@@ -30,13 +30,13 @@ def _refusal(match: Match) -> str | None:
         return refused
     result = traced(captures["linear"])
     order = _positive(captures.get("permutation"), result.dim()) or tuple(range(result.dim()))
-    # Where gamma lies along the output features, counted from the last dimension of the product.
+    # The dimension of the output features, counted from the last dimension of the product.
     along = result.dim() - 1 - order.index(result.dim() - 1)
     sizes = tuple(traced(captures.get("reshaped", gamma)).shape)
     if len(sizes) <= along or any(n != 1 for i, n in enumerate(reversed(sizes)) if i != along):
-        return "the factor is no layer scale: it does not lie along the output features"
+        return "the factor is not a layer scale: it does not vary along the output features"
     if len(sizes) > result.dim() or sizes[-1 - along] != result.shape[-1]:
-        return "the factor is no layer scale: it is broadcast"
+        return "the factor is not a layer scale: it is broadcast"
     return dtype_refusal(captures["x"], gamma)
 
 
@@ -73,7 +73,7 @@ class _Branch(nn.Module):
 
 
 class _Image(_Branch):
-    """As ConvNeXt: the linear layer on (N, H, W, C), the factor on (N, C, H, W)."""
+    """A branch of ConvNeXt: the linear layer on (N, H, W, C), the factor on (N, C, H, W)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.gamma * self.linear(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) + x
@@ -121,10 +121,10 @@ PATTERNS = (
             Case(lambda: _Branch(1, 1, 8, bias=False), _tokens),
             Case(lambda: _Image(8, 1, 1), _images),
             Case(lambda: _ReshapedImage(8), _images),
-            Case(lambda: _Branch(8, 1), _tokens, 0, "does not lie along"),
-            Case(lambda: _Branch(8, 8), _tokens, 0, "does not lie along"),
+            Case(lambda: _Branch(8, 1), _tokens, 0, "does not vary along"),
+            Case(lambda: _Branch(8, 8), _tokens, 0, "does not vary along"),
             Case(lambda: _Branch(1), _tokens, 0, "is broadcast"),
-            Case(lambda: _Image(8), _images, 0, "does not lie along"),
+            Case(lambda: _Image(8), _images, 0, "does not vary along"),
             Case(_Gate, _tokens, 0, "the layer scale is computed in the forward"),
             Case(_Doubled, _tokens, 0, "by a constant"),
             Case(_UsedTwice, _tokens, 0, "also used by"),

@@ -1,4 +1,4 @@
-"""How negative an additive attention mask may be, read from the graph that computes it."""
+"""Lower bounds of additive attention masks, computed from the graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from ..graph import arguments, aten, constant_value, is_parameter, is_written
 from .checks import traced
 
-# Operators whose results hold elements of their first argument only.
+# Operators that return only elements of their first argument.
 _FROM_FIRST = {
     aten.alias.default, aten.clone.default, aten.contiguous.default, aten.detach.default, aten.embedding.default,
     aten.expand.default, aten.gather.default, aten.index.Tensor, aten.permute.default, aten.repeat.default,
@@ -19,12 +19,12 @@ _FROM_FIRST = {
     aten.to.device, aten.to.dtype, aten.to.dtype_layout, aten.transpose.int, aten.unsqueeze.default,
     aten.view.default,
 }  # fmt: skip
-# Their results are as finite as the scores, whatever comes in.
+# Operators whose results are as finite as the scores, for any input.
 _COMPUTED = {
     aten.addmm.default, aten.baddbmm.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default,
     aten.layer_norm.default, aten.linear.default, aten.matmul.default, aten.sigmoid.default, aten.tanh.default,
 }  # fmt: skip
-# Operators whose results hold elements of these arguments, or zeros.
+# Operators that return elements of these arguments, or zeros.
 _CHOICES = {
     aten.where.self: (1, 2),
     aten.where.ScalarOther: (1, 2),
@@ -42,32 +42,32 @@ _CHOICES = {
     aten.zeros_like.default: (),
     aten.new_zeros.default: (),
 }
-# Products of computed values with factors up to this are still as finite as the scores.
+# Products of computed values with factors up to this are as finite as the scores.
 _MODERATE = 1e6
-# A sum that exceeds the lowest value by less than this share of it is rounded to that in every dtype but float64.
+# A sum that exceeds the lowest value by less than this fraction is rounded to it in every dtype except float64.
 _ROUNDED = 1e-8
 
 
 def saturation(dtype: torch.dtype) -> float:
-    """What is below it swallows any score added to it, and two of it may add up to -inf."""
+    """Returns the value below which numbers absorb any added score, and two of them may sum to -inf."""
     return torch.finfo(dtype).min / 4
 
 
 def least(value: Any, dtype: torch.dtype, learned: bool = False) -> float:
-    """A lower bound of the elements of the mask ``value``; -inf where nothing is known.
+    """Returns a lower bound of the elements of the mask ``value``; -inf if unknown.
 
-    Products of activations count as 0, being as finite as the scores. Of arguments, parameters and buffers nothing is
-    known: they may be written at any time.
+    Products of activations count as 0, because they are as finite as the scores. Arguments, parameters and buffers are
+    unknown, because they may be written at any time.
 
     Args:
-        learned: what parameters hold, such as the bias of relative positions, counts as 0 too: training makes numbers
-            that scores can be added to.
+        learned: whether parameters, such as a relative position bias, also count as 0: trained values have the scale
+            of scores.
     """
     return _Bounds(dtype, learned).least(value)
 
 
 def sum_bound(left: float, right: float, dtype: torch.dtype) -> float:
-    """The lower bound of a sum in ``dtype``; -inf where it may overflow."""
+    """Returns the lower bound of a sum in ``dtype``; -inf if it may overflow."""
     lowest, total = torch.finfo(dtype).min, left + right
     return max(total, lowest) if total > lowest * (1 + _ROUNDED) else -math.inf
 
@@ -130,8 +130,8 @@ class _Bounds:
 
 
 def _is_filled_everywhere(node: fx.Node) -> bool:
-    """Whether ``node`` is ``x.masked_fill(y != c, a).masked_fill(y == c, b)``, or with the two exchanged: the masks of
-    shifted windows are written so."""
+    """Whether ``node`` is ``x.masked_fill(y != c, a).masked_fill(y == c, b)``, in either order, as in masks of shifted
+    windows."""
     inner = node.args[0] if node.args else None
     if node.target is not aten.masked_fill.Scalar or getattr(inner, "target", None) is not node.target:
         return False
@@ -143,7 +143,7 @@ def _is_filled_everywhere(node: fx.Node) -> bool:
 
 
 def _is_indicator(value: Any) -> bool:
-    """Whether ``value`` holds zeros and ones only: a boolean tensor, a copy of one, or one minus such a copy."""
+    """Whether ``value`` has only zeros and ones: a boolean tensor, a copy of one, or one minus such a copy."""
     if not isinstance(value, fx.Node) or not isinstance(value.meta.get("val"), Tensor) or is_written(value):
         return False
     if traced(value).dtype is torch.bool:

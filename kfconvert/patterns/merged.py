@@ -1,4 +1,4 @@
-"""Linear layers that read the same input, such as q, k and v of attention: one product with all weights."""
+"""Linear layers with the same input, such as q, k and v of attention, as one product with all weights."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LINEAR = Op(aten.linear.default, Var("x"), Var("weight"), Var("bias"), name="li
 def _refusal(match: Match) -> str | None:
     x, weight, bias, linear = (match.captures[name] for name in ("x", "weight", "bias", "linear"))
     if _is_returned(linear):
-        # A view of the merged product has other strides, and would keep the whole product alive.
+        # A view of the merged product has other strides and keeps the whole product alive.
         return "its value, or a view of it, is returned by the model"
     if _reaches(linear, (aten.view.dtype, aten.as_strided.default)):
-        return "its value, or a view of it, is read by its place in memory"
+        return "its value, or a view of it, is read by an operator that depends on strides"
     siblings = [user for user in x.users if user.target is aten.linear.default]
     if traced(weight).shape[0] % 2 and any(_reaches(each, (aten.view_as_complex.default,)) for each in siblings):
-        return "with its odd number of features between them, others could not be read as complex numbers"
+        return "its odd number of features would misalign others that are read as complex numbers"
     return linear_refusal(x, weight, bias)
 
 
@@ -39,8 +39,8 @@ def _reaches(node: fx.Node, targets: tuple[torch._ops.OpOverload, ...]) -> bool:
 
 def _is_view(node: fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
-        return True  # an item of what a call returns
-    # A reshape is a view where it can be, which its schema does not say.
+        return True  # an item of a tuple
+    # A reshape may be a view, which its schema does not state.
     returns = node.target._schema.returns
     return node.target is aten.reshape.default or any(result.alias_info is not None for result in returns)
 
@@ -57,7 +57,7 @@ def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
 
 
 class _Attention(nn.Module):
-    """Three projections, of which one may lack a bias, be smaller, or read something else."""
+    """Three projections, one of which may lack a bias, be smaller, or read another input."""
 
     def __init__(self, key_bias: bool = True, key_features: int = 16, separate: bool = False):
         super().__init__()
@@ -103,7 +103,7 @@ def _parallel(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
 
 
 def _chained(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
-    """The second layer is applied twice: both products read x, one of them again."""
+    """Applies the second layer twice, to x and to its result."""
     return second(first(x)) + second(x)
 
 
@@ -112,7 +112,7 @@ def _complex(x: Tensor) -> Tensor:
 
 
 class _Rotated(nn.Module):
-    """Two projections are read as complex numbers, between those of ``features``."""
+    """Two projections that are read as complex numbers, between projections to ``features``."""
 
     def __init__(self, features: int):
         super().__init__()

@@ -61,7 +61,7 @@ class _AddNorm(nn.Module):
 
 
 class _PreNorm(_AddNorm):
-    """The sum goes on as the residual stream."""
+    """A pre-norm block, whose sum is also the residual stream."""
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         stream = x + residual

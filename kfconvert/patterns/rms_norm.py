@@ -1,8 +1,8 @@
 """RMS norm in its spellings, with the residual add before it: ``x / sqrt(mean(x^2) + eps) * (offset + weight)``.
 
-Hugging Face models write it out, with casts between float32 and a half type in different places; torch.nn.RMSNorm
-and timm call it. The fused module computes in float32 and rounds once, at the end, which is at least as accurate
-as any of those placements.
+Hugging Face models write it out, with casts between float32 and a half type in different places. torch.nn.RMSNorm
+and timm call an operator. The fused module computes in float32 and rounds once at the end, which is at least as
+accurate.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def _cast(tree: Tree, name: str) -> Either:
-    """``tree``, or its conversion to the dtype that is captured under ``name``."""
+    """``tree``, or its conversion to a dtype captured as ``name``."""
     return Either(Op(aten.to.dtype, tree, Var(name)), tree)
 
 
 def _tree(value: Tree) -> Either:
-    """The RMS norm of ``value``; the call that makes 1 / sqrt(mean(x^2) + eps), or the root, is the anchor."""
+    """The RMS norm of ``value``. The anchor is the call that computes 1 / sqrt(mean(x^2) + eps), or the root."""
     wide = _cast(value, "wide")
     square = Either(
         Op(aten.pow.Tensor_Scalar, wide, Number(2)), Op(aten.mul.Tensor, wide, wide), Op(aten.square.default, wide)
@@ -41,7 +41,7 @@ def _tree(value: Tree) -> Either:
         Op(aten.rsqrt.default, total, name="norm"),
         Op(aten.pow.Tensor_Scalar, total, Number(-0.5), name="norm"),
         inverse,
-        Op(aten.mul.Tensor, inverse, Number(1)),  # what 1 / sqrt(...) is exported as
+        Op(aten.mul.Tensor, inverse, Number(1)),  # the exported form of 1 / sqrt(...)
     )
     normalised = Either(
         Op(aten.mul.Tensor, wide, _cast(scale, "scale_dtype")), Op(aten.div.Tensor, wide, _cast(root, "scale_dtype"))
@@ -54,19 +54,19 @@ def _tree(value: Tree) -> Either:
 
 
 def _value(captures: dict[str, Any]) -> fx.Node:
-    """What is normalised."""
+    """The input of the norm."""
     return captures.get("sum", captures["x"])
 
 
 def _normalized_shape(captures: dict[str, Any]) -> tuple[Any, ...]:
-    """The sizes over which it is normalised, None for a free one."""
+    """The normalised sizes, with None for a free size."""
     if "normalized_shape" in captures:
         return tuple(map(fixed_size, captures["normalized_shape"]))
     return (fixed_size(traced(_value(captures)).shape[-1]),)
 
 
 def _eps(captures: dict[str, Any]) -> float:
-    """The number given; where the call has none ATen takes that of the dtype in which it computes."""
+    """The eps of the call, or else ATen's default, the eps of the computation dtype."""
     if captures["eps"] is not None:
         return float(captures["eps"])
     dtype = traced(_value(captures)).dtype
@@ -96,14 +96,14 @@ def _weight_refusal(weight: fx.Node | None, value: fx.Node, shape: tuple[int, ..
         return None
     own, dtype = traced(weight), traced(value).dtype
     if tuple(own.shape) != shape:
-        return f"the weight has shape {tuple(own.shape)}, what is normalised {shape}"
+        return f"the weight has shape {tuple(own.shape)}, the normalised shape is {shape}"
     if own.dtype is not dtype and not (dtype in _HALF and own.dtype is torch.float32):
         return f"mixed dtypes {dtype}, {own.dtype}"
     return None
 
 
 def _cast_refusal(match: Match, value: fx.Node) -> str | None:
-    """A half type may go to float32 and back; a wider cast keeps what the fused norm would lose."""
+    """The reason to reject a cast, or None. Half types may be cast to float32 and back, not wider."""
     dtype, result = traced(value).dtype, traced(match.root).dtype
     allowed = (dtype, torch.float32) if dtype in _HALF else (dtype,)
     for node in match.nodes:
@@ -149,7 +149,7 @@ class _AddNorm(_Norm):
 
 
 class _PreNorm(_Norm):
-    """The sum goes on as the residual stream."""
+    """A pre-norm block, whose sum is also the residual stream."""
 
     def forward(  # type: ignore[override]  # an argument more
         self, x: Tensor, residual: Tensor
@@ -222,7 +222,7 @@ PATTERNS = (
             *(_case(_Norm, formula, inputs) for formula in _FORMULAS for inputs in (_ONE, _ONE_BF16)),
             Case(lambda: _Norm(lambda x, w: nn.functional.rms_norm(x, (5, 16), w, 0.1), (5, 16)), _ONE),
             *(_case(_Norm, formula, _ONE, 0, reason) for formula, reason in _NEAR_MISSES),
-            # The norm without its weight is fused even where the weight cannot be.
+            # The norm is fused without its weight if the weight cannot be fused.
             _case(_Norm, lambda x, w: _llama(x, w * 2), _ONE, 1, "computed in the forward"),
             Case(lambda: _Norm(_llama, (5, 16)), _ONE, 1, "the weight has shape (5, 16)"),
             _case(_Norm, lambda x, w: _llama(x, w.float()), _ONE_BF16, 1, "returns torch.float32"),

@@ -15,7 +15,7 @@ from .checks import dtype_refusal, same_shape, traced
 
 
 def rotary_tree(name: str) -> Op:
-    """The rotation of what it captures as ``name`` by ``cos`` and ``sin``; the numbers in it begin with ``name``."""
+    """Returns the rotation of a value, captured as ``name``, by ``cos`` and ``sin``. Its numbers have this prefix."""
     x, half = Var(name), AnyNumber(f"{name}_half")
     upper = Op(aten.slice.Tensor, x, AnyNumber(f"{name}_upper_dim"), half, AnyNumber(f"{name}_end"))
     lower = Op(aten.slice.Tensor, x, AnyNumber(f"{name}_lower_dim"), Var(f"{name}_start"), half)
@@ -27,18 +27,18 @@ def rotary_tree(name: str) -> Op:
 
 
 def rotary_refusal(captures: dict[str, Any], name: str) -> str | None:
-    """Why what ``rotary_tree(name)`` has captured is no rotation of the two halves of its columns."""
+    """Returns the reason why captures of ``rotary_tree(name)`` do not rotate the two halves of the columns, or None."""
     x, cos, sin, result = (captures[key] for key in (name, "cos", "sin", f"{name}_result"))
     if not (isinstance(cos, fx.Node) and isinstance(sin, fx.Node)):
         return "a constant angle"
     rank, width = traced(x).dim(), fixed_size(traced(x).shape[-1])
     if any(captures[f"{name}_{each}"] % rank != rank - 1 for each in ("dim", "upper_dim", "lower_dim")):
-        return "other dimensions are rotated than the last one"
+        return "the rotated dimension is not the last one"
     halves = width is not None and 2 * captures[f"{name}_half"] == width
     if not halves or captures[f"{name}_start"] not in (0, None) or captures[f"{name}_end"] < width:
-        return f"other parts are rotated than the two halves of {width} columns"
+        return f"the rotated parts are not the two halves of {width} columns"
     if str(traced(sin).shape[-1]) != str(width) or not same_shape(x, result):
-        return "the angles have other columns, or a larger shape, than what is rotated"
+        return "the angles have other columns, or a larger shape, than the rotated value"
     return dtype_refusal(x, cos, sin)
 
 
@@ -63,7 +63,7 @@ def _rotated(x: Tensor, half: int = 4, dim: int = -1) -> Tensor:
 
 
 def turned(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
-    """``x`` rotated, as the models of transformers write it."""
+    """Rotates ``x`` as models of transformers do."""
     return x * c + _rotated(x, x.shape[-1] // 2) * s
 
 

@@ -1,4 +1,4 @@
-"""``nn.MultiheadAttention`` of one tensor, without masks and weights: no copies between its products."""
+"""``nn.MultiheadAttention`` of one tensor, without masks and returned weights, and without copies between products."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _refusal(match: Match) -> str | None:
     if refusal or dtype_refusal(x, joined):
         return refusal or dtype_refusal(x, joined)
     if len(sizes(x)) != 3:
-        return "its input is no batch"
+        return "its input has no batch dimension"
     batch, length, _ = sizes(x)
     if "batch_first" not in captures:
         batch, length = length, batch
@@ -63,14 +63,14 @@ def _refusal(match: Match) -> str | None:
         return "it has no fixed number of heads"
     for name in ("q", "k", "v"):
         rows = captures[f"{name}_rows"]
-        # Of so many rows the heads lie in the order of the batch; the number between is then given.
+        # With this number of rows the heads are in batch order, which determines the middle size.
         if traced(rows).dim() != 3 or (sizes(rows)[0], sizes(rows)[2]) != (length, str(width)):
             return "its heads are arranged in another way"
         if sizes(captures[name]) != [batch, str(heads), length, str(width)]:
             return "its heads are arranged in another way"
     if traced(joined).dim() != 2 or sizes(joined)[1] != str(heads * width):
         return "the results of its heads are arranged in another way"
-    return None if sizes(match.root)[:2] == sizes(x)[:2] else "its result has other sizes than its input"
+    return None if sizes(match.root)[:2] == sizes(x)[:2] else "the sizes of its result differ from its input"
 
 
 def _build(match: Match, tensor: Callable[[fx.Node], Tensor]) -> Replacement:
@@ -99,7 +99,7 @@ class _Attention(nn.Module):
 
 
 class _Arranged(nn.Module):
-    """As in nn.MultiheadAttention, but for how the rows are split into heads."""
+    """An nn.MultiheadAttention that splits rows into heads differently."""
 
     def __init__(self, rows: tuple[int, int, int]):
         super().__init__()

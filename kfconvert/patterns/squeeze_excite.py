@@ -11,7 +11,7 @@ from ..graph import Either, Op, Var, aten
 from ..matching import Case, Match, Pattern, Replacement
 from ..modules import FusedSqueezeExcite
 from .checks import dtype_refusal, same_shape, traced, weights_refusal
-from .shells import conv_shell
+from .skeletons import conv_shell
 
 _ACTIVATIONS = {aten.relu.default: "relu", aten.silu.default: "silu", aten.hardswish.default: "hardswish"}
 _GATES = {aten.sigmoid.default: "sigmoid", aten.hardsigmoid.default: "hardsigmoid"}
@@ -39,7 +39,7 @@ def _refusal(match: Match) -> str | None:
     x = captures["x"]
     dims = sorted(dim % 4 for dim in captures.get("dims", (2, 3)) or ())
     if traced(x).dim() != 4 or dims != [2, 3] or tuple(captures.get("size", (1, 1))) != (1, 1):
-        return "the mean is not that of an image's pixels"
+        return "the mean is not over an image's pixels"
     tensors = {f"{name} of conv{i}": captures[f"{name}{i}"] for i in (1, 2) for name in ("weight", "bias")}
     refused = weights_refusal(**tensors)
     if refused is not None:
@@ -97,7 +97,7 @@ class _RowMeans(_SqueezeExcite):
 
 
 class _OtherImage(_SqueezeExcite):
-    """The gates of one image on another."""
+    """Applies the gates of one image to another."""
 
     def forward(self, x: Tensor) -> Tensor:
         return (x + 1) * self.scales(x.mean((2, 3), keepdim=True))
@@ -126,7 +126,7 @@ PATTERNS = (
             Case(lambda: _Pooled(nn.ReLU, nn.Hardsigmoid), _images),
             Case(lambda: _SqueezeExcite(nn.SiLU, nn.Sigmoid, bias=False), _images),
             Case(lambda: _Pooled(lambda: nn.SiLU(inplace=True), nn.Sigmoid), _images),
-            Case(lambda: _Tiles(nn.ReLU, nn.Sigmoid), _images, 0, "an image's pixels"),
+            Case(lambda: _Tiles(nn.ReLU, nn.Sigmoid), _images, 0, "over an image's pixels"),
             Case(lambda: _RowMeans(nn.ReLU, nn.Sigmoid), _images, 0, "an image's pixels"),
             Case(lambda: _SqueezeExcite(nn.ReLU, nn.Sigmoid, padding=1, stride=3), _images, 0, "padded"),
             Case(lambda: _OtherImage(nn.ReLU, nn.Sigmoid), _images, 0),

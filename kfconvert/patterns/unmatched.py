@@ -1,4 +1,4 @@
-"""Activations that no pattern has taken: what a fusion of one's own could begin with."""
+"""Activations without a match, which are candidates for user-defined fusions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACTIVATIONS = frozenset(getattr(aten, name).default for name in _NAMES.split())
 
 
 def unmatched_activations(graph: fx.Graph, findings: Findings) -> list[UnmatchedActivation]:
-    """Those of ``graph`` that lie in no match of ``findings``, in its order."""
+    """Returns the activations of ``graph`` outside all matches of ``findings``, in graph order."""
     matches = [*findings.matches, *(each.match for each in findings.left_out)]
     covered = {node for match in matches for node in match.nodes}
     return [
@@ -27,7 +27,7 @@ def unmatched_activations(graph: fx.Graph, findings: Findings) -> list[Unmatched
 
 
 def _reads(node: fx.Node) -> str | None:
-    """The operator whose value an activation is applied to, None where that is an argument of the model."""
+    """The operator that computes the input of an activation; None for an argument of the model."""
     source = node.args[0]
     is_call = isinstance(source, fx.Node) and isinstance(source.target, torch._ops.OpOverload)
     return str(source.target) if is_call else None

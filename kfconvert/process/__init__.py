@@ -1,5 +1,5 @@
-"""What concerns the whole process while one thread converts: turns, what other threads see, garbage,
-where it was called from, and that no other process is waited for."""
+"""Process-wide effects of a conversion: the conversion lock, isolation from other threads, garbage collection, stack
+levels of warnings, and collectives."""
 
 from .callers import level_outside
 from .collectives import CannotBeAlone, Collective, alone, noted_collectives

@@ -1,4 +1,4 @@
-"""Where this package was called from."""
+"""Stack levels of the package's callers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import FrameType
 
 
 def level_outside() -> int:
-    """The ``stacklevel`` with which a warning of the caller tells of the line that called this package."""
+    """Returns the ``stacklevel`` for warnings that refer to the line that called this package."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "kfconvert":

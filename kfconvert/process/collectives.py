@@ -1,7 +1,7 @@
-"""Collectives of ``torch.distributed`` that one rank computes for itself, while its model is converted.
+"""Local collectives of ``torch.distributed`` during the conversion of a rank's model.
 
-A conversion runs a model some hundred times, how often depends on what is measured, and on each rank something else is.
-Were the ranks to communicate in these runs, they would wait for one another, or get what was meant for another run.
+A conversion runs a model some hundred times, and the number depends on measurements of each rank. If ranks communicated
+in these runs, they would wait for each other, or receive data of other runs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from .shards import gathers_parameters, is_one_of_several
 from .turns import ThisThread
 
-#: One in a log: the operator, the group of processes, and the shapes and dtypes of the tensors.
+#: A recorded collective: the operator, the process group, and the shapes and dtypes of the tensors.
 Collective = tuple[Any, ...]
 
-# Those of which each rank has a result. Of the others one does, or they are for two ranks.
+# Collectives with a result on each rank. Others have one on a single rank, or involve two ranks.
 _OF_ALL = frozenset(
     f"c10d::{name}"
     for name in (
@@ -34,17 +34,16 @@ _logs: list[list[Collective]] = []
 
 
 class CannotBeAlone(RuntimeError):
-    """A collective that a rank cannot compute for itself."""
+    """Raised for a collective that a rank cannot compute locally."""
 
 
 @contextmanager
 def alone(model: nn.Module) -> Iterator[None]:
-    """Within the block, a collective that this thread begins waits for no other rank: its result is that of ranks which
-    all hold what this one does, where reductions are taken for sums. Those of other threads communicate.
+    """Context manager in which collectives of this thread return locally, so that converting one rank does not wait for
+    others. The result is as if all ranks had equal data, and reductions were sums. Other threads communicate.
 
-    All ways to a collective end in an operator of c10d, whose kernels are others meanwhile. What a rank makes up is
-    good for a comparison of two ways to compute with it, and for nothing that is kept: where ``model`` gathers its
-    parameters, nothing is done here.
+    All collectives end in an operator of c10d, whose kernels are replaced. The local results are valid to compare two
+    implementations, but must not be stored. If ``model`` gathers its parameters, this context has no effect.
     """
     if not is_one_of_several() or gathers_parameters(model):
         yield
@@ -66,7 +65,7 @@ def alone(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def noted_collectives() -> Iterator[list[Collective]]:
-    """Yields a list of the collectives that this thread begins within the block, where it is alone."""
+    """Context manager that yields a list of the collectives of this thread, within ``alone``."""
     noted: list[Collective] = []
     _logs.append(noted)
     try:
@@ -81,11 +80,11 @@ def _stand_in(name: str, kernel: Any, here: ThisThread, groups: _Groups) -> Call
         if not here or group is None:
             return kernel.call_boxed(keys, *args)
         if name not in _OF_ALL:
-            raise CannotBeAlone(f"{name} is for some of the ranks, which cannot be converted apart from the others")
+            raise CannotBeAlone(f"{name} is for some of the ranks only, so a rank cannot be converted alone")
         for noted in _logs:
             noted.append((name, dist.ProcessGroup.unbox(group).group_name, *map(_kind, _tensors(args))))
         results = kernel.call_boxed(keys, *[groups.apart(arg) if _is_group(arg) else arg for arg in args])
-        if "reduce" in name:  # of which kind, the operator's argument does not tell in Python
+        if "reduce" in name:  # Python cannot read the kind of reduction from the argument
             for tensor in _tensors(args[:1]):
                 if tensor.dtype is not torch.bool:
                     tensor.mul_(dist.ProcessGroup.unbox(group).size())
@@ -95,7 +94,7 @@ def _stand_in(name: str, kernel: Any, here: ThisThread, groups: _Groups) -> Call
 
 
 class _Groups:
-    """For each group of processes one of its size and rank that does not communicate."""
+    """Maps each process group to a local group of the same size and rank that does not communicate."""
 
     def __init__(self) -> None:
         self._apart: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Collections of garbage during and after a conversion, kept from looking through all that was there before."""
+"""Garbage collection during and after a conversion, without objects that existed before."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 @contextmanager
 def only_new_garbage() -> Iterator[None]:
-    """Within the block, the collector looks at objects made in it only: those of the libraries that are loaded take it
-    a third of a second each time. Somebody else's frozen objects are left alone, those that another thread freezes
-    meanwhile as well.
+    """Context manager in which the garbage collector only traverses new objects, because objects of loaded libraries
+    take 0.3 s per collection. Objects frozen by others, also by other threads meanwhile, are not changed.
 
-    At the end garbage is collected once: traced graphs are cycles, and refer to the weights. What PyTorch keeps of them
-    is forgotten before: sizes in caches of a class, and the sources of generated code that is gone.
+    At the end, garbage is collected once, because traced graphs are cycles that refer to weights. Before, PyTorch's
+    references to them are dropped: sizes in class caches, and sources of unused generated code.
     """
-    # To count frozen objects takes as long as to look at each; where there are none, no time.
+    # Counting frozen objects takes as long as traversing them, but no time if there are none.
     freezes = not gc.get_freeze_count()
     sources, mark = frozenset(_sources), None
     try:
         if freezes:
             gc.freeze()
-        mark = list[Any]()  # which is frozen only if somebody freezes objects from now on
+        mark = list[Any]()  # frozen only if someone freezes objects later
         yield
     finally:
         for method in vars(ShapeEnv).values():
             if hasattr(method, "cache_clear"):
                 method.cache_clear()
         gc.collect()
-        # A list of all objects in this frame, which an exception holds, would hold that exception.
+        # A list of all objects in this frame would create a cycle with an exception that references the frame.
         if freezes and (mark is None or any(each is mark for each in gc.get_objects())):
             gc.unfreeze()
         _note_functions(_sources.keys() - sources, gc.get_objects())
@@ -44,7 +43,7 @@ def only_new_garbage() -> Iterator[None]:
 
 
 _sources = graph_module._loader.eval_cache
-# The names of those that came during a conversion, with the functions that were made of them.
+# The names of sources from conversions, with the functions created from them.
 _ours: dict[str, list[weakref.ref[FunctionType]]] = {}
 
 
@@ -57,7 +56,7 @@ def _note_functions(names: Iterable[str], objects: Iterable[Any]) -> None:
 
 
 def _forget_sources() -> None:
-    """Forget the sources that came during conversions and of which no function is left."""
+    """Drops the sources from conversions whose functions no longer exist."""
     for name in [name for name, functions in _ours.items() if all(each() is None for each in functions)]:
         del _ours[name]
         _sources.pop(name, None)

@@ -1,4 +1,4 @@
-"""The random generators that all code of a process shares, as they were before a model was run for a conversion."""
+"""Restores the global random generators after runs of a model for a conversion."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 
 @contextmanager
 def same_generators() -> Iterator[None]:
-    """After the block, the generators of Python, NumPy and PyTorch have the states that they had before.
+    """Context manager that restores the states of the generators of Python, NumPy and PyTorch.
 
-    Where the process has had other threads before the block they stay as they are after it: what those have drawn
-    meanwhile would come again.
+    If the process has other threads at the start, the generators are not restored, because numbers drawn by these
+    threads would repeat.
     """
-    # The monitor of tqdm, which PyTorch starts as well, runs no code of anybody else's.
+    # The monitor thread of tqdm, which PyTorch also starts, runs no user code.
     others = [thread for thread in threading.enumerate() if type(thread).__name__ != "TMonitor"]
     alone = others == [threading.current_thread()]
     of_python, of_numpy, of_cpu = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
@@ -30,5 +30,5 @@ def same_generators() -> Iterator[None]:
             random.setstate(of_python)
             numpy.random.set_state(of_numpy)
             torch.set_rng_state(of_cpu)
-            with suppress(RuntimeError):  # after an assertion on a device, which the block has raised by then
+            with suppress(RuntimeError):  # after a device-side assertion, which was already raised
                 torch.cuda.set_rng_state_all(of_gpus)

@@ -1,7 +1,6 @@
-"""Methods of classes that are others for as long as a thread runs a model for a conversion.
+"""Temporary replacements of methods of classes while a thread runs a model for a conversion.
 
-The instances keep their class meanwhile, so that code which asks for it (``type(x) is C``, ``__eq__`` of a dataclass)
-goes the way that it goes otherwise.
+Instances keep their class, so code that checks it (``type(x) is C``, ``__eq__`` of a dataclass) is not affected.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-# Under this name a function that stands in the place of a method keeps what the class itself has there.
+# The attribute of a replacing function that stores the class's original entry.
 _OVER = "_kfconvert_stands_over"
 _NOTHING = object()
 _count = 0
@@ -19,12 +18,12 @@ _count = 0
 
 @contextmanager
 def method_over(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Within the block, the method ``name`` of ``owner`` is the function that ``make`` returns for the one that it has.
-    All threads find it there; it has to do for them what the other does, and so has it to do after the block, for a
-    thread that is within it then.
+    """Context manager that replaces the method ``name`` of ``owner`` with the result of ``make`` for the original.
+    All threads see the replacement, which must behave like the original for other threads, also after the context ends,
+    for threads that are still inside the function.
 
     Raises:
-        TypeError: methods cannot be put into the class, such as one that is compiled.
+        TypeError: the class does not allow assignment of methods, such as a compiled class.
     """
     global _count
     held = type.__getattribute__(owner, "__dict__")
@@ -32,11 +31,11 @@ def method_over(owner: type, name: str, make: Callable[[Callable[..., Any]], Cal
     setattr(over, _OVER, before)
     _count += 1
     try:
-        type.__setattr__(owner, name, over)  # whatever the metaclass would do
+        type.__setattr__(owner, name, over)  # bypasses the metaclass
         try:
             yield
         finally:
-            # Somebody may have put another there meanwhile, which may call this one.
+            # Other code may have replaced it with a function that calls this one.
             if held.get(name) is over:
                 if before is _NOTHING:
                     type.__delattr__(owner, name)
@@ -47,12 +46,12 @@ def method_over(owner: type, name: str, make: Callable[[Callable[..., Any]], Cal
 
 
 def methods_stand_over() -> bool:
-    """Whether a block of ``method_over`` runs in any thread."""
+    """Whether ``method_over`` is active in any thread."""
     return _count > 0
 
 
 def stood_over(value: Any, nothing: Any) -> Any:
-    """What a class has itself in the place of a function that ``method_over`` has put there, ``nothing`` where it has
-    none of its own; ``value`` for all else."""
+    """Returns the class's original entry for a function from ``method_over``, or ``nothing`` if the class does not
+    define it; ``value`` for all other values."""
     before = vars(value).get(_OVER, value) if isinstance(value, FunctionType) else value
     return nothing if before is _NOTHING else before

@@ -1,4 +1,4 @@
-"""Parametrized weights are computed in each use while a model is converted, whatever the code around keeps of them."""
+"""Disables the cache of parametrized weights during a conversion."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch.nn.utils import parametrize
 
 @contextmanager
 def parametrizations_computed() -> Iterator[None]:
-    """Within the block, ``torch.nn.utils.parametrize.cached()`` around it has no effect, and what was computed within
-    it before is not found: a trace would take that for constants. It is there again after the block.
+    """Context manager in which an outer ``torch.nn.utils.parametrize.cached()`` has no effect, because a trace would
+    treat cached values as constants. The cache is restored afterwards.
 
-    The switch is one of the whole process: other threads that are within ``cached()`` may compute such weights anew
-    meanwhile. What they add to the count of its blocks, and take away from it, stays.
+    The switch is process-wide, so other threads within ``cached()`` may recompute such weights meanwhile. Their changes
+    of the nesting count are kept.
     """
     blocks, kept = parametrize._cache_enabled, parametrize._cache
     if not blocks:
         yield
         return
-    # Differences only, as others may count at the same time.
+    # Only differences, because other threads may change the count.
     parametrize._cache_enabled -= blocks
     parametrize._cache = {}
     try:

@@ -1,4 +1,4 @@
-"""Attributes of classes and modules that are others for as long as something is traced."""
+"""Temporary replacements of attributes of classes and modules during a trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(places: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Within the block, each attribute (holder, name, value) has that value."""
+    """Context manager that sets each attribute (holder, name, value) to its value."""
     own = []
     try:
         for holder, name, value in places:

@@ -1,4 +1,4 @@
-"""Keeps a thread from logging and warning; other threads log and warn as before."""
+"""Suppresses logs and warnings of one thread without affecting other threads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .turns import ThisThread
 
 @contextmanager
 def quiet_thread() -> Iterator[None]:
-    """Within the block, what this thread logs and warns of is dropped.
+    """Context manager that drops logs and warnings of this thread.
 
-    ``logging.disable`` and ``warnings.catch_warnings`` are about the whole process, and put back what they found,
-    whatever others have set in between; here something is added, and that alone is taken away again.
+    ``logging.disable`` and ``warnings.catch_warnings`` are process-wide, and overwrite changes that others make
+    meanwhile. This context only adds filters and removes them again.
     """
     with _unlogged(), _unwarned():
         yield
@@ -24,11 +24,11 @@ def quiet_thread() -> Iterator[None]:
 
 class _OfThread(ThisThread):
     def match(self, text: str) -> bool:
-        """As a filter of warnings asks for it, in place of a pattern for the message."""
+        """Implements the message pattern of a warnings filter."""
         return bool(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """As a handler of logs asks for it, in the thread that logs: whether to emit ``record``."""
+        """Implements a filter of log handlers, in the logging thread: whether to emit ``record``."""
         return not self
 
 
@@ -46,9 +46,9 @@ def _unlogged() -> Iterator[None]:
 
 def _handlers() -> list[logging.Handler]:
     known = [logging.root, *list(logging.root.manager.loggerDict.values())]
-    loggers = [logger for logger in known if isinstance(logger, logging.Logger)]  # or a place in the tree of names
+    loggers = [logger for logger in known if isinstance(logger, logging.Logger)]  # others are placeholders
     found = [handler for logger in loggers for handler in list(logger.handlers)]
-    if logging.lastResort is not None:  # which serves where a logger has no handler
+    if logging.lastResort is not None:  # the handler of loggers without handlers
         found.append(logging.lastResort)
     return list(dict.fromkeys(found))
 
@@ -56,15 +56,14 @@ def _handlers() -> list[logging.Handler]:
 @contextmanager
 def _unwarned() -> Iterator[None]:
     own = _OfThread()
-    filters: Any = warnings.filters  # which is a list, and annotated as a sequence
+    filters: Any = warnings.filters  # a list, annotated as a sequence
     entry = ("ignore", own, Warning, None, 0)
     filters.insert(0, entry)
     try:
         yield
     finally:
         own.over = True
-        # Another thread that is within catch_warnings now has a copy; and one that left it has put back the list that
-        # it found.
+        # Threads that are within catch_warnings have a copy of the list, and threads that leave it restore an old list.
         lists: list[Any] = [filters, warnings.filters]
         for known in lists:
             while entry in known:

@@ -1,4 +1,4 @@
-"""Distributed parameters (``DTensor``), of which each process of a run holds a part, its shard."""
+"""Distributed parameters (``DTensor``), sharded over processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 
 def shard_of(tensor: Any) -> Tensor | None:
-    """What this rank holds of a distributed tensor, None for anything else."""
-    library = sys.modules.get("torch.distributed.tensor")  # without it there are none
+    """Returns this rank's shard of a distributed tensor; None for other values."""
+    library = sys.modules.get("torch.distributed.tensor")  # imported if any exist
     return tensor._local_tensor if library is not None and isinstance(tensor, library.DTensor) else None
 
 
@@ -21,8 +21,7 @@ def is_one_of_several() -> bool:
 
 
 def gathers_parameters(model: nn.Module) -> bool:
-    """Whether a module gathers parameters from all ranks for its calls, as those of ``fully_shard`` do; it may keep
-    them."""
+    """Whether a module gathers parameters from all ranks in its calls, as with ``fully_shard``, and may keep them."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     return any(isinstance(module, (FSDPModule, FullyShardedDataParallel)) for module in model.modules())

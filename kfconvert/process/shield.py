@@ -1,4 +1,4 @@
-"""Keeps from other threads what ``torch.export`` replaces in the whole process while one thread traces."""
+"""Shields other threads from the process-wide replacements of ``torch.export`` during a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.fx._symbolic_trace import _Patcher
 
 from .turns import ThisThread
 
-# (holder, name) of the functions that the exporter replaces.
+# (holder, name) of functions that the exporter replaces.
 _REPLACED = (
     (nn.Module, "__call__"), (nn.Module, "__getattr__"),
     (builtins, "max"), (builtins, "min"), (math, "pow"),
@@ -26,21 +26,21 @@ _before_trace: tuple[bool, bool] | None = None
 
 
 def libraries() -> tuple[bool, bool]:
-    """Whether oneDNN and cuDNN are on, leaving aside that the exporter turns them off for all threads during a
+    """Returns whether oneDNN and cuDNN are enabled, ignoring that the exporter disables them for all threads during a
     trace."""
     return _before_trace or _libraries_now()
 
 
 def switched_off() -> bool:
-    """Whether a trace may have turned libraries off just now."""
+    """Whether a running trace may have disabled libraries."""
     return _before_trace is not None
 
 
 def is_of_trace(value: Any, expected: Any) -> bool:
-    """Whether ``value`` is what the exporter, or a shield, has put in the place of ``expected`` while a trace runs."""
+    """Whether ``value`` is the exporter's, or a shield's, replacement of ``expected`` during a trace."""
     while value is not expected:
         if isinstance(value, functools.partial) and value.func.__module__ == "torch._export.non_strict_utils":
-            value = value.keywords.get("real_callable")  # of max and min, which it replaces for all of Python
+            value = value.keywords.get("real_callable")  # the exporter replaces max and min in builtins
             continue
         if getattr(value, "__globals__", {}).get("__name__") not in ("torch.fx._symbolic_trace", __name__):
             return False
@@ -53,7 +53,7 @@ def _libraries_now() -> tuple[bool, bool]:
 
 
 class Shield:
-    """Around a trace: it knows what other threads are to find during it."""
+    """The state around a trace: the functions that other threads must see."""
 
     def __enter__(self) -> Shield:
         global _before_trace
@@ -70,7 +70,7 @@ class Shield:
         torch._ops._mode_stack_state_for_pre_dispatch = self._modes
         setattr(_Patcher, "patch_method", self._patch_method)  # noqa: B010
         for holder, name, original in self._originals:
-            # An interrupt ends the exporter wherever it is, also where it puts things back.
+            # An interrupt may end the exporter anywhere, also while it restores functions.
             found = getattr(holder, name)
             if found is not original and is_of_trace(found, original):
                 setattr(holder, name, original)
@@ -78,8 +78,8 @@ class Shield:
         _before_trace = None
 
     def _patched_for_this_thread(self) -> Callable[..., None]:
-        """In place of the method by which the tracer replaces those of all modules: for the calls of this thread alone,
-        from the first moment on."""
+        """A variant of the tracer's method that replaces methods of all modules, which only affects calls of this
+        thread."""
         here, own = self._here, self._patch_method
 
         @functools.wraps(own)
@@ -90,10 +90,10 @@ class Shield:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Within the block, which lies in what is traced, other threads find the functions of before the trace.
+        """Context manager inside a trace in which other threads see the original functions.
 
-        Otherwise the tracer would look up and record the modules that these threads call. At the end of the block the
-        exporter's functions are back in place, so that it finds them and takes them away.
+        Otherwise the tracer would record modules that these threads call. At the end, the exporter's functions are in
+        place again, so that the exporter can remove them.
         """
         here, changed = ThisThread(), []
         for holder, name, original in self._originals:
@@ -108,13 +108,12 @@ class Shield:
             for holder, name, replaced, ours in changed:
                 if getattr(holder, name) is ours:
                     setattr(holder, name, replaced)
-            here.over = True  # should somebody have kept ours, to put it back later
+            here.over = True  # other code may have stored our function, to restore it later
 
 
 class _ModesOfThread:
-    """Stands for the modes that PyTorch dispatches to before all others, of which it has one stack for the process: a
-    thread that prints a tensor, for which it leaves all modes, would take away those of a trace, and put them back when
-    that has ended."""
+    """A thread-local stack of pre-dispatch modes. PyTorch has one stack per process. Printing a tensor leaves all
+    modes, so another thread would remove the modes of a trace, and restore them after its end."""
 
     def __init__(self, here: ThisThread, others: Any):
         vars(self).update(_here=here, _own=type(others)(), _others=others)

@@ -1,4 +1,4 @@
-"""Conversions of one process take turns, with one another and with compilations; what is about one thread only."""
+"""The lock that serialises conversions and compilations of a process, and thread-specific flags."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch._dynamo.convert_frame import compile_lock
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Within the block, no other thread converts, validates or compiles a model; a thread may enter it again.
+    """Context manager in which no other thread converts, validates or compiles a model. It is reentrant.
 
-    A trace replaces what belongs to the whole process (flags of PyTorch, methods of ``nn.Module``, builtins, the
-    libraries that are switched on), dispatch modes and ``fork_rng`` put back what they found, and sites are timed: two
-    conversions at once would restore what the other had put there, and measure one another. As ``torch.compile`` sets
-    the same flags in the same way, the lock is that of its compilations. Calls of models never wait for it.
+    A trace replaces process-wide state (flags of PyTorch, methods of ``nn.Module``, builtins, enabled libraries),
+    dispatch modes and ``fork_rng`` restore earlier state, and sites are timed. Concurrent conversions would restore
+    each other's replacements and distort timings. ``torch.compile`` sets the same flags, so this is the lock of its
+    compilations. Calls of models never wait for it.
     """
     with compile_lock:
         yield
 
 
-# A process that was forked while another thread converts would have what that has replaced, and its lock, for good. So
-# a fork waits for its turn, but not for ever: the one that converts may wait for the one that forks.
+# A process forked during a conversion would keep the replacements and the lock forever. So a fork waits for the lock,
+# with a timeout, because the converting thread may wait for the forking thread.
 _FORKS_AFTER_S = 60.0
 _own = threading.local()
 
@@ -43,7 +43,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ThisThread:
-    """True in the thread that made it, until it is ``over``; false in all others."""
+    """An object that is True in the thread that created it, until it is ``over``, and False in other threads."""
 
     def __init__(self):
         self._thread, self.over = threading.get_ident(), False

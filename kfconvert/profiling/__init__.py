@@ -1,4 +1,4 @@
-"""How fast functions and models are, and what their calls move, launch and allocate."""
+"""Measures functions and models: time, memory traffic, kernel launches and allocations of calls."""
 
 from .allocations import Allocation, allocation, bytes_of
 from .bandwidth import copy_bandwidth

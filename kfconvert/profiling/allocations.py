@@ -1,4 +1,4 @@
-"""What one call allocates: at its peak, and what is still there when its result is gone."""
+"""Memory that a call allocates: at its peak, and after its result is freed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .thread_profiler import events_of
 
 
 class Allocation(NamedTuple):
-    """Bytes beyond those that were allocated before a call: ``peak`` the most during it, its result included, ``kept``
-    those that are left afterwards, without its result."""
+    """Bytes that a call allocates in addition to the memory before it. ``peak``: the maximum during the call, including
+    the result. ``kept``: bytes still allocated after the result is freed."""
 
     peak: int
     kept: int
 
 
 def allocation(call: Callable[[], Any], device: torch.device) -> Allocation | None:
-    """What one ``call`` allocates on ``device`` through PyTorch; what libraries allocate by themselves is not seen.
+    """Measures the allocations of a ``call`` on ``device`` through PyTorch, without other allocators of libraries.
 
-    On CUDA these are the numbers of ``torch.cuda.memory_allocated``, whose peak this resets, with what other threads
-    allocate meanwhile; on the CPU what PyTorch's allocator reports to a profiler of this thread, to which memory from
-    before that is given back does not count. None on other devices, and where this thread is being profiled already.
+    On CUDA, the values are from ``torch.cuda.memory_allocated``, include other threads, and reset its peak. On the
+    CPU, they are from a profiler of this thread, which does not count freed memory from before the call. Returns None
+    on other devices, or if this thread is already profiled.
     """
     if device.type == "cuda":
         return _on_cuda(call, device)
@@ -56,8 +56,8 @@ def _on_cpu(call: Callable[[], Any]) -> Allocation | None:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes of memory in which ``tensors`` lie; what several of them share counts once, and those that have yet to get
-    their shape not at all."""
+    """Returns the bytes of the storages of ``tensors``. Shared storages count once, and uninitialized parameters count
+    as 0."""
     spans = set()
     others = 0
     for tensor in tensors:
@@ -66,7 +66,7 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
         try:
             storage = tensor.untyped_storage()
             spans.add((str(storage.device), storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
-        except (RuntimeError, NotImplementedError):  # sparse and wrapped tensors have no storage of their own
+        except (RuntimeError, NotImplementedError):  # sparse and wrapped tensors have no storage
             others += tensor.numel() * tensor.element_size()
     total, place, end = others, "", 0
     for device, start, stop in sorted(spans):

@@ -1,4 +1,4 @@
-"""Bytes that a call has to move, and how fast a device moves bytes."""
+"""Bytes that a call moves, and the copy bandwidth of a device."""
 
 import functools
 import math
@@ -12,25 +12,25 @@ from torch.utils import _pytree as pytree
 from ..inputs import ExampleCall
 from .sampling import batch_ms
 
-# Large against every cache: source and target are 512 MiB together.
+# Much larger than any cache: source and target have 512 MiB in total.
 COPY_BYTES = 256 * 2**20
-# The best of so many measurements counts, each of so many copies in a row.
+# The number of measurements (the best counts), and the number of copies in each.
 COPY_ROUNDS = 5
 COPIES_A_ROUND = 4
 
 
 def copy_bandwidth(device: torch.device | str) -> float:
-    """GB/s (10^9 bytes a second) at which a copy within `device` reads and writes 256 MiB, both counted.
+    """Returns the bandwidth of a 256 MiB copy within `device` in GB/s (10^9 bytes per second), reads plus writes.
 
-    It is measured at the first question of a process (on the CPU, for each number of threads) and kept.
+    The first call in a process measures it (on the CPU, for each number of threads). Later calls return that value.
 
     Raises:
-        RuntimeError: `device` has not 512 MiB left (on a GPU torch.OutOfMemoryError, which is one).
+        RuntimeError: `device` has less than 512 MiB of free memory (on a GPU its subclass torch.OutOfMemoryError).
         ValueError: `device` is "meta", which has no memory.
     """
     device = torch.device(device)
     if device.type == "meta":
-        raise ValueError("copy_bandwidth: nothing is moved on the device meta")
+        raise ValueError("copy_bandwidth: the meta device has no memory")
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return _measured(device, torch.get_num_threads() if device.type == "cpu" else 0)
@@ -38,7 +38,7 @@ def copy_bandwidth(device: torch.device | str) -> float:
 
 @functools.cache
 def _measured(device: torch.device, threads: int) -> float:
-    # Ones: memory of the CPU that nobody has written to is one page of zeros in the cache.
+    # Ones, because unwritten CPU memory maps to a single cached page of zeros.
     source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
     copy = functools.partial(torch.empty_like(source).copy_, source)
     copy()
@@ -47,11 +47,11 @@ def _measured(device: torch.device, threads: int) -> float:
 
 
 def bytes_of_call(fn: Callable[..., Any], call: ExampleCall, outputs: Any) -> int:
-    """Bytes of all tensors that a call reads and writes at least.
+    """Returns a lower bound of the bytes that a call reads and writes.
 
-    Each input, each parameter and buffer where `fn` is a module, and each output counts once (one that is
-    written in place as input and as output), whatever is read of it. What `fn` finds elsewhere, intermediate
-    results, and tensors without strides (sparse, nested) do not count.
+    Each input, output, and parameter or buffer of a module `fn` counts once with its full size. An input that is
+    returned after an in-place write counts twice. Other tensors that `fn` reads, intermediate results, and tensors
+    without strides (sparse, nested) do not count.
     """
     read = {id(tensor): tensor for tensor in (*call.tensors(), *tensors_of(fn))}
     written = {id(tensor): tensor for tensor in tensors_in(outputs)}
@@ -59,17 +59,17 @@ def bytes_of_call(fn: Callable[..., Any], call: ExampleCall, outputs: Any) -> in
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in any nesting of containers that pytree knows."""
+    """Returns the tensors in nested containers that pytree knows."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def tensors_of(fn: Callable[..., Any]) -> Iterable[Tensor]:
-    """Parameters and buffers of a module; nothing of another callable."""
+    """Returns parameters and buffers of a module; empty for other callables."""
     return (*fn.parameters(), *fn.buffers()) if isinstance(fn, nn.Module) else ()
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Bytes in memory: an expanded dimension is there once."""
+    """Bytes in memory. An expanded dimension counts once."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return 0
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride()) if stride or size == 0)

@@ -29,21 +29,20 @@ def benchmark_kernel(
     *,
     args: Sequence[Any] | None = None,
 ) -> Measurement:
-    """Measure a function as a loop in eager mode sees it, without gradients.
+    """Measures a function that is called in an eager loop without gradients.
 
     inputs: a tensor, a tuple of positional arguments, a mapping of keyword arguments, or the pair (args,
-    kwargs); or instead of it args: a tuple of positional arguments. Every call gets these very objects: what a
-    function writes into them, the next call finds there.
-    warmup: calls before the timed ones, besides a first one, which may compile something.
-    repeat: measurements. On CUDA each is the mean over a batch of calls that takes about a millisecond (100
-    calls at most) between two events: the time that the device needs for a call, or the host to launch it
-    where that is more; the L2 cache is not flushed. Elsewhere each is the wall-clock time of one call.
-    bytes_moved: bytes that a call reads and writes, where inputs, outputs, and the parameters of a module,
-    each counted once, are not what it has to move.
+    kwargs). Alternatively args: a tuple of positional arguments. Every call gets the same objects, including
+    values that an earlier call wrote into them.
+    warmup: calls before the timed ones, in addition to a first call, which may compile.
+    repeat: number of measurements. On CUDA, each is the mean over a batch of calls (about 1 ms, at most 100 calls)
+    between two events: the device time of a call, or its launch time on the host if that is longer. The L2 cache is
+    not flushed. On other devices, each is the wall-clock time of one call.
+    bytes_moved: bytes that a call reads and writes. By default inputs, outputs and module parameters count once
+    each.
 
-    Afterwards a few more calls find the number of launches and the peak of memory (see `Measurement`).
-    Errors of the function are raised; ValueError or TypeError tells in one line what is wrong with an
-    argument.
+    Additional calls then determine the number of launches and the peak memory (see `Measurement`).
+    Errors of the function propagate. An invalid argument raises ValueError or TypeError with one line.
     """
     check({"fn": fn}, warmup, repeat, bytes_moved)
     measurements, _ = measure({"fn": fn}, call_of(inputs, args), warmup, repeat, bytes_moved)
@@ -51,15 +50,15 @@ def benchmark_kernel(
 
 
 def quick_benchmark(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Measurement:
-    """Measure `fn(*args, **kwargs)` as `benchmark_kernel` does: 20 measurements after 3 calls of warm-up."""
+    """Measures `fn(*args, **kwargs)` like `benchmark_kernel`, with 20 measurements after 3 warm-up calls."""
     return benchmark_kernel(fn, (args, kwargs), QUICK_WARMUP, QUICK_REPEAT)
 
 
 def call_of(inputs: Any, args: Sequence[Any] | None = None) -> ExampleCall:
-    """The call that `inputs` or `args`, as `benchmark_kernel` takes them, stand for."""
+    """Converts `inputs` or `args` of `benchmark_kernel` to a call."""
     if args is not None:
         if inputs is not None:
-            raise TypeError("give either inputs or args, not both")
+            raise TypeError("pass either inputs or args, not both")
         if not isinstance(args, (tuple, list)):
             raise TypeError(f"args must be a tuple of arguments, not {type(args).__name__}")
         return ExampleCall(tuple(args))
@@ -79,7 +78,7 @@ def measure(
     repeat: int,
     bytes_moved: int | None,
 ) -> tuple[dict[str, Measurement], Comparison]:
-    """Measure functions of the same inputs in turns; further arguments as those of `benchmark_kernel`."""
+    """Measures functions of the same inputs in turns. See `benchmark_kernel` for the other arguments."""
     moved, devices = {}, []
     for name, fn in functions.items():
         own_bytes, own_devices = _first_call(fn, call)
@@ -88,7 +87,7 @@ def measure(
     device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
     calls = {name: partial(fn, *call.args, **call.kwargs) for name, fn in functions.items()}
     samples = sample(calls, device, warmup, repeat)
-    # The profiler and the counters of the allocator come last: they are not to slow what is timed.
+    # The profiler and the allocator counters run last, because they slow calls down.
     measurements = {
         name: Measurement.of(
             *samples[name],
@@ -103,14 +102,14 @@ def measure(
 
 
 def _first_call(fn: Callable[..., Any], call: ExampleCall) -> tuple[int, list[torch.device]]:
-    """The bytes that a call moves, and the devices of its tensors."""
+    """Calls `fn` once and returns the bytes that the call moves and the devices of its tensors."""
     outputs = call(fn)
     tensors = (*call.tensors(), *tensors_of(fn), *tensors_in(outputs))
     return bytes_of_call(fn, call, outputs), [tensor.device for tensor in tensors]
 
 
 def check(functions: Mapping[str, Any], warmup: int, repeat: int, bytes_moved: int | None) -> None:
-    """Raise one clear line where a measurement is asked for that cannot be made."""
+    """Raises a one-line error if an argument of a measurement is invalid."""
     for name, fn in functions.items():
         if not callable(fn):
             raise TypeError(f"{name} must be callable, not {type(fn).__name__}")
@@ -119,4 +118,4 @@ def check(functions: Mapping[str, Any], warmup: int, repeat: int, bytes_moved: i
     if repeat < 1:
         raise ValueError(f"repeat must be at least 1, got {repeat}")
     if bytes_moved is not None and not 0 <= bytes_moved < math.inf:
-        raise ValueError(f"bytes_moved must be a finite number from 0 on, got {bytes_moved}")
+        raise ValueError(f"bytes_moved must be finite and at least 0, got {bytes_moved}")

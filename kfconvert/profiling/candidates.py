@@ -1,7 +1,6 @@
-"""One model run in several ways, the candidates: each is prepared and checked, then all are timed in turns.
+"""Compares several ways of running a model (candidates): prepares and checks each, then times all in turns.
 
-A turn is some calls in a row, each from an idle device to an idle device, as of somebody who calls one model over and
-over.
+A turn is a number of consecutive calls of one candidate, each from an idle device to an idle device.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from ..inputs import ExampleCall
 from .allocations import allocation
 from .comparison import Comparison, compare_timings, seconds, synchronizer
 
-# What the ways are called that every benchmark of models has: as it is, compiled by PyTorch, and converted.
+# Candidate names of model benchmarks: the original, torch.compile, and the converted model.
 EAGER, COMPILED, CONVERTED = "eager", "torch.compile", "kfconvert"
-# So many rounds at least. A turn has as many calls as leave time for these, in bounds.
+# Minimum number of rounds, and bounds of the calls per turn, which is chosen to allow this number of rounds.
 ROUNDS = 7
 MOST_CALLS_IN_A_ROW = 5
-# The first call may compile, the second one records what later ones replay. These are not timed.
+# Untimed calls: the first may compile, and the second may record a CUDA graph.
 CALLS_BEFORE = 2
 
 Prepare = Callable[[], tuple[Callable[[], Any], Any]]
@@ -34,17 +33,17 @@ Prepare = Callable[[], tuple[Callable[[], Any], Any]]
 
 @dataclass
 class Candidate:
-    """What is known of one way of running a model, besides its times.
+    """Results of one way of running a model, without its times.
 
-    prepare_s: seconds to the first result, compilation or conversion included.
-    extra_bytes: by how much the memory that PyTorch has set aside on the device grew until it was ready, after the
-    unused part was given back; None off CUDA.
-    peak_bytes: the most that a call allocates beyond what was allocated before, see `allocation`.
-    error: the largest error of an output against the reference, relative to the scale of that output; None where no
-    output is a floating-point one.
-    inaccurate: in one line, how its outputs are further from the reference than they may be; None where they are not.
-    failure: in one line, why it could not be run; all but `name` is None then.
-    details: what its preparation has told.
+    prepare_s: seconds to the first result, including compilation or conversion.
+    extra_bytes: growth of PyTorch's reserved device memory until the candidate was ready, after freeing the unused
+    part; None on other devices than CUDA.
+    peak_bytes: peak memory of a call beyond the memory before it, see `allocation`.
+    error: the largest error of an output against the reference, relative to the scale of that output; None without
+    floating-point outputs.
+    inaccurate: one line on outputs whose error exceeds the limit; None if there are none.
+    failure: one line on why the candidate could not run; all other fields except `name` are then None.
+    details: the details from `Prepare`.
     """
 
     name: str
@@ -65,19 +64,18 @@ def compare_candidates(
     budget_s: float,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> tuple[list[Candidate], Comparison | None]:
-    """Prepare the ``candidates``, check what they compute, time them in turns, and measure what they allocate.
+    """Prepares the ``candidates``, checks their outputs, times them in turns, and measures their allocations.
 
     Args:
-        candidates: the name of each, and what makes it: it returns what is to be timed, a callable of no arguments, and
-            anything that is to be known of it. The first is what the others are compared with. One that fails, or
-            computes something else, does not stop the others.
-        reference: of ``accuracy.reference_outputs``, for the same inputs.
+        candidates: pairs of a name and a function that prepares the candidate. The function returns the callable
+            without arguments to time, and details. The first candidate is the baseline. A candidate that fails or has
+            wrong outputs does not stop the others.
+        reference: result of ``accuracy.reference_outputs`` for the same inputs.
         budget_s: seconds of timing.
-        progress: called with the name of each candidate before it is prepared, and with "time".
+        progress: called with the name of each candidate before its preparation, and with "time".
 
     Returns:
-        what is known of each candidate, and the times of those that could be run; only what has failed, and None, where
-        the first could not.
+        the results of each candidate, and the times of those that ran; only failures and None if the first failed.
     """
     found: list[Candidate] = []
     calls: dict[str, Callable[[], Any]] = {}
@@ -96,14 +94,14 @@ def compare_candidates(
             prepare_s = time.perf_counter() - start
             original = outputs if original is None else original
             error, inaccurate = _checked(reference, original, outputs)
-            del outputs  # which replayed calls may write anew
+            del outputs  # replayed calls may overwrite them
             least = min(seconds(call, synchronize) for _ in range(CALLS_BEFORE))
             after = _reserved(device)
             extra = None if before is None or after is None else after - before
             candidate = Candidate(name, prepare_s, extra, None, error, inaccurate, None, details)
             calls[name] = call
             once_s += least
-        except Exception as failure:  # a compiler that gives up must not cost the other candidates
+        except Exception as failure:  # a failed candidate must not stop the others
             candidate.failure = failure_line(failure)
         found.append(candidate)
         if found[0].failure:
@@ -120,14 +118,14 @@ def compare_candidates(
 
 
 def compiled(model: nn.Module, call: ExampleCall, mode: str | None = None) -> Callable[[], Any]:
-    """What calls ``model`` after ``torch.compile``. The mode, where none is named, is the default one, and for inputs
-    on CUDA reduce-overhead, which records CUDA graphs as converted models do."""
+    """Returns a function that calls ``model`` after ``torch.compile``. If ``mode`` is None, the mode is reduce-overhead
+    (with CUDA graphs, as in converted models) for inputs on CUDA, else the default mode."""
     on_cuda = any(tensor.is_cuda for tensor in call.tensors())
     return partial(call, torch.compile(model, mode=mode or ("reduce-overhead" if on_cuda else "default")))
 
 
 def release(device: torch.device) -> None:
-    """Forget what was compiled, and free what nobody holds any more."""
+    """Resets torch.compile and frees unused memory."""
     torch.compiler.reset()
     gc.collect()
     if device.type == "cuda":
@@ -135,7 +133,7 @@ def release(device: torch.device) -> None:
 
 
 def failure_line(error: Exception) -> str:
-    """The type of an error and the first line of what it says; of a compiler's error, that of what has stopped it."""
+    """Returns the type of an error and the first line of its message; for compiler errors, of the cause."""
     return one_line(getattr(error, "inner_exception", error))[:300]
 
 
@@ -146,10 +144,10 @@ def _turn(call: Callable[[], Any], count: int, synchronize: Callable[[], None]) 
 
 
 def _checked(reference: Reference, original: Any, outputs: Any) -> tuple[float | None, str | None]:
-    """``error`` and ``inaccurate`` of a ``Candidate``.
+    """Returns ``error`` and ``inaccurate`` of a ``Candidate``.
 
     Raises:
-        RuntimeError: the outputs are others than the original's.
+        RuntimeError: the outputs differ from the original's.
     """
     result = compare(reference, original, outputs)
     if result.passed is False and result.optimized_error is None:
@@ -159,7 +157,7 @@ def _checked(reference: Reference, original: Any, outputs: Any) -> tuple[float |
 
 
 def _reserved(device: torch.device) -> int | None:
-    """Bytes that are set aside on ``device`` once it is idle; None off CUDA."""
+    """Waits for ``device`` and returns its reserved bytes; None on other devices than CUDA."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)

@@ -1,8 +1,8 @@
-"""Wall-clock timings of callables that are to be compared with each other.
+"""Wall-clock comparison of callables.
 
-The candidates take turns, so that a change of clock frequency or of load meets all of them alike, and the
-device is synchronised around every single call. A ratio is formed within each turn; whether it differs from 1
-is decided by a distribution-free confidence interval of its median.
+The candidates take turns, so that changes of clock frequency or load affect all of them equally. The device is
+synchronised around every call. A ratio is computed within each round, and a distribution-free confidence interval of
+its median decides whether it differs from 1.
 """
 
 import dataclasses
@@ -14,22 +14,22 @@ from typing import Any
 
 import torch
 
-# Ratios nearer to 1 than this are not called a difference, however many rounds agree: placement of memory and
-# code shifts the time of one and the same program by about as much.
+# Ratios closer to 1 than this do not count as a difference, regardless of the number of rounds: memory and code
+# placement change the time of one program by about as much.
 NOISE_FLOOR = 0.01
-# Warm-up ends when the last three calls lie within this factor of each other ...
+# Warm-up ends when the last three times differ by at most this factor ...
 STABLE_WITHIN = 1.1
-# ... or, if they never do, after so many calls or this share of the budget.
+# ... or after this number of calls or this share of the budget.
 WARM_UP_CALLS = 30
 WARM_UP_SHARE = 0.25
 MAX_ROUNDS = 1000
-# How many times tell the distribution of those of all rounds.
+# Number of quantiles that describe the distribution of times.
 QUANTILES = 41
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Time of one call in milliseconds: median, first and third quartile over `rounds` calls."""
+    """The time of one call in milliseconds: median, first and third quartile over `rounds` calls."""
 
     median_ms: float
     q1_ms: float
@@ -45,10 +45,10 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Speedup:
-    """How many times faster a candidate is than the baseline: median of the ratios within each round.
+    """The speed-up of a candidate over the baseline: the median of the ratios within each round.
 
-    `q1` and `q3` are the quartiles of those ratios, `low` and `high` bound their median with at least 95 %
-    confidence (less than that below 6 rounds). `measurable` is False when the difference is inside the noise.
+    `q1` and `q3` are the quartiles of the ratios. `low` and `high` bound the median with at least 95 % confidence
+    (less below 6 rounds). `measurable` is False if the difference is within the noise.
     """
 
     ratio: float
@@ -62,7 +62,7 @@ class Speedup:
         return self.low > 1 + NOISE_FLOOR or self.high < 1 / (1 + NOISE_FLOOR)
 
     def slower(self) -> str | None:
-        """How much slower the candidate is, where that is beyond doubt; else None."""
+        """Describes how much slower the candidate is, if that is statistically significant; else None."""
         return self._slower() if self.high < 1 else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -81,10 +81,10 @@ class Speedup:
 
 
 class Comparison(Mapping[str, Timing]):
-    """Timings by candidate name; the first candidate is the baseline of the speed-ups."""
+    """Timings by candidate name. The first candidate is the baseline of the speed-ups."""
 
     def __init__(self, samples_ms: Mapping[str, list[float]]):
-        """samples_ms: the times of each candidate in milliseconds, one a round, in the order of the rounds."""
+        """samples_ms: the times of each candidate in milliseconds, one per round, in the order of the rounds."""
         self._samples = {name: list(times) for name, times in samples_ms.items()}
         self._timings = {name: _timing(times) for name, times in self._samples.items()}
         self.baseline = next(iter(self._samples))
@@ -99,20 +99,20 @@ class Comparison(Mapping[str, Timing]):
         return len(self._timings)
 
     def renamed(self, names: Mapping[str, str]) -> "Comparison":
-        """The same timings, those of the candidates in ``names`` under other names."""
+        """Returns the timings with candidates renamed by ``names``."""
         return Comparison({names.get(name, name): times for name, times in self._samples.items()})
 
     def of_one_call(self, calls: int) -> "Comparison":
-        """The times of one call each, where these are of so many calls in a row."""
+        """Returns the times per call of measurements of ``calls`` consecutive calls."""
         return Comparison({name: [time / calls for time in times] for name, times in self._samples.items()})
 
     def speedup(self, name: str, baseline: str | None = None) -> Speedup:
-        """Speed-up of a candidate over `baseline` (the first candidate unless named)."""
+        """Returns the speed-up of a candidate over `baseline` (default: the first candidate)."""
         return _speedup(self._samples[baseline or self.baseline], self._samples[name])
 
     def as_dict(self) -> dict[str, Any]:
-        """{"baseline", "timings": {name: ...}, "speedups": {name: ...}}, ready for JSON. A timing has ``quantiles_ms``
-        as well: of however many rounds, QUANTILES times from the shortest to the longest, equally many rounds apart."""
+        """Returns {"baseline", "timings": {name: ...}, "speedups": {name: ...}}, ready for JSON. Timings also have
+        ``quantiles_ms``, QUANTILES equidistant quantiles from the shortest to the longest time."""
         others = [name for name in self if name != self.baseline]
         quantiles = {name: _quantiles(times) for name, times in self._samples.items()}
         return {
@@ -122,7 +122,7 @@ class Comparison(Mapping[str, Timing]):
         }
 
     def summary(self) -> str:
-        """One line for people."""
+        """Returns the comparison as one line of text."""
         parts = [f"{self.baseline} {self[self.baseline].median_ms:.3f} ms"]
         for name, timing in self.items():
             if name != self.baseline:
@@ -138,13 +138,13 @@ def compare_timings(
     settled: bool = False,
     decided: Callable[[Mapping[str, list[float]]], bool] | None = None,
 ) -> Comparison:
-    """Time callables of no arguments against each other, without gradients.
+    """Compares the times of callables without arguments, without gradients.
 
-    device: where they run; it is synchronised before and after each call.
-    budget_s: seconds to spend on all candidates together, warm-up included. The first call of each (which may
-    compile something) does not count, and `min_rounds` rounds are made even if that takes longer.
-    settled: they were called before and need no warm-up.
-    decided: after `min_rounds`, asked with the milliseconds so far of each candidate whether that is enough.
+    device: the device of the callables, which is synchronised before and after each call.
+    budget_s: seconds for all candidates together, including warm-up. The first call of each (which may compile) does
+    not count, and `min_rounds` rounds run even if they take longer.
+    settled: whether the callables were called before and need no warm-up.
+    decided: after `min_rounds` rounds, called with the milliseconds of each candidate; True ends the comparison.
     """
     if not candidates:
         raise ValueError("compare_timings needs at least one candidate")
@@ -161,7 +161,7 @@ def compare_timings(
         while rounds < min_rounds or (rounds < MAX_ROUNDS and time.perf_counter() - start < budget_s):
             if decided is not None and rounds >= min_rounds and decided(samples):
                 break
-            # every second round runs backwards: each candidate follows each neighbour equally often
+            # Every second round runs backwards, so each candidate follows each neighbour equally often.
             for name, call in calls if rounds % 2 == 0 else reversed(calls):
                 samples[name].append(1e3 * seconds(call, synchronize))
             rounds += 1
@@ -171,12 +171,12 @@ def compare_timings(
 def benchmark_callable(
     call: Callable[[], Any], device: torch.device | str = "cpu", budget_s: float = 2.0, min_rounds: int = 7
 ) -> Timing:
-    """Time one callable of no arguments, as `compare_timings` does."""
+    """Times one callable without arguments, like `compare_timings`."""
     return compare_timings({"call": call}, device, budget_s, min_rounds)["call"]
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
-    """What waits until everything launched on `device` is done."""
+    """Returns a function that waits for all work on `device`."""
     if device.type in ("cpu", "meta"):
         return lambda: None
     if device.type == "cuda":
@@ -185,7 +185,7 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 
 
 def seconds(call: Callable[[], Any], synchronize: Callable[[], None]) -> float:
-    """Wall-clock time of one call, from an idle device to an idle device."""
+    """Returns the wall-clock time of one call, from an idle device to an idle device."""
     synchronize()
     start = time.perf_counter()
     result = call()
@@ -196,7 +196,7 @@ def seconds(call: Callable[[], Any], synchronize: Callable[[], None]) -> float:
 
 
 def _warm_up(call: Callable[[], Any], synchronize: Callable[[], None], limit_s: float) -> float:
-    """Call until the times settle; returns the seconds of the first call, which no budget includes."""
+    """Calls until the times are stable. Returns the seconds of the first call, which does not count for the budget."""
     first = seconds(call, synchronize)
     times: list[float] = []
     while len(times) < WARM_UP_CALLS and sum(times) < limit_s:
@@ -207,11 +207,11 @@ def _warm_up(call: Callable[[], Any], synchronize: Callable[[], None], limit_s: 
 
 
 def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
-    """Bounds of the median with at least 95 % confidence from 6 values on, whatever their distribution is.
+    """Returns distribution-free bounds of the median with at least 95 % confidence (for at least 6 values).
 
-    They are order statistics: the number of independent values below the median is binomial(n, 1/2), here by
-    its normal approximation with continuity correction (1.96 standard deviations of sqrt(n)/2); see J.-Y. Le
-    Boudec, Performance Evaluation of Computer and Communication Systems (2010), chapter 2.
+    The bounds are order statistics. The number of independent values below the median is binomial(n, 1/2), here with
+    its normal approximation and continuity correction (1.96 standard deviations of sqrt(n)/2). See J.-Y. Le Boudec,
+    Performance Evaluation of Computer and Communication Systems (2010), chapter 2.
     """
     rank = max(0, math.floor((len(ordered) - 1) / 2 - 0.98 * math.sqrt(len(ordered))))
     return ordered[rank], ordered[-1 - rank]
@@ -229,7 +229,7 @@ def _speedup(baseline: list[float], candidate: list[float]) -> Speedup:
 
 
 def _quantiles(values: list[float]) -> list[float]:
-    """QUANTILES of ``values``, to the nanosecond where these are milliseconds."""
+    """QUANTILES quantiles of ``values`` in milliseconds, rounded to nanoseconds."""
     if len(values) == 1:
         return [round(values[0], 6)] * QUANTILES
     inner = statistics.quantiles(values, n=QUANTILES - 1, method="inclusive")

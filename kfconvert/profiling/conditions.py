@@ -1,4 +1,4 @@
-"""What times depend on besides the model: the device, the threads, and the versions."""
+"""The environment of a measurement: device, threads and versions."""
 
 import platform
 from typing import Any
@@ -10,8 +10,8 @@ from ..version import __version__
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What a measurement on ``device`` depends on, ready for JSON: "torch", "kfconvert", "python", "device", "threads",
-    and "extension", which tells whether the compiled kernels are there."""
+    """Returns the environment of a measurement on ``device``, ready for JSON: "torch", "kfconvert", "python", "device",
+    "threads", and "extension" (whether compiled kernels are available)."""
     cuda = device.type == "cuda"
     return {
         "torch": torch.__version__,

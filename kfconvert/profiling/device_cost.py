@@ -1,4 +1,4 @@
-"""What one call costs a CUDA device besides time: kernel launches and memory."""
+"""Kernel launches and memory of a call on a CUDA device."""
 
 import time
 from collections.abc import Callable
@@ -10,34 +10,33 @@ from torch.profiler import ProfilerActivity, profile
 
 from .allocations import allocation
 
-# Seconds to wait in a profiler session before its first kernel, one attempt after the other: the profiler
-# drops kernels whose time, on a device clock that has drifted, lies before the session
-# (pytorch/pytorch#192021).
+# Seconds to wait in a profiler session before its first kernel, per attempt. If the device clock has drifted, the
+# profiler drops kernels that seem to start before the session (pytorch/pytorch#192021).
 PAUSES_S = (0.0, 0.01, 0.1)
-# Device events that are no kernels; the profiler tells them by name only.
+# Names of device events that are not kernels.
 _TRANSFERS = ("Memcpy", "Memset")
 
 
 def count_launches(call: Callable[[], Any], device: torch.device) -> int | None:
-    """Kernels that `call` starts, on whatever stream or GPU; copies and fills by the driver are none.
+    """Returns the number of kernels that `call` launches on all streams and GPUs, without copies and fills.
 
-    None off CUDA, and where the profiler does not see every kernel (another tool is using the GPU's
-    counters). Each attempt calls once.
+    Returns None on other devices than CUDA, or if the profiler misses kernels (another tool uses the GPU's counters).
+    Each attempt calls once.
     """
     if device.type != "cuda":
         return None
     for pause_s in PAUSES_S:
         names = _kernels(call, device, pause_s)
-        # The fences are the first and the last; the first is missing where the profiler dropped something.
+        # Fences are the first and the last kernel. If the first is missing, the profiler dropped kernels.
         if len(names) >= 2 and names[0] == names[-1]:
             return len(names) - 2
     return None
 
 
 def peak_memory(call: Callable[[], Any], device: torch.device) -> int | None:
-    """Bytes that one call has allocated at its peak beyond what was allocated before; None off CUDA.
+    """Returns the peak memory of a call in bytes, beyond the memory before it; None on other devices than CUDA.
 
-    They are those of `torch.cuda.max_memory_allocated`, whose peak this resets.
+    The value is from `torch.cuda.max_memory_allocated`, whose peak is reset.
     """
     if device.type != "cuda":
         return None
@@ -46,7 +45,7 @@ def peak_memory(call: Callable[[], Any], device: torch.device) -> int | None:
 
 
 def _kernels(call: Callable[[], Any], device: torch.device, pause_s: float) -> list[str]:
-    """Names of the kernels as they started: a small one as a fence, those of `call`, and the fence again."""
+    """The names of the launched kernels, in order: a small kernel as a fence, those of `call`, and the fence again."""
     fence = torch.zeros(1, dtype=torch.int64, device=device)
     torch.cuda.synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA]) as session:

@@ -1,4 +1,4 @@
-"""Implementations of one function against each other: times, speed-ups, and whether they agree."""
+"""Comparison of implementations of a function: times, speed-ups, and agreement of outputs."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,20 +21,20 @@ from .comparison import Speedup
 from .measurement import Measurement, bytes_text, time_text
 from .plot import bar_chart
 
-# Columns of text in the table of `KernelProfiler.summary`.
+# Text columns in the table of `KernelProfiler.summary`.
 WIDTH = 120
 
 
 @dataclasses.dataclass(frozen=True)
 class ImplementationResult:
-    """One implementation, compared with the first one.
+    """An implementation compared with the first one.
 
-    `speedup` is that over the first, None for the first itself. `difference` is the largest difference from
-    the outputs of the first, relative to the largest value of the output that it is in; None where they
-    cannot be compared. `agrees`: they have the same structure, shapes and dtypes, and differ by at most 1e-6
-    and 4 units of rounding of their dtype; exact values and the places of NaN and infinities are the same;
-    sparse tensors stand for dense ones. It is None where nothing could be compared.
-    `reason` is one line, None when `agrees`; "the original" in it is the first implementation.
+    `speedup`: speed-up over the first, None for the first itself. `difference`: largest difference from the outputs of
+    the first, relative to the largest value of that output; None if they cannot be compared. `agrees`: whether outputs
+    have equal structure, shapes and dtypes, and differ by at most 1e-6 and 4 rounding units of their dtype. Integers,
+    bools and the positions of NaN and infinities must be equal. Sparse tensors are compared as dense ones. None if
+    nothing could be compared.
+    `reason`: one line, None if `agrees`; "the original" in it is the first implementation.
     """
 
     name: str
@@ -45,7 +45,7 @@ class ImplementationResult:
     reason: str | None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields, ready for JSON; a number that is not finite becomes None."""
+        """Returns the fields, ready for JSON. Numbers that are not finite become None."""
         return json_ready(
             {
                 **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
@@ -55,17 +55,17 @@ class ImplementationResult:
         )
 
     def summary(self) -> str:
-        """One line for people."""
-        told = {True: "outputs agree", False: "outputs do NOT agree", None: "whether outputs agree is not known"}
+        """Returns the result as one line of text."""
+        told = {True: "outputs agree", False: "outputs do NOT agree", None: "outputs could not be compared"}
         agreement = told[self.agrees] + ("" if self.agrees else f": {self.reason}")
         parts = [self.measurement.summary()] + ([self.speedup.summary(), agreement] if self.speedup else [])
         return f"{self.name}: {'; '.join(parts)}"
 
 
 class KernelProfiler:
-    """Compares implementations, and keeps the results by label for a table and a chart.
+    """Compares implementations, and stores the results by label for a table and a chart.
 
-    `results` maps each label to the rows of its latest comparison.
+    `results` maps each label to the rows of its last comparison.
     """
 
     def __init__(self) -> None:
@@ -82,12 +82,12 @@ class KernelProfiler:
         *,
         args: Sequence[Any] | None = None,
     ) -> list[ImplementationResult]:
-        """Compare `implementations` (by name) with the first of them; one row for each, in their order.
+        """Compares `implementations` (by name) with the first of them, and returns one row for each, in order.
 
-        They are measured in turns, without gradients, on the same `inputs`, or `args` in their place; see
-        `benchmark_kernel` for these and the further arguments. Their outputs are compared on copies of the inputs,
-        from the same random state.
-        label: what the results are kept under, the dtypes and shapes of the inputs unless given.
+        The implementations are measured in turns, without gradients, on the same `inputs` or `args`. See
+        `benchmark_kernel` for the other arguments. Outputs are compared on copies of the inputs, with the same random
+        state.
+        label: key of the results; by default dtypes and shapes of the inputs.
         """
         _check_strings("labels", [label or ""])
         call = call_of(inputs, args)
@@ -98,13 +98,12 @@ class KernelProfiler:
     def plot_comparison(
         self, results: Sequence[ImplementationResult] | str | Path | None = None, path: str | Path = "comparison.png"
     ) -> Path:
-        """Write a bar chart of the median times, a group for each label, as PNG to `path`, which is returned.
+        """Writes a bar chart of the median times, with a group per label, as PNG to `path`, and returns `path`.
 
-        results: what `compare_implementations` returned, to be shown alone; all that was compared without it. A
-        path in this place is `path`.
+        results: a result of `compare_implementations`; by default all results. A path as the first argument is `path`.
 
         Raises:
-            ValueError: nothing was compared yet. TypeError: `results` are none.
+            ValueError: there are no results. TypeError: `results` is not a result.
             ImportError: matplotlib is not installed.
         """
         if isinstance(results, (str, Path)):
@@ -119,7 +118,7 @@ class KernelProfiler:
         return Path(path)
 
     def summary(self) -> str:
-        """A table of all results as plain text."""
+        """Returns a table of all results as plain text."""
         text = StringIO()
         console = Console(file=text, width=WIDTH, color_system=None)
         for label, rows in self.results.items():
@@ -136,9 +135,9 @@ def compare_functions(
     *,
     args: Sequence[Any] | None = None,
 ) -> ImplementationResult:
-    """`b` compared with `a`: its measurement, its speed-up over `a`, and whether its outputs agree.
+    """Compares `b` with `a`: the measurement of `b`, its speed-up over `a`, and whether the outputs agree.
 
-    See `KernelProfiler.compare_implementations`, which also gives the measurement of `a`.
+    See `KernelProfiler.compare_implementations`, which also returns the measurement of `a`.
     """
     _, row = _compare({"a": a, "b": b}, call_of(inputs, args), warmup, repeat, None)
     return row
@@ -152,10 +151,10 @@ def _compare(
     bytes_moved: int | None,
 ) -> list[ImplementationResult]:
     if not isinstance(implementations, Mapping) or not implementations:
-        raise ValueError("implementations must be a mapping of names to functions, with one at least")
+        raise ValueError("implementations must be a non-empty mapping of names to functions")
     _check_strings("names of implementations", implementations)
     check(implementations, warmup, repeat, bytes_moved)
-    # Before the measurements: they may write into the inputs.
+    # Before the measurements, because they may write to the inputs.
     outputs = {name: _outputs(fn, call) for name, fn in implementations.items()}
     first = next(iter(outputs.values()))
     agreements = {name: _agreement(first, own) for name, own in outputs.items()}
@@ -169,7 +168,7 @@ def _compare(
 
 
 def _label_of(rows: Any, results: Mapping[str, list[ImplementationResult]]) -> str:
-    """What `rows` are kept under in `results`; "comparison" where they are not there any more."""
+    """The label of `rows` in `results`; "comparison" if they were replaced."""
     if not isinstance(rows, (list, tuple)) or not all(isinstance(row, ImplementationResult) for row in rows):
         raise TypeError(f"results must be what compare_implementations returned, not {type(rows).__name__}")
     return next((label for label, kept in results.items() if kept == rows), "comparison")
@@ -182,14 +181,14 @@ def _check_strings(what: str, values: Iterable[Any]) -> None:
 
 
 def _outputs(fn: Callable[..., Any], call: ExampleCall) -> Any:
-    """What `fn` returns for a copy of the inputs; the random state is put back."""
+    """The outputs of `fn` for a copy of the inputs. Restores the random state."""
     devices = {tensor.device.index for tensor in (*call.tensors(), *tensors_of(fn)) if tensor.is_cuda}
     with torch.random.fork_rng(devices=sorted(devices)), torch.no_grad():
         return call.copied()(fn)
 
 
 def _agreement(first: Any, outputs: Any) -> tuple[bool | None, float | None, str | None]:
-    """(agrees, difference, reason) of an `ImplementationResult`."""
+    """The (agrees, difference, reason) of an `ImplementationResult`."""
     try:
         result = compare(Reference(first, "first implementation"), first, outputs)
     except RuntimeError as error:  # a subclass of tensors may lack operators

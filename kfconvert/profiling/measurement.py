@@ -1,4 +1,4 @@
-"""What is known of one function: how long a call takes, and what it moves, launches and allocates."""
+"""The measurement of a function: time, memory traffic, kernel launches and allocations of a call."""
 
 import dataclasses
 import statistics
@@ -13,18 +13,17 @@ _FIELDS = {"mean_time": "mean_ms", "median_time": "median_ms", "std_time": "std_
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """Times of one call in milliseconds, and the cost of a call.
+    """The time of a call in milliseconds, and its other costs.
 
-    The statistics are over `repeat` measurements, each the mean over `calls` calls in a row. `std_ms` is the
-    sample standard deviation of the measurements (0 of a single one). `low_ms` and `high_ms` bound the
-    median, not the mean, with at least 95 % confidence (less below 6 measurements), see `median_interval`:
-    times are skewed.
+    The statistics are over `repeat` measurements, each the mean of `calls` consecutive calls. `std_ms` is the sample
+    standard deviation of the measurements (0 for a single one). `low_ms` and `high_ms` bound the median with at least
+    95 % confidence (less below 6 measurements), see `median_interval`. They do not bound the mean, because times are
+    skewed.
 
-    device: where the calls computed, such as "cuda:0".
-    bytes_moved: bytes that a call reads and writes at least, see `bytes_of_call`.
-    launches: kernels that one call starts; None off CUDA, and where they could not be counted.
-    peak_bytes: memory at the peak of a call beyond what was allocated before it, its outputs included; None
-    off CUDA.
+    device: device of the calls, such as "cuda:0".
+    bytes_moved: lower bound of the bytes that a call reads and writes, see `bytes_of_call`.
+    launches: kernels that a call launches; None on other devices than CUDA, or if they could not be counted.
+    peak_bytes: peak memory of a call, including its outputs, beyond the memory before it; None on other devices.
     """
 
     mean_ms: float
@@ -42,7 +41,7 @@ class Measurement:
 
     @classmethod
     def of(cls, times_ms: Sequence[float], calls: int, **cost: Any) -> "Measurement":
-        """The statistics of `times_ms`; `cost` holds the remaining fields."""
+        """Computes the statistics of `times_ms`; `cost` has the other fields."""
         ordered = sorted(times_ms)
         low, high = median_interval(ordered)
         return cls(
@@ -58,22 +57,22 @@ class Measurement:
         )
 
     def __getitem__(self, key: str) -> float:
-        """A time of one call in seconds, by its usual name: "mean_time", "median_time", "std_time", "min_time"."""
+        """Returns a time of one call in seconds: "mean_time", "median_time", "std_time" or "min_time"."""
         try:
             return getattr(self, _FIELDS[key]) / 1e3
         except KeyError:
-            raise KeyError(f"{key!r} is none of {', '.join(_FIELDS)}") from None
+            raise KeyError(f"{key!r} is not one of {', '.join(_FIELDS)}") from None
 
     @property
     def bandwidth_gb_s(self) -> float:
-        """`bytes_moved` over the median time, in GB/s (10^9 bytes a second)."""
+        """Returns `bytes_moved` divided by the median time, in GB/s (10^9 bytes per second)."""
         return self.bytes_moved / self.median_ms / 1e6
 
     @property
     def copy_gb_s(self) -> float | None:
-        """What a copy reaches on `device`, see `copy_bandwidth`, which measures it when this is first asked for.
+        """Returns the bandwidth of a copy on `device` in GB/s, see `copy_bandwidth`, which measures it on first use.
 
-        None where that cannot be measured (there is no memory for it), or a call moves nothing.
+        Returns None if it cannot be measured (out of memory), or if a call moves no bytes.
         """
         try:
             return copy_bandwidth(self.device) if self.bytes_moved else None
@@ -82,7 +81,7 @@ class Measurement:
 
     @property
     def copy_share(self) -> float | None:
-        """`bandwidth_gb_s` over `copy_gb_s`; above 1 where a cache holds the data, as no copy's does."""
+        """Returns `bandwidth_gb_s` divided by `copy_gb_s`; above 1 if the data fits in a cache."""
         copy_gb_s = self.copy_gb_s
         return None if copy_gb_s is None else self.bandwidth_gb_s / copy_gb_s
 
@@ -95,7 +94,7 @@ class Measurement:
         }
 
     def summary(self) -> str:
-        """One line for people."""
+        """Returns the measurement as one line of text."""
         parts = [
             f"{time_text(self.median_ms)} (95 % between {time_text(self.low_ms)} and "
             f"{time_text(self.high_ms)}, {self.repeat} x {self.calls} calls)"
@@ -112,11 +111,11 @@ class Measurement:
 
 
 def time_text(milliseconds: float) -> str:
-    """With microseconds below 1 ms: "4.31 us", "12.400 ms"."""
+    """Formats a time, in microseconds below 1 ms: "4.31 us", "12.400 ms"."""
     return f"{1e3 * milliseconds:.2f} us" if milliseconds < 1 else f"{milliseconds:.3f} ms"
 
 
 def bytes_text(count: int) -> str:
-    """In the largest binary unit that it fills: "512 B", "4.0 MiB"."""
+    """Formats bytes in the largest suitable binary unit: "512 B", "4.0 MiB"."""
     unit = max((unit for unit in range(4) if count >= 1024**unit), default=0)
     return f"{count} B" if unit == 0 else f"{count / 1024**unit:.1f} {('KiB', 'MiB', 'GiB')[unit - 1]}"

@@ -10,14 +10,14 @@ from .measurement import Measurement
 
 
 def profile_model_inference(model: nn.Module, inputs: Any, warmup: int = 3, repeat: int = 30) -> Measurement:
-    """Measure the forward of a model in evaluation mode without gradients, as `benchmark_kernel` does.
+    """Measures the forward of a model in eval mode without gradients, like `benchmark_kernel`.
 
     inputs: a tensor, a tuple of positional arguments, a mapping of keyword arguments, or the pair (args,
-    kwargs); on the model's device. Every call gets these very objects, so a cache among them grows.
+    kwargs), on the model's device. Every call gets the same objects, so a cache among them grows.
 
-    The bytes moved are those of inputs, parameters, buffers and outputs, each once: less than the model
-    moves, which also writes and reads what lies between its layers, unless it reads few rows of large
-    embeddings. Training flags and random state are afterwards as before.
+    The bytes moved count inputs, parameters, buffers and outputs once each. The model moves more, because it also
+    writes and reads intermediate results, unless it reads few rows of large embeddings. Training flags and random
+    state are restored.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")

@@ -1,4 +1,4 @@
-"""How many operators of PyTorch a call runs."""
+"""The number of PyTorch operators that a call runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,9 @@ from .thread_profiler import events_of
 
 
 def count_operators(call: Callable[[], Any]) -> int | None:
-    """Operators such as ``aten::add`` that one ``call`` runs, without those that operators call themselves.
+    """Counts the operators such as ``aten::add`` that a ``call`` runs, without nested calls of operators.
 
-    What a compiler has made of them, and runs as code of its own, is not seen: a call of it counts as none. None where
-    this thread is being profiled already.
+    Compiled code counts as no operator. Returns None if this thread is already profiled.
     """
     events = events_of(call, memory=False)
     if events is None:

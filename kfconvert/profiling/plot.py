@@ -1,18 +1,18 @@
-"""A chart of measurements; the only piece that needs matplotlib."""
+"""A chart of measurements. Only this module needs matplotlib."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from .measurement import Measurement
 
-# Times further apart than this get a logarithmic axis, on which the smallest bar can still be read.
+# If times differ by more than this factor, the axis is logarithmic, so that the smallest bar is readable.
 LINEAR_RANGE = 20.0
 
 
 def bar_chart(groups: Mapping[str, Mapping[str, Measurement]], path: Path) -> None:
-    """Write the median times as PNG to `path`: a group of bars a label, one bar a name, with 95 % intervals.
+    """Writes a PNG of the median times to `path`: a group of bars per label, a bar per name, with 95 % intervals.
 
-    A name has one colour in all groups, and may be missing in some. Names and labels are shown as they are.
+    A name has the same colour in all groups, and may be missing in some. Names and labels are shown verbatim.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -24,7 +24,7 @@ def bar_chart(groups: Mapping[str, Mapping[str, Measurement]], path: Path) -> No
     medians = [measurement.median_ms for group in groups.values() for measurement in group.values()]
     unit, per_ms = ("us", 1e3) if max(medians) < 1 else ("ms", 1.0)
     width = 0.8 / len(names)
-    # A figure with a canvas of its own leaves the backend that the caller chose alone.
+    # A figure with an explicit canvas does not change the caller's backend.
     figure = Figure(figsize=(max(6.0, 1.0 + 0.4 * len(names) * len(groups)), 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes, bars = figure.add_subplot(), []
@@ -39,7 +39,7 @@ def bar_chart(groups: Mapping[str, Mapping[str, Measurement]], path: Path) -> No
         axes.set_yscale("log")
     axes.set_xticks(range(len(groups)), list(groups), rotation=15 if len(groups) > 2 else 0, parse_math=False)
     axes.set_ylabel(f"median time of a call, {unit}")
-    # The names come last: of a label that matplotlib is given, $ begins a formula, and a leading _ hides it.
+    # Names are set last and escaped: matplotlib parses $ as a formula and hides labels with a leading _.
     for text, name in zip(axes.legend(bars, "-" * len(bars)).get_texts(), names):
         text.set(text=name, parse_math=False)
     figure.savefig(path, format="png", dpi=150)

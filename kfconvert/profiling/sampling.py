@@ -1,9 +1,9 @@
-"""Times of functions as a loop in eager mode sees them, the functions taking turns.
+"""Times of functions in an eager loop, in turns.
 
-On CUDA a measurement spans a batch of calls between two events: it begins on an idle device and ends when the
-device has done the last call, so that the time of one call is what the device needs for it, or what the host
-needs to launch it where that is more. The L2 cache is not flushed between calls. Elsewhere a measurement is
-the wall-clock time of one call, the device synchronised around it.
+On CUDA, a measurement is a batch of calls between two events, from an idle device to the end of the last call. The
+time of one call is its device time, or its launch time on the host if that is longer. The L2 cache is not flushed
+between calls. On other devices, a measurement is the wall-clock time of one call, with the device synchronised around
+it.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,14 +14,14 @@ import torch
 
 from .comparison import seconds, synchronizer
 
-# A batch takes about so long, unless that were more calls than these: long against the resolution of events
-# (half a microsecond) and against the latency of the first launch.
+# Duration and maximum number of calls of a batch: much longer than the resolution of events (0.5 us) and the latency
+# of the first launch.
 BATCH_MS = 1.0
 MAX_CALLS = 100
 
 
 class Samples(NamedTuple):
-    """The time of one call in milliseconds in each round, the mean over so many calls."""
+    """The time of one call in milliseconds in each round, as the mean over ``calls`` calls."""
 
     times_ms: list[float]
     calls: int
@@ -30,7 +30,7 @@ class Samples(NamedTuple):
 def sample(
     functions: Mapping[str, Callable[[], Any]], device: torch.device, warmup: int, repeat: int
 ) -> dict[str, Samples]:
-    """Call each function `warmup` times untimed, then time all of them in `repeat` rounds."""
+    """Calls each function `warmup` times untimed, then times all of them in `repeat` rounds."""
     samples = {}
     for name, function in functions.items():
         for _ in range(warmup):
@@ -38,7 +38,7 @@ def sample(
         samples[name] = Samples([], _calls_a_batch(function, device))
     functions_in_order = list(functions.items())
     for index in range(repeat):
-        # every second round runs backwards: each function follows each neighbour equally often
+        # Every second round runs backwards, so each function follows each neighbour equally often.
         for name, function in functions_in_order if index % 2 == 0 else reversed(functions_in_order):
             times_ms, calls = samples[name]
             times_ms.append(batch_ms(function, calls, device))
@@ -46,7 +46,7 @@ def sample(
 
 
 def batch_ms(function: Callable[[], Any], calls: int, device: torch.device) -> float:
-    """Mean time of one of so many calls in a row, which begin on an idle device."""
+    """Returns the mean time of `calls` consecutive calls that start on an idle device."""
     batch = partial(_in_a_row, function, calls)
     if device.type != "cuda":
         return 1e3 * seconds(batch, synchronizer(device)) / calls
@@ -68,7 +68,7 @@ def _calls_a_batch(function: Callable[[], Any], device: torch.device) -> int:
 
 
 def _in_a_row(function: Callable[[], Any], calls: int) -> Any:
-    """Result of the last call: whoever asked for it frees it outside the measured time."""
+    """The result of the last call, which the caller frees outside the measured time."""
     for _ in range(calls - 1):
         function()
     return function()

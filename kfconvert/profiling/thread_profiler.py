@@ -1,4 +1,4 @@
-"""What PyTorch's allocator and dispatcher report of one call, on the thread that makes it."""
+"""Events of PyTorch's allocator and dispatcher during a call, on the calling thread."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,10 @@ import torch
 
 
 def events_of(call: Callable[[], Any], memory: bool) -> list[Any] | None:
-    """The events of one ``call`` in their order, with those of ``memory`` or without; None where this thread is being
-    profiled already.
+    """Returns the events of a ``call`` in order, optionally with ``memory`` events; None if this thread is already
+    profiled.
 
-    The profiler is torch's older one, which unlike its successor belongs to one thread and prints nothing.
+    This is PyTorch's legacy profiler, which is local to a thread and prints nothing.
     """
     autograd: Any = torch.autograd
     options: Any = torch._C._profiler
@@ -25,7 +25,7 @@ def events_of(call: Callable[[], Any], memory: bool) -> list[Any] | None:
     )
     try:
         autograd._enable_profiler_legacy(config)
-    except RuntimeError:  # another one runs
+    except RuntimeError:  # another profiler runs
         return None
     try:
         call()

@@ -1,4 +1,4 @@
-"""A captured graph: the calls that it is valid for, and the tensors that it reads."""
+"""Captured graphs: their guards, and the tensors that they read."""
 
 from .expressions import Unstorable
 from .guard import Answer, Dimensions, Guard, given_as, guard_from_placeholders

@@ -1,6 +1,6 @@
 """Expressions of free sizes as JSON values: ``s0 // 2 <= 8`` is ``["LessThan", ["FloorDiv", "s0", 2], 8]``.
 
-Nothing is evaluated from text: an expression is made again of the classes that are listed here.
+No text is evaluated: expressions are rebuilt from the classes in a list.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 from torch.utils._sympy import functions
 
-# Those that the sizes of tensors, and what is asked of them, are made of.
+# Classes in expressions and conditions of sizes.
 _CLASSES = {
     kind.__name__: kind
     for kind in (
@@ -20,31 +20,31 @@ _CLASSES = {
         functions.Min,
     )
 }  # fmt: skip
-# As PyTorch names sizes. Names stand in functions that are made of conditions, see ``SymbolicGuard``.
+# PyTorch's names of sizes. They occur in functions generated from conditions, see ``SymbolicGuard``.
 _NAME = re.compile(r"s[0-9]{1,9}")
 _LARGEST = 2**62
-# Of powers only those of free sizes: one of numbers may have no end.
+# Only powers of free sizes, because a power of numbers may be arbitrarily large.
 _POWER, _LARGEST_EXPONENT = "Pow", 8
-# Characters: sympy takes long for what is larger.
+# Maximum number of characters, because sympy is slow for larger expressions.
 _LONGEST = 1000
 
 
 class Unstorable(ValueError):
-    """What cannot be stored, or is no stored value; the message says what, in one line."""
+    """Raised if a value cannot be stored, or a stored value is invalid. The message has one line."""
 
 
 def symbol(name: Any) -> sympy.Symbol:
-    """The free size of this name. Raises Unstorable."""
+    """Returns the free size ``name``. Raises Unstorable."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise Unstorable(f"{str(name)[:50]!r} is no name of a size")
+        raise Unstorable(f"{str(name)[:50]!r} is not a name of a size")
     return sympy.Symbol(name, positive=True, integer=True)
 
 
 def stored_expression(expression: Any) -> Any:
-    """``expression``, a number or one of sympy's, as JSON values. Raises Unstorable."""
+    """Returns ``expression``, a number or a sympy expression, as JSON values. Raises Unstorable."""
     stored = _stored(expression)
     if made_expression(stored) != expression:
-        raise Unstorable(f"the expression {str(expression)[:100]} cannot be made again")
+        raise Unstorable(f"the expression {str(expression)[:100]} cannot be rebuilt")
     return stored
 
 
@@ -64,10 +64,10 @@ def _stored(expression: Any) -> Any:
 
 
 def made_expression(stored: Any) -> Any:
-    """The expression that ``stored_expression`` has made ``stored`` of: a number is an int, all else one of sympy's.
-    Raises Unstorable."""
+    """Rebuilds the expression from the result of ``stored_expression``: an int or a sympy expression. Raises
+    Unstorable."""
     if isinstance(stored, list) and len(repr(stored)) > _LONGEST:
-        raise Unstorable("a size is computed by more than it may be")
+        raise Unstorable("the expression of a size is too complex")
     return _made(stored)
 
 
@@ -81,20 +81,20 @@ def _made(stored: Any) -> Any:
     if isinstance(stored, str):
         return symbol(stored)
     if not isinstance(stored, list) or len(stored) < 2:
-        raise Unstorable("a size is no expression")
+        raise Unstorable("a size is not an expression")
     if stored[0] == _POWER:
         return _power(*stored[1:]) if len(stored) == 3 else _power(None, None)
     kind = _CLASSES.get(stored[0]) if isinstance(stored[0], str) else None
     if kind is None:
-        raise Unstorable(f"{str(stored[0])[:50]!r} is no operation on sizes")
+        raise Unstorable(f"{str(stored[0])[:50]!r} is not an operation on sizes")
     terms = [sympy.sympify(_made(each)) for each in stored[1:]]
     try:
         return kind(*terms)
-    except Exception as error:  # of sympy, which raises many kinds: for divisions by zero, say
-        raise Unstorable(f"a size is no expression: {type(error).__name__}") from error
+    except Exception as error:  # sympy raises many types, for example for divisions by zero
+        raise Unstorable(f"a size is not an expression: {type(error).__name__}") from error
 
 
 def _power(base: Any, exponent: Any) -> sympy.Pow:
     if type(exponent) is not int or not 2 <= exponent <= _LARGEST_EXPONENT:
-        raise Unstorable("a size is a power that it may not be")
+        raise Unstorable("a size is a power that is not allowed")
     return symbol(base) ** exponent

@@ -1,4 +1,4 @@
-"""When a captured region is valid: argument kinds, dtypes, devices, sizes, and the constraints found while tracing."""
+"""Guards of captured regions: argument types, dtypes, devices, sizes, and constraints from the trace."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ..inputs import is_equal, shown
 
 try:
     from .._C import tensor_key as _tensor_key  # compiled (csrc/watch.h)
-except ImportError:  # kfconvert doctor tells why
+except ImportError:  # see kfconvert doctor
 
     def _tensor_key(leaves: list[Any], indices: tuple[int, ...]) -> bytes | None:
         return None
 
 
-# Where a free size stands among flat arguments: (index of the argument, dimension).
+# The position of a free size in the flat arguments: (index of the argument, dimension).
 Dimensions = list[tuple[int, int]]
 
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter)
-# So many combinations of sizes are remembered with the judgement on them.
+# Maximum number of cached results for combinations of sizes.
 MAX_VERDICTS = 256
 
 
 @dataclass
 class TensorGuard:
-    """What one tensor argument must be. ``sizes`` holds an int for a fixed and an expression for a free dimension."""
+    """The conditions on a tensor argument. ``sizes`` has an int for a fixed and an expression for a free dimension."""
 
     index: int
     dtype: torch.dtype
@@ -53,10 +53,10 @@ class TensorGuard:
 
 @dataclass(frozen=True)
 class Answer:
-    """What code was told of sizes while it was traced: ``value`` for ``expression``.
+    """An answer that code received about sizes during the trace: ``value`` for ``expression``.
 
-    ``within``: it was told within one instruction, such as a comparison of tuples, which may have asked for more had
-    the answer been another.
+    ``within``: the question was part of one instruction, such as a comparison of tuples, which might have asked further
+    questions after another answer.
     """
 
     expression: sympy.Basic
@@ -66,23 +66,23 @@ class Answer:
 
 @dataclass
 class Guard:
-    """The conditions on the arguments of a region, cheap to check: what was judged before is looked up."""
+    """The conditions on the arguments of a region, with a cache of earlier results."""
 
     tensors: list[TensorGuard]
     constants: list[tuple[int, Any]]
     constraints: list[sympy.Basic]
     ranges: dict[sympy.Symbol, tuple[int, int | None]]
     # The dimensions of each free size: "batch" and "sequence" -> (argument index, dimension). They are equal in the
-    # traced call and must be in any other, even where the graph itself would not notice.
+    # traced call and must be equal in any other call, even if the graph does not depend on it.
     free: dict[str, Dimensions]
-    # Tracing assumes that a free size is at least 2; sizes of 1 are admitted for the symbols in here, once
-    # a run of the region with that size has been compared with the original.
+    # Tracing assumes that a free size is at least 2. Sizes of 1 are allowed for these symbols, after a run of the
+    # region with that size was compared with the original.
     one_is_safe: set[sympy.Symbol] = field(default_factory=set)
-    # What the traced code was told of free sizes, taken for at least 2. With sizes of 1 other answers may be right, and
-    # then the code goes another way, of which only runs tell: ``tried`` has the answers that changed in these.
+    # Answers that the traced code received for free sizes of at least 2. Other answers for sizes of 1 may change the
+    # control flow, which only runs can check: ``tried`` has the answers that changed in such runs.
     answers: list[Answer] = field(default_factory=list)
     tried: set[frozenset[Answer]] = field(default_factory=lambda: {frozenset()})
-    # Tracing assumes that no tensor is given twice. Which arguments may be one tensor: see ``given_as``.
+    # Tracing assumes that all tensors are distinct. For arguments that may be one tensor, see ``given_as``.
     may_be_one: set[tuple[int, ...]] = field(default_factory=set)
     _verdicts: dict[bytes | tuple[Any, ...], str | None] = field(default_factory=dict)
 
@@ -90,7 +90,7 @@ class Guard:
         self._indices = tuple(guard.index for guard in self.tensors)
 
     def refusal(self, leaves: list[Any]) -> str | None:
-        """None where the region may run on these flat arguments, else the reason why not."""
+        """Returns None if the region may run on these flat arguments, else the reason."""
         key: bytes | tuple[Any, ...] | None = _tensor_key(leaves, self._indices)
         if key is None:
             tensors = [leaves[index] for index in self._indices]
@@ -114,13 +114,13 @@ class Guard:
             return verdict
 
     def admit_one(self, name: str) -> None:
-        """Let the free size ``name`` be 1 from now on."""
+        """Allows size 1 for the free size ``name``."""
         sizes = (self.size(place) for place in self.free[name])
         self.one_is_safe.update(size for size in sizes if isinstance(size, sympy.Symbol))
         self._verdicts.clear()
 
     def changed_answers(self, leaves: list[Any]) -> frozenset[Answer]:
-        """What the code would be told otherwise for the sizes of these flat arguments than it was."""
+        """Returns the answers that change for the sizes of these flat arguments."""
         values = self._values([leaves[index].shape for index in self._indices])
         return self._changed_answers(values)
 
@@ -136,17 +136,17 @@ class Guard:
         return values
 
     def admit_one_for_several(self, leaves: list[Any]) -> None:
-        """Let the arguments that are one and the same tensor in ``leaves`` be one in other calls as well."""
+        """Allows the arguments that are the same tensor in ``leaves`` to be the same in other calls."""
         self.may_be_one.add(given_as([leaves[index] for index in self._indices]))
         self._verdicts.clear()
 
     def bounds(self, symbol: sympy.Symbol) -> tuple[int, int | None]:
-        """The least and the largest value of a free size; None where there is no largest."""
+        """Returns the smallest and the largest value of a free size; None if there is no largest."""
         lower, upper = self.ranges.get(symbol, (0, None))
         return 1 if lower == 2 and symbol in self.one_is_safe and self._ones_are_tried() else lower, upper
 
     def _ones_are_tried(self) -> bool:
-        """Whether any of the sizes that may be 1 may be so whatever the others are, and several of them at once."""
+        """Whether every combination of sizes of 1 is allowed, for any other sizes."""
         for count in range(1, len(self.one_is_safe) + 1):
             for ones in combinations(sorted(self.one_is_safe, key=str), count):
                 asked = [answer for answer in self.answers if not answer.expression.free_symbols.isdisjoint(ones)]
@@ -158,7 +158,7 @@ class Guard:
         return True
 
     def size(self, place: tuple[int, int]) -> int | sympy.Expr:
-        """What the size at ``place`` must be."""
+        """Returns the required size at ``place``."""
         index, dimension = place
         return next(guard.sizes[dimension] for guard in self.tensors if guard.index == index)
 
@@ -169,7 +169,7 @@ class Guard:
                 return reason
         same = given_as(tensors)
         if len(set(same)) < len(same) and same not in self.may_be_one:
-            return "several of its arguments are one tensor, which the forward may ask for"
+            return "several arguments are the same tensor, which the forward may check"
         return self._judge_sizes([tensor.shape for tensor in tensors])
 
     def _judge_sizes(self, shapes: list[torch.Size]) -> str | None:
@@ -179,7 +179,7 @@ class Guard:
             if len(found) > 1:
                 return f"the arguments disagree on the {name} size: {sorted(found)}"
         values = self._values(shapes)
-        # A cache has the same few sizes in each of its tensors, and other lengths in every call.
+        # The tensors of a cache share a few sizes, and lengths differ in every call.
         known: dict[Any, Any] = dict(values)
         for guard, shape in zip(self.tensors, shapes):
             for dimension, (size, actual) in enumerate(zip(guard.sizes, shape)):
@@ -206,12 +206,12 @@ class Guard:
             if constraint.subs(values) != sympy.true:
                 return f"the traced condition {constraint} does not hold for these sizes"
         if 1 in values.values() and self._changed_answers(values) not in self.tried:
-            return "with a size of 1 its code may do something else for these sizes"
+            return "its code may take another path for these sizes, one of which is 1"
         return None
 
 
 def given_as(tensors: list[Tensor]) -> tuple[int, ...]:
-    """For each tensor the index of the first that is the very same."""
+    """Returns for each tensor the index of the first identical tensor."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(tensor), index) for index, tensor in enumerate(tensors))
 
@@ -223,13 +223,13 @@ def _is_same(value: Any, expected: Any) -> bool:
 
 
 def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions], answers: Sequence[Answer] = ()) -> Guard:
-    """The guard for user inputs whose traced values (fake tensors or constants) are ``values``.
+    """Returns the guard for user inputs with the traced values (fake tensors or constants) ``values``.
 
-    ``free``: the dimensions of the sizes that were left free, by name. Those that the trace fixed after all are
-    dropped. ``answers``: what the traced code was told of sizes.
+    ``free``: the dimensions of free sizes, by name. Sizes that the trace fixed are dropped. ``answers``: answers that
+    the traced code received about sizes.
 
     Raises:
-        ValueError: a size is an expression of symbols that no input dimension carries by itself.
+        ValueError: a size depends on symbols that are not the size of an input dimension.
     """
     tensors, constants = [], []
     ranges: dict[sympy.Symbol, tuple[int, int | None]] = {}
@@ -250,7 +250,7 @@ def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions], answ
             else:
                 sizes.append(int(size))
         tensors.append(TensorGuard(index, value.dtype, value.device, tuple(sizes)))
-    # Sizes found equal share one symbol in the shapes; the conditions may still name the other.
+    # Equal sizes share a symbol in the shapes, but conditions may still name the other one.
     conditions = dict.fromkeys(environment.replace(guard.expr) for guard in environment.guards) if environment else ()
     constraints = [condition for condition in conditions if not _holds(condition)]
     carried = {size for guard in tensors for size in guard.sizes if isinstance(size, sympy.Symbol)}
@@ -269,8 +269,8 @@ def guard_from_placeholders(values: list[Any], free: dict[str, Dimensions], answ
 
 
 def _holds(condition: sympy.Basic) -> bool:
-    """Whether ``condition`` is true of all sizes: SymPy compares 8 s with 16 s where PyTorch's own minimum, which has
-    to be fast, does not."""
+    """Whether ``condition`` is true for all sizes. SymPy can compare 8 s with 16 s, unlike PyTorch's minimum, which is
+    optimised for speed."""
     for own, general in ((Min, sympy.Min), (Max, sympy.Max)):
         condition = condition.replace(own, general)
     return bool(condition == sympy.true)

@@ -1,4 +1,4 @@
-"""Where the tensors behind the placeholders of a graph live in the model."""
+"""The places in the model of the tensors that the placeholders of a graph represent."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor, fx, nn
 from ..process import shard_of
 from .region import Region
 
-# (dict that holds a tensor of the model, or module for its __dict__; key in it)
+# (dict with a tensor of the model, or a module for its __dict__; key)
 Place = tuple[dict[str, Any] | nn.Module, str]
 
 
 class LiveTensors:
-    """The parameters, buffers and constants of a model behind the placeholders of its region's graph; of a distributed
-    parameter, the shard of this rank."""
+    """The parameters, buffers and constants of a model for the placeholders of its region's graph. For a distributed
+    parameter, this is the shard of this rank."""
 
     def __init__(self, model: nn.Module, region: Region):
         self.model, self._region = model, region
@@ -25,8 +25,8 @@ class LiveTensors:
             self._shards[name] = shard_of(_held(holder, key))
 
     def store(self, node: fx.Node) -> Place:
-        """The holder (dict of parameters or buffers, or the module of a plain attribute) and key of the tensor; a dict
-        of shards, which whoever reads it keeps up to date by ``shards``."""
+        """Returns the holder (dict of parameters or buffers, or the module of a plain attribute) and key of the tensor.
+        A dict of shards must be updated by its reader with ``shards``."""
         if node.name in self._region.constants:
             return self._region.constants, node.name
         if node.name in self._shards:
@@ -34,7 +34,7 @@ class LiveTensors:
         return self._place(node.name)
 
     def shards(self) -> list[tuple[Place, Place]]:
-        """Of each shard, where the distributed parameter lives in the model, and where ``store`` finds the shard."""
+        """Returns for each shard the place of its distributed parameter in the model, and its place in ``store``."""
         return [(self._place(name), (self._shards, name)) for name in self._shards]
 
     def _place(self, placeholder: str) -> Place:

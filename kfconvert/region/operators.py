@@ -1,5 +1,5 @@
-"""The operators that a stored graph may name: they compute values of values, and nothing else. None writes to its
-arguments, draws random numbers, returns memory that nobody has filled, reads files or runs code."""
+"""The operators that a stored graph may call. They only compute values: none writes to its arguments, draws random
+numbers, returns uninitialized memory, reads files or runs code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ATEN = frozenset(
     __xor__ _assert_tensor_metadata _log_softmax _softmax _to_copy _unsafe_view _weight_norm
     """.split()
 )
-# What Python computes of sizes, and the items of an operator's results.
+# Python functions of sizes, and getitem for results of operators.
 _OF_PYTHON = {
     "getitem": operator.getitem,
     "add": operator.add,
@@ -53,7 +53,7 @@ _NAMES = {function: name for name, function in _OF_PYTHON.items()}
 
 
 def operator_name(target: Any) -> str:
-    """The name of an operator in a stored graph. Raises Unstorable."""
+    """Returns the name of an operator in a stored graph. Raises Unstorable."""
     name = _NAMES.get(target) if not isinstance(target, torch._ops.OpOverload) else str(target)
     if name is None or operator_named(name) is not target:
         raise Unstorable(f"it calls {str(target)[:100]}")
@@ -61,12 +61,12 @@ def operator_name(target: Any) -> str:
 
 
 def operator_named(name: str) -> Any:
-    """The operator of that name, such as ``aten.linear.default``. Raises Unstorable."""
+    """Returns the operator ``name``, such as ``aten.linear.default``. Raises Unstorable."""
     if name in _OF_PYTHON:
         return _OF_PYTHON[name]
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
-    # An own operator is there once its library is loaded; to ask for another does not look for one elsewhere.
+    # kfconvert's operators exist once their library is loaded. A lookup loads no other library.
     if namespace == "kfconvert" and hasattr(torch.ops.kfconvert, packet):
         found: Any = getattr(getattr(torch.ops.kfconvert, packet), overload, None)
     elif namespace == "aten" and packet in _ATEN:
@@ -74,7 +74,7 @@ def operator_named(name: str) -> Any:
     else:
         found = None
     if not isinstance(found, torch._ops.OpOverload) or not _only_computes(found):
-        raise Unstorable(f"{name[:100]!r} is none of the operators that a stored graph may call")
+        raise Unstorable(f"{name[:100]!r} is not an operator that a stored graph may call")
     return found
 
 

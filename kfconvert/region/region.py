@@ -15,11 +15,11 @@ from ..inputs import CallForm, TreeForm, is_static_kind, taken_apart
 from .guard import Guard
 
 # The name of an attribute of an object such as a configuration, or (class of a module, name of its attribute).
-# "__dict__" stands for all names.
+# "__dict__" represents all names.
 Read = str | tuple[type, str]
 
 
-# Properties of a region that are wanted after its graph is gone.
+# Properties of a region that are needed after its graph is released.
 _READ_FROM_GRAPH = (
     "communicates",
     "counts_statistics",
@@ -31,9 +31,9 @@ _READ_FROM_GRAPH = (
 
 
 class CaptureError(RuntimeError):
-    """The module cannot be captured; the message says why in one line.
+    """Raised if a module cannot be captured. The message has the reason in one line.
 
-    ``place``: where in its code the cause is, as of ``graph.location``; None where that is not known.
+    ``place``: location of the cause in its code, see ``graph.location``; None if unknown.
     """
 
     def __init__(self, message: str, place: str | None = None):
@@ -45,12 +45,12 @@ class CaptureError(RuntimeError):
 class Region:
     """A module captured as one graph.
 
-    ``graph`` has a placeholder for every parameter, buffer, constant and user input, calls ATen operators, and
-    returns the flat values of ``outputs``; ``root`` holds the subgraphs that it calls. ``slots`` tells where the tensor
-    of a placeholder lives in the model: (module path, attribute name). ``inputs`` names the placeholders of the user
-    inputs in the order of ``call``'s leaves. ``example`` describes the keyword arguments that it was traced with (see
-    ``inputs.described``), None where that cannot be; ``reads`` has what it read of modules and of the objects
-    that they hold (see ``runtime.state.configuration``).
+    ``graph`` has a placeholder for every parameter, buffer, constant and user input, calls ATen operators, and returns
+    the flat values of ``outputs``. ``root`` has the subgraphs that it calls. ``slots`` maps a placeholder to the place
+    of its tensor in the model: (module path, attribute name). ``inputs`` names the placeholders of user inputs in the
+    order of ``call``'s leaves. ``example`` describes the traced keyword arguments (see ``inputs.described``), None if
+    they cannot be described. ``reads`` has the attributes of modules and their objects that the trace read (see
+    ``runtime.state.configuration``).
     """
 
     graph: fx.Graph
@@ -63,46 +63,46 @@ class Region:
     outputs: TreeForm
     example: Any = None
     reads: frozenset[Read] = frozenset()
-    # What the code behind it asks of tensors, see ``tensor_facts``.
+    # The properties of tensors that its code reads, see ``tensor_facts``.
     asked: frozenset[str] = frozenset()
-    # Whether its outputs go to code that reads how they lie in memory.
+    # Whether code that uses its outputs reads their memory layout.
     is_read_by_layout: bool = False
-    # What autograd does with a call, by which parameters and arguments want a gradient (see GuardedForward).
+    # The autograd treatment of a call, by the parameters and arguments that require a gradient (see GuardedForward).
     differentiable: dict[bytes, Any] = field(default_factory=dict)
-    # That at the time of the trace, if new tensors may lie there because it was the default; else None.
+    # The default device during the trace, if new tensors may be on it; else None.
     default_device: torch.device | None = None
-    # What ``stored_region`` has told of it before its graph was released, see ``keep``; None where it cannot be stored.
+    # The result of ``stored_region`` before its graph was released, see ``keep``; None if it cannot be stored.
     stored: bytes | None = None
-    # The placeholders whose tensor is the shard of a distributed parameter that this rank holds.
+    # The placeholders whose tensor is this rank's shard of a distributed parameter.
     shards: frozenset[str] = frozenset()
-    # The placeholders that get another gradient from the graph than from the module, see ``capture.lost_gradients``.
+    # The placeholders whose gradient in the graph differs from the module's, see ``capture.lost_gradients``.
     lost_gradients: frozenset[str] = frozenset()
 
     @property
     def has_caches(self) -> bool:
-        """Whether it takes or returns key-value caches, each as its tensors."""
+        """Whether the region takes or returns key-value caches, flattened to tensors."""
         return self.outputs.holds_caches or bool(self.call.form.caches)
 
     @property
     def takes_static_cache(self) -> bool:
-        """Whether it is a step of generation on a static cache."""
+        """Whether the region is a step of generation with a static cache."""
         return any(map(is_static_kind, self.call.form.caches.values()))
 
     def flat_outputs(self, run: Callable[..., Any], leaves: list[Any]) -> tuple[list[Any], TreeForm]:
-        """What ``run`` returns for the flat inputs ``leaves``, given as keyword arguments, and makes of the caches
-        among these. Raises UnknownCache."""
+        """Calls ``run`` with the flat inputs ``leaves`` as keyword arguments, and flattens its results and the caches
+        among the inputs. Raises UnknownCache."""
         keywords = self.call.keywords(leaves)
         return taken_apart(run(**keywords), self.call.passed((), keywords))
 
     def note_default_device(self, device: torch.device) -> None:
-        """To be called before the graph is rewritten: ``device`` is that of new tensors for which none is named."""
+        """Stores the default ``device`` of new tensors. Call it before the graph is rewritten."""
         made = (node.kwargs.get("device") for node in self.graph.nodes)
         if any(isinstance(each, torch.device) and each.type == device.type for each in made):
             self.default_device = device
 
     @cached_property
     def returns_inputs(self) -> bool:
-        """Whether an output of the graph is one of its inputs, or a weight, itself."""
+        """Whether an output of the graph is identical to one of its inputs or weights."""
         returned = self.graph.output_node().args[0]
         return any(isinstance(value, fx.Node) and value.op == "placeholder" for value in returned)
 
@@ -118,32 +118,31 @@ class Region:
 
     @cached_property
     def counts_statistics(self) -> bool:
-        """Whether a norm in the graph writes running statistics of what it is given."""
+        """Whether a norm in the graph writes running statistics."""
         return any(map(_counts_statistics, self.graph.nodes))
 
     @cached_property
     def has_effects(self) -> bool:
-        """Whether a call of the graph does something besides what it returns: writes to its inputs, or asserts what
-        depends on their values."""
+        """Whether a call of the graph has side effects: writes to its inputs, or assertions on their values."""
         graphs = [module.graph for module in self.root.modules() if isinstance(module, fx.GraphModule)]
         return any(map(_acts, (self.graph, *graphs)))
 
     @cached_property
     def unread(self) -> frozenset[tuple[str, str]]:
-        """Those of ``slots`` that the graph does not compute with."""
+        """Returns the ``slots`` that the graph does not read."""
         return frozenset(
             self.slots[node.name] for node in self.graph.nodes if node.name in self.slots and not node.users
         )
 
     def release_graph(self) -> None:
-        """Forget the graph, once no program is made of it any more: its traced values refer to all weights, and its
-        nodes to each other, so that both would live until Python's cyclic collector comes by."""
+        """Releases the graph after the last program is created. Its traced values refer to all weights, and its nodes
+        to each other, so both would live until the next cyclic garbage collection."""
         for name in _READ_FROM_GRAPH:
-            getattr(self, name)  # it is read from the graph, and kept
+            getattr(self, name)  # computed from the graph, and cached
         self.graph, self.root = fx.Graph(), nn.Module()
 
     def dynamic(self) -> list[str]:
-        """The free sizes in words, such as ``input_ids.shape[1]``."""
+        """Returns the free sizes as text, such as ``input_ids.shape[1]``."""
         firsts = (dimensions[0] for dimensions in self.guard.free.values())
         return [f"{self.inputs[index]}.shape[{dimension}]" for index, dimension in firsts]
 

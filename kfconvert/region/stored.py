@@ -1,8 +1,8 @@
-"""A region as JSON values, and a region made again of them: what was traced once need not be traced again.
+"""Stores a region as JSON values and rebuilds it, to avoid tracing it again.
 
-The values may come from an unknown hand. Operators are those of a list, names are names and nothing else (the code
-of a program is made of them), sizes are expressions of a few kinds, and classes are only looked up among those that the
-model has. Whether the graph is that of the model is for others to know, see ``runtime.state.evidence``.
+The values may be untrusted. Operators must be in a list, and names must be identifiers, because they become part of
+generated code. Sizes are expressions of a few classes, and classes are only looked up among the model's.
+``runtime.state.evidence`` checks whether the graph belongs to the model.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from .stored_values import made_constant, made_device, stored_constant, stored_d
 
 _LOG = logging.getLogger(__name__)
 
-_FEW = 64  # elements of a number or a short list that a forward makes a tensor of
+_FEW = 64  # maximum number of elements of a stored constant
 
 
 def stored_region(region: Region) -> dict[str, Any]:
-    """``region``, whose graph is still there, as JSON values but for its example. Raises Unstorable."""
+    """Returns ``region``, whose graph is not yet released, as JSON values without its example. Raises Unstorable."""
     if region.shards:
         raise Unstorable("it reads shards of distributed parameters")
     writer = _Writer(region)
@@ -68,21 +68,21 @@ def stored_region(region: Region) -> dict[str, Any]:
 
 
 def keep(region: Region) -> None:
-    """Note in ``region`` what ``stored_region`` tells of it, as long as its graph is there, if it can be stored."""
+    """Sets ``region.stored`` to the result of ``stored_region``, if it can be stored, before its graph is released."""
     if region.stored is None and len(region.graph.nodes) > 1:  # an empty graph has a root
         try:
             region.stored = _packed(stored_region(region))
-        except Exception as reason:  # no conversion ends for what makes loading faster only
+        except Exception as reason:  # storing only makes loading faster, so errors must not stop a conversion
             _LOG.debug("a graph is not stored: %s: %s", type(reason).__name__, reason)
 
 
 def kept(region: Region) -> dict[str, Any] | None:
-    """What ``keep`` has noted."""
+    """Returns the result of ``keep``."""
     return None if region.stored is None else json.loads(zlib.decompress(region.stored))
 
 
 def _packed(stored: dict[str, Any]) -> bytes:
-    """Most of it is repetition, and a model has it as long as it lives."""
+    """Compresses the values, which are repetitive and live as long as the model."""
     return zlib.compress(json.dumps(stored, allow_nan=False).encode(), 1)
 
 
@@ -91,7 +91,7 @@ def _sorted_reads(region: Region) -> list[Read]:
 
 
 class _Writer:
-    """The nodes of the graph of a region as JSON values; ``values`` has what is known of their results, each once."""
+    """Converts the nodes of a region's graph to JSON values; ``values`` has the distinct metadata of their results."""
 
     def __init__(self, region: Region):
         self.values: list[Any] = []
@@ -139,7 +139,7 @@ class _Writer:
     def _argument(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
             return {"node": self._numbers[value]}
-        if isinstance(value, (tuple, list)):  # fx has lists of its own, which are neither of these very classes
+        if isinstance(value, (tuple, list)):  # fx has subclasses of these
             kind = "tuple" if isinstance(value, tuple) else "list"
             return {kind: [self._argument(each) for each in value]}
         return stored_constant(value)
@@ -172,7 +172,7 @@ def _stored_size(size: Any) -> Any:
 
 
 def _stored_sizes(region: Region) -> dict[str, Any]:
-    """The free sizes: what each was in the trace, and between what it lies."""
+    """The free sizes with their traced values and bounds."""
     found: dict[str, Any] = {}
     for node in region.graph.nodes:
         value = node.meta.get("val")
@@ -184,11 +184,11 @@ def _stored_sizes(region: Region) -> dict[str, Any]:
 
 
 def _stored_constant(node: fx.Node, tensor: Tensor) -> dict[str, Any]:
-    """A number or list that the forward makes a tensor of in each call. Other tensors, which somebody may write to, are
-    not stored."""
+    """A number or list that the forward converts to a tensor in each call. Other tensors, which may be written, are not
+    stored."""
     literal = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
     if not literal or tensor.numel() > _FEW or tensor.is_complex():
-        raise Unstorable("it reads a tensor that none of its modules has")
+        raise Unstorable("it reads a tensor that is not in any of its modules")
     return {
         "device": stored_device(tensor.device),
         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -200,18 +200,18 @@ def _stored_constant(node: fx.Node, tensor: Tensor) -> dict[str, Any]:
 def _made_tensor(stored: dict[str, Any]) -> Tensor:
     dtype, shape = made_constant({"dtype": stored["dtype"]}), stored["shape"]
     if math.prod(shape) != len(stored["elements"]) or len(shape) > _FEW or len(stored["elements"]) > _FEW:
-        raise Unstorable("a constant has another number of elements than its shape")
+        raise Unstorable("the number of elements of a constant does not match its shape")
     elements, device = [made_constant(each) for each in stored["elements"]], made_device(stored.get("device", "cpu"))
     if not all(type(each) in (bool, int, float) for each in elements):
-        raise Unstorable("a constant is no tensor of numbers")
+        raise Unstorable("a constant is not a tensor of numbers")
     try:
         return torch.tensor(elements, dtype=dtype, device=device).reshape(shape)
-    except (RuntimeError, AssertionError, OverflowError, TypeError) as error:  # there may be no such device, too
-        raise Unstorable("a constant is no tensor of numbers") from error
+    except (RuntimeError, AssertionError, OverflowError, TypeError) as error:  # also for a missing device
+        raise Unstorable("a constant is not a tensor of numbers") from error
 
 
 def made_reads(stored: dict[str, Any], classes: Mapping[ClassName, type]) -> frozenset[Read]:
-    """What a stored region has read, as of ``Region.reads``; parameters and errors as of ``made_region``."""
+    """Returns the reads of a stored region, see ``Region.reads``. See ``made_region`` for parameters and errors."""
     reads = set[Read]()
     for read in stored["reads"]:
         if isinstance(read, str):
@@ -224,35 +224,35 @@ def made_reads(stored: dict[str, Any], classes: Mapping[ClassName, type]) -> fro
 
 
 def made_region(stored: dict[str, Any], call: CallForm, example: Any, classes: Mapping[ClassName, type]) -> Region:
-    """The region that ``stored_region`` has told of, as called in ``call`` with what ``example`` describes.
+    """Rebuilds the region from the result of ``stored_region``, for ``call`` with the inputs described by ``example``.
 
     Args:
-        stored: of the form that ``artifact.schema.StoredRegion`` has.
-        classes: those of the model's modules and configurations, by their names.
+        stored: values in the form of ``artifact.schema.StoredRegion``.
+        classes: classes of the model's modules and configurations, by name.
 
     Raises:
-        Unstorable: it is none, or of another model.
+        Unstorable: the values are invalid, or belong to another model.
     """
     constants = {name: _made_tensor(each) for name, each in stored["constants"].items()}
     reader = _Reader(stored)
     placeholders = {node.name: node for node in reader.graph.nodes if node.op == "placeholder"}
     slots = {name: (path, attribute) for name, (path, attribute) in stored["slots"].items()}
     if sorted([*slots, *constants, *stored["inputs"]]) != sorted(placeholders):
-        raise Unstorable("its graph takes other values than it tells of")
+        raise Unstorable("the inputs of its graph do not match its description")
     for name, constant in constants.items():
         if constant.numel() == 1:
             placeholders[name].meta["kfconvert_value"] = constant.item()  # see constant_value
     device = None if stored["default_device"] is None else made_device(stored["default_device"])
     outputs, returned = made_outputs(stored, call), reader.graph.output_node().args[0]
     if not isinstance(returned, tuple) or outputs.count != len(returned):
-        raise Unstorable("its graph returns another number of values than it tells of")
+        raise Unstorable("the number of outputs of its graph does not match its description")
     guard = made_guard(stored["guard"])
     inputs = range(len(stored["inputs"]))
     if sorted([each.index for each in guard.tensors] + [index for index, _ in guard.constants]) != list(inputs):
-        raise Unstorable("its guard is about other arguments than it takes")
+        raise Unstorable("its guard does not match its arguments")
     lost = stored.get("lost_gradients")
     if lost is None or not placeholders.keys() >= set(lost):
-        raise Unstorable("it does not tell which gradients its graph has")
+        raise Unstorable("it does not state which gradients its graph has")
     region = Region(reader.graph, nn.Module(), call, guard, stored["inputs"], slots, constants, outputs, example)
     region.reads, region.default_device, region.stored = made_reads(stored, classes), device, _packed(stored)
     region.lost_gradients = frozenset(lost)
@@ -260,7 +260,7 @@ def made_region(stored: dict[str, Any], call: CallForm, example: Any, classes: M
 
 
 class _Reader:
-    """The graph that the nodes of a ``_Writer`` tell of."""
+    """Rebuilds the graph from the nodes of a ``_Writer``."""
 
     def __init__(self, stored: dict[str, Any]):
         self.graph = fx.Graph()
@@ -269,11 +269,11 @@ class _Reader:
         for name, size in stored["sizes"].items():
             free, upper = symbol(name), int_oo if size["upper"] is None else size["upper"]
             if not size["lower"] <= size["hint"] <= upper:
-                raise Unstorable("a size is not between its bounds")
+                raise Unstorable("a size is not within its bounds")
             self._hints[free] = size["hint"]
             self._environment.add_backed_var_to_val(free, size["hint"])
-            # Who has the environment do that has it look for the place in the user's code, and so import the exporter
-            # with all that it needs.
+            # Not through the environment, which would search for the place in user code, and import the exporter for
+            # that.
             self._environment.var_to_range[free] = ValueRanges(size["lower"], upper)
         self._mode = FakeTensorMode(shape_env=self._environment, allow_non_fake_inputs=True)
         with self._mode:
@@ -282,13 +282,13 @@ class _Reader:
         for each in stored["nodes"]:
             self._nodes.append(self._node(each))
         if [number for number, node in enumerate(self._nodes, 1) if node.op == "output"] != [len(self._nodes)]:
-            raise Unstorable("its graph does not end with what it returns")
+            raise Unstorable("its graph does not end with its output")
         self.graph.lint()
 
     def _node(self, stored: dict[str, Any]) -> fx.Node:
         name = stored["name"]
         if not name.isidentifier() or keyword.iskeyword(name) or not name.isascii():
-            raise Unstorable(f"{name[:50]!r} is no name of a value")
+            raise Unstorable(f"{name[:50]!r} is not a name of a value")
         if "returns" in stored:
             node = self.graph.output(self._argument(stored["returns"]))
         elif "calls" in stored:
@@ -299,11 +299,11 @@ class _Reader:
             node = self.graph.call_function(target, args, kwargs)
         else:
             node = self.graph.placeholder(name)
-        node.name = name  # fx would give another name to one that is called like a function of Python
+        node.name = name  # fx would rename a node with the name of a Python builtin
         try:
             value = self._values[stored["value"]]
         except IndexError:
-            raise Unstorable("a node has a value that is not there") from None
+            raise Unstorable("a node has a value that does not exist") from None
         if node.op != "output":
             node.meta["val"] = value
         if "module" in stored:
@@ -327,7 +327,7 @@ class _Reader:
                 return CONTAINERS[kind](self._argument(each) for each in value)
             if kind == "node":
                 if type(value) is not int or not 0 <= value < len(self._nodes):
-                    raise Unstorable("a node reads a value that is not there yet")
+                    raise Unstorable("a node reads a value before its definition")
                 return self._nodes[value]
         return made_constant(stored)
 
@@ -336,11 +336,11 @@ class _Reader:
             shape, strides = ([self._size(each) for each in stored[key]] for key in ("shape", "strides"))
             dtype, device = made_constant({"dtype": stored["dtype"]}), made_device(stored["device"])
             if len(shape) != len(strides):
-                raise Unstorable("a value has another number of strides than of dimensions")
+                raise Unstorable("the number of strides of a value does not match its dimensions")
             try:
                 return torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            except RuntimeError as error:  # of sizes below zero, and of devices that are not there
-                raise Unstorable(f"a value is no tensor: {str(error).partition(chr(10))[0][:100]}") from error
+            except RuntimeError as error:  # for negative sizes and missing devices
+                raise Unstorable(f"a value is not a tensor: {str(error).partition(chr(10))[0][:100]}") from error
         if "size" in stored:
             return self._size(stored["size"])
         for name, kind in CONTAINERS.items():
@@ -355,12 +355,12 @@ class _Reader:
         try:
             hint = int(expression.subs(self._hints))
         except TypeError:
-            raise Unstorable("a size is computed of sizes that are not there") from None
+            raise Unstorable("a size is computed from sizes that do not exist") from None
         return self._environment.create_symintnode(expression, hint=hint)
 
 
 def _check_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises Unstorable where no call of ``target`` looks like this. The names of arguments become code."""
+    """Raises Unstorable unless the arguments match ``target``, because names of arguments become code."""
     if isinstance(target, torch._ops.OpOverload):
         known = [argument.name for argument in target._schema.arguments]
         if len(args) <= len(known) and set(kwargs) <= set(known[len(args) :]):

@@ -11,12 +11,12 @@ from .stored_values import made_constant, made_device, stored_constant, stored_d
 
 def _stored_answer(answer: Answer) -> list[Any]:
     value = answer.value
-    told = stored_constant(value) if type(value) is float else stored_expression(value)  # which sympy has numbers for
+    told = stored_constant(value) if type(value) is float else stored_expression(value)  # sympy has different numbers
     return [stored_expression(answer.expression), told, answer.within]
 
 
 def stored_guard(guard: Guard) -> dict[str, Any]:
-    """``guard`` by what ``made_guard`` reads. Raises Unstorable."""
+    """Returns ``guard`` as JSON values for ``made_guard``. Raises Unstorable."""
     answers = list(guard.answers)
     return {
         "tensors": [
@@ -40,13 +40,13 @@ def stored_guard(guard: Guard) -> dict[str, Any]:
 
 
 def made_guard(stored: dict[str, Any]) -> Guard:
-    """The guard, of the form that ``artifact.schema`` has for one. Raises Unstorable."""
+    """Rebuilds the guard from the form in ``artifact.schema``. Raises Unstorable."""
     answers = [
         Answer(made_expression(expression), made_constant(value), within)
         for expression, value, within in stored["answers"]
     ]
     if any(isinstance(answer.expression, int) for answer in answers):
-        raise Unstorable("an answer is about no size")
+        raise Unstorable("an answer does not refer to a size")
     tensors = [
         TensorGuard(
             each["index"],

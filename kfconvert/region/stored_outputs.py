@@ -1,4 +1,4 @@
-"""What a graph returns, as JSON values: a tree of tuples, lists, dicts and outputs by name, with key-value caches."""
+"""The outputs of a graph as JSON values: a tree of tuples, lists, dicts and named outputs, with key-value caches."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CONTAINERS: dict[str, type] = {"tuple": tuple, "list": list}
 
 
 def stored_outputs(outputs: TreeForm) -> dict[str, Any]:
-    """``outputs`` by what ``made_outputs`` reads. Raises Unstorable, or UnstorableCache."""
+    """Returns ``outputs`` as JSON values for ``made_outputs``. Raises Unstorable, or UnstorableCache."""
     caches = [[index, kind if isinstance(kind, int) else stored_kind(kind)] for index, kind in outputs.caches.items()]
     written = [stored_kind(kind) for kind in outputs.written]
     return {"outputs": _stored_spec(outputs.spec), "caches": caches, "written": written}
 
 
 def made_outputs(stored: dict[str, Any], call: CallForm) -> TreeForm:
-    """What it returns. Without caches in what older versions have stored."""
+    """Rebuilds the outputs. Files of older versions have no caches."""
     spec = _made_spec(stored["outputs"])
     try:
         caches = {index: kind if type(kind) is int else made_kind(kind) for index, kind in stored.get("caches") or ()}
@@ -40,9 +40,9 @@ def made_outputs(stored: dict[str, Any], call: CallForm) -> TreeForm:
     given = [kind for kind in caches.values() if isinstance(kind, int)]
     are_leaves = all(type(index) is int and 0 <= index < spec.num_leaves for index in caches)
     if not (are_leaves and all(0 <= each < passed for each in given)):
-        raise Unstorable("what it returns has caches in places that are not there")
+        raise Unstorable("its outputs have caches in places that do not exist")
     if len(written) != passed:
-        raise Unstorable("it writes to other caches than it takes")
+        raise Unstorable("it writes to caches that are not its inputs")
     return TreeForm(spec, caches, written)
 
 

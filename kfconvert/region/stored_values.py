@@ -1,4 +1,4 @@
-"""Plain values that stand in a graph, such as numbers, dtypes and devices, as JSON values."""
+"""Constants in a graph, such as numbers, dtypes and devices, as JSON values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def stored_constant(value: Any) -> Any:
-    """A value that stands in a graph as JSON values. Raises Unstorable."""
+    """Returns a constant of a graph as JSON values. Raises Unstorable."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -28,7 +28,7 @@ def stored_constant(value: Any) -> Any:
 
 
 def made_constant(stored: Any) -> Any:
-    """What ``stored_constant`` has made ``stored`` of. Raises Unstorable."""
+    """Rebuilds a constant from the result of ``stored_constant``. Raises Unstorable."""
     if stored is None or type(stored) in (bool, int, float, str):
         return stored
     (kind, text), *others = stored.items() if isinstance(stored, dict) and stored else ((None, None),)
@@ -40,18 +40,18 @@ def made_constant(stored: Any) -> Any:
         found = getattr(torch, text, None) if text.isidentifier() else None
         if found is not None and _OF_TORCH.get(type(found)) == kind:
             return found
-    raise Unstorable(f"{str(stored)[:50]} is no value")
+    raise Unstorable(f"{str(stored)[:50]} is not a value")
 
 
 def stored_device(device: torch.device) -> str:
-    """The name of ``device``, a CPU or a CUDA device. Raises Unstorable."""
+    """Returns the name of ``device``, a CPU or CUDA device. Raises Unstorable."""
     if DEVICE.fullmatch(str(device)) is None:
         raise Unstorable(f"it computes on {device}")
     return str(device)
 
 
 def made_device(text: Any) -> torch.device:
-    """The device of that name. Raises Unstorable."""
+    """Returns the device of a name. Raises Unstorable."""
     if not isinstance(text, str) or DEVICE.fullmatch(text) is None:
-        raise Unstorable(f"{str(text)[:50]} is no device")
+        raise Unstorable(f"{str(text)[:50]} is not a device")
     return torch.device(text)

@@ -1,11 +1,10 @@
-"""What a conversion did, for people: a table, a tree of the modules, and a page; and what calls do, for a monitoring
-system."""
+"""Reports of a conversion for people (table, module tree, HTML page) and call counters for a monitoring system."""
 
 from .explain import Explanation, module_classes
 from .html import fragment, page
+from .pairwise import comparison, render_comparison
 from .prometheus import prometheus_text
 from .table import accuracy_line, given_back, memory_line, render, report_text, speed_line, speedup_line
-from .two import comparison, render_comparison
 
 __all__ = [
     "Explanation",

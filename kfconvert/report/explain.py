@@ -1,4 +1,4 @@
-"""Where in a model something was fused, where not, and what stood in the way: a tree of its modules."""
+"""A tree of a model's modules that shows what was fused, what was not, and why."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch import nn
 from ..graph import at
 from .words import plain_text
 
-NAMES_IN_FULL = 4  # of modules that are alike
-_WORTH_TELLING = 0.01  # share of the time of a forward
-_WIDTH = 100_000  # text that is no terminal's: whoever reads it wraps whole lines
+NAMES_IN_FULL = 4  # names shown for modules with equal findings
+_WORTH_TELLING = 0.01  # smallest share of a forward's time that is shown
+_WIDTH = 100_000  # columns of str(): the reader wraps whole lines
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 _FUSED, _REJECTED, _MISSED, _CAPTURED, _NOT_CAPTURED = "green", "yellow", "", "dim", "bold yellow"
 
 
 class Explanation:
-    """The findings of a conversion, module by module; ``str()`` gives text, and rich prints it in colours.
+    """The findings of a conversion, module by module. ``str()`` returns plain text, and rich prints it in colours.
 
-    Modules that hold no finding are left out, and neighbours whose findings are the same share a line.
+    Modules without a finding are omitted, and neighbours with equal findings share a line.
 
     Args:
         stats: ``conversion_stats`` of a ModelConverter, or ``kfconvert_info()`` of a converted or loaded model.
@@ -56,7 +56,7 @@ class Explanation:
         hidden = [path for path in self._classes if path and not root.holds(path)]
         if hidden:
             longest = self._longest(hidden)
-            tree.add(Text(f"modules without a site of their own: {len(hidden)}{longest}", style="dim"))
+            tree.add(Text(f"modules without a site: {len(hidden)}{longest}", style="dim"))
         return tree
 
     def __str__(self) -> str:
@@ -73,13 +73,13 @@ class Explanation:
         return line
 
     def _time_line(self) -> str:
-        """How long a forward of the original takes, and how much of that is fused."""
+        """The time of the original's forward, and the fused share of it."""
         shares = self._stats["time_shares"]
-        where = "is fused" if self._is_timed() else "is in what fits"
+        where = "is fused" if self._is_timed() else "is in sites that can be fused"
         return f"of {shares['milliseconds']:.2f} ms of the original's forward, {_percent(shares['fused'])} {where}"
 
     def _longest(self, hidden: list[str]) -> str:
-        """Those of the modules, of which none is told, that call no other and take the most time."""
+        """The slowest leaf modules among ``hidden``, as text."""
         inner = {path.rpartition(".")[0] for path in self._classes}
         leaves = [path for path in hidden if path not in inner and self._shares.get(path, 0.0) >= _WORTH_TELLING]
         leaves.sort(key=self._shares.__getitem__, reverse=True)
@@ -87,11 +87,11 @@ class Explanation:
         return f"; slowest: {', '.join(told)}" if told else ""
 
     def _is_timed(self) -> bool:
-        """Whether what is applied was found to be faster, and not only to be accurate."""
+        """Whether applied sites were timed, and not only checked for accuracy."""
         return (self._stats.get("config") or {}).get("select") != "all"
 
     def _rows(self, module: _Module, name: str | None = None) -> list[_Row]:
-        """The lines for ``module``: one with what is below it, or those of its children where it adds nothing."""
+        """The lines for ``module`` and its children; a module that adds nothing is replaced by its children's lines."""
         name = module.path if name is None else name
         if module.is_passage() or module.is_list_of_blocks():
             return [row for inner in self._ordered(module) for row in self._rows(inner, f"{name}.{inner.name}")]
@@ -100,18 +100,18 @@ class Explanation:
         return [_Row(name, self._classes.get(module.path, ""), module.findings, rows, module.path, share)]
 
     def _ordered(self, module: _Module) -> list[_Module]:
-        """The children in the order in which the model holds them, where that is known."""
+        """The children in the model's order, where it is known."""
         return sorted(module.children.values(), key=lambda child: self._order.get(child.path, len(self._order)))
 
 
 def module_classes(model: nn.Module) -> dict[str, str]:
-    """The class name of every module of ``model`` by its dotted path; "" is the model itself."""
+    """Returns the class name of every module of ``model`` by its dotted path; "" is the model itself."""
     return {path: type(module).__name__ for path, module in model.named_modules(remove_duplicate=False)}
 
 
 @dataclass
 class _Finding:
-    """One thing to tell of a module. ``kind``: what findings share that are the same but for their numbers."""
+    """A statement about a module. Findings that differ only in numbers have the same ``kind``."""
 
     text: str
     style: str
@@ -122,7 +122,7 @@ class _Finding:
         return Text(self.text + (f" ({self.times} times)" if self.times > 1 else ""), style=self.style)
 
     def signature(self, base: str) -> tuple[Any, ...]:
-        """Equal for findings that tell the same of modules alike; ``base`` is the path of the module compared."""
+        """A key that is equal for equal findings in different modules; ``base`` is the path of the compared module."""
         text = self.kind or self.text
         if base:
             text = re.sub(rf"(?<![\w.]){re.escape(base)}(?!\w)", "", text)
@@ -140,26 +140,26 @@ class _Module:
         return self.path.rpartition(".")[2]
 
     def is_passage(self) -> bool:
-        """Whether there is nothing to tell of it but what is in its one child."""
+        """Whether the module has a single child and no finding."""
         return not self.findings and len(self.children) == 1
 
     def branches(self) -> bool:
         return any(child.branches() for child in self.children.values()) if self.is_passage() else bool(self.children)
 
     def is_list_of_blocks(self) -> bool:
-        """Whether it only numbers modules that have something below them, such as the layers of a network."""
+        """Whether the module is only a list of modules with findings below them, such as the layers of a network."""
         children = self.children.values()
         return not self.findings and bool(children) and all(c.name.isdigit() and c.branches() for c in children)
 
     def below(self, path: str) -> _Module:
-        """The module ``path`` steps below this one, made where it is not there yet."""
+        """Returns the module at ``path`` below this one, and creates it if missing."""
         found = self
         for name in path.split(".") if path else ():
             found = found.children.setdefault(name, _Module(f"{found.path}.{name}".lstrip(".")))
         return found
 
     def holds(self, path: str) -> bool:
-        """Whether ``path`` below this one has, or leads to, a finding."""
+        """Whether the module at ``path``, or one below it, has a finding."""
         found: _Module | None = self
         for name in path.split("."):
             found = found.children.get(name) if found else None
@@ -180,7 +180,7 @@ class _Row:
     findings: list[_Finding]
     rows: list[_Row]
     path: str = ""
-    share: float | None = None  # of the time of a forward
+    share: float | None = None  # of a forward's time
 
     def signature(self, base: str) -> tuple[Any, ...]:
         findings = tuple(finding.signature(base) for finding in self.findings)
@@ -188,17 +188,17 @@ class _Row:
 
 
 def _site(site: dict[str, Any], applied: str) -> _Finding:
-    """What to tell of ``site``; in the word ``applied`` where it is."""
+    """The finding for ``site``; ``applied`` is the word for a fused one."""
     if site["status"] == "applied":
         return _Finding(f"{site['pattern']}: {applied} ({site['strategy']})", _FUSED)
     reason = site["reason"] or "no reason given"
-    # Of a reason such as "not faster: kernel takes 11.5 us, ..." the figures differ from site to site.
+    # The numbers in a reason such as "not faster: kernel takes 11.5 us, ..." differ from site to site.
     kind = re.sub(r"\d[\d.e+-]*", "#", f"{site['pattern']}: {reason.split(':')[0]}")
     return _Finding(f"{site['pattern']}: not fused, {reason}", _REJECTED, kind)
 
 
 def _add_regions(root: _Module, regions: list[dict[str, Any]]) -> None:
-    """Tell of each captured module in which call forms it was captured, and in which not and why."""
+    """Adds to each module the call forms that were captured, and those that were not, with the reason."""
     forms: dict[tuple[str, str | None], list[str]] = {}
     for region in regions:
         path, why = region.get("module") or "", None
@@ -242,7 +242,7 @@ def _percent(share: float) -> str:
 
 
 def _runs(rows: list[_Row]) -> Iterator[list[_Row]]:
-    """Neighbours with the same findings, together."""
+    """Groups neighbours with equal findings."""
     run: list[_Row] = []
     for row in rows:
         if run and run[-1].signature(run[-1].path) != row.signature(row.path):

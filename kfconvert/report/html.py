@@ -1,8 +1,7 @@
-"""What a conversion did as a page of HTML: one file, which loads nothing and runs no code.
+"""The report of a conversion as one HTML file that loads nothing and runs no code.
 
-The statistics may be those of an artifact from an unknown hand. Their texts are escaped, cut, and freed of what cannot
-be printed; lists are cut and say so; and the page forbids itself scripts and the network, so that nothing that passed
-all the same could do anything.
+The statistics may come from an untrusted artifact. The page escapes their texts, truncates long texts and lists, and
+replaces unprintable characters. Its content security policy forbids scripts and network access.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from .words import bytes_text, error_text, reason_kind, share_text, time_text
 
 MOST_CHARACTERS = 400  # of one text
 MOST_ROWS = 200  # of one table
-MOST_NAMES = 40  # of modules that share a reason
-_NAMES = {"extension": "compiled kernels"}  # of entries of statistics, where these are not what a person calls them
+MOST_NAMES = 40  # of modules with one reason
+_NAMES = {"extension": "compiled kernels"}  # labels of statistics whose key is not readable
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Tile(NamedTuple):
-    """One of the facts at the top. ``tone``: "good", "bad", "warn" or "" for neither."""
+    """A fact at the top of the page. ``tone``: "good", "bad", "warn" or "" (neutral)."""
 
     label: str
     value: str
@@ -51,7 +50,7 @@ class Tile(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A row of a chart: ``share`` of the longest one, in percent."""
+    """A row of a chart. ``share``: length in percent of the longest row."""
 
     label: str
     value: str
@@ -59,18 +58,18 @@ class Bar(NamedTuple):
 
 
 def page(stats: dict[str, Any], name: str = "", weights: str = "") -> str:
-    """The report of one model as a file of HTML, the same for the same arguments.
+    """Returns the report of one model as an HTML file. Equal arguments give equal text.
 
     Args:
         stats: ``conversion_stats``, ready for JSON.
-        name: as the user called the model; its class where that is not known.
-        weights: "pretrained", "random" or "own" of the recipe, "" where that is not known.
+        name: the user's name for the model; "" shows the class name.
+        weights: "pretrained", "random" or "own", as in the recipe; "" if unknown.
     """
     return _template("page.html").render(_content(stats, name, weights))
 
 
 def fragment(stats: dict[str, Any]) -> str:
-    """The same as part of another page, such as a notebook."""
+    """Returns the report as part of another page, such as a notebook."""
     return _template("fragment.html").render(_content(stats, "", ""))
 
 
@@ -90,8 +89,8 @@ def _template(name: str) -> jinja2.Template:
 
 
 def _shown(value: Any) -> Any:
-    """What stands in the page for ``value``: at most MOST_CHARACTERS, all of which are there to be seen."""
-    if isinstance(value, Markup):  # the template's own
+    """The text for ``value`` in the page: at most MOST_CHARACTERS printable characters."""
+    if isinstance(value, Markup):  # from the template
         return value
     text = str(value)
     if len(text) > MOST_CHARACTERS:
@@ -136,7 +135,7 @@ def _content(stats: dict[str, Any], name: str, weights: str) -> dict[str, Any]:
 
 
 class _Cut(NamedTuple):
-    """The first MOST_ROWS of a list, and how many there are besides."""
+    """The first MOST_ROWS items of a list, and the number of omitted ones."""
 
     rows: list[Any]
     hidden: int
@@ -171,7 +170,7 @@ def _speed(stats: dict[str, Any]) -> Tile:
 def _speedups(stats: dict[str, Any]) -> list[str]:
     comparison = stats.get("timings")
     if not comparison:
-        return ["It was not measured."]
+        return ["The speed was not measured."]
     named = len(comparison["speedups"]) > 1
     return [speedup_line(name, speedup, named) for name, speedup in comparison["speedups"].items()]
 
@@ -197,11 +196,11 @@ def _accuracy(stats: dict[str, Any]) -> Tile:
 def _memory(memory: dict[str, Any]) -> Tile:
     kept = (memory["derived"] or 0) + memory["recordings"]
     share = share_text(kept, memory["weights"])
-    return Tile("Memory", f"+ {bytes_text(kept)}", f"{share} of the weights, kept besides".lstrip())
+    return Tile("Memory", f"+ {bytes_text(kept)}", f"{share} of the weights, in addition to them".lstrip())
 
 
 def _notices(stats: dict[str, Any], environment: dict[str, Any], weights: str) -> list[tuple[str, str]]:
-    """(tone, text) of what must not be overlooked."""
+    """(tone, text) of each warning at the top of the page."""
     notices = []
     if stats.get("reverted"):
         notices.append(("bad", f"The original is given back: {stats['reverted']}."))
@@ -212,18 +211,18 @@ def _notices(stats: dict[str, Any], environment: dict[str, Any], weights: str) -
     if weights == "random":
         notices.append(("warn", "The weights are random: times are those of the real model, predictions mean nothing."))
     if environment.get("extension") is False:
-        notices.append(("warn", "It ran without the compiled kernels: see kfconvert doctor."))
+        notices.append(("warn", "The conversion ran without the compiled kernels. See kfconvert doctor."))
     if stats.get("parts_left_out"):
         left_out = stats["parts_left_out"]
-        notices.append(("warn", f"There was no time to look for parts in {left_out} modules."))
+        notices.append(("warn", f"The search for parts ran out of time and skipped {left_out} modules."))
     if stats.get("not_written"):
         names = ", ".join(stats["not_written"][:MOST_NAMES])
-        notices.append(("warn", f"Fused calls do not set {names}, which the forward sets for others to read."))
+        notices.append(("warn", f"Fused calls do not set the attributes that the original forward sets: {names}."))
     return notices
 
 
 def _further(stats: dict[str, Any]) -> list[str]:
-    """What was found beside the sites that the tree shows, a line each."""
+    """One line for each group of sites that the tree does not show."""
     lines = []
     parts = stats.get("part_sites") or []
     for sites, where in (
@@ -237,14 +236,14 @@ def _further(stats: dict[str, Any]) -> list[str]:
 
 
 def _by_pattern(sites: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
-    """(pattern, sites found, sites applied), the most often applied first."""
+    """(pattern, sites found, sites applied), with the most applied pattern first."""
     found = Counter(site["pattern"] for site in sites)
     applied = Counter(site["pattern"] for site in sites if site["status"] == "applied")
     return sorted(((name, found[name], applied[name]) for name in found), key=lambda row: (-row[2], -row[1], row[0]))
 
 
 def _rejected(sites: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The sites that were not fused, those of one pattern whose reasons differ in numbers only together."""
+    """The sites that were not fused, grouped by pattern and by reason without its numbers."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for site in sites:
         if site["status"] == "applied":
@@ -282,7 +281,7 @@ def _percent(value: float, whole: float) -> float:
 
 
 def _plain(values: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Those of ``values`` that a line can tell."""
+    """The items of ``values`` that fit in a line."""
     kinds = (str, int, float, list)
     return [(_NAMES.get(key, key), _told(value)) for key, value in values.items() if isinstance(value, kinds)]
 

@@ -1,4 +1,4 @@
-"""The distributions of the times of a call, drawn on one axis."""
+"""A chart of the distributions of call times, on one axis."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-# The drawing is HEIGHT high and WIDTH wide; the page stretches it. Heights are found at so many places along it.
+# Size of the drawing, which the page stretches, and the number of PLACES at which the density is computed.
 WIDTH, HEIGHT, PLACES = 1000, 48, 160
 MOST_TICKS = 6
 _LONGEST_MS = 1e12  # thirty years
@@ -15,8 +15,8 @@ _LONGEST_MS = 1e12  # thirty years
 
 @dataclass(frozen=True)
 class Distribution:
-    """One candidate: ``path`` is the outline of its density, "" where only quartiles are known; the others are places
-    along the axis in percent."""
+    """The times of one candidate. ``path`` is the outline of the density ("" if only quartiles are known); the other
+    fields are positions along the axis in percent."""
 
     name: str
     timing: dict[str, Any]
@@ -31,16 +31,16 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Chart:
-    """``ticks``: the milliseconds that are written at the axis, each with its place in percent."""
+    """A chart. ``ticks``: the labels of the axis in milliseconds, each with its position in percent."""
 
     distributions: list[Distribution]
     ticks: list[tuple[str, float]]
 
 
 def chart(timings: dict[str, dict[str, Any]]) -> Chart | None:
-    """The ``timings`` of a conversion's statistics, by candidate, as a drawing; None where no time is one.
+    """Returns a chart of ``timings`` by candidate, as in ``conversion_stats``; None if there is no valid time.
 
-    The axis ends where all but one in 40 of the slowest candidate's calls have returned.
+    The axis ends at the 97.5th percentile of the slowest candidate.
     """
     quantiles = {name: _usable(timing.get("quantiles_ms") or ()) for name, timing in timings.items()}
     ends = []
@@ -68,7 +68,7 @@ def _usable(times: Any) -> list[float]:
 
 
 def _outline(times: list[float], low: float, high: float) -> str:
-    """The density of ``times`` as a path of SVG, by Gaussian kernels of the width that Silverman's rule gives."""
+    """The density of ``times`` as an SVG path: Gaussian kernels with the bandwidth of Silverman's rule."""
     if len(times) < 3:
         return ""
     quarter = len(times) // 4
@@ -86,7 +86,7 @@ def _outline(times: list[float], low: float, high: float) -> str:
 
 
 def _ticks(low: float, high: float) -> list[tuple[str, float]]:
-    """Round numbers of milliseconds between ``low`` and ``high``, MOST_TICKS at most."""
+    """At most MOST_TICKS round numbers of milliseconds between ``low`` and ``high``."""
     size = 10.0 ** math.floor(math.log10((high - low) / MOST_TICKS))
     step = next(size * factor for factor in (1, 2, 5, 10, 20) if (high - low) / (size * factor) <= MOST_TICKS)
     first = math.ceil(low / step)

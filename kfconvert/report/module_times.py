@@ -1,20 +1,19 @@
-"""The sites of a conversion as a tree of the modules that they lie in, with the times that were measured of them."""
+"""The sites of a conversion and their measured times as a tree of modules."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-# A name with more dots is not taken apart further, and a tree with more sites tells only how many are left out: a
-# record may be of an unknown hand.
+# Limits for untrusted records: names are not split at further dots, and the tree only counts further sites.
 MOST_LEVELS = 16
 MOST_SITES = 2000
 
 
 @dataclass
 class ModuleTimes:
-    """A module with what was found in it. Times are in microseconds, each site measured by itself, and ``before`` and
-    ``after`` are those of all timed sites in the module: with none of them applied, and with those that are."""
+    """A module with its sites. Times are in microseconds, and each site is measured alone. ``before`` and ``after`` are
+    the total times of all timed sites without fusion and with the applied fusions."""
 
     name: str = ""
     sites: list[dict[str, Any]] = field(default_factory=list)
@@ -23,13 +22,13 @@ class ModuleTimes:
     applied: int = 0
     before: float = 0.0
     after: float = 0.0
-    fused: float = 0.0  # of ``before``, what belongs to applied sites
+    fused: float = 0.0  # share of ``before`` in applied sites
 
 
 def module_times(sites: list[dict[str, Any]]) -> ModuleTimes:
-    """The tree of ``sites``, which are MOST_SITES at most, as ``conversion_stats`` has them.
+    """Returns the tree of at most MOST_SITES ``sites`` of ``conversion_stats``.
 
-    A module that holds nothing but one module has no place of its own: the name of the inner one tells it.
+    A module that contains only one other module is merged with it.
     """
     root, places = ModuleTimes(), dict[tuple[str, ...], ModuleTimes]()
     for site in sites[:MOST_SITES]:

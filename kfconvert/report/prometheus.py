@@ -1,4 +1,4 @@
-"""The counters of converted models in the text format that Prometheus reads."""
+"""The counters of converted models in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ class _Metric(NamedTuple):
     help: str
 
 
-_HITS = _Metric("kfconvert_hits_total", "counter", "Calls that a fused program has served.")
+_HITS = _Metric("kfconvert_hits_total", "counter", "Calls that a fused program served.")
 _MISSES = _Metric("kfconvert_misses_total", "counter", "Calls that ran the original forward, by the reason.")
-_REPLAYED = _Metric("kfconvert_replayed_calls_total", "counter", "Calls that a CUDA graph was replayed for.")
-_LAUNCHED = _Metric("kfconvert_launched_calls_total", "counter", "Calls without a replay, where graphs are recorded.")
-_RECORDINGS = _Metric("kfconvert_recordings", "gauge", "CUDA graphs that are kept now.")
+_REPLAYED = _Metric("kfconvert_replayed_calls_total", "counter", "Calls that replayed a CUDA graph.")
+_LAUNCHED = _Metric("kfconvert_launched_calls_total", "counter", "Calls without a replay, in models with graphs.")
+_RECORDINGS = _Metric("kfconvert_recordings", "gauge", "Recorded CUDA graphs.")
 _MEMORY = _Metric(
     "kfconvert_memory_bytes",
     "gauge",
-    "Weights, what was derived from them for the example, CUDA graphs now, and weights in host memory.",
+    "Memory of weights, tensors derived from them for the example, CUDA graphs, and weights in host memory.",
 )
 _METRICS = (_HITS, _MISSES, _REPLAYED, _LAUNCHED, _RECORDINGS, _MEMORY)
 
 
 def prometheus_text(models: nn.Module | Mapping[str, nn.Module], labels: Mapping[str, str] | None = None) -> str:
-    """The counters of ``kfconvert_info()`` as text in the exposition format of Prometheus (version 0.0.4).
+    """Returns the counters of ``kfconvert_info()`` in the exposition format of Prometheus (version 0.0.4).
 
-    Every sample has the label ``model``; hits and misses have ``module``, the path of the converted part ("" is the
-    model itself), misses have ``reason``, and memory has ``kind``. Counters begin at 0 when a model is converted or
+    Every sample has the label ``model``. Hits and misses have ``module``, the path of the converted part ("" is the
+    model itself). Misses have ``reason``, and memory has ``kind``. Counters start at 0 when a model is converted or
     loaded.
 
     Args:
-        models: a converted or loaded model, whose ``model`` is the name of its class, or several by names of your own.
-        labels: further labels for every sample.
+        models: a converted or loaded model, labelled with its class name, or a dict of models by label.
+        labels: additional labels for every sample.
 
     Raises:
-        ValueError: a model was not converted, or a label has a name that is not allowed, or one of those above.
+        ValueError: a model was not converted, or the name of a label is not allowed or listed above.
     """
     given = dict(labels or {})
     for name in given:

@@ -1,4 +1,4 @@
-"""What a conversion did, as a person reads it: conversion_stats in lines and a table."""
+"""The report of a conversion for a terminal: ``conversion_stats`` in lines and a table."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MAX_NEAR_MISSES = 5
 
 
 def fusions(stats: dict[str, Any]) -> list[dict[str, Any]]:
-    """One dict a pattern: "pattern", "found", "applied", "rejected", and "reasons" {reason: sites}.
+    """Returns one dict per pattern: "pattern", "found", "applied", "rejected", and "reasons" {reason: sites}.
 
-    ``stats`` is ``conversion_stats`` of a ModelConverter. The most often applied patterns come first.
+    ``stats`` is ``conversion_stats`` of a ModelConverter. The most applied pattern comes first.
     """
     rows = []
     for pattern in (key.removesuffix("_found") for key in stats if key.endswith("_found") and key != "total_found"):
@@ -42,7 +42,7 @@ def fusions(stats: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def accuracy_line(stats: dict[str, Any]) -> str:
-    """One line on accuracy: the errors of both models against the reference, their ratio, and the verdict."""
+    """A line on accuracy: the errors of both models against the reference, their ratio, and the verdict."""
     result = stats.get("accuracy")
     if result is None:
         return "not checked"
@@ -62,7 +62,7 @@ def accuracy_line(stats: dict[str, Any]) -> str:
 
 
 def speed_line(stats: dict[str, Any]) -> str:
-    """One line on speed: both times with quartiles, the speed-up with its interval; slower is said."""
+    """A line on speed: both times with quartiles, and the speed-up with its interval."""
     comparison = stats.get("timings")
     if not comparison:
         return "not measured"
@@ -74,11 +74,11 @@ def speed_line(stats: dict[str, Any]) -> str:
 
 
 def generation_line(stats: dict[str, Any]) -> str:
-    """One line on ``generate`` where it was timed: tokens a second, the time to the first token, that of a step; and
-    where it was asked for but was not, why."""
+    """A line on ``generate``: tokens per second, time to the first token and time per step, or why it was not
+    timed."""
     generation = stats.get("generation")
     if not generation and (stats.get("config") or {}).get("new_tokens") and not stats.get("total_replaced"):
-        return "not timed, as nothing was fused"
+        return "not timed because nothing was fused"
     if not generation:
         return ""
     before, after = generation["original"], generation["converted"]
@@ -93,18 +93,18 @@ def generation_line(stats: dict[str, Any]) -> str:
 
 
 def graphs_line(stats: dict[str, Any]) -> str:
-    """One line on CUDA graphs where they were tried: whether calls are replayed, what they take, why some are not."""
+    """A line on CUDA graphs: whether calls are replayed, the memory of a recording, and refusals with reasons."""
     graphs, timings = stats.get("cuda_graphs") or {}, (stats.get("timings") or {}).get("timings") or {}
     told = [f"not recorded: {reason}" for reason in graphs.get("refused", ())]
     if "with CUDA graphs" in timings:
-        told.insert(0, "slower with them, so that calls are launched")
+        told.insert(0, "slower with CUDA graphs, so calls are launched without them")
     elif graphs.get("recordings"):
         told.insert(0, f"calls are replayed; {graphs.get('bytes', 0) / 2**20:.0f} MiB for the first recording")
     return "; ".join(told)
 
 
 def memory_line(stats: dict[str, Any]) -> str:
-    """One line on memory: the weights, what the conversion keeps besides, and the peaks of a forward beyond these."""
+    """A line on memory: the weights, derived tensors, and the peak memory of a forward."""
     memory = stats.get("memory")
     if not memory:
         return ""
@@ -121,11 +121,11 @@ def memory_line(stats: dict[str, Any]) -> str:
 
 
 def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: str | None = None) -> RenderableType:
-    """The report of one model for a terminal.
+    """Renders the report of one model for a terminal.
 
     Args:
-        name: as the user called the model; "" where it has no name but its class's.
-        weights: "pretrained", "random" or "own" of the recipe; random ones are said in yellow.
+        name: the user's name for the model; "" shows the class name.
+        weights: "pretrained", "random" or "own", as in the recipe; "random" is printed in yellow.
         saved: the folder of the artifact.
     """
     parts: list[RenderableType] = [_headline(name, stats)]
@@ -142,7 +142,7 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
     facts.add_row("accuracy", Text(accuracy, style=colour))
     facts.add_row("speed", Text(speed_line(stats), style=_speed_style(stats)))
     if is_channels_last(stats):
-        facts.add_row("layout", "channels-last: the converted model lays out images so, which was faster")
+        facts.add_row("layout", "channels-last: the converted model uses this memory format, which was faster")
     generation = generation_line(stats)
     if generation:
         facts.add_row("generate", Text(generation))
@@ -167,10 +167,10 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
     for line in not_captured_lines(stats):
         facts.add_row("not captured", Text(line))
     if stats.get("parts_left_out"):
-        facts.add_row("left out", f"{stats['parts_left_out']} modules, for which the search for parts had no time left")
+        facts.add_row("left out", f"{stats['parts_left_out']} modules: the search for parts ran out of time")
     if stats.get("not_written"):
         names = ", ".join(stats["not_written"])
-        facts.add_row("not written", Text(f"{names}: the forward sets these for others to read, fused calls do not"))
+        facts.add_row("not written", Text(f"{names}: the original forward sets these attributes, fused calls do not"))
     if stats.get("seconds"):
         remembered = f", {stats['remembered']} timings remembered" if stats.get("remembered") else ""
         facts.add_row("took", f"{sum(stats['seconds'].values()):.1f} s{remembered}")
@@ -180,12 +180,12 @@ def render(name: str, stats: dict[str, Any], weights: str | None = None, saved: 
 
 
 def is_channels_last(stats: dict[str, Any]) -> bool:
-    """Whether the convolutions of the converted model have images channels-last."""
+    """Whether the convolutions of the converted model use channels-last."""
     return stats.get("layout") == "channels_last" and bool(stats.get("total_replaced"))
 
 
 def report_text(stats: dict[str, Any]) -> str:
-    """The report of one model, in lines of up to 80 characters."""
+    """Returns the report of one model in lines of at most 80 characters."""
     return plain_text(render("", stats), 80)
 
 
@@ -232,7 +232,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def nothing_fused_line(stats: dict[str, Any]) -> str:
-    """What is said where no site was fused: why, where that is known, and what that means for calls."""
+    """A line for models without a fused site: the reason if known, and the consequence for calls."""
     why = f": {stats['nothing_fused']}" if stats.get("nothing_fused") else ""
     if given_back(stats):
         return f"Nothing was fused, the original is given back{why}."
@@ -242,7 +242,7 @@ def nothing_fused_line(stats: dict[str, Any]) -> str:
 
 
 def given_back(stats: dict[str, Any]) -> str | None:
-    """Why the original is given back; None where the model has programs."""
+    """Returns the reason why the original is given back; None if the model has programs."""
     return stats.get("given_back") or stats.get("reverted")
 
 
@@ -250,7 +250,7 @@ def _nothing_fused(stats: dict[str, Any]) -> Text:
     text = Text(nothing_fused_line(stats), style="yellow")
     misses = stats.get("near_misses", [])
     if misses:
-        text.append("\nWhat came closest, and what stood in the way:")
+        text.append("\nClosest patterns, and why they do not match:")
     for miss in misses[:MAX_NEAR_MISSES]:
         why = f"{miss['reason']}{at(miss.get('location'))}"
         text.append(f"\n  {miss['pattern']} at {miss['module'] or 'the root'}: {why}", style="")
@@ -260,19 +260,19 @@ def _nothing_fused(stats: dict[str, Any]) -> Text:
 
 
 def captured_line(stats: dict[str, Any]) -> str | None:
-    """How many submodules were captured on their own, and what for; None where none was."""
+    """A line on the submodules that were captured alone; None if there are none."""
     regions = [region for region in stats.get("regions", []) if region["captured"]]
     parts = [region["module"] for region in regions if region.get("module")]
     if not parts:
         return None
     if len(parts) < len(regions):
-        return f"the whole model; {len(parts)} of its modules also alone, for calls that the whole does not take"
+        return f"the whole model; {len(parts)} of its modules also alone, for calls that the whole does not serve"
     shown = ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
     return f"{len(parts)} modules alone ({shown})"
 
 
 def served_lines(stats: dict[str, Any]) -> list[str]:
-    """One line for each example call: how many programs have served it, as the model was delivered."""
+    """One line per example call: the programs that served it in the converted model."""
     lines = []
     for call in stats.get("served") or () if stats.get("total_replaced") else ():
         name, hits = call["method"] or "forward", call["hits"]
@@ -283,7 +283,7 @@ def served_lines(stats: dict[str, Any]) -> list[str]:
 
 
 def methods_lines(stats: dict[str, Any]) -> list[str]:
-    """What other methods than ``forward`` run, by what is fused in it, and the times of those with example calls."""
+    """One line per method other than ``forward``: the fused modules that it runs, or its times if it was converted."""
     lines, original = [], []
     for method in stats.get("methods") or () if stats.get("total_replaced") else ():
         if method.get("timings"):
@@ -298,7 +298,7 @@ def methods_lines(stats: dict[str, Any]) -> list[str]:
 
 
 def not_captured_lines(stats: dict[str, Any]) -> list[str]:
-    """One line a reason, with the call forms it holds for; the one that ``_nothing_fused`` gives is left out."""
+    """One line per reason with its call forms, without the reason that ``nothing_fused_line`` gives."""
     said = "" if stats.get("total_replaced") else stats.get("nothing_fused") or ""
     names: dict[str, list[str]] = {}
     for region in stats.get("regions", []):
@@ -308,7 +308,7 @@ def not_captured_lines(stats: dict[str, Any]) -> list[str]:
 
 
 def _grouped(reasons: list[str]) -> dict[str, int]:
-    """How many sites share each reason; reasons that differ in numbers alone count as the first of them."""
+    """The number of sites per reason. Reasons that differ only in numbers count as one."""
     kinds = Counter(reason_kind(reason) for reason in reasons)
     first = {reason_kind(reason): reason for reason in reversed(reasons)}
     return {first[kind]: count for kind, count in kinds.most_common()}
@@ -321,11 +321,11 @@ def _time(timing: dict[str, Any]) -> str:
 
 
 def speedup_line(name: str, speedup: dict[str, Any], named: bool) -> str:
-    """How much faster a candidate is than the original; with its ``name`` where it is not the only one."""
+    """The speed-up of a candidate over the original as text, with its ``name`` if ``named``."""
     prefix = f"{name} " if named else ""
     ratio, low, high = (speedup[key] for key in ("ratio", "low", "high"))
     if ratio is None or low is None or high is None or ratio <= 0:  # of a time of 0
-        return f"{prefix}no speed-up can be told"
+        return f"{prefix}the speed-up cannot be determined"
     interval = f"95 % between {low:.2f} and {high:.2f}"
     if not speedup["measurable"]:
         return f"{prefix}no measurable difference ({interval})"

@@ -1,4 +1,4 @@
-"""Quantities and reasons as people read them."""
+"""Readable text for quantities and reasons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 
 def plain_text(what: RenderableType, width: int) -> str:
-    """What a terminal of so many columns would show, without colours."""
+    """Renders ``what`` as text without colours, ``width`` columns wide."""
     text = io.StringIO()
     Console(file=text, width=width, color_system=None).print(what)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
@@ -20,12 +20,12 @@ def bytes_text(count: int) -> str:
 
 
 def error_text(value: float | None) -> str:
-    """An error, of which the order of magnitude matters; None is one that was not finite."""
+    """An error as text with its order of magnitude; None is an error that was not finite."""
     return "not finite" if value is None else f"{value:.1e}"
 
 
 def time_text(microseconds: float) -> str:
-    """To three digits or so, in the unit that suits."""
+    """A time with about three digits, in a suitable unit."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if abs(microseconds) >= size:
             return f"{_digits(microseconds / size)} {unit}"
@@ -33,12 +33,12 @@ def time_text(microseconds: float) -> str:
 
 
 def share_text(part: float, whole: float) -> str:
-    """``part`` of ``whole`` in percent; empty where there is no whole."""
+    """``part`` of ``whole`` in percent; "" if ``whole`` is 0."""
     return f"{100 * part / whole:.0f} %" if whole > 0 else ""
 
 
 def reason_kind(reason: str) -> str:
-    """What reasons of one kind share: the part before a colon, without its numbers."""
+    """The kind of a reason: its text before the first colon, without numbers."""
     return re.sub(r"\d[\d.e+-]*", "#", reason.split(":")[0])
 
 

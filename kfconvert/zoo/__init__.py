@@ -1,16 +1,16 @@
-"""Names -> models. One name resolves to a model, inputs that it accepts, and a recipe to rebuild it.
+"""Resolves a name to a model, inputs that it accepts, and a recipe to rebuild it.
 
-A name is looked up in this order; the first that knows it wins:
+Names resolve in this order, and the first match is used:
 
-1. a prefix says where: ``torchvision:resnet50``, ``transformers:bert-base-uncased``, ``timm:resnet50``
-2. a local folder with a Hugging Face ``config.json``; the model is of the class that the config names
+1. a prefix names the library: ``torchvision:resnet50``, ``transformers:bert-base-uncased``, ``timm:resnet50``
+2. a local folder with a Hugging Face ``config.json``, which names the model class
 3. ``package.module:function``, which returns ``(model, example_inputs)`` or a Hugging Face model
 4. torchvision's names
 5. the built-in Hugging Face architectures (``architectures.py``), as base models
-6. timm's names, where timm is installed
+6. timm's names, if timm is installed
 7. any other name: a repository on the Hugging Face hub, as a base model (``AutoModel``)
 
-So ``resnet50``, which torchvision and timm both have, is torchvision's.
+So ``resnet50``, a name in both torchvision and timm, resolves to torchvision.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from ..json_values import first_fault
-from . import hub, known
+from . import hub, registry
 from .architectures import ALIASES, ARCHITECTURES
 from .common import Request, WeightsWarning, ZooError, ZooModel, nearest
 
@@ -59,21 +59,21 @@ def resolve(
     generates: bool = False,
     has_inputs: bool = False,
 ) -> ZooModel:
-    """The model called ``name`` in eval mode, with inputs for it, both in ``dtype`` (float32) on ``device``.
+    """Returns the model ``name`` in eval mode and its example inputs, in ``dtype`` (default float32) on ``device``.
 
     Args:
-        weights: ``"pretrained"`` demands trained weights; ``"random"`` takes random ones from a fixed seed;
-            ``"auto"`` takes trained ones and, where they cannot be had, random ones with a WeightsWarning.
-        batch_size: rows of the example inputs. A ``package.module:function`` that brings its own inputs
-            is refused with another size than the usual one.
-        seq_len: tokens of the example inputs of text models, at most the positions that the model has.
-        generates: a Hugging Face model with the head by which it generates, instead of the base model.
-        has_inputs: the caller has inputs for it: a ``package.module:function`` may return a model of any kind alone.
+        weights: ``"pretrained"`` requires trained weights; ``"random"`` uses random weights from a fixed seed;
+            ``"auto"`` uses trained weights or, if they are unavailable, random ones with a WeightsWarning.
+        batch_size: rows of the example inputs. For a ``package.module:function`` that returns inputs, any other
+            value than the default is an error.
+        seq_len: tokens of the example inputs of text models, at most the model's number of positions.
+        generates: load a Hugging Face model with its generation head instead of the base model.
+        has_inputs: the caller has inputs, so a ``package.module:function`` may return any model without inputs.
 
-    Base models of decoders get ``config.use_cache = False``: a cache in the output is of use to ``generate`` alone.
+    Base models of decoders get ``config.use_cache = False``, because only ``generate`` uses a cache in the output.
 
     Raises:
-        ZooError: unknown name, impossible size, weights that cannot be had or read, or a model that does not generate.
+        ZooError: unknown name, impossible size, unavailable or unreadable weights, or a model that does not generate.
     """
     if weights not in WEIGHTS:
         raise ZooError(f"weights must be one of {', '.join(WEIGHTS)}, not {weights!r}")
@@ -99,20 +99,20 @@ def resolve(
 def rebuild(
     recipe: dict[str, Any], trust_source: bool = False, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> nn.Module:
-    """The architecture that a recipe describes, its weights yet to be loaded. Downloads nothing.
+    """Builds the architecture that a recipe describes, without loading weights. Downloads nothing.
 
     Args:
-        trust_source: run the code that it names, and let its configuration choose files and networks.
-        shapes: of the tensors that will be loaded; one that is for another model is refused before it takes memory, and
-            parameters need not be filled.
+        trust_source: run the code that the recipe names, and let its configuration choose files and networks.
+        shapes: shapes of the tensors that will be loaded. They are checked before memory is allocated, and parameters
+            stay uninitialized.
 
     Raises:
-        ZooError: the recipe reaches for what only ``trust_source`` allows, is damaged, or the library no longer has it.
+        ZooError: the recipe is damaged, needs ``trust_source``, or names a model that the library no longer has.
     """
     kind = recipe.get("kind")
     if kind == "callable" and not trust_source:
         raise ZooError(
-            f"its architecture is made by running {recipe.get('name')}: pass model=, or "
+            f"building its architecture runs {recipe.get('name')}: pass model=, or "
             "trust_source=True if you trust that code"
         )
     try:
@@ -129,21 +129,21 @@ def rebuild(
         elif kind == "callable":
             from .callables import rebuild as by_name
         else:
-            raise ZooError(f"its recipe is of the unknown kind {kind!r}")
+            raise ZooError(f"its recipe has the unknown kind {kind!r}")
         return by_name(_Named.model_validate(recipe).model_dump())
     except ValidationError as error:
         raise ZooError(f"its recipe {first_fault(error)}") from error
 
 
 class _Named(BaseModel, strict=True):
-    """A recipe by the name of a library or of the user's own code."""
+    """A recipe with the name of a library model or of the user's function."""
 
     name: str = Field(max_length=1000)
     keywords: dict[str, Any] = {}
 
 
 class _Configured(BaseModel, strict=True):
-    """A recipe by class and configuration of transformers or diffusers."""
+    """A recipe with a class and configuration of transformers or diffusers."""
 
     class_name: str = Field(alias="class", max_length=1000)
     config: dict[str, Any]
@@ -151,8 +151,8 @@ class _Configured(BaseModel, strict=True):
 
 
 def described(model: nn.Module) -> dict[str, Any] | None:
-    """The recipe from which ``rebuild`` makes a model like this one, a model of transformers or diffusers of which the
-    user has told none; None where there is no such recipe."""
+    """Returns a recipe from which ``rebuild`` builds this transformers or diffusers model, for models without a recipe
+    from the user; None if there is none."""
     from . import diffusers_models, huggingface
 
     library: Any = huggingface if huggingface.is_one(model) else diffusers_models
@@ -160,24 +160,24 @@ def described(model: nn.Module) -> dict[str, Any] | None:
 
 
 def check(name: str) -> None:
-    """Raises ZooError where ``name`` is certainly none of a model, see ``resolve``.
+    """Raises ZooError if ``name`` certainly names no model, see ``resolve``.
 
-    Neither torch nor a library of models is imported for that: a misspelt name is told at once.
+    The check imports neither torch nor a model library, so a misspelt name is reported immediately.
     """
     prefix, _, rest = name.partition(":")
     if rest and prefix in _LIBRARIES:
-        if known.installed(prefix) and not known.may_have(prefix, rest):
-            raise ZooError(f"{prefix} has no model {rest!r}{nearest(rest, known.names())}")
+        if registry.installed(prefix) and not registry.may_have(prefix, rest):
+            raise ZooError(f"{prefix} has no model {rest!r}{nearest(rest, registry.names())}")
         return
     on_hub = rest if rest and prefix in _PREFIXES else name
-    if on_hub == name and (rest or _folder(name) or any(known.may_have(each, name) for each in _LIBRARIES)):
+    if on_hub == name and (rest or _folder(name) or any(registry.may_have(each, name) for each in _LIBRARIES)):
         return
     _check_hub(on_hub)
 
 
 def import_code(name: str) -> None:
-    """Import the module of a ``package.module:function``, so that the patterns that it registers are known; nothing for
-    other names. What is wrong with it ``resolve`` tells."""
+    """Imports the module of a ``package.module:function``, which may register patterns, and ignores other names and all
+    errors: ``resolve`` reports them."""
     prefix, _, rest = name.partition(":")
     if rest and prefix not in _PREFIXES:
         from .callables import find
@@ -187,12 +187,12 @@ def import_code(name: str) -> None:
 
 
 def list_models() -> dict[str, list[str]]:
-    """The names known without a network, by source: ``torchvision``, ``transformers``, ``timm``. No library is imported
-    for that."""
+    """Returns the names known without a network, by source: ``torchvision``, ``transformers``, ``timm``. Imports no
+    library."""
     return {
-        "torchvision": known.names_of("torchvision"),
+        "torchvision": registry.names_of("torchvision"),
         "transformers": sorted(ARCHITECTURES),
-        "timm": known.names_of("timm"),
+        "timm": registry.names_of("timm"),
     }
 
 
@@ -224,13 +224,13 @@ def _build(name: str, request: Request) -> ZooModel:
 def _check_hub(name: str) -> None:
     reason = None if ALIASES.get(name, name) in ARCHITECTURES else hub.unknown(name)
     if reason:
-        raise ZooError(f"unknown model {name!r}{nearest(name, known.names())}: {reason}")
+        raise ZooError(f"unknown model {name!r}{nearest(name, registry.names())}: {reason}")
 
 
 def _folder(name: str) -> Path | None:
-    """The local Hugging Face folder that ``name`` is the path of; None where it is no path."""
+    """The local Hugging Face folder at the path ``name``; None if ``name`` is not a path."""
     expanded = os.path.expanduser(name)
-    if not os.path.isdir(expanded):  # which no name is too long or too odd for
+    if not os.path.isdir(expanded):  # never raises, even for overlong names
         if name.startswith((".", "/", "~")):
             there = os.path.exists(expanded)
             raise ZooError(f"{name} is a file, not a folder" if there else f"no such folder: {name}")
@@ -238,7 +238,7 @@ def _folder(name: str) -> Path | None:
     folder = Path(expanded)
     if (folder / "kfconvert.json").exists():
         shown = "`kfconvert report` shows it"
-        raise ZooError(f"{folder} is a converted model already: kfconvert.load({str(folder)!r}) gives it back, {shown}")
+        raise ZooError(f"{folder} is already a converted model: kfconvert.load({str(folder)!r}) loads it, {shown}")
     if not (folder / "config.json").exists():
-        raise ZooError(f"{folder} is no Hugging Face model folder: it has no config.json")
+        raise ZooError(f"{folder} is not a Hugging Face model folder: it has no config.json")
     return folder

@@ -1,8 +1,7 @@
-"""Architectures of well-known Hugging Face checkpoints, for use where the hub cannot be reached.
+"""Architectures of well-known Hugging Face checkpoints, for use without access to the hub.
 
-Each entry is a configuration class of transformers and the values in which the published ``config.json``
-differs from that class's defaults. tests/test_zoo.py holds each
-against the checkpoint's published number of parameters.
+Each entry is a configuration class of transformers and the values of the published ``config.json`` that differ from
+the defaults of the class. tests/zoo/test_zoo.py compares each with the published number of parameters.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "openai/clip-vit-base-patch32": ("CLIPConfig", {}),
 }
 
-# The hub keeps the old bare names of checkpoints as aliases of these.
+# The hub has the old short names of checkpoints as aliases of these names.
 ALIASES: dict[str, str] = {
     "google-bert/bert-base-uncased": "bert-base-uncased",
     "google-bert/bert-base-cased": "bert-base-cased",

@@ -1,4 +1,4 @@
-"""A model that the user's own code makes: ``package.module:function``."""
+"""Models from user code: ``package.module:function``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .huggingface_inputs import example_inputs
 
 
 def build(name: str, request: Request) -> ZooModel:
-    """What ``package.module:function`` returns: ``(model, example_inputs)``, or a model alone: one of Hugging Face, or
-    one that the user has inputs for.
+    """Calls ``package.module:function``, which returns ``(model, example_inputs)``, or only a model if it is from
+    Hugging Face or the user has inputs.
 
-    The module is looked for where Python looks, and in the current folder first. The function is called
-    without arguments, with the global seed fixed.
+    Python searches for the module in the current folder first. The function is called without arguments, with a fixed
+    global seed.
 
     Raises:
-        ZooError: it cannot be imported or called, or returned something else.
+        ZooError: the function cannot be imported or called, or it returns something else.
     """
     made = _call(name)
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -35,26 +35,26 @@ def build(name: str, request: Request) -> ZooModel:
     elif inputs is None:
         if not isinstance(model, PreTrainedModel):
             raise ZooError(
-                f"{name} must return (model, example_inputs): the inputs of a {type(model).__name__} cannot be guessed,"
+                f"{name} must return (model, example_inputs): kfconvert cannot guess inputs of {type(model).__name__},"
                 " and no input shape was given"
             )
         inputs = example_inputs(model, request)
     elif request.batch_size != 1 or request.seq_len is not None:
-        raise ZooError(f"{name} brings its own inputs: a batch size or a sequence length cannot be chosen for it")
+        raise ZooError(f"{name} returns its inputs: a batch size or sequence length cannot be chosen for it")
     return ZooModel(model, inputs, {"kind": "callable", "name": name, "weights": "own"})
 
 
 def rebuild(recipe: dict[str, Any]) -> nn.Module:
-    """Imports and calls the function of a recipe that ``build`` made. Only for code that is trusted."""
+    """Imports and calls the function of a recipe from ``build``. Only for trusted code."""
     made = _call(recipe["name"])
     return made[0] if isinstance(made, tuple) else made
 
 
 def find(name: str) -> Callable[[], Any]:
-    """The function ``package.module:function``, whose module is imported: patterns that it registers are known then.
+    """Imports the module of ``package.module:function``, which may register patterns, and returns the function.
 
     Raises:
-        ZooError: there is none.
+        ZooError: the function does not exist.
     """
     module_name, _, function_name = name.partition(":")
     with _of_the_user(name):
@@ -69,12 +69,12 @@ def _call(name: str) -> Any:
 
 @contextmanager
 def _of_the_user(name: str) -> Iterator[None]:
-    """Within the block the user's code runs, for which modules are looked for in the current folder first."""
+    """Context manager for running user code, with the current folder first on the module search path."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
         yield
-    except (Exception, SystemExit) as error:  # it may raise anything, or call sys.exit
+    except (Exception, SystemExit) as error:  # user code may raise anything, or call sys.exit
         raise ZooError(f"{name} failed: {type(error).__name__}: {first_line(error)}") from error
     finally:
         sys.path.remove(here)

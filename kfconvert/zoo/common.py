@@ -1,6 +1,6 @@
-"""What every source of models shares: the request, the answer, the errors and the fixed seed.
+"""Types and helpers that all sources of models share: request, result, errors and the fixed seed.
 
-torch is imported where it is used: a misspelt name is told without it (``zoo.check``).
+Functions import torch when they need it, because ``zoo.check`` runs without it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ DEFAULT_SEQ_LEN = 128
 
 
 class ZooError(ValueError):
-    """A name, size, dtype, device or set of weights for which there is no model. One clear line."""
+    """Raised if no model exists for a name, size, dtype, device or set of weights. The message has one line."""
 
 
 class WeightsUnavailable(ZooError):
-    """Trained weights exist nowhere or cannot be reached: a reason for random ones where those will do."""
+    """Raised if trained weights do not exist or cannot be reached. ``weights="auto"`` then uses random weights."""
 
 
 class WeightsWarning(UserWarning):
-    """The model has random weights although trained ones were welcome."""
+    """Warns that the model has random weights because trained ones are unavailable."""
 
 
 class ZooModel(NamedTuple):
-    """A model in eval mode, inputs it accepts, and the recipe from which its architecture can be rebuilt.
+    """A model in eval mode, inputs that it accepts, and a recipe to rebuild its architecture.
 
     ``example_inputs`` is a tensor, a tuple of positional arguments or a dict of keyword arguments. ``recipe``
-    is made of JSON values only; ``recipe["weights"]`` is ``"pretrained"``, ``"random"`` or, where the maker
-    of the model decided, ``"own"``.
+    contains only JSON values; ``recipe["weights"]`` is ``"pretrained"``, ``"random"`` or, for models from user
+    code, ``"own"``.
     """
 
     model: nn.Module
@@ -49,8 +49,8 @@ class ZooModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for. ``seq_len`` None: DEFAULT_SEQ_LEN, or less where the model has less. ``generates``: a
-    model that has ``generate``. ``has_inputs``: the user has inputs for it, and needs none."""
+    """The user's request. ``seq_len`` None: DEFAULT_SEQ_LEN, or the model's maximum if smaller. ``generates``: load a
+    model with ``generate``. ``has_inputs``: the user has inputs, so no example inputs are needed."""
 
     weights: str = "auto"
     batch_size: int = 1
@@ -59,14 +59,14 @@ class Request:
     has_inputs: bool = False
 
     def images(self, channels: int, *size: int) -> torch.Tensor:
-        """Standard normal images (or clips), float32 of shape (batch, channels, *size)."""
+        """Returns standard normal images (or clips), float32 of shape (batch, channels, *size)."""
         import torch
 
         return torch.randn(self.batch_size, channels, *size, generator=generator())
 
 
 def generator() -> torch.Generator:
-    """A CPU generator with the fixed seed: the same name always gives the same inputs."""
+    """Returns a CPU generator with the fixed seed: equal names give equal inputs."""
     import torch
 
     return torch.Generator().manual_seed(SEED)
@@ -74,7 +74,7 @@ def generator() -> torch.Generator:
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
-    """Fixes the seed of the global CPU generator inside and gives the caller's state back afterwards."""
+    """Context manager that fixes the seed of the global CPU generator and restores its state afterwards."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -84,7 +84,7 @@ def seeded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def socket_timeout() -> Iterator[None]:
-    """Limits the wait for new sockets to HUB_TIMEOUT_S: torch.hub downloads without any limit of its own."""
+    """Context manager that limits the timeout of new sockets to HUB_TIMEOUT_S, because torch.hub sets no timeout."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(HUB_TIMEOUT_S)
     try:
@@ -94,10 +94,10 @@ def socket_timeout() -> Iterator[None]:
 
 
 def enliven(model: nn.Module) -> None:
-    """Gives biases, norm scales and running statistics of a freshly initialised model values of their own.
+    """Randomizes biases, norm scales and running statistics of a freshly initialised model.
 
-    Fresh models have zero biases and identity norms: a conversion that dropped a bias or folded a BatchNorm
-    wrongly would go unseen, and deep networks without trained statistics fade to outputs around 1e-10.
+    Fresh models have zero biases and identity norms, which would hide a dropped bias or a wrongly folded
+    BatchNorm. Outputs of deep networks without trained statistics shrink to about 1e-10.
     """
     import torch
 
@@ -119,10 +119,10 @@ _Model = TypeVar("_Model", bound="nn.Module")
 def with_weights(
     name: str, request: Request, pretrained: Callable[[], _Model], random: Callable[[], _Model]
 ) -> tuple[_Model, str]:
-    """The model with the weights that ``request`` asks for, and which those are: "pretrained" or "random".
+    """Returns the model with the requested weights, and "pretrained" or "random".
 
     Raises:
-        ZooError: pretrained weights were demanded and are not available, or are there and cannot be read.
+        ZooError: pretrained weights are required but not available, or they cannot be read.
     """
     reason = None
     if request.weights != "random":
@@ -137,8 +137,7 @@ def with_weights(
     enliven(model)
     if reason:
         warnings.warn(
-            f"{name}: RANDOM weights are used because {reason}; "
-            "timings are those of the real model, predictions are not",
+            f"{name}: RANDOM weights are used because {reason}; timings are valid, predictions are not",
             WeightsWarning,
             stacklevel=2,
         )
@@ -146,12 +145,12 @@ def with_weights(
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> str:
-    """``" (nearest: a, b)"``, or the empty string where nothing is near."""
+    """Returns ``" (nearest: a, b)"``, or "" if no name is similar."""
     found = difflib.get_close_matches(name, sorted(set(names)), n=count, cutoff=0.6)
     return f" (nearest: {', '.join(found)})" if found else ""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or the name of its type where it has none."""
+    """Returns the first line of an error's text, or the name of its type if it has none."""
     text = str(error).strip()
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Models of diffusers, where it is installed (it is optional): made of their class and their configuration."""
+"""Models of diffusers (optional), built from class and configuration."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from .common import ZooError, first_line
-from .made_alike import is_made_alike
+from .synthetic import is_made_alike
 from .untrusted import Undrawn, check_sizes, checked_values
 
 
 def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[int, ...]] | None) -> nn.Module:
-    """The architecture of a recipe made by ``described``, see ``zoo.rebuild``. Where there are ``shapes``, its weights
-    are whatever the memory holds."""
+    """Builds the architecture of a recipe from ``described``, see ``zoo.rebuild``. With ``shapes``, its weights are
+    uninitialized memory."""
     class_name, values = recipe["class"], recipe["config"]
     if importlib.util.find_spec("diffusers") is None:
         raise ZooError(f"a {class_name} needs the package diffusers: pip install diffusers")
@@ -39,15 +39,15 @@ def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[in
             return build()
     except ZooError:
         raise
-    except Exception as error:  # the model's own code, given values that it may never have seen
+    except Exception as error:  # model code with unexpected values may raise anything
         raise ZooError(
             f"diffusers {diffusers.__version__} cannot build this {class_name}: {first_line(error)}"
         ) from error
 
 
 def described(model: nn.Module) -> dict[str, Any] | None:
-    """The recipe of a model that its user has made; None where ``rebuild`` would make another one of it: one of a class
-    of the user's own, or that was changed since it was made."""
+    """Returns the recipe of a model that the user built; None if ``rebuild`` would not reproduce it, because its class
+    is user code or the model has changed."""
     import diffusers
 
     if _model_class(type(model).__name__) is not type(model):
@@ -65,24 +65,24 @@ def described(model: nn.Module) -> dict[str, Any] | None:
         }
         with torch.device("meta"), torch.random.fork_rng(devices=()):
             again = rebuild(recipe, True, None)
-    except (ZooError, TypeError, ValueError, RuntimeError):  # it is no JSON, or cannot be made without data
+    except (ZooError, TypeError, ValueError, RuntimeError):  # not JSON, or not buildable without data
         return None
     return recipe if is_made_alike(model, again) else None
 
 
 def _model_class(name: str) -> type[Any] | None:
-    """The model class of diffusers called ``name``, None where there is none."""
+    """The model class ``name`` of diffusers; None if there is none."""
     import diffusers
 
     try:
         found = getattr(diffusers, name, None)
-    except (ImportError, RuntimeError):  # of a package that it needs and that is not installed
+    except (ImportError, RuntimeError):  # a required package is not installed
         return None
     return found if isinstance(found, type) and issubclass(found, diffusers.ModelMixin) else None
 
 
 def _defaults(model_class: type[Any]) -> dict[str, Any]:
-    """The arguments of ``model_class`` with their defaults, as JSON has these."""
+    """The arguments of ``model_class`` with their defaults as JSON values."""
     parameters = list(inspect.signature(model_class.__init__).parameters.values())[1:]
     named = (each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
     return {each.name: list(each.default) if isinstance(each.default, tuple) else each.default for each in named}

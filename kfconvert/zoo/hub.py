@@ -1,4 +1,4 @@
-"""What can be had of a name on the Hugging Face hub, asked once and quickly."""
+"""Quick, cached queries of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .common import HUB_TIMEOUT_S, first_line
 
 
 class HubUnreachable(Exception):
-    """The hub did not answer; the text says why."""
+    """Raised if the hub does not answer. The message has the reason."""
 
 
 def cached(name: str, filename: str) -> bool:
-    """Whether ``filename`` of the repository ``name`` lies in the local cache of the hub."""
+    """Whether ``filename`` of the repository ``name`` is in the local cache of the hub."""
     try:
         return isinstance(huggingface_hub.try_to_load_from_cache(name, filename), str)
     except huggingface_hub.errors.HFValidationError:
@@ -24,13 +24,13 @@ def cached(name: str, filename: str) -> bool:
 
 @cache
 def exists(name: str, filename: str) -> bool:
-    """Whether the hub holds ``filename`` of the repository ``name`` and lets this user read it.
+    """Whether the hub has ``filename`` in the repository ``name`` and this user may read it.
 
-    The hub's own client tries an unreachable host for half a minute before it says so; one request with a
-    time limit says it at once.
+    This is a single request with a timeout, because the hub's client retries an unreachable host for half a
+    minute.
 
     Raises:
-        HubUnreachable: no answer within HUB_TIMEOUT_S, or the hub is switched off (HF_HUB_OFFLINE).
+        HubUnreachable: no answer within HUB_TIMEOUT_S, or HF_HUB_OFFLINE is set.
     """
     if constants.HF_HUB_OFFLINE:
         raise HubUnreachable("HF_HUB_OFFLINE is set")
@@ -45,13 +45,13 @@ def exists(name: str, filename: str) -> bool:
         if error.response.status_code >= 500:
             raise HubUnreachable(first_line(error)) from error
         return False
-    except Exception as error:  # the HTTP client behind the hub, and with it its errors, differs by version
+    except Exception as error:  # the HTTP client of the hub and its errors depend on the version
         raise HubUnreachable(first_line(error)) from error
     return True
 
 
 def unknown(name: str) -> str | None:
-    """Why the repository ``name`` is no model that can be had from the hub or its cache; None if it is one."""
+    """Returns why the repository ``name`` cannot be loaded from the hub or its cache; None if it can."""
     try:
         if cached(name, "config.json") or exists(name, "config.json"):
             return None
@@ -68,7 +68,7 @@ def _say_if_unreachable() -> None:
 
 @cache
 def _unreachable() -> str | None:
-    """Why the hub does not answer, None if it does. Cached: many models must not wait for many time-outs."""
+    """The reason why the hub does not answer, None if it does. Cached, so many models wait for one timeout only."""
     try:
         huggingface_hub.get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
     except Exception as error:  # as above

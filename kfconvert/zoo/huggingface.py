@@ -27,7 +27,7 @@ from . import hub
 from .architectures import ALIASES, ARCHITECTURES
 from .common import Request, WeightsUnavailable, WeightsWarning, ZooError, ZooModel, first_line, with_weights
 from .huggingface_inputs import example_inputs
-from .made_alike import is_made_alike
+from .synthetic import is_made_alike
 from .untrusted import Undrawn, check_sizes, config_of, generation_config_of
 
 _WEIGHT_FILES = (
@@ -44,17 +44,17 @@ def is_one(model: nn.Module) -> bool:
 
 
 def knows(name: str) -> bool:
-    """Whether ``name`` is a built-in architecture or the hub's present name of one."""
+    """Whether ``name`` is a built-in architecture or its current name on the hub."""
     return ALIASES.get(name, name) in ARCHITECTURES
 
 
 def build(name: str, request: Request) -> ZooModel:
-    """The base model (``AutoModel``) that the hub has under ``name``, or the one with the head by which it generates,
-    its example inputs and its recipe.
+    """Builds the base model (``AutoModel``) of ``name`` on the hub, or the model with its generation head, with example
+    inputs and recipe.
 
     Raises:
-        ZooError: pretrained weights were demanded and cannot be had, the checkpoint cannot be read, or the model does
-            not generate and is to.
+        ZooError: required pretrained weights are unavailable, the checkpoint cannot be read, or generation is requested
+            of a model that does not generate.
     """
     of = _generating if request.generates else _base
     model, weights = with_weights(name, request, lambda: _pretrained(name, of), lambda: _random(_config_of(name), of))
@@ -62,17 +62,17 @@ def build(name: str, request: Request) -> ZooModel:
 
 
 def build_folder(path: Path, request: Request) -> ZooModel:
-    """The model in a local folder that ``save_pretrained`` wrote, of the class that its config names."""
+    """Builds the model of a local ``save_pretrained`` folder, of the class in its config."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # of transformers: many kinds, all of them about this file
+    except Exception as error:  # transformers raises many types for this file
         raise ZooError(f"{path}/config.json cannot be read ({first_line(error)})") from error
     named = _class_named(config)
     of = _generating if request.generates and not _generates(named) else lambda config: named
 
     def pretrained() -> PreTrainedModel:
         if not any((path / name).exists() for name in _WEIGHT_FILES):
-            raise WeightsUnavailable(f"the folder holds none of {', '.join(_WEIGHT_FILES)}")
+            raise WeightsUnavailable(f"the folder has none of {', '.join(_WEIGHT_FILES)}")
         return _from_pretrained(str(path), config, of(config), local=True)
 
     model, weights = with_weights(str(path), request, pretrained, lambda: _random(config, of))
@@ -80,8 +80,8 @@ def build_folder(path: Path, request: Request) -> ZooModel:
 
 
 def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[int, ...]] | None) -> nn.Module:
-    """The architecture of a recipe made by ``build`` or ``build_folder``, see ``zoo.rebuild``. Where there are
-    ``shapes``, its weights are whatever the memory holds."""
+    """Builds the architecture of a recipe from ``build`` or ``build_folder``, see ``zoo.rebuild``. With ``shapes``, its
+    weights are uninitialized memory."""
     values, class_name = dict(recipe["config"]), recipe["class"]
     model_type = values.pop("model_type", None)
     model_class = _model_class(class_name)
@@ -89,7 +89,7 @@ def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[in
         raise ZooError(f"transformers {transformers.__version__} has no model class {class_name!r}")
     config_class = model_class.config_class
     if config_class is None or model_type != config_class.model_type:
-        raise ZooError(f"its recipe has a config of the type {model_type!r}, which is not that of {class_name}")
+        raise ZooError(f"its recipe has a config of type {model_type!r}, which does not match {class_name}")
     config = config_class(**values) if trusted else config_of(config_class, values)
     build = partial(model_class._from_config, config)
     try:
@@ -102,32 +102,32 @@ def rebuild(recipe: dict[str, Any], trusted: bool, shapes: Mapping[str, tuple[in
         return model
     except ZooError:
         raise
-    except Exception as error:  # the model's own code, given values that it may never have seen
+    except Exception as error:  # model code with unexpected values may raise anything
         raise ZooError(
             f"transformers {transformers.__version__} cannot build this {class_name}: {first_line(error)}"
         ) from error
 
 
 def described(model: PreTrainedModel) -> dict[str, Any] | None:
-    """The recipe of a model that its user has made; None where ``rebuild`` would make another one of it: one of a class
-    of the user's own, or that was changed since it was made."""
+    """Returns the recipe of a model that the user built; None if ``rebuild`` would not reproduce it, because its class
+    is user code or the model has changed."""
     if _model_class(type(model).__name__) is not type(model):
         return None
     recipe = _recipe_of(model)
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=()):
             again: Any = rebuild(json.loads(json.dumps(recipe)), True, None)
-    except (ZooError, TypeError, ValueError, RuntimeError):  # it is no JSON, or cannot be made without data
+    except (ZooError, TypeError, ValueError, RuntimeError):  # not JSON, or not buildable without data
         return None
     same_attention = again.config._attn_implementation == model.config._attn_implementation
     return recipe if same_attention and is_made_alike(model, again) else None
 
 
 def _model_class(name: str) -> type[PreTrainedModel] | None:
-    """The model class of transformers called ``name``, None where there is none."""
+    """The model class ``name`` of transformers; None if there is none."""
     try:
         found = getattr(transformers, name, None)
-    except (ImportError, RuntimeError):  # of a package that it needs and that is not installed
+    except (ImportError, RuntimeError):  # a required package is not installed
         return None
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
 
@@ -147,8 +147,8 @@ def _recipe_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _in_order(values: Any, like: Any) -> Any:
-    """``values``, in which transformers has sorted the keys of dicts, in the order that they have in ``like``: the code
-    of a model may depend on it."""
+    """Restores the key order of ``like`` in ``values``, because transformers sorts keys of dicts and model code may
+    depend on their order."""
     if not (isinstance(values, dict) and isinstance(like, dict)):
         return values
     held = {str(key): value for key, value in like.items()}
@@ -161,15 +161,15 @@ def _base(config: PreTrainedConfig) -> type[Any]:
 
 
 def _generating(config: PreTrainedConfig) -> type[Any]:
-    """The class of transformers that makes the model of ``config`` with the head by which it generates.
+    """The transformers class of ``config`` with a generation head.
 
     Raises:
-        ZooError: there is none.
+        ZooError: the class does not exist.
     """
     for each in (AutoModelForSeq2SeqLM, AutoModelForCausalLM, AutoModelForSpeechSeq2Seq):
         if type(config) in each._model_mapping:
             return each
-    raise ZooError(f"a model of the type {config.model_type} does not generate")
+    raise ZooError(f"a model of type {config.model_type} does not generate")
 
 
 def _generates(model_class: type[Any]) -> bool:
@@ -186,7 +186,7 @@ def _pretrained(name: str, of: Callable[[PreTrainedConfig], type[Any]]) -> PreTr
 
 
 def _config_of(name: str) -> PreTrainedConfig:
-    """The configuration alone: built in, cached or from the hub, whichever comes first."""
+    """Loads the configuration: built-in, cached or from the hub, in this order."""
     if knows(name):
         config_class, values = ARCHITECTURES[ALIASES.get(name, name)]
         return getattr(transformers, config_class)(**values)
@@ -213,7 +213,7 @@ def _from_pretrained(source: str, config: PreTrainedConfig, model_class: type[An
     missing = sorted(info["missing_keys"])
     if missing:
         warnings.warn(
-            f"{source}: the checkpoint lacks {len(missing)} of the model's tensors, which are RANDOM now: "
+            f"{source}: the checkpoint lacks {len(missing)} of the model's tensors, which stay RANDOM: "
             f"{', '.join(missing[:3])}",
             WeightsWarning,
             stacklevel=2,
@@ -229,12 +229,12 @@ def _random(config: PreTrainedConfig, of: Callable[[PreTrainedConfig], type[Any]
 
 
 def _without_cache(config: PreTrainedConfig, model_class: type[Any]) -> None:
-    # A key-value cache in the output is of use to generate() alone, which base models do not have.
+    # Only generate() uses a key-value cache in the output, and base models do not have it.
     if model_class is AutoModel and getattr(config, "use_cache", False):
         config.use_cache = False
 
 
 def _class_named(config: PreTrainedConfig) -> type:
-    """The class that the config names, so that a fine-tuned head is kept; AutoModel where it names none."""
+    """The class that the config names, which keeps a fine-tuned head, or else AutoModel."""
     found = (_model_class(name) for name in config.architectures or [])
     return next((model_class for model_class in found if model_class is not None), AutoModel)

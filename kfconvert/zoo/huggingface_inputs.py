@@ -1,4 +1,4 @@
-"""Inputs that a Hugging Face model accepts, made from its configuration and its signature."""
+"""Creates inputs for Hugging Face models from their configuration and signature."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ AUDIO_SAMPLES = 16000
 
 
 def example_inputs(model: PreTrainedModel, request: Request) -> dict[str, Tensor]:
-    """Keyword arguments for one forward of ``model``, by its main input.
+    """Returns keyword arguments for one forward of ``model``, by its main input.
 
     Text: ``input_ids`` int64 (batch, seq) without the padding id, ``attention_mask`` of ones;
     encoder-decoders get ``decoder_input_ids`` too. Vision: ``pixel_values`` float32 (batch, channels, height,
     width). Audio: ``input_values`` (batch, samples) or ``input_features`` (batch, mel bins, frames).
 
     Raises:
-        ZooError: a sequence longer than the model has positions, or a main input of another kind.
+        ZooError: the sequence is longer than the model's positions, or the main input is of another kind.
     """
     main = model.main_input_name
     if main == "pixel_values":
@@ -38,16 +38,16 @@ def example_inputs(model: PreTrainedModel, request: Request) -> dict[str, Tensor
         }
     if main == "input_ids":
         return _text_inputs(model, request)
-    raise ZooError(f"{type(model).__name__} takes {main!r}: kfconvert does not know how to make an example of it")
+    raise ZooError(f"{type(model).__name__} takes {main!r}: kfconvert cannot create an example of it")
 
 
 def max_positions(model: nn.Module) -> int | None:
-    """The longest sequence that the position embeddings of a text model allow, None if nothing limits it."""
+    """Returns the longest sequence that the position embeddings of a text model allow; None if there is no limit."""
     limit = getattr(_text_config(model.config), "max_position_embeddings", None)
     if limit is None:
         return None
     for name, module in model.named_modules():
-        # The RoBERTa family counts positions from padding_idx + 1, so that many rows are never reached.
+        # The RoBERTa family counts positions from padding_idx + 1, so the first rows are unused.
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             return limit - module.padding_idx - 1
     return limit
@@ -82,7 +82,7 @@ def _length(model: nn.Module, limit: int | None, request: Request) -> int:
 
 
 def _ids(config: Any, batch: int, length: int) -> Tensor:
-    """Uniform ids of the vocabulary without the padding id; int64 (batch, length)."""
+    """Returns uniform ids of the vocabulary without the padding id; int64 (batch, length)."""
     pad = config.pad_token_id
     if pad is None or not 0 <= pad < config.vocab_size:
         return torch.randint(config.vocab_size, (batch, length), generator=generator())

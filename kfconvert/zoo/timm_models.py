@@ -1,4 +1,4 @@
-"""timm's models, where timm is installed (it is optional)."""
+"""Models of timm (optional)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def installed() -> bool:
 
 
 def knows(name: str) -> bool:
-    """Whether timm is installed and has a model called ``name``: no path or repository, which timm takes too."""
+    """Whether timm is installed and has a model ``name``. Paths and repositories do not count."""
     if not installed() or not re.fullmatch(r"\w+(\.\w+)*", name):
         return False
     import timm
@@ -27,7 +27,7 @@ def knows(name: str) -> bool:
 
 
 def build(name: str, request: Request) -> ZooModel:
-    """The timm model ``name``, an image batch of the size in its default configuration, and its recipe."""
+    """Builds the timm model ``name``, an image batch of the size in its default configuration, and its recipe."""
     if not installed():
         raise ZooError(f"timm:{name} needs the package timm: pip install timm")
     if not knows(name):
@@ -44,7 +44,7 @@ def build(name: str, request: Request) -> ZooModel:
 
 
 def rebuild(recipe: dict[str, Any]) -> nn.Module:
-    """The architecture of a recipe that ``build`` made, with random weights and without any download."""
+    """Builds the architecture of a recipe from ``build``, with random weights and without downloads."""
     name = recipe["name"]
     if not knows(name):
         raise ZooError(f"timm:{name} cannot be rebuilt: timm is not installed or does not have it")
@@ -52,7 +52,7 @@ def rebuild(recipe: dict[str, Any]) -> nn.Module:
 
     try:
         return timm.create_model(name, pretrained=False)
-    except (RuntimeError, ValueError) as error:  # an unknown tag
+    except (RuntimeError, ValueError) as error:  # unknown tag
         raise ZooError(f"timm:{name} cannot be rebuilt: {first_line(error)}") from error
 
 
@@ -61,7 +61,7 @@ def _pretrained(name: str) -> nn.Module:
 
     published = timm.get_pretrained_cfg(name)
     if published is None or not (published.hf_hub_id or published.url):
-        raise WeightsUnavailable("timm publishes none for it")
+        raise WeightsUnavailable("timm publishes no weights for it")
     if published.hf_hub_id and not hub.cached(published.hf_hub_id, "model.safetensors"):
         try:
             hub.exists(published.hf_hub_id, "config.json")
@@ -70,5 +70,5 @@ def _pretrained(name: str) -> nn.Module:
     try:
         with socket_timeout():
             return timm.create_model(name, pretrained=True)
-    except Exception as error:  # of timm, torch.hub or the hub's client: all about this checkpoint
+    except Exception as error:  # any error of timm, torch.hub or the hub's client
         raise ZooError(f"timm:{name}: the checkpoint cannot be read ({first_line(error)})") from error

@@ -1,4 +1,4 @@
-"""torchvision's models: their names, their weights and inputs of the size on which they were trained."""
+"""Models of torchvision: names, weights and inputs of the training size."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ CLIP_FRAMES = 16
 SEGMENTATION_SIZE = 520
 OPTICAL_FLOW_SIZE = 128
 
-# torchvision's builders switch these on together with pretrained weights, so they are part of the
-# architecture.
+# torchvision's builders enable these with pretrained weights, so they are part of the architecture.
 _KEYWORDS: dict[str, dict[str, Any]] = {
     "inception_v3": {"transform_input": True},
     "googlenet": {"transform_input": True, "aux_logits": False},
@@ -38,22 +37,22 @@ def _family(name: str) -> str:
 
 
 def knows(name: str) -> bool:
-    """Whether torchvision has a model called ``name``, convertible or not."""
+    """Whether torchvision has a model ``name``, convertible or not."""
     return name in models.list_models()
 
 
 def build(name: str, request: Request) -> ZooModel:
-    """The torchvision model ``name``, its example inputs and its recipe."""
+    """Builds the torchvision model ``name``, its example inputs and its recipe."""
     if not knows(name):
         raise ZooError(f"torchvision has no model {name!r}")
     family = _family(name)
     if family == "detection":
         raise ZooError(
-            f"{name} is a detection model, which random images do not try: convert it from Python, with images of "
+            f"{name} is a detection model, unsuited to random images: convert it from Python, with images of "
             "yours (example_inputs=([image],))"
         )
     if family == "quantization":
-        raise ZooError(f"{name} is quantized already: there is nothing to fuse in it")
+        raise ZooError(f"{name} is already quantized, so there is nothing to fuse")
     model, weights = with_weights(
         name, request, lambda: _pretrained(name), lambda: _random(name, _KEYWORDS.get(name, {}))
     )
@@ -68,7 +67,7 @@ def build(name: str, request: Request) -> ZooModel:
 
 
 class _Keywords(BaseModel, extra="forbid", strict=True):
-    """What ``_architecture`` may have found; any other keyword might choose weights."""
+    """The keywords from ``_architecture``. Others are forbidden, because they might choose weights."""
 
     transform_input: Literal[True] = True
     aux_logits: Literal[False] = False
@@ -77,7 +76,7 @@ class _Keywords(BaseModel, extra="forbid", strict=True):
 
 
 def rebuild(recipe: dict[str, Any]) -> nn.Module:
-    """The architecture of a recipe that ``build`` made, with random weights and without any download."""
+    """Builds the architecture of a recipe from ``build``, with random weights and without downloads."""
     name, keywords = recipe["name"], recipe["keywords"]
     if not knows(name) or _family(name) in ("detection", "quantization"):
         raise ZooError(f"torchvision has no model {name!r} that can be rebuilt")
@@ -86,20 +85,20 @@ def rebuild(recipe: dict[str, Any]) -> nn.Module:
         return _random(name, keywords)
     except ValidationError as error:
         raise ZooError(f"its recipe of {name} {first_fault(error)}") from error
-    except (TypeError, ValueError, RuntimeError, AssertionError) as error:  # of keywords that do not suit it
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:  # unsuitable keywords
         raise ZooError(f"torchvision cannot build this {name}: {first_line(error)}") from error
 
 
 def _pretrained(name: str) -> nn.Module:
     published = models.get_model_weights(name)
     if not list(published):
-        raise WeightsUnavailable("torchvision publishes none for it")
+        raise WeightsUnavailable("torchvision publishes no weights for it")
     weights = published.DEFAULT
     try:
         with (
             socket_timeout(),
             contextlib.redirect_stderr(io.StringIO()),
-        ):  # torch.hub announces each download there
+        ):  # torch.hub prints each download on stdout
             weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
         return models.get_model(name, weights=weights)
     except (URLError, TimeoutError, ConnectionError) as error:
@@ -122,7 +121,7 @@ def _random(name: str, keywords: dict[str, Any]) -> nn.Module:
 
 
 def _architecture(name: str, model: nn.Module) -> dict[str, Any]:
-    """The keywords, beside the name, that rebuild the architecture of ``model``."""
+    """The keywords that rebuild the architecture of ``model``, in addition to the name."""
     keywords = dict(_KEYWORDS.get(name, {}))
     if isinstance(model, models.VisionTransformer):
         keywords["image_size"] = model.image_size
@@ -142,7 +141,7 @@ def _inputs(name: str, family: str, model: nn.Module, request: Request) -> Any:
 
 
 def _image_size(name: str, model: nn.Module) -> tuple[int, int]:
-    """(height, width) that the model demands, or else the crop of its default weights."""
+    """The (height, width) that the model requires, or else the crop size of its default weights."""
     if isinstance(model, models.VisionTransformer):
         return (model.image_size, model.image_size)
     published = models.get_model_weights(name)

@@ -1,4 +1,4 @@
-"""What a configuration from an unknown hand may decide: sizes and choices of its own class, no code and no files."""
+"""Checks of untrusted configurations, which may set sizes and options of their class but no code and no files."""
 
 from __future__ import annotations
 
@@ -22,56 +22,56 @@ from transformers.utils import is_kernels_available
 from . import timm_models
 from .common import ZooError, first_line
 
-# A text under such a name says where something comes from; a number is a size or a place among others.
+# A text under such a name is a path or address; a number is a size or an index.
 _REACHING = re.compile(
     r"(?:^|_)(?:path|dir|folder|file|filename|url|repo|hub|revision|checkpoint|weights|pretrained|remote|map|module|"
     r"kernel|kernels|implementation|quantization|index|dataset|tokenizer|backbone|architecture)(?:_|$)"
 )
 _WANTS_WEIGHTS = re.compile(r"(?:^|_)(?:pretrained|remote|kernels)(?:_|$)")  # where it is True
 _WORD = re.compile(r"[\w.+-]*")
-# Texts of any wording, of which nothing but the names of outputs is made.
+# Free texts that are only used as names of outputs.
 _LABELS = ("id2label", "label2id", "label_names")
-# Where a model came from and what others do with it: no model is built from these.
+# Origin and intended use of a model. They do not affect how a model is built.
 _INERT = {
     *("_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "model_type", "architectures"),
     *("auto_map", "torch_dtype", "task_specific_params", "custom_pipelines", "pruned_heads", "num_labels"),
 }
-# The attribute by which these name a model of timm's, which may be a path or a repository to timm.
+# The attribute that names a timm model, which timm may interpret as a path or repository.
 _NAMES_TIMM = {"timm_backbone": "backbone", "timm_wrapper": "architecture"}
-_LARGEST = 2**24  # of any number of things in a configuration; published models have up to 10 million positions
+_LARGEST = 2**24  # largest number in a configuration; published models have up to 10 million positions
 _NO_SIZES = re.compile(r"theta|base|factor|scale|seed|max_value|min_value|limit|clamp|clip|eps|infinity")
-_ROOM = 2**32  # bytes for a tensor that is derived rather than stored, such as a mask or a table of positions
+_ROOM = 2**32  # bytes for a computed tensor, such as a mask or a table of positions
 
 
 def config_of(config_class: type[PreTrainedConfig], values: Mapping[str, Any]) -> PreTrainedConfig:
-    """The configuration ``values``, made of attributes of ``config_class`` that reach for nothing.
+    """Builds a configuration from ``values``, which may contain safe attributes of ``config_class``.
 
-    Beside them are plain numbers and words, which old checkpoints carry and some models look for; configurations within
-    it are treated in the same way. What decides about the model is taken or refused, never left out.
+    Plain numbers and words are also accepted, because old checkpoints contain them and some models read them. Nested
+    configurations are treated in the same way. A value that affects the model is accepted or an error, never dropped.
 
     Raises:
-        ZooError: a text that chooses code, files or a network, a number beyond all sizes, a name that is no model of
-            timm's, or values that the class refuses.
+        ZooError: a text chooses code, files or a network, a number is too large, timm has no model of a name, or the
+            class rejects the values.
     """
     kept = _kept(config_class, values)
     try:
         return config_class(**kept)
-    except Exception as error:  # the checks of each class are its own
+    except Exception as error:  # the checks of a class may raise anything
         raise ZooError(
             f"transformers {transformers.__version__} cannot make this {config_class.__name__}: {first_line(error)}"
         ) from error
 
 
 def checked_values(defaults: Mapping[str, Any], values: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """``values``, arguments of a class of diffusers, of which none reaches for anything.
+    """Checks that ``values``, arguments of a diffusers class, are safe, and returns them.
 
     Args:
-        defaults: those of the arguments.
-        owner: the name of the class.
+        defaults: defaults of the arguments.
+        owner: name of the class.
 
     Raises:
-        ZooError: an argument that the class does not have, a text that chooses code, files or a network, or a number
-            beyond all sizes.
+        ZooError: the class does not have an argument, a text chooses code, files or a network, or a number is too
+            large.
     """
     for name, value in values.items():
         if name in defaults and value == defaults[name]:
@@ -83,10 +83,10 @@ def checked_values(defaults: Mapping[str, Any], values: Mapping[str, Any], owner
 
 
 def generation_config_of(values: Mapping[str, Any]) -> GenerationConfig:
-    """How a model generates, by numbers and words alone.
+    """Builds a GenerationConfig from numbers and words.
 
     Raises:
-        ZooError: there is anything else, or the class refuses the values.
+        ZooError: there are other values, or the class rejects them.
     """
     for name, value in values.items():
         words = isinstance(value, dict) and any(isinstance(each, (str, dict)) for each in value.values())
@@ -100,8 +100,8 @@ def generation_config_of(values: Mapping[str, Any]) -> GenerationConfig:
 
 
 def check_sizes(build: Callable[[], nn.Module], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ZooError unless ``build`` makes a model of the tensors ``shapes``: it is tried without taking memory. Of
-    keys that are one tensor one is enough."""
+    """Raises ZooError unless ``build`` returns a model with the tensors ``shapes``. The check runs on the meta device.
+    For tied tensors one key is enough."""
     stored = sum(math.prod(shape) for shape in shapes.values())
     with torch.device("meta"), _Bounded(1000 + 100 * len(shapes), max(8 * stored, _ROOM)):
         outline = build().state_dict(keep_vars=True)
@@ -109,12 +109,12 @@ def check_sizes(build: Callable[[], nn.Module], shapes: Mapping[str, tuple[int, 
     for key, tensor in outline.items():
         if shapes.get(key, held.get(id(tensor))) != tuple(tensor.shape):
             found = f"has the size {list(shapes[key])}" if key in shapes else "is not there"
-            raise ZooError(f"the weights do not fit the recipe: {key} {found}, it needs {list(tensor.shape)}")
+            raise ZooError(f"the weights do not fit the recipe: {key} {found}, expected {list(tensor.shape)}")
 
 
 class Undrawn(TorchFunctionMode):
-    """Within the block, parameters are not filled with random numbers: for a model whose parameters are all loaded
-    afterwards, as that takes most of the time that it takes to make one. What is drawn by a generator of its own is."""
+    """Mode that skips the random initialization of parameters, which takes most of the time of building a model whose
+    weights are loaded afterwards. Calls with an explicit generator still run."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -125,14 +125,14 @@ class Undrawn(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-# By their names: transformers has others in the place of those of torch.nn.init.
+# Compared by name, because transformers replaces the functions of torch.nn.init.
 _DRAWING = frozenset((
     "normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_", "xavier_normal_", "xavier_uniform_", "trunc_normal_",
 ))  # fmt: skip
 
 
 class _Bounded(TorchFunctionMode):
-    """Ends what makes too many tensors, or one too large."""
+    """Mode that raises if a model creates too many tensors, or a tensor that is too large."""
 
     def __init__(self, count: int, size: int):
         super().__init__()
@@ -143,7 +143,7 @@ class _Bounded(TorchFunctionMode):
         if isinstance(result, torch.Tensor):
             self.count -= 1
             if self.count < 0 or result.numel() * result.element_size() > self.size:
-                raise ZooError("the recipe describes a far larger model than the weights are of")
+                raise ZooError("the recipe describes a far larger model than its weights")
         return result
 
 
@@ -167,22 +167,22 @@ def _kept(config_class: type[PreTrainedConfig], values: Mapping[str, Any]) -> di
         raise ZooError(_REFUSAL.format(f"the kernels of its {config_class.__name__}"))
     lacking = [name for name in config_class.sub_configs if not isinstance(kept.get(name), dict)]
     if lacking and _asks_for_defaults(config_class):
-        raise ZooError(_REFUSAL.format(f"what takes the place of {lacking[0]} in its {config_class.__name__}"))
+        raise ZooError(_REFUSAL.format(f"the missing {lacking[0]} in its {config_class.__name__}"))
     return kept
 
 
-_REFUSAL = "its recipe may reach for code, files or a network by {}: pass model=, or trust_source=True if you trust it"
+_REFUSAL = "its recipe may access code, files or a network by {}: pass model=, or trust_source=True if you trust it"
 
 
 def _defaults(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
-    """The attributes of ``config_class`` with their values. None is made: some classes ask a hub for their default."""
+    """The attributes of ``config_class`` with defaults. Creates no instance: some classes then query a hub."""
     own = {name: parameter.default for name, parameter in inspect.signature(config_class.__init__).parameters.items()}
     common = json.loads(PreTrainedConfig().to_json_string(use_diff=False))
     return {name: value for name, value in (common | own).items() if name not in ("self", "args", "kwargs")}
 
 
 def _may_be_set(config_class: type, name: str, value: Any) -> bool:
-    """Whether an attribute of which the class does not tell is one of numbers and words, and hides no method."""
+    """Whether an undeclared attribute contains only numbers and words, and does not hide a method."""
     own = inspect.getattr_static(config_class, name, None)
     if isinstance(own, property):
         return own.fset is not None and _is_plain(name, value)
@@ -196,19 +196,19 @@ def _is_plain(name: str, value: Any) -> bool:
 
 
 def _loads_kernels(config_class: type) -> bool:
-    """Whether a model of this configuration fetches a kernel when it is made: some do with ``kernels`` installed."""
+    """Whether building a model of this configuration fetches a kernel, as some do if ``kernels`` is installed."""
     if not is_kernels_available():
         return False
     modeling = find_spec(config_class.__module__.replace("configuration_", "modeling_"))
     if modeling is None:
         return False
-    assert modeling.origin is not None  # it is a file, beside that of the configuration
+    assert modeling.origin is not None  # a file next to the configuration
     source = Path(modeling.origin).read_text(encoding="utf-8")
     return re.search(r"\b(?:get|lazy_load)_kernel\(", source) is not None
 
 
 def _asks_for_defaults(config_class: type) -> bool:
-    """Whether a configuration within this one, where none is given, may come from a hub."""
+    """Whether a missing nested configuration may be loaded from a hub."""
     module = inspect.getmodule(config_class)
     assert module is not None  # the class was imported from it
     source = inspect.getsource(module)
@@ -216,7 +216,7 @@ def _asks_for_defaults(config_class: type) -> bool:
 
 
 def _class_within(config_class: type[PreTrainedConfig], name: str, value: Any) -> type[PreTrainedConfig] | None:
-    """The class of the configuration that the dict ``value`` is, None where it is none."""
+    """The class of the nested configuration ``value``; None if it is not a configuration."""
     if not isinstance(value, dict):
         return None
     kind = value.get("model_type")
@@ -228,7 +228,7 @@ def _class_within(config_class: type[PreTrainedConfig], name: str, value: Any) -
 
 def _timm_name(value: Any) -> str:
     if not (isinstance(value, str) and timm_models.knows(value)):
-        raise ZooError(f"its recipe names a timm model, and timm has none called {str(value)[:100]!r}")
+        raise ZooError(f"its recipe names a timm model, and timm has no model {str(value)[:100]!r}")
     return value
 
 
@@ -256,4 +256,4 @@ def _check_numbers(name: str, value: Any) -> None:
         for each in value:
             _check_numbers(name, each)
     elif isinstance(value, int) and abs(value) > _LARGEST and not _NO_SIZES.search(name):
-        raise ZooError(f"its recipe asks for {name} = {str(value)[:30]}, more than the {_LARGEST} allowed")
+        raise ZooError(f"its recipe has {name} = {str(value)[:30]}, more than the allowed {_LARGEST}")

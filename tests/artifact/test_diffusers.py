@@ -96,7 +96,7 @@ def test_copies_and_loaded_models_save_themselves(fused, tmp_path):
 
 
 def test_what_cannot_be_read_again_is_told(fused, tmp_path):
-    with pytest.warns(UserWarning, match="kfconvert.load will not read what was saved"):
+    with pytest.warns(UserWarning, match="kfconvert.load will not read this folder"):
         fused.save_pretrained(tmp_path, safe_serialization=False)
     changed = copy.deepcopy(fused)
     changed.transformer_blocks[0].norm3.eps = 0.5

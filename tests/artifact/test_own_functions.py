@@ -126,7 +126,7 @@ def test_another_process_loads_it(saved):
 
 
 def test_functions_without_a_name_in_a_module_are_not_saved(tmp_path):
-    with pytest.raises(ArtifactError, match="the when of the pattern 'softcap' has no name by which it would be found"):
+    with pytest.raises(ArtifactError, match="the when of the pattern 'softcap' has no importable name"):
         kfconvert.save(converted(), tmp_path / "artifact")
     assert not (tmp_path / "artifact").exists()
 
@@ -134,11 +134,11 @@ def test_functions_without_a_name_in_a_module_are_not_saved(tmp_path):
 DAMAGES = [
     ({"replacement": "support.own_functions:missing"}, "cannot be imported: AttributeError"),
     ({"replacement": "no.such.module:function"}, "cannot be imported: ModuleNotFoundError"),
-    ({"replacement": "support.own_functions:torch.pi"}, "is no function"),
-    ({"reference": "../x:y"}, "cannot be imported: ImportError: it is no name of a function"),
+    ({"replacement": "support.own_functions:torch.pi"}, "is not a function"),
+    ({"reference": "../x:y"}, "cannot be imported: ImportError: it is not the name of a function"),
     ({"reference": "builtins:print"}, "'own_swish' takes any number of arguments"),
-    ({"replacement": None}, "has no name"),
-    ({"example": {"value": 3}}, "are no arguments of a call"),
+    ({"replacement": None}, "has no importable name"),
+    ({"example": {"value": 3}}, "are not arguments of a call"),
     ({"example": None}, "cannot be described"),
     ({"numerics": "any"}, "is damaged"),
 ]

@@ -85,7 +85,7 @@ def test_files_of_others_stay_and_old_records_go(fused, tmp_path):
 def test_weights_of_another_hand_are_told(fused, tmp_path):
     state = {"cls.predictions.bias": torch.zeros(8)}
     fused.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="kfconvert.load will not read what was saved: .* does not hold the weights"):
+    with pytest.warns(UserWarning, match="kfconvert.load will not read this folder: .* does not hold the weights"):
         fused.save_pretrained(tmp_path, state_dict=state)
     assert not (tmp_path / "kfconvert.json").exists()
     with pytest.raises(ArtifactError, match="no kfconvert artifact"):

@@ -85,9 +85,9 @@ def test_an_artifact_is_timed_as_it_is(capsys, artifact):
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        ([], ["made by running cli_models:net", "(here: --trust-source)"]),
+        ([], ["architecture runs cli_models:net", "(here: --trust-source)"]),
         (["--trust-source", "--dtype", "float16"], ["out/cli_models--net is in float32", "--dtype is for models by"]),
-        (["--trust-source", "--seq-len", "3"], ["have no sequence length that could be chosen"]),
+        (["--trust-source", "--seq-len", "3"], ["have no sequence length that can be changed"]),
     ],
 )
 def test_what_an_artifact_does_not_allow_is_one_line(capsys, artifact, options, parts):
@@ -100,9 +100,9 @@ def test_what_an_artifact_does_not_allow_is_one_line(capsys, artifact, options, 
     [
         ([], ["MODEL|ARTIFACT"]),
         (["resnet5O"], ["unknown model 'resnet5O'", "resnet50"]),
-        (["cli_models:net", "--batch-size", "0"], ["--batch-size", "'0' is no size"]),
+        (["cli_models:net", "--batch-size", "0"], ["--batch-size", "'0' is not a size"]),
         (["cli_models:net", "--batch-size", "1", "many"], ["unknown model 'many'"]),
-        (["cli_models:net", "--batch-size"], ["'--batch-size'", "'--device' is no size"]),
+        (["cli_models:net", "--batch-size"], ["'--batch-size'", "'--device' is not a size"]),
         (["cli_models:net", "--device", "cuda:99"], ["no such device"]),
         (["cli_models:exits"], ["cli_models:exits failed: SystemExit: 3"]),
         (["cli_models:picky"], ["cli_models:picky: Net does not accept float32[2, 5, 8, 8]"]),
@@ -141,5 +141,5 @@ def test_inputs_of_another_size():
     (larger,) = resized(ExampleCall((images,)), 4, None).args
     assert larger.shape == (4, 3, 8, 8) and larger.is_contiguous(memory_format=torch.channels_last)
     for other in (ExampleCall((ids, torch.ones(3, 3))), ExampleCall(([torch.ones(3, 8, 8)],)), ExampleCall((2,))):
-        with pytest.raises(InputError, match="no batch size that could be chosen"):
+        with pytest.raises(InputError, match="no batch size that can be changed"):
             resized(other, 4, None)

@@ -176,15 +176,15 @@ def test_json_is_all_there_is_on_stdout_and_a_failure_loses_nothing(capsys, work
         (["--models", "resnet18", "--batch-size", "many"], ["--batch-size", "many"]),
         (["--models", "resnet18", "--seq-len", "-3"], ["--seq-len", "-3"]),
         (["--models", "gpt2", "--generate", "64"], ["--generate", "'64' is not two numbers of tokens", "64,128"]),
-        (["--models", "gpt2", "--generate", "4,4", "--seq-len", "4"], ["--generate says how long the prompt is"]),
+        (["--models", "gpt2", "--generate", "4,4", "--seq-len", "4"], ["--generate sets the prompt length"]),
         (["--models", "cli_models:net", "--generate", "4,4"], ["cli_models:net"]),
         (["--models", "resnet18", "--dtype", "int8"], ["--dtype", "int8"]),
         (["--models", "resnet18", "--weights", "best"], ["--weights", "best"]),
         (["--models", "resnet18", "--device", "tpu9"], ["no such device", "tpu9"]),
         (["--models", "resnet18", "--device", "meta"], ["not supported", "meta"]),
         (["--models", "resnet18", "--effort", "slow"], ["--effort", "slow"]),
-        (["--models", "resnet18", "--tune-for", "1,x"], ["'1,x' is no shape"]),
-        (["--models", "resnet18", "--tune-for", "1,3:0"], ["the weight '0' is no number above 0"]),
+        (["--models", "resnet18", "--tune-for", "1,x"], ["'1,x' is not a shape"]),
+        (["--models", "resnet18", "--tune-for", "1,3:0"], ["the weight '0' is not a number above 0"]),
         (["--models", "resnet18", "--max-extra-memory", "5"], ["'5' is neither a share such as 5% nor a size"]),
         (["--models", "resnet18", "--device", "cuda:99"], ["no such device", "cuda:99"]),
         (["--models", "resnet18", "--nonsense"], ["--nonsense"]),
@@ -625,7 +625,7 @@ def test_explain(capsys, workplace):
     assert first == "Net  float32[2, 3, 8, 8]  2 of 2 sites fit"
     assert any("conv  Conv2d  conv_bn_relu: fits" in line for line in tree)
     assert any("head  Linear  linear_relu: fits" in line and line.endswith(" % of the time") for line in tree)
-    assert "ms of the original's forward" in tree[0] and tree[0].endswith("% is in what fits")
+    assert "ms of the original's forward" in tree[0] and tree[0].endswith("% is in sites that can be fused")
     assert all(line == line.rstrip() for line in tree) and "error" not in err and "like" not in out
     assert cli.main(["explain", "cli_models:net", "--device", "cpu", "--input-shape", "4,3,9,9"]) == 0
     assert "float32[4, 3, 9, 9]  2 of 2 sites fit" in capsys.readouterr().out

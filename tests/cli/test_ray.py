@@ -99,8 +99,8 @@ def test_a_task_that_fails_is_lost_and_no_other(ray):
 
     results = run(work, ["WorkerCrashedError", "OutOfMemoryError", "RayTaskError", "lives"], 2)
     assert results == {
-        "WorkerCrashedError": Lost("its process died, as where memory runs out"),
-        "OutOfMemoryError": Lost("Ray has killed its process, as memory ran out"),
+        "WorkerCrashedError": Lost("its process died, possibly because memory ran out"),
+        "OutOfMemoryError": Lost("Ray killed its process because memory ran out"),
         "RayTaskError": Lost("its task in Ray failed: its first line"),
         "lives": "lives",
     }

@@ -50,7 +50,7 @@ def test_one_that_dies_is_lost_and_no_other():
     assert results.pop("lives") == "lives" and all(isinstance(result, Lost) for result in results.values())
     reasons = {task: result.reason for task, result in results.items()}
     assert reasons == {
-        "killed": "its process was killed, as systems do where memory runs out",
+        "killed": "its process was killed, possibly because memory ran out",
         "ended": "its process was ended by SIGTERM",
         "exits": "its process ended with the exit code 3",
     }

@@ -120,7 +120,7 @@ def test_fast_captures_what_continues_a_prompt(monkeypatch, family, recorded):
     for arguments in ({}, {"padded": True}, {"do_sample": True}, {"num_beams": 2}):
         assert_same(model, fused, **arguments)
     if recorded:
-        assert served(fused) == 3 and fused.kfconvert_info()["generate"]["others"] == {"it is given num_beams": 1}
+        assert served(fused) == 3 and fused.kfconvert_info()["generate"]["others"] == {"it gets num_beams": 1}
     else:
         assert fused.kfconvert_info()["guard"]["hits"] >= 16
 

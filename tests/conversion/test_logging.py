@@ -35,7 +35,7 @@ def test_decisions_are_told_by_conversion_and_by_load(caplog, tmp_path):
     model = Net()
     fused = ModelConverter(select="all", modules=["first"]).convert_model(model, example_inputs=X)
     whole, sites = told(caplog, logging.INFO), told(caplog, logging.DEBUG)
-    assert whole[0] == "converting Net; not as usual: {'select': 'all', 'modules': ('first',)}"
+    assert whole[0] == "converting Net; non-default options: {'select': 'all', 'modules': ('first',)}"
     assert "Net: captured as called with float32[2, 6]" in whole and "Net: 1 of 3 sites fused" in whole
     assert any(line.startswith("Net: accuracy pass") for line in whole)
     assert any(line.startswith("Net: speed original ") for line in whole)

@@ -88,7 +88,7 @@ def test_it_is_told_only_where_it_is_asked_for(tmp_path):
 def test_it_is_explained_and_kept_in_an_artifact(tmp_path):
     converted, converter = profiled(Net())
     told = str(converter.explain())
-    assert "of 9000.00 ms of the original's forward, 50 % is in what fits" in told
+    assert "of 9000.00 ms of the original's forward, 50 % is in sites that can be fused" in told
     assert "head  Linear  linear: fits (kernel)  11 % of the time" in told
     assert "slowest: block.norm LogSoftmax 11 %" in told
     kfconvert.save(converted, tmp_path / "net")

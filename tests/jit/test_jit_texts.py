@@ -73,8 +73,8 @@ def test_what_was_registered():
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (Registrations(["free", "aten"], []), r"has a TORCH_LIBRARY\(aten\) already"),
-        (Registrations([], ["free::f", "aten::add.out"]), "has an operator aten::add.out already"),
+        (Registrations(["free", "aten"], []), r"already has a TORCH_LIBRARY\(aten\)"),
+        (Registrations([], ["free::f", "aten::add.out"]), "already has an operator aten::add.out"),
     ],
 )
 def test_registrations_that_this_process_has(found, message):

@@ -69,7 +69,7 @@ def test_what_is_refused():
     ):
         with pytest.raises(ValueError, match="expected a 1x1 convolution"):
             FusedSqueezeExcite(*convs)
-    with pytest.raises(ValueError, match="do not lead back"):
+    with pytest.raises(ValueError, match="the channels of .* do not match"):
         FusedSqueezeExcite(squeeze, nn.Conv2d(4, 6, 1))
     with pytest.raises(TypeError, match="expected an nn.Conv2d"):
         FusedSqueezeExcite(nn.Linear(8, 4), excite)

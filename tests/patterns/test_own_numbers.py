@@ -121,11 +121,11 @@ def test_an_int_may_stand_for_a_float_where_that_changes_no_dtype(reference, exa
 def test_an_int_does_not_stand_for_a_float_where_dtypes_change(reference, example, function):
     with registered(reference, reference, example, name="own"):
         _, stats = convert(Function(function), X, TIMES)
-    changed = "an int stands for a float, or a float for an int, which changes in which dtype it computes"
+    changed = "an int in place of a float, or a float in place of an int, changes the computation dtype"
     assert reasons(stats, "own") == [changed]
 
 
 def test_an_int_that_is_no_float_stands_for_none():
     with registered(sine, sine, (X, 1.5), name="own"):
         _, stats = convert(Function(lambda x: torch.sin(x * (2**53 + 1))), X)
-    assert reasons(stats, "own") == [f"no float is {2**53 + 1}, which the argument number stands for"]
+    assert reasons(stats, "own") == [f"the argument number is {2**53 + 1}, which is not exact as a float"]

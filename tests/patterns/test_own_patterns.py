@@ -183,7 +183,7 @@ def test_an_argument_may_not_be_computed_from_a_result():
     with registered(own.rotated, own.rotated, (X, X, X[0], X[0]), name="rotated"):
         model = Function(forward)
         converted, stats = convert(model, X)
-        assert any("before all of its arguments" in reason for reason in reasons(stats, "rotated"))
+        assert any("before all arguments" in reason for reason in reasons(stats, "rotated"))
         with torch.no_grad():
             torch.testing.assert_close(converted(X), model(X))
 
@@ -227,7 +227,7 @@ def test_a_reference_that_decides_by_a_free_size_is_refused_there():
 
     with registered(reference, reference, X, name="by_size"):
         _, stats = convert(Function(lambda module, x: torch.relu(x) * 2.5 + 1), X)
-        assert any("sizes that are not fixed" in reason for reason in reasons(stats, "by_size"))
+        assert any("depends on free sizes" in reason for reason in reasons(stats, "by_size"))
 
 
 def test_when_refuses_by_shape_dtype_and_number():
@@ -246,7 +246,7 @@ def test_when_refuses_by_shape_dtype_and_number():
         _, stats = convert(Net(lambda x: own.softcap(x, 3.0)), X)
         assert reasons(stats, "softcap") == ["the cap is too small"]
         _, stats = convert(Net(lambda x: own.softcap(x, 30.0), features=4), torch.randn(3, 4))
-        assert reasons(stats, "softcap") == ["when(match) refuses it"]
+        assert reasons(stats, "softcap") == ["when(match) rejects it"]
 
 
 def test_an_error_of_when_is_the_reason_why_nothing_is_fused():
@@ -286,7 +286,7 @@ def test_it_is_left_out_where_it_is_not_accurate():
 def test_exact_numerics_want_the_very_values():
     with registered(own.softcap, own.softcap_replacement, (X, 4.0), name="softcap", numerics="exact"):
         check_fused(Net(lambda x: own.softcap(x, 30.0)), "softcap", X)
-    with pytest.raises(PatternError, match="bit for bit"):
+    with pytest.raises(PatternError, match="bit-for-bit"):
         register_pattern(own.swish, own.swish_replacement, X, name="own_swish", numerics="exact")
 
 
@@ -421,7 +421,7 @@ def test_tensors_are_broadcast_only_where_they_are_in_the_example():
     model = Function(lambda module, x: reference(x + 1, module.weight))
     with registered(reference, reference, (X, X), name="gate"):
         _, stats = convert(model, X)
-        assert reasons(stats, "gate") == ["x and y have one shape in the example, and two here"]
+        assert reasons(stats, "gate") == ["x and y have equal shapes in the example, but not here"]
         check_fused(Function(lambda module, x: reference(x + 1, x + 2)), "gate", X)
     with registered(reference, reference, (X, X[0]), name="gate"):
         check_fused(model, "gate", X)
@@ -504,12 +504,12 @@ def test_times_of_it_are_not_kept_for_other_processes(tmp_path, monkeypatch):
 
 def test_a_name_is_given_once_and_taken_back():
     register_pattern(own.swish, own.swish_replacement, X, name="own_swish")
-    with pytest.raises(PatternError, match="there is a pattern 'own_swish' already: unregister_pattern"):
+    with pytest.raises(PatternError, match="a pattern 'own_swish' already exists: unregister_pattern"):
         register_pattern(own.swish, own.swish_replacement, X, name="own_swish")
     unregister_pattern("own_swish")
     with pytest.raises(PatternError, match="no pattern is registered as 'own_swish'; registered are none"):
         unregister_pattern("own_swish")
-    with pytest.raises(PatternError, match="there is a pattern 'linear_gelu' already$"):
+    with pytest.raises(PatternError, match="a pattern 'linear_gelu' already exists$"):
         register_pattern(own.swish, own.swish_replacement, X, name="linear_gelu")
     _, stats = convert(Net(own.swish), X)
     assert "own_swish_found" not in stats
@@ -519,20 +519,20 @@ TABLE = torch.randn(8)
 STATE = {"cap": nn.Parameter(torch.randn(8))}
 
 BAD = {
-    "control flow by values": (lambda x: x if x.sum() > 0 else -x, "values of its arguments decide"),
-    "no operators": (lambda x: x, "returns an argument as it is"),
+    "control flow by values": (lambda x: x if x.sum() > 0 else -x, "depends on values of its arguments"),
+    "no operators": (lambda x: x, "returns an argument unchanged"),
     "NumPy": (lambda x: torch.from_numpy(x.numpy() + 1), "cannot be traced"),
-    "a tensor of the globals": (lambda x: x * TABLE, "a tensor that is no argument"),
-    "a parameter of the globals": (lambda x: x * STATE["cap"], "a tensor that is no argument"),
+    "a tensor of the globals": (lambda x: x * TABLE, "a tensor that is not an argument"),
+    "a parameter of the globals": (lambda x: x * STATE["cap"], "a tensor that is not an argument"),
     "random numbers": (lambda x: F.dropout(x) * 2, "random numbers"),
     "a write to its argument": (lambda x: x.mul_(2), "writes in place"),
     "an integer result": (lambda x: x.argmax(-1), "returns torch.int64"),
-    "no tensor": (lambda x: 3, "something else than tensors"),
-    "a dict": (lambda x: {"y": x.exp()}, "something else than a tensor, or a tuple of tensors"),
-    "a tuple within one": (lambda x: (x.exp(), (x.exp().sin(),)), "something else than a tensor, or a tuple"),
+    "no tensor": (lambda x: 3, "values that are not tensors"),
+    "a dict": (lambda x: {"y": x.exp()}, "must return a tensor or a tuple of tensors"),
+    "a tuple within one": (lambda x: (x.exp(), (x.exp().sin(),)), "must return a tensor or a tuple"),
     "one tensor twice": (lambda x: (y := x.exp(), y), "one tensor twice"),
     "any number of arguments": (lambda *x: x[0] * 2, "any number of arguments"),
-    "two arguments": (lambda x, y: x * y, "do not fit its reference: missing a required argument: 'y'"),
+    "two arguments": (lambda x, y: x * y, "do not match its reference: missing a required argument: 'y'"),
 }
 
 
@@ -566,8 +566,8 @@ REPLACEMENTS = {
     "a dict": (lambda x: {"y": own.swish(x)}, "returns a dict where"),
     "an error": (lambda x: 1 / 0, "it raised ZeroDivisionError: division by zero"),
     "a write": (lambda x: x.mul_(2).clone(), "it writes to an argument"),
-    "memory of an argument": (lambda x: x.view(3, 8), "lies in the memory of an argument"),
-    "tensors of its own": (nn.Linear(8, 8), "holds tensors of its own"),
+    "memory of an argument": (lambda x: x.view(3, 8), "shares memory with an argument"),
+    "tensors of its own": (nn.Linear(8, 8), "has tensors: make them arguments"),
     "no function": (3, "replacement of 'bad' must be a function, not 3"),
 }
 
@@ -588,11 +588,11 @@ def test_a_replacement_that_does_not_fit_is_refused_in_one_line(name):
         ({"numerics": -1.0}, "numerics of 'bad' must be"),
         ({"when": 3}, "when of 'bad' must be a function"),
         ({"example_inputs": 3}, "must be a tensor, a tuple or a dict"),
-        ({"example_inputs": (3.0,)}, "hold no tensor"),
+        ({"example_inputs": (3.0,)}, "have no tensor"),
         ({"example_inputs": {"x": X.to(torch.complex64)}}, "the example input x of 'bad' has dtype torch.complex64"),
         ({"example_inputs": X.to("meta")}, "the example input x of 'bad' is on the meta device"),
-        ({"example_inputs": {"y": X}}, "do not fit its reference"),
-        ({"example_inputs": (X, X)}, "do not fit its reference: too many positional arguments"),
+        ({"example_inputs": {"y": X}}, "do not match its reference"),
+        ({"example_inputs": (X, X)}, "do not match its reference: too many positional arguments"),
     ],
 )
 def test_other_arguments_of_no_use_are_refused_in_one_line(options, expected):

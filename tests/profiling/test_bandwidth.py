@@ -66,7 +66,7 @@ def test_the_copy_is_a_copy(monkeypatch):
 
 
 def test_nothing_is_moved_on_meta():
-    with pytest.raises(ValueError, match="^copy_bandwidth: nothing is moved on the device meta$"):
+    with pytest.raises(ValueError, match="^copy_bandwidth: the meta device has no memory$"):
         copy_bandwidth("meta")
 
 

@@ -100,9 +100,9 @@ def test_errors_of_the_function_are_raised():
     [
         ((torch.relu, torch.ones(1), -1, 1), ValueError, "warmup must be at least 0, got -1"),
         ((torch.relu, torch.ones(1), 0, 0), ValueError, "repeat must be at least 1, got 0"),
-        ((torch.relu, torch.ones(1), 0, 1, -5), ValueError, "bytes_moved must be a finite number from 0 on, got -5"),
-        ((torch.relu, torch.ones(1), 0, 1, math.nan), ValueError, "bytes_moved must be a finite .*, got nan"),
-        ((torch.relu, torch.ones(1), 0, 1, math.inf), ValueError, "bytes_moved must be a finite .*, got inf"),
+        ((torch.relu, torch.ones(1), 0, 1, -5), ValueError, "bytes_moved must be finite and at least 0, got -5"),
+        ((torch.relu, torch.ones(1), 0, 1, math.nan), ValueError, "bytes_moved must be finite .*, got nan"),
+        ((torch.relu, torch.ones(1), 0, 1, math.inf), ValueError, "bytes_moved must be finite .*, got inf"),
         ((torch.relu, 3), TypeError, "inputs must be a tensor, a tuple .* not int"),
         ((torch.relu, None), TypeError, "inputs must be a tensor, a tuple .* not NoneType"),
         ((torch.ones(1), torch.relu), TypeError, "fn must be callable, not Tensor"),

@@ -63,7 +63,7 @@ def test_times_in_seconds_by_their_usual_names():
     measurement = Measurement.of([1.0, 2.0, 6.0], 1, device="cpu", bytes_moved=0, launches=None, peak_bytes=None)
     times = {name: measurement[f"{name}_time"] for name in ("mean", "median", "min", "std")}
     assert times == pytest.approx({"mean": 3e-3, "median": 2e-3, "min": 1e-3, "std": 7**0.5 * 1e-3})
-    with pytest.raises(KeyError, match="'time' is none of mean_time, median_time, std_time, min_time"):
+    with pytest.raises(KeyError, match="'time' is not one of mean_time, median_time, std_time, min_time"):
         measurement["time"]
 
 

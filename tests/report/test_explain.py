@@ -110,7 +110,7 @@ def test_classes_modules_order_and_what_is_left_out():
     assert lines(found, module_classes(model))[1:] == [
         "0  Linear  nearest conv_bn_relu: its value goes to aten.elu.default in 1",
         "2.0, 3 (2 alike)  Linear  linear: fused (kernel)",
-        "modules without a site of their own: 2",
+        "modules without a site: 2",
     ]
 
 

@@ -209,7 +209,7 @@ def test_any_number_has_a_page(number):
 def test_a_speed_up_that_was_infinite_is_none():
     stats = made.statistics()
     stats["timings"]["speedups"]["converted"] |= {"ratio": None, "low": None, "high": None}
-    assert "no speed-up can be told" in Page(page(checked(stats))).text
+    assert "the speed-up cannot be determined" in Page(page(checked(stats))).text
 
 
 def test_times_of_modules_are_those_of_their_sites():

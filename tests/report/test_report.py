@@ -217,15 +217,13 @@ def test_real_statistics_of_a_model_in_which_nothing_fuses():
 
 def test_modules_that_there_was_no_time_for_are_counted(stats):
     assert "left out" not in shown("net", stats)
-    assert "left out 12 modules, for which the search for parts had no time left" in shown(
-        "net", stats | {"parts_left_out": 12}
-    )
+    assert "left out 12 modules: the search for parts ran out of time" in shown("net", stats | {"parts_left_out": 12})
 
 
 def test_what_fused_calls_do_not_write_is_named(stats):
     assert "not written" not in shown("net", stats)
     text = shown("net", stats | {"not_written": ["last_map", "seen"]})
-    assert "not written last_map, seen: the forward sets these" in text
+    assert "not written last_map, seen: the original forward sets these" in text
 
 
 def test_what_became_of_cuda_graphs_is_told():
@@ -240,13 +238,13 @@ def test_what_became_of_cuda_graphs_is_told():
 
 def test_that_generate_was_not_timed_is_told_where_it_was_asked_for():
     nothing = {"generation": None, "total_replaced": 0, "config": {"new_tokens": 8}}
-    assert report.generation_line(nothing) == "not timed, as nothing was fused"
+    assert report.generation_line(nothing) == "not timed because nothing was fused"
     assert report.generation_line(nothing | {"config": {"new_tokens": None}}) == ""
     assert report.generation_line(nothing | {"total_replaced": 3}) == ""  # a model that does not generate
 
 
 def test_the_layout_of_images_is_told_where_it_is_another(stats):
-    told = "layout channels-last: the converted model lays out images so, which was faster"
+    told = "layout channels-last: the converted model uses this memory format, which was faster"
     assert "layout" not in shown("net", stats | {"layout": "contiguous"})
     assert told in shown("net", stats | {"layout": "channels_last"})
     assert told not in shown("net", stats | {"layout": "channels_last", "total_replaced": 0})

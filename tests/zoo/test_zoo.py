@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 
 from kfconvert import zoo
-from kfconvert.zoo import hub, huggingface, known, torchvision_models
+from kfconvert.zoo import hub, huggingface, registry, torchvision_models
 from kfconvert.zoo.architectures import ALIASES, ARCHITECTURES
 from kfconvert.zoo.common import Request
 from kfconvert.zoo.huggingface_inputs import example_inputs, max_positions
@@ -312,7 +312,7 @@ def test_local_folder_keeps_weights_and_head(tiny_folder):
 def test_local_folder_without_weights(tiny_folder):
     folder, _ = tiny_folder
     (folder / "model.safetensors").unlink()
-    with pytest.warns(zoo.WeightsWarning, match="holds none of"):
+    with pytest.warns(zoo.WeightsWarning, match="the folder has none of"):
         assert zoo.resolve(str(folder)).recipe["weights"] == "random"
     with pytest.raises(zoo.ZooError, match="no pretrained weights"):
         zoo.resolve(str(folder), weights="pretrained")
@@ -332,7 +332,7 @@ def test_checkpoint_that_lacks_tensors_is_told(tiny_folder):
     tensors = load_file(folder / "model.safetensors")
     del tensors["classifier.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.warns(zoo.WeightsWarning, match="lacks 1 .* RANDOM now: classifier.weight"):
+    with pytest.warns(zoo.WeightsWarning, match="lacks 1 .* RANDOM: classifier.weight"):
         zoo.resolve(str(folder))
 
 
@@ -393,11 +393,11 @@ def test_a_name_that_two_libraries_have_is_torchvisions_and_a_prefix_decides():
 def test_without_timm(monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "timm" else find_spec(name))
-    known._sources.cache_clear()
+    registry._sources.cache_clear()
     with pytest.raises(zoo.ZooError, match="pip install timm"):
         zoo.resolve("timm:resnet18")
     assert zoo.list_models()["timm"] == []
-    known._sources.cache_clear()
+    registry._sources.cache_clear()
 
 
 def test_unknown_name_gets_the_nearest():
@@ -459,17 +459,17 @@ def _names_in(module):
 
 def test_names_read_from_the_sources_are_those_of_the_libraries():
     timm = pytest.importorskip("timm")
-    read = known.names()
+    read = registry.names()
     listed = zoo.list_models()
     assert read == {*listed["torchvision"], *listed["timm"], *listed["transformers"], *ALIASES}
     others = {name for module in ("detection", "quantization") for name in _names_in(module)}
     assert listed["torchvision"] == sorted(set(torchvision.models.list_models()) - others)
     assert listed["timm"] == sorted(timm.list_models())
-    assert all(known.may_have("torchvision", name) for name in torchvision.models.list_models())
+    assert all(registry.may_have("torchvision", name) for name in torchvision.models.list_models())
     renamed = ("vit_tiny_patch16_224_in21k", "resnet50.a1_in1k")  # an old name, and one with a tag
-    assert all(timm.is_model(name) and known.may_have("timm", name) for name in renamed)
-    assert not known.may_have("timm", "resnet5O") and not known.may_have("timm", "")
-    assert not known.may_have("no_such_library", "resnet50") and not known.installed("no_such_library")
+    assert all(timm.is_model(name) and registry.may_have("timm", name) for name in renamed)
+    assert not registry.may_have("timm", "resnet5O") and not registry.may_have("timm", "")
+    assert not registry.may_have("no_such_library", "resnet50") and not registry.installed("no_such_library")
 
 
 def test_a_word_of_a_library_that_is_no_model_is_unknown_all_the_same():

@@ -36,7 +36,7 @@ def block_sparse_attention(q, k, v, layout, block_size, scale=None) -> Tensor:
     blocks = torch.ones(block_size, block_size, dtype=torch.uint8, device=q.device)
     seen = torch.kron(layout.to(torch.uint8), blocks)[..., : q.shape[-2], : k.shape[-2]].bool()
     scores = attention_score(q, k, scale).masked_fill(~seen, torch.finfo(q.dtype).min)
-    return (torch.softmax(scores, -1) * seen) @ v  # the lowest value, not -inf: a row of which makes NaN
+    return (torch.softmax(scores, -1) * seen) @ v  # the lowest value, because a row of -inf gives NaN
 
 
 def rope_attention(q, k, v, cos, sin, scale=None, is_causal=False, interleaved=False) -> Tensor:

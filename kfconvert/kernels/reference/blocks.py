@@ -1,4 +1,4 @@
-"""Layers in a row in plain ATen."""
+"""Sequences of layers in plain ATen."""
 
 import torch
 import torch.nn.functional as F

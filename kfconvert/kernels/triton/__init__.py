@@ -1,10 +1,10 @@
 """Triton kernels of some operators, forward only: float32, float16 and bfloat16 on CUDA, computed in float32.
 
-Signatures and results are those of kfconvert.ops. What it takes and these do not is a RuntimeError of one
-line: float64, a gradient, autocast, and for norms and softmax rows of more than 131072 elements (beyond 32768
-they are slow: a program keeps its row in registers). Tensors that do not lie in memory as the result does are
-copied first. With ``TRITON_INTERPRET=1`` in the environment before the import the kernels run in Triton's
-interpreter, on CPU tensors as well.
+Signatures and results match kfconvert.ops. Unsupported arguments raise a one-line RuntimeError: float64, gradients,
+autocast, and for norms and softmax rows of more than 131072 elements (rows above 32768 are slow, because a program
+keeps its row in registers). Tensors with another memory layout than the result are copied first. With
+``TRITON_INTERPRET=1`` in the environment before the import, the kernels run in Triton's interpreter, also on CPU
+tensors.
 """
 
 from ...ops.declaration import OPERATORS

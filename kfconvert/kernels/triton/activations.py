@@ -1,7 +1,7 @@
 """The activations of kfconvert.ops as a function for Triton kernels, of float32 values.
 
-Comparisons take the place of minima and maxima, in which Triton drops NaN. exp is Triton's, whose relative
-error grows with its argument: exp(x) is 2^(x / log 2), and the exponent is rounded.
+Comparisons replace minima and maxima, in which Triton drops NaN. exp is Triton's, whose relative error grows with its
+argument, because it computes exp(x) as 2^(x / log 2) with a rounded exponent.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def tanh(v):
-    """(1 - exp(-2|v|)) / (1 + exp(-2|v|)) with v's sign; near 0, where that loses digits, the series."""
+    """Computes (1 - exp(-2|v|)) / (1 + exp(-2|v|)) with v's sign, or a series near 0, where that loses digits."""
     e = tl.exp(-2.0 * tl.abs(v))
     far = (1.0 - e) / (1.0 + e)
     z = v * v
@@ -20,14 +20,14 @@ def tanh(v):
 
 @triton.jit
 def sixth(v):
-    """The hard sigmoid, v + 3 held between 0 and 6, over 6."""
+    """Computes the hard sigmoid: v + 3 clamped to 0 to 6, divided by 6."""
     v = v + 3.0
     return tl.where(v < 0, 0.0, tl.where(v > 6, 6.0, v)) / 6.0
 
 
 @triton.jit
 def activate(v, NAME: tl.constexpr, negative_slope):
-    """The activation that kfconvert.ops.activations calls NAME; negative_slope: of leaky_relu."""
+    """Computes the activation NAME of kfconvert.ops.activations; negative_slope: slope of leaky_relu."""
     if NAME == "relu":
         v = tl.where(v < 0, 0.0, v)
     elif NAME == "gelu":

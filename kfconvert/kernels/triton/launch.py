@@ -1,17 +1,17 @@
-"""How the work is divided: each program has a tile of the rows and columns of a matrix."""
+"""Division of the work: each program computes a tile of rows and columns of a matrix."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 1024  # elements; whole rows may be longer
+TILE = 1024  # elements; full rows may be longer
 WIDEST = 2**17
 
 
 @triton.jit
 def tile(rows, cols, R: tl.constexpr, C: tl.constexpr):
-    """(R, 1) row numbers, (1, C) column numbers and (R, C) whether they exist, of this program's tile."""
+    """Returns row numbers (R, 1), column numbers (1, C) and their mask (R, C) for this program's tile."""
     program = tl.program_id(0)
     across = tl.cdiv(cols, C)
     row = (program // across).to(tl.int64) * R + tl.arange(0, R)[:, None]
@@ -21,7 +21,7 @@ def tile(rows, cols, R: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def channel_of(row, col, channels, BY_ROW: tl.constexpr):
-    """The channel of each row, or of each column; see :func:`by_channel`."""
+    """Returns the channel of each row, or of each column, see :func:`by_channel`."""
     if BY_ROW:
         channel = row % channels
     else:
@@ -30,7 +30,7 @@ def channel_of(row, col, channels, BY_ROW: tl.constexpr):
 
 
 def by_channel(y: Tensor, dim: int, channels: int) -> dict[str, int | bool]:
-    """The dense tensor y as a matrix in which each row, or each column, has one channel along ``dim``."""
+    """Describes the dense tensor y as a matrix whose rows, or columns, each have one channel along ``dim``."""
     if channels <= 1:
         return {"rows": 1, "cols": y.numel(), "BY_ROW": True}
     inner = y.stride(dim)
@@ -40,9 +40,9 @@ def by_channel(y: Tensor, dim: int, channels: int) -> dict[str, int | bool]:
 
 
 def launch(kernel, y: Tensor, *arguments, rows: int, cols: int, widest: int = TILE, **switches) -> None:
-    """Calls ``kernel(*arguments, rows, cols, R=, C=, **switches)``, which fills y, for every tile.
+    """Launches ``kernel(*arguments, rows, cols, R=, C=, **switches)``, which fills y, for every tile.
 
-    widest: the most columns of a tile; WIDEST for kernels that need whole rows.
+    widest: maximum number of columns of a tile; WIDEST for kernels that need full rows.
     """
     if y.numel() == 0:
         return

@@ -1,4 +1,4 @@
-"""Layer norm and root mean square norm of x + residual, then an activation: one kernel of whole rows."""
+"""Layer norm and root mean square norm of x + residual, then an activation: one kernel for full rows."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""quantize_int8 and dequantize_int8, with the numbers of kfconvert.ops to the last bit."""
+"""quantize_int8 and dequantize_int8, with results bit-for-bit equal to kfconvert.ops."""
 
 import torch
 import triton
@@ -37,11 +37,11 @@ def _quantize(
     at = row * cols + col
     channel = channel_of(row, col, channels, BY_ROW)
     exists = channel < channels
-    # The / of Triton is not correctly rounded.
+    # Triton's / is not correctly rounded.
     v = tl.div_rn(tl.load(x + at, inside, 0.0).to(tl.float32), tl.load(scale + channel, exists, 1.0))
     v = v + tl.load(zero_point + channel, exists, 0.0)
     v = tl.where(v < -128.0, -128.0, tl.where(v > 127.0, 127.0, v))
-    # From 2^23 to 2^24 the floats are the integers: the sum is rounded, half-way cases to the even number.
+    # From 2^23 to 2^24 floats are integers, so the sum is rounded, with half-way cases to even.
     v = (v + 12582912.0) - 12582912.0
     tl.store(y + at, tl.where(v == v, v, 0.0).to(tl.int8), inside)
 

@@ -1,4 +1,4 @@
-"""softmax(x * scale + mask), a whole row in a tile."""
+"""softmax(x * scale + mask), with a full row per tile."""
 
 import torch
 import triton
@@ -18,7 +18,7 @@ def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = 
         return softmax(x[None], dim, scale, mask)[0]
     if mask is not None and dim not in (-1, x.dim() - 1):
         mask = mask.expand(x.shape).movedim(dim, -1)
-    rows = x.movedim(dim, -1)  # IndexError where dim is out of range
+    rows = x.movedim(dim, -1)  # raises IndexError if dim is out of range
     return _of_rows(rows, scale, mask).movedim(-1, dim)
 
 

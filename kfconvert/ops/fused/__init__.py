@@ -1,4 +1,4 @@
-"""The operators that the fused modules call, and what these operators need."""
+"""The operators of the fused modules, and their helpers."""
 
 from .act_mul import *
 from .bias_act import *

@@ -10,7 +10,7 @@ __all__ = ["act_mul"]
 
 
 def reference(gate, up, activation, negative_slope=0.01):
-    """:func:`act_mul` in plain ATen, differentiable."""
+    """Computes :func:`act_mul` in plain ATen, differentiable."""
     return apply_activation(gate, activation, negative_slope) * up
 
 
@@ -21,17 +21,17 @@ def reference(gate, up, activation, negative_slope=0.01):
     reference=reference,
 )
 def act_mul(gate: torch.Tensor, up: torch.Tensor, activation: str, negative_slope: float = 0.01) -> torch.Tensor:
-    """``act(gate) * up``, in the memory format of the first of them that has the shape of the result.
+    """Computes ``act(gate) * up``, in the memory format of the first argument with the shape of the result.
 
     Args:
-        gate: any shape; float64, float32, float16 or bfloat16 (the half types are computed in float32).
+        gate: any shape; float64, float32, float16 or bfloat16 (half types are computed in float32).
         up: gate's dtype and device (autocast aligns the dtypes), a shape that broadcasts with gate's. Both
-            may be views with any strides, such as the two halves ``h.chunk(2, -1)`` of one packed tensor: they
-            are read without a copy, and the result is contiguous.
+            may be views with any strides, such as the halves ``h.chunk(2, -1)`` of a packed tensor. They are read
+            without a copy, and the result is contiguous.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
-        negative_slope: of leaky_relu.
+        negative_slope: slope of leaky_relu.
 
     Raises:
-        ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
+        ValueError: unknown activation. RuntimeError: incompatible shapes, dtypes or devices.
     """
     return combine_act(gate, up, Combination.GATED, CODES[activation], negative_slope)

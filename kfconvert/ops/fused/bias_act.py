@@ -1,6 +1,6 @@
 """bias_act: ``y = act(x + bias + residual)``, one pass over memory in place of up to three.
 
-Backward: ``g = grad * act'(x + bias + residual)`` is the gradient of x and of residual; that of bias is g
+Backward: ``g = grad * act'(x + bias + residual)`` is the gradient of x and of residual. The gradient of bias is g
 summed over all other dimensions, in the same pass over memory.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["bias_act"]
 
 
 def reference(x, bias=None, residual=None, activation="none", negative_slope=0.01, dim=-1):
-    """:func:`bias_act` in plain ATen, differentiable."""
+    """Computes :func:`bias_act` in plain ATen, differentiable."""
     return apply_activation(_sum(x, bias, residual, dim), activation, negative_slope)
 
 
@@ -45,20 +45,20 @@ def bias_act(
     negative_slope: float = 0.01,
     dim: int = -1,
 ) -> torch.Tensor:
-    """``act(x + bias + residual)``, in x's dtype, shape and memory format.
+    """Computes ``act(x + bias + residual)``, in x's dtype, shape and memory format.
 
     Args:
-        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in
+        x: any shape and strides; float64, float32, float16 or bfloat16 (half types are computed in
             float32).
         bias: (x.shape[dim],), added along ``dim``; same dtype and device as x.
         residual: x's shape, dtype and device; any strides.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
-        negative_slope: of leaky_relu.
+        negative_slope: slope of leaky_relu.
         dim: 1 for the output of a convolution; contiguous and channels-last inputs are both read without a
             copy.
 
     Raises:
-        ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
+        ValueError: unknown activation. RuntimeError: incompatible shapes, dtypes or devices.
     """
     code = CODES[activation]
     if not has_kernels(x):
@@ -70,14 +70,14 @@ def bias_act(
 
 
 def spread(values: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
-    """``values``, one for each channel of x along ``dim``, in the shape in which they broadcast with x."""
+    """Reshapes ``values``, one for each channel of x along ``dim``, so that they broadcast with x."""
     shape = [1] * x.dim()
     shape[dim] = -1
     return values.reshape(shape)
 
 
 def check_terms(operator: str, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, dim: int):
-    """RuntimeError unless x + bias + residual is a sum that the kernels take."""
+    """Raises RuntimeError unless the kernels accept x + bias + residual."""
     require_float(operator, x)
     if bias is not None:
         require_same_options(operator, "bias", x, bias)
@@ -92,7 +92,7 @@ def check_terms(operator: str, x: torch.Tensor, bias: torch.Tensor | None, resid
 
 
 def check_channels(operator: str, name: str, x: torch.Tensor, values: torch.Tensor, dim: int) -> None:
-    """RuntimeError unless ``values`` are (x.shape[dim],)."""
+    """Raises RuntimeError unless ``values`` are (x.shape[dim],)."""
     fits = within(operator, "dim", -x.dim(), dim, x.dim() - 1)
     require(fits, operator, f"dim {dim} is out of range for x of shape {tuple(x.shape)}")
     require(
@@ -138,9 +138,9 @@ def _fake_backward(grad, saved, bias, residual, code, negative_slope, dim):
 
 
 def sum_by_channel(values, dim):
-    """(values.shape[dim],): ``values`` added up over all other dimensions."""
+    """Sums ``values`` over all dimensions except ``dim``; returns shape (values.shape[dim],)."""
     others = [d for d in range(values.dim()) if d != dim % values.dim()]
-    # A sum over no dimension at all (a vector with its bias) would be taken by ATen as a sum over every one.
+    # ATen treats a sum over no dimensions (a vector with its bias) as a sum over all dimensions.
     return values.sum(others) if others else values.clone()
 
 
@@ -177,7 +177,7 @@ def _differentiable_backward(ctx, grad, saved, bias, residual):
 
 
 def _gradients(ctx, grad):
-    """(that of x + bias + residual, that of bias or None)"""
+    """The gradients of x + bias + residual, and of bias or None."""
     plain, bias_needs = ctx.activation.name == "none", ctx.needs_input_grad[1]
     saved, bias, residual = ctx.saved_tensors
     if is_differentiated():

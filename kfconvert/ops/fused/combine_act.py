@@ -26,7 +26,7 @@ from ..registration import (
 
 
 class Combination(IntEnum):
-    """The numbers are those of csrc/common/arguments.h."""
+    """The kind of combination, with the numbers of csrc/common/arguments.h."""
 
     SUM = 0  # act(x + other)
     PRODUCT = 1  # act(x * other)
@@ -36,20 +36,20 @@ class Combination(IntEnum):
 def combine_act(
     x: torch.Tensor, other: torch.Tensor, combination: Combination, code: int, negative_slope: float = 0.01
 ) -> torch.Tensor:
-    """x and other combined; :mod:`.elementwise` has names for some of the combinations and activations.
+    """Combines x and other. :mod:`.elementwise` has names for some combinations and activations.
 
     Args:
-        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in
+        x: any shape and strides; float64, float32, float16 or bfloat16 (half types are computed in
             float32).
         other: x's dtype and device (autocast aligns the dtypes), a shape that broadcasts with x's.
-        code: of the activation, a key of ``activations.BY_CODE``.
-        negative_slope: of leaky_relu.
+        code: code of the activation, a key of ``activations.BY_CODE``.
+        negative_slope: slope of leaky_relu.
 
     Returns:
-        A tensor of the broadcast shape, in the memory format of the first of x and other that has that shape.
+        A tensor of the broadcast shape, in the memory format of the first argument with that shape.
 
     Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit.
+        RuntimeError: incompatible shapes, dtypes or devices.
     """
     if not has_kernels(x):
         check_pair("combine_act", x, other)
@@ -67,7 +67,7 @@ def _reference(x, other, combination, code, negative_slope):
 
 
 def check_pair(operator, x, other):
-    """RuntimeError unless the kernels take x and other."""
+    """Raises RuntimeError unless the kernels accept x and other."""
     require_float(operator, x)
     require_same_options(operator, "other", x, other)
     for one, two in zip(reversed(x.shape), reversed(other.shape)):
@@ -76,7 +76,7 @@ def check_pair(operator, x, other):
 
 
 def empty_result(x, other):
-    """An empty tensor for their result, of the broadcast shape, in the memory format that it has."""
+    """Returns an empty tensor for the result, with its broadcast shape and memory format."""
     shape = torch.broadcast_shapes(x.shape, other.shape)
     like = next((tensor for tensor in (x, other) if tensor.shape == shape), None)
     return x.new_empty(shape) if like is None else torch.empty_like(like)
@@ -119,7 +119,7 @@ def _save(ctx, inputs, output):
 
 def _grad_of_sum(grad, y, activation, negative_slope):
     """The gradient of x + other from y = act(x + other), for activations that save their output."""
-    if activation is EXP_TWICE and not is_differentiated():  # of the others ATen's backward is one pass, too
+    if activation is EXP_TWICE and not is_differentiated():  # ATen's backward of the others is also one pass
         options = activation.code, negative_slope, -1
         return torch.ops.kfconvert.bias_act_backward(grad, y, None, None, *options)
     return activation.backward(grad, y, negative_slope)

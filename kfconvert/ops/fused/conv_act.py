@@ -2,7 +2,7 @@
 epilogue.
 
 On CUDA, relu with a bias is one cuDNN call (cudnn_convolution_relu, cudnn_convolution_add_relu). Where a
-gradient is needed it is the convolution followed by ``bias_act``, whose backward formulas apply.
+gradient is needed, the convolution and ``bias_act`` run, with their backward formulas.
 """
 
 import torch
@@ -40,7 +40,7 @@ def reference(
     activation="none",
     negative_slope=0.01,
 ):
-    """:func:`conv_act` in plain ATen, differentiable."""
+    """Computes :func:`conv_act` in plain ATen, differentiable."""
     y = _CONVOLUTIONS[weight.dim()](x, weight, bias, stride, padding, dilation, groups)
     return apply_activation(y if residual is None else y + residual, activation, negative_slope)
 
@@ -63,21 +63,21 @@ def conv_act(
     activation: str = "none",
     negative_slope: float = 0.01,
 ) -> torch.Tensor:
-    """``act(conv(x, W) + b + residual)``; 1d, 2d or 3d by the dimensions of weight.
+    """Computes ``act(conv(x, W) + b + residual)``; 1d, 2d or 3d by the dimensions of weight.
 
     Args:
         x: (batch, in, *size) or (in, *size); contiguous or channels-last; float64, float32, float16 or
             bfloat16.
         weight: (out, in / groups, *kernel).
         bias: (out,).
-        residual: the output's shape; a layout other than the output's costs a copy.
+        residual: the output's shape; another memory layout than the output's costs a copy.
         stride, padding, dilation, groups: as in torch.nn.functional.conv2d; padding also "valid" or, with a
             stride of 1, "same".
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
-        negative_slope: of leaky_relu.
+        negative_slope: slope of leaky_relu.
 
     Raises:
-        ValueError: unknown activation or padding. RuntimeError: shapes, dtypes or devices that do not fit.
+        ValueError: unknown activation or padding. RuntimeError: incompatible shapes, dtypes or devices.
     """
     code = CODES[activation]
     require_tensors(x, weight)
@@ -106,7 +106,7 @@ def conv_act(
 
 
 def _explicit_padding(x, weight, stride, padding, dilation):
-    """(x, numbers) for "valid" and "same"; an odd total is padded beforehand, the larger part at the end."""
+    """Returns (x, numbers) for "valid" and "same". An odd total is padded in x, with the larger part at the end."""
     if padding == "valid":
         return x, 0
     if padding != "same":
@@ -121,7 +121,7 @@ def _explicit_padding(x, weight, stride, padding, dilation):
 
 
 def _one_each(name: str, value: int | tuple[int, ...], spatial: int) -> list[int]:
-    """A number for each of the ``spatial`` dimensions."""
+    """Returns a number for each of the ``spatial`` dimensions."""
     numbers = [value] if isinstance(value, int) else list(value)
     require(len(numbers) in (1, spatial), "conv_act", f"{name} needs 1 or {spatial} numbers, got {value}")
     return numbers * (spatial if len(numbers) == 1 else 1)
@@ -151,7 +151,7 @@ def _check(x, weight, bias, residual, stride, padding, dilation, groups):
 
 
 def _check_geometry(x, weight, stride, padding, dilation, groups):
-    """What ATen refuses in other words, or, called from a compiled kernel, in many lines."""
+    """Checks with one-line errors what ATen also rejects, in multiple lines if called from a compiled kernel."""
     out, spatial = weight.shape[0], weight.dim() - 2
     divides = out >= groups and out % groups == 0
     require(divides, "conv_act", f"weight has {out} output channels, which {groups} groups do not divide")
@@ -164,7 +164,7 @@ def _check_geometry(x, weight, stride, padding, dilation, groups):
         "conv_act",
         f"stride {stride} and dilation {dilation} must be positive, padding {padding} not negative",
     )
-    # ATen takes an empty batch or no channels, but no empty image.
+    # ATen accepts an empty batch or no channels, but not an empty image.
     nothing = x.shape[0] == 0 or x.shape[1] == 0
     numel = x.shape[0] * out
     for size, kernel, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True):
@@ -176,7 +176,7 @@ def _check_geometry(x, weight, stride, padding, dilation, groups):
             f"{tuple(weight.shape)} with dilation {dilation}",
         )
         numel = numel * (room // s + 1)
-    # A compiler would take this for a bound of free sizes.
+    # A compiler would treat this as a bound of free sizes.
     require(being_traced() or numel < 10**18, "conv_act", f"padding {padding} makes too large an output")
 
 

@@ -1,7 +1,6 @@
-"""decode_attention_: attention of one new token over a cache of keys and values, which gets those of the token.
+"""decode_attention_: attention of one new token over a cache of keys and values, which is updated with the token.
 
-On CUDA one launch rotates queries and keys, writes to the cache and reads it once (flash decoding); what the mask hides
-is not read.
+On CUDA, one launch rotates queries and keys, writes to the cache and reads its visible part once (flash decoding).
 """
 
 import torch
@@ -27,7 +26,7 @@ def _check(q, k, v, keys, values, position, mask, cos, sin):
 
 
 def attended(q, keys, values, mask, scale):
-    """Attention with as many neighbouring heads of q for each head of keys as there are, in plain ATen."""
+    """Computes attention in plain ATen, with each head of keys shared by neighbouring heads of q."""
     repeats = q.shape[1] // keys.shape[1]
     if repeats > 1:
         keys, values = (each.repeat_interleave(repeats, 1) for each in (keys, values))
@@ -35,7 +34,7 @@ def attended(q, keys, values, mask, scale):
 
 
 def written(q, k, v, keys, values, position, cos, sin, in_place):
-    """q, rotated where there are angles, and the caches, or copies of them, with k and v in their place."""
+    """Returns q, rotated if there are angles, and the caches or their copies, updated with k and v."""
     if cos is not None:
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     put = torch.Tensor.index_copy_ if in_place else torch.Tensor.index_copy
@@ -54,9 +53,9 @@ def _fake(q, k, v, keys, values, position, mask, cos, sin, scale):
     return q.new_empty(q.shape)
 
 
-# q, k, v: (batch, heads, 1, size), of k and v fewer heads where neighbours of q share them; keys, values: (batch,
-# heads, capacity, size); position: one int64; mask: (batch, heads, 1, capacity), boolean where True is seen, or added;
-# cos and sin: (batch, 1, 1, size). It returns (batch, heads, 1, size), dense, 0 where nothing is seen. No gradients.
+# q, k, v: (batch, heads, 1, size), with fewer heads of k and v if neighbours of q share them; keys, values: (batch,
+# heads, capacity, size); position: one int64; mask: (batch, heads, 1, capacity), boolean (True is visible) or added;
+# cos and sin: (batch, 1, 1, size). Returns (batch, heads, 1, size), dense, 0 if nothing is visible. No gradients.
 decode_attention_ = define(
     "decode_attention_(Tensor q, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor position, "
     "Tensor? mask, Tensor? cos, Tensor? sin, float scale) -> Tensor",

@@ -6,7 +6,7 @@ channels of a group and all positions (Wu and He, arXiv:1803.08494).
 Backward, with xhat = (x - mean) rstd, v = xhat weight + bias, g = grad * act'(v):
     grad_x = rstd (g weight - mean(g weight) - xhat mean(g weight xhat))    (means as of x)
     grad_weight = sum over images and positions of g xhat;  grad_bias = sum over images and positions of g
-v is computed again from x, which is all that is kept besides the two statistics of a group.
+v is recomputed from x. Only x and the two statistics of each group are saved.
 """
 
 import math
@@ -38,15 +38,15 @@ __all__ = ["group_norm_act"]
 
 
 def reference(x, num_groups, weight=None, bias=None, eps=1e-5, activation="none", negative_slope=0.01):
-    """:func:`group_norm_act` in plain ATen, differentiable."""
+    """Computes :func:`group_norm_act` in plain ATen, differentiable."""
     return apply_activation(_normalise(x, num_groups, weight, bias, eps), activation, negative_slope)
 
 
 def _normalise(x, num_groups, weight, bias, eps):
     if x.numel() > 0:
-        # Not F.group_norm, which refuses groups of one value.
+        # Not F.group_norm, which rejects groups of one value.
         return torch.group_norm(x, num_groups, weight, bias, eps)
-    # ATen refuses some of these; the gradients of weight and bias are zeros.
+    # ATen rejects some of these. The gradients of weight and bias are zeros.
     y = x.clone() if weight is None else x * spread(weight, x, 1)
     return y if bias is None else y + spread(bias, x, 1)
 
@@ -66,19 +66,19 @@ def group_norm_act(
     activation: str = "none",
     negative_slope: float = 0.01,
 ) -> torch.Tensor:
-    """``act(group_norm(x))``, contiguous, in x's dtype and shape.
+    """Computes ``act(group_norm(x))``, contiguous, in x's dtype and shape.
 
     Args:
-        x: (N, C, ...); float64, float32, float16 or bfloat16 (the half types are computed in float32); any
-            layout other than contiguous costs a copy.
+        x: (N, C, ...); float64, float32, float16 or bfloat16 (half types are computed in float32); a
+            non-contiguous layout costs a copy.
         num_groups: divides C.
         weight, bias: (C,), x's dtype and device.
         eps: added to the variance.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
-        negative_slope: of leaky_relu.
+        negative_slope: slope of leaky_relu.
 
     Raises:
-        ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
+        ValueError: unknown activation. RuntimeError: incompatible shapes, dtypes or devices.
     """
     code, eps = CODES[activation], as_number("group_norm_act", "eps", eps)
     if not has_kernels(x):
@@ -117,7 +117,7 @@ def _fake(x, num_groups, weight, bias, eps, code, negative_slope):
 
 
 def _rows(x, num_groups):
-    """x in the accumulation type, (images, groups, elements of a group)"""
+    """Returns x in the accumulation type, as (images, groups, elements of a group)."""
     images, channels, *inner = x.shape
     cols = channels // num_groups
     for size in inner:
@@ -194,12 +194,12 @@ def _differentiate(ctx, grad, *_):
 
 
 def _decompose(x, num_groups, weight, bias, eps, code, negative_slope):
-    # What is kept for the backward is the copy that the kernels need.
+    # The backward saves the copy that the kernels need.
     return _DIFFERENTIABLE_TRAINING(x.contiguous(), num_groups, weight, bias, eps, code, negative_slope)[0]
 
 
 def _autocast_rule(args, device_type):
-    """ATen's: float32 on CUDA; on the CPU the dtypes stay, which must be one here: the widest."""
+    """Applies ATen's rule: float32 on CUDA. On the CPU dtypes stay, but must be equal here: the widest."""
     if device_type == "cuda":
         return cast_floats(args, torch.float32, device_type)
     return cast_to_widest(args, device_type)

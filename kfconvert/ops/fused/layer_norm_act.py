@@ -24,7 +24,7 @@ def reference(
     return_sum=False,
     negative_slope=0.01,
 ):
-    """:func:`layer_norm_act` in plain ATen, differentiable."""
+    """Computes :func:`layer_norm_act` in plain ATen, differentiable."""
     s = x if residual is None else x + residual
     y = F.layer_norm(s, as_shape(normalized_shape), weight, bias, eps)
     y = apply_activation(y, activation, negative_slope)
@@ -47,24 +47,24 @@ def layer_norm_act(
     return_sum: bool = False,
     negative_slope: float = 0.01,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """``act(layer_norm(x + residual))``, contiguous, in x's dtype; with ``return_sum`` also x + residual.
+    """Computes ``act(layer_norm(x + residual))``, contiguous, in x's dtype; with ``return_sum`` also x + residual.
 
     Args:
-        x: (..., *normalized_shape); float64, float32, float16 or bfloat16. Other strides than contiguous cost
-            a copy.
-        normalized_shape: the last dimensions of x, over which it is normalised.
-        weight, bias: normalized_shape; x's dtype, or both float32 beside a half type.
+        x: (..., *normalized_shape); float64, float32, float16 or bfloat16. A non-contiguous layout costs a
+            copy.
+        normalized_shape: the last dimensions of x, which are normalised.
+        weight, bias: normalized_shape; x's dtype, or both float32 for a half type.
         eps: added to the variance.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
-        residual: x's dtype and device, and x's shape or one that repeats over its leading dimensions
-            (position embeddings). The half types are added and normalised in float32; the returned sum is
-            rounded to x's dtype. Where a gradient is wanted that rounded sum is normalised, as the backward
-            has no other.
+        residual: x's dtype and device, and x's shape or a shape that repeats over its leading dimensions
+            (position embeddings). Half types are added and normalised in float32; the returned sum is
+            rounded to x's dtype. If a gradient is needed, the rounded sum is normalised, because the backward
+            has only that sum.
         return_sum: return (y, x + residual): the residual stream of a pre-norm transformer.
-        negative_slope: of leaky_relu.
+        negative_slope: slope of leaky_relu.
 
     Raises:
-        ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
+        ValueError: unknown activation. RuntimeError: incompatible shapes, dtypes or devices.
     """
     code, eps = CODES[activation], as_number("layer_norm_act", "eps", eps)
     shape = as_shape(normalized_shape)
@@ -82,7 +82,7 @@ def layer_norm_act(
 
 def _normalise(s, shape, weight, bias, eps):
     affine = weight if weight is not None else bias
-    # ATen normalises mixed dtypes on the CPU only; in the wider one it does on every device.
+    # ATen normalises mixed dtypes only on the CPU, so the wider dtype is used on every device.
     wide = s if affine is None else s.to(affine.dtype)
     return F.layer_norm(wide, shape, weight, bias, eps).to(s.dtype)
 

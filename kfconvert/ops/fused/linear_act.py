@@ -1,6 +1,6 @@
 """linear_act: ``y = act(x W^T + b)``: the library's matrix product, then one in-place epilogue.
 
-Where a gradient is needed it is ``linear`` followed by ``bias_act``, whose backward formulas apply.
+If a gradient is needed, ``linear`` and ``bias_act`` run, with their backward formulas.
 """
 
 import torch
@@ -23,7 +23,7 @@ __all__ = ["linear_act"]
 
 
 def reference(x, weight, bias=None, activation="none", negative_slope=0.01):
-    """:func:`linear_act` in plain ATen, differentiable."""
+    """Computes :func:`linear_act` in plain ATen, differentiable."""
     return apply_activation(F.linear(x, weight, bias), activation, negative_slope)
 
 
@@ -40,17 +40,17 @@ def linear_act(
     activation: str = "none",
     negative_slope: float = 0.01,
 ) -> torch.Tensor:
-    """``act(x W^T + b)``, of shape (..., out).
+    """Computes ``act(x W^T + b)``, of shape (..., out).
 
     Args:
         x: (..., in); float64, float32, float16 or bfloat16.
-        weight: (out, in), any strides: the transposed view of an (in, out) weight costs nothing.
+        weight: (out, in), any strides: a transposed view of an (in, out) weight is not copied.
         bias: (out,). weight and bias have x's dtype and device (autocast aligns the dtypes).
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
-        negative_slope: of leaky_relu.
+        negative_slope: slope of leaky_relu.
 
     Raises:
-        ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
+        ValueError: unknown activation. RuntimeError: incompatible shapes, dtypes or devices.
     """
     code = CODES[activation]
     if not has_kernels(x):
@@ -62,7 +62,7 @@ def linear_act(
 
 
 def check(operator, x, weight, bias):
-    """RuntimeError unless the kernels take x, weight and bias."""
+    """Raises RuntimeError unless the kernels accept x, weight and bias."""
     require_same_options(operator, "weight", x, weight)
     require(
         weight.dim() == 2 and x.dim() >= 1 and x.shape[-1] == weight.shape[1],

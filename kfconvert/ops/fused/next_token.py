@@ -1,6 +1,6 @@
-"""next_token_: the token with the largest score of each row, put where a step of generation takes it up.
+"""next_token_: selects the token with the largest score of each row, and writes it to the inputs of the next step.
 
-On CUDA one launch does what takes some twenty otherwise, each of which is too small to fill the device.
+On CUDA, one launch replaces about twenty small launches.
 """
 
 import torch
@@ -50,12 +50,12 @@ def _compose(scores, held_back, least, ends, pad, sequences, length, finished, i
         position_ids.add_(1)
 
 
-# scores: (rows, words), of which those of the words that are held_back (words,), boolean, count as -inf while length is
-# below least; both int64 of shape (1,). ends: int64 of shape (any,), after one of which a row is finished, boolean of
-# shape (rows,), and gets pad from then on; None or empty where rows end by their length alone. sequences: int64 of
-# shape (rows, width), gets the tokens in column length, which counts on unless all rows had been finished. inputs:
-# (rows, 1), int64, gets them too; position, int64 of shape (), and position_ids (rows, 1) count on. scratch: int64 of
-# shape (rows + 1,), zeros at first. Of equal scores the first word is taken; NaN is larger than all.
+# scores: (rows, words). Words in held_back, boolean (words,), count as -inf while length is below least; both int64 of
+# shape (1,). ends: int64 (any,), tokens that set finished, boolean (rows,), of a row, which then gets pad; None or
+# empty if only the length ends rows. sequences: int64 (rows, width), receives the tokens in column length, which is
+# incremented unless all rows had finished. inputs: int64 (rows, 1), receives the tokens too. position, int64 of shape
+# (), and position_ids (rows, 1) are incremented. scratch: int64 (rows + 1,), initially zeros. Of equal scores the first
+# word wins, and NaN is larger than all numbers.
 next_token_ = define(
     "next_token_(Tensor scores, Tensor? held_back, Tensor least, Tensor? ends, int pad, Tensor(a!) sequences, "
     "Tensor(b!) length, Tensor(c!) finished, Tensor(d!) inputs, Tensor(e!) position, Tensor(f!)? position_ids, "

@@ -1,12 +1,12 @@
-"""The skeleton that layer_norm_act and rms_norm_act share: the operators of a norm of the rows of ``s = x + residual``.
+"""The common operators of layer_norm_act and rms_norm_act: a norm of the rows of ``s = x + residual``.
 
-    xhat = (s - mean(s)) rstd where the norm is centred, else s rstd
+    xhat = (s - mean(s)) rstd if the norm is centred, else s rstd
     v = xhat w + b with w = weight + offset; y = act(v)
 
 Backward, with g = grad * act'(v):
-    grad_s = rstd (g w - mean(g w) - xhat mean(g w xhat)) + grad of the returned sum    (of x and of residual alike;
+    grad_s = rstd (g w - mean(g w) - xhat mean(g w xhat)) + grad of the returned sum    (of both x and residual;
     mean(g w) is 0 in a norm that is not centred); grad_weight = sum over rows of g xhat; grad_bias = sum over rows of g
-v is computed again from s, which is all that is kept besides the statistics of a row.
+v is recomputed from s. Only s and the statistics of each row are saved.
 """
 
 from collections.abc import Callable
@@ -27,16 +27,16 @@ from ..registration import (
 
 
 class NormOperators:
-    """Registers ``name``, ``add_<name>``, which returns the sum as well, the training form and the backward.
+    """Registers ``name``, ``add_<name>`` (also returns the sum), the training form and the backward.
 
     All take (x, residual, shape, *affine, eps, activation, negative_slope, *more).
 
     Args:
-        name: that of the operator.
-        normalise: (s, shape, *affine, eps, *more) -> the rows of s normalised, without the activation, in s's dtype.
-        affine: the names of the tensors: ("weight",), or with "bias" behind it.
-        centred: whether the mean is taken off; then the statistics of a row are (mean, rstd), else (rstd,).
-        more: the names of further numbers; of these "offset" is added to the weight.
+        name: name of the operator.
+        normalise: (s, shape, *affine, eps, *more) -> the normalised rows of s, without the activation, in s's dtype.
+        affine: names of the tensors: ("weight",) or ("weight", "bias").
+        centred: whether to subtract the mean. The statistics of a row are then (mean, rstd), else (rstd,).
+        more: names of further numbers. "offset" is added to the weight.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class NormOperators:
         autocast((operator, self.inference, add_operator, self.add_inference), autocast_norm)
 
     def _split(self, args):
-        """(shape, affine, eps, code, negative_slope, more) of what follows on x and residual."""
+        """Splits the arguments after x and residual: (shape, affine, eps, code, negative_slope, more)."""
         shape, affine, (eps, code, negative_slope, *more) = args[0], args[1 : 1 + self._count], args[1 + self._count :]
         return shape, affine, eps, code, negative_slope, more
 
@@ -146,7 +146,7 @@ class NormOperators:
         return torch.empty_like(s, memory_format=torch.contiguous_format), *of_affine
 
     def _split_backward(self, args):
-        """(statistics, affine, numbers) of what follows on s."""
+        """Splits the arguments after s: (statistics, affine, numbers)."""
         end = self._statistics + self._count
         return args[: self._statistics], args[self._statistics : end], args[end:]
 
@@ -183,7 +183,7 @@ class NormOperators:
         return grad_s, grad_of_residual(grad_s, ctx.residual_shape), None, *of_affine, *numbers
 
     def _differentiable_backward(self, ctx, grad, grad_sum, s, affine):
-        """The gradients of s and of the affine tensors."""
+        """Returns the gradients of s and of the affine tensors."""
 
         def in_aten(s, *affine):
             return self._compose(s, None, ctx.shape, *affine, ctx.eps, ctx.code, ctx.negative_slope, *ctx.more)

@@ -26,7 +26,7 @@ def reference(
     offset=0.0,
     negative_slope=0.01,
 ):
-    """:func:`rms_norm_act` in plain ATen, differentiable."""
+    """Computes :func:`rms_norm_act` in plain ATen, differentiable."""
     s = x if residual is None else x + residual
     y = apply_activation(_normalise(s, as_shape(normalized_shape), weight, eps, offset), activation, negative_slope)
     return (y, s) if return_sum else y
@@ -57,27 +57,27 @@ def rms_norm_act(
     offset: float = 0.0,
     negative_slope: float = 0.01,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """``act(rms_norm(x + residual))``, contiguous, in x's dtype; with ``return_sum`` also x + residual.
+    """Computes ``act(rms_norm(x + residual))``, contiguous, in x's dtype; with ``return_sum`` also x + residual.
 
-    The half types are computed in float32 and rounded once, at the end. Models that round the normalised
-    values before they multiply by the weight (Llama, T5) have one rounding more; those that multiply in
-    float32 (Gemma, OLMo 2) have the same one.
+    Half types are computed in float32 and rounded once, at the end. Models that round the normalised values before
+    the multiplication by the weight (Llama, T5) have an additional rounding. Models that multiply in float32 (Gemma,
+    OLMo 2) have the same rounding.
 
     Args:
-        x: (..., *normalized_shape); float64, float32, float16 or bfloat16. Other strides than contiguous cost
-            a copy.
-        normalized_shape: the last dimensions of x, over which it is normalised.
-        weight: normalized_shape; x's dtype, or float32 beside a half type.
+        x: (..., *normalized_shape); float64, float32, float16 or bfloat16. A non-contiguous layout costs a
+            copy.
+        normalized_shape: the last dimensions of x, which are normalised.
+        weight: normalized_shape; x's dtype, or float32 for a half type.
         eps: added to the mean of the squares.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
-        residual: x's dtype and device, and x's shape or one that repeats over its leading dimensions. The
+        residual: x's dtype and device, and x's shape or a shape that repeats over its leading dimensions. The
             half types are added and normalised in float32; the returned sum is rounded to x's dtype.
         return_sum: return (y, x + residual): the residual stream of a pre-norm transformer.
-        offset: added to the weight: 1 in Gemma, whose weights are stored around 0.
-        negative_slope: of leaky_relu.
+        offset: added to the weight; 1 in Gemma, whose stored weights are centred at 0.
+        negative_slope: slope of leaky_relu.
 
     Raises:
-        ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
+        ValueError: unknown activation. RuntimeError: incompatible shapes, dtypes or devices.
     """
     code, eps = CODES[activation], as_number("rms_norm_act", "eps", eps)
     shape = as_shape(normalized_shape)

@@ -1,7 +1,7 @@
 """rope: ``y = x * cos + rotated(x) * sin``, the rotary position embedding of Su et al., arXiv:2104.09864.
 
-rotated(x) turns the pairs (a, b) of x into (-b, a); it is never written. The gradient with respect to x is
-grad * cos - rotated(grad * sin): the same kernel with the pairs turned back.
+rotated(x) maps the pairs (a, b) of x to (-b, a) and is not stored. The gradient with respect to x is
+grad * cos - rotated(grad * sin), by the same kernel with the inverse rotation.
 """
 
 import torch
@@ -32,7 +32,7 @@ def _rotated(x, interleaved):
 
 
 def reference(x, cos, sin, interleaved=False):
-    """:func:`rope` in plain ATen, differentiable."""
+    """Computes :func:`rope` in plain ATen, differentiable."""
     return x * cos + _rotated(x, interleaved) * sin
 
 
@@ -47,19 +47,19 @@ def _learns_the_angles(x, cos, sin, interleaved=False):
     reference=reference,
 )
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """``x * cos + rotated(x) * sin``, in x's shape and dtype.
+    """Computes ``x * cos + rotated(x) * sin``, in x's shape and dtype.
 
     Args:
-        x: (..., D), D even, any strides; float64, float32, float16 or bfloat16 (the half types are computed
+        x: (..., D), D even, any strides; float64, float32, float16 or bfloat16 (half types are computed
             in float32).
         cos, sin: (..., D), shapes that broadcast to x's; x's dtype and device (autocast aligns the dtypes).
-            Column j belongs to column j of x, so that every angle is there twice: in both halves, or, where
-            ``interleaved``, in both columns of a pair. Where one of them needs a gradient plain ATen runs.
-        interleaved: pairs are neighbours, (x[2i], x[2i + 1]), as in GPT-J; otherwise they lie half a row
+            Column j applies to column j of x, so every angle occurs twice: in both halves, or in both columns of
+            a pair if ``interleaved``. If one of them needs a gradient, plain ATen runs.
+        interleaved: pairs are neighbours, (x[2i], x[2i + 1]), as in GPT-J; otherwise pairs are half a row
             apart, (x[i], x[i + D/2]), as in Llama and GPT-NeoX.
 
     Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit.
+        RuntimeError: incompatible shapes, dtypes or devices.
     """
     if not has_kernels(x) or records_gradient(cos, sin):
         check_rope(x, cos, sin)
@@ -69,7 +69,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
 
 
 def check_rope(x, cos, sin):
-    """RuntimeError where shapes, dtypes or devices do not fit."""
+    """Raises RuntimeError if shapes, dtypes or devices are incompatible."""
     require_float("rope", x)
     require(
         x.dim() >= 1 and x.shape[-1] % 2 == 0,

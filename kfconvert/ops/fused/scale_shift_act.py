@@ -1,7 +1,6 @@
 """scale_shift_act: ``y = act(x * scale + shift)`` by channel, one pass over memory in place of two.
 
-It is what remains of a batch norm in eval mode. Where a gradient is needed it runs as plain ATen calls, whose
-formulas apply.
+It computes a batch norm in eval mode. If a gradient is needed, plain ATen calls run, with their backward formulas.
 """
 
 import torch
@@ -23,7 +22,7 @@ __all__ = ["scale_shift_act"]
 
 
 def reference(x, scale, shift, activation="none", negative_slope=0.01):
-    """:func:`scale_shift_act` in plain ATen, differentiable."""
+    """Computes :func:`scale_shift_act` in plain ATen, differentiable."""
     return apply_activation(_scaled(x, scale, shift), activation, negative_slope)
 
 
@@ -41,18 +40,18 @@ def scale_shift_act(
     activation: str = "none",
     negative_slope: float = 0.01,
 ) -> torch.Tensor:
-    """``act(x * scale[c] + shift[c])`` with c along dimension 1, in x's dtype, shape and memory format.
+    """Computes ``act(x * scale[c] + shift[c])`` with c along dimension 1, in x's dtype, shape and memory format.
 
     Args:
         x: (N, C, ...), any strides; contiguous and channels-last are both read without a copy; float64,
-            float32, float16 or bfloat16 (the half types are computed in float32).
-        scale, shift: (C,), on x's device; float64 beside a float64 x, float32 beside any other: in a half
-            type their rounding would be as large as that of the result.
+            float32, float16 or bfloat16 (half types are computed in float32).
+        scale, shift: (C,), on x's device; float64 for a float64 x, else float32, because the rounding error of
+            half types would be as large as that of the result.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
-        negative_slope: of leaky_relu.
+        negative_slope: slope of leaky_relu.
 
     Raises:
-        ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
+        ValueError: unknown activation. RuntimeError: incompatible shapes, dtypes or devices.
     """
     code = CODES[activation]
     if not has_kernels(x):
@@ -70,7 +69,7 @@ def batch_norm_scale_and_shift(
     bias: torch.Tensor | None,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a batch norm does in eval mode, ``y = x * scale + shift`` by channel: two float64 tensors (C,).
+    """Returns scale and shift of a batch norm in eval mode, ``y = x * scale + shift`` per channel: float64, (C,).
 
     scale = weight / sqrt(running_var + eps), shift = bias - running_mean * scale (Ioffe and Szegedy,
     arXiv:1502.03167, algorithm 2). All arguments: (C,), weight and bias may be None.

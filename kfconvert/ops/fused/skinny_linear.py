@@ -1,8 +1,8 @@
 """skinny_linear: ``y = act(x W^T + b)`` for a few rows of x, or ``act(g) * u`` with the halves g, u of ``x W^T + b``.
 
-On CUDA a kernel of its own computes up to 16 rows of a half type, as in a step of generation, at the speed of memory;
-the library computes what else there is. In a CUDA graph the kernel reads the weight before those ahead of it have
-ended: nothing in the graph may write to it.
+On CUDA, a dedicated kernel computes up to 16 rows of a half type, as in a step of generation, at memory bandwidth. The
+library computes all other cases. In a CUDA graph, the kernel reads the weight before earlier kernels have finished, so
+nothing in the graph may write to the weight.
 """
 
 import torch
@@ -17,7 +17,7 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def takes_skinny(x: torch.Tensor, in_features: int) -> bool:
-    """Whether the kernel computes products of x (..., in_features); not all layouts of weights are fit for it."""
+    """Whether the kernel accepts x (..., in_features). It does not accept all layouts of weights."""
     few = 0 < x.numel() <= _MOST_ROWS * in_features
     return x.is_cuda and x.dtype in _HALF_TYPES and few and in_features % 8 == 0 and has_kernels(x)
 
@@ -42,8 +42,8 @@ def _fake(x, weight, bias, code, negative_slope, gated, gate_first):
     return x.new_empty((*x.shape[:-1], weight.shape[0] // (2 if gated else 1)))
 
 
-# x: (..., in); weight: (out, in), any strides, of twice as many rows where it is gated; bias: one for each of them. It
-# returns (..., out), dense. No gradients.
+# x: (..., in); weight: (out, in), any strides, or (2 * out, in) if gated; bias: one value per row of weight. Returns
+# (..., out), dense. No gradients.
 skinny_linear = define(
     "skinny_linear(Tensor x, Tensor weight, Tensor? bias, int activation, float negative_slope, bool gated, "
     "bool gate_first) -> Tensor",

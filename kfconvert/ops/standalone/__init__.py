@@ -1,4 +1,4 @@
-"""The operators for use by hand."""
+"""Operators for direct use."""
 
 from .attention import *
 from .batch_norm_act import *

@@ -1,9 +1,9 @@
 """Attention, whole and in parts: ``softmax(q k^T scale) v``, Vaswani et al., arXiv:1706.03762.
 
-The whole is ``F.scaled_dot_product_attention``, which picks PyTorch's fastest kernel for a device. Scores
-that are NaN or infinite come out as that kernel makes them: some on the CPU give 0 where the formula gives
-NaN. All take float64, float32, float16 or bfloat16 and have a backward pass; the arguments must have one
-dtype (autocast aligns them) and lie on one device, else RuntimeError.
+Whole attention is ``F.scaled_dot_product_attention``, which selects PyTorch's fastest kernel for a device. NaN and
+infinite scores depend on that kernel: some CPU kernels return 0 where the formula gives NaN. All functions take
+float64, float32, float16 or bfloat16 and have a backward pass. Arguments must have one dtype (autocast aligns dtypes)
+and one device, else RuntimeError.
 """
 
 import math
@@ -31,11 +31,11 @@ __all__ = [
 
 @declare(group="attention", example=lambda t, rows, columns: (t(2, rows, 8), t(2, 7, 8)), runs="torch.baddbmm")
 def attention_score(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
-    """``q k^T scale``, the scores before the softmax, of shape (..., N, M); ``torch.baddbmm``.
+    """Computes ``q k^T scale``, the scores before the softmax, of shape (..., N, M); ``torch.baddbmm``.
 
-    The product is scaled while it is computed, not in a pass of its own; where half types want gradients it is, as
-    the gradient that is scaled last would overflow. q: (..., N, D), k: (..., M, D), leading dimensions that broadcast.
-    scale: 1 / sqrt(D) by default.
+    The product is scaled during its computation. Half types with gradients are scaled in a separate pass, because
+    their gradient would overflow. q: (..., N, D), k: (..., M, D), leading dimensions that broadcast. scale:
+    1 / sqrt(D) by default.
     """
     operator = "attention_score"
     _check_keys(operator, q, k)
@@ -46,7 +46,7 @@ def attention_score(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
     batch = math.prod(leading)
     q, k = (t.expand(*leading, *t.shape[-2:]).reshape(batch, *t.shape[-2:]) for t in (q, k))
     scale = _default_scale(q) if scale is None else scale
-    # A factor of 0 leaves some results of baddbmm as the memory was.
+    # With a factor of 0, baddbmm leaves some results uninitialized.
     if scale == 0 or (q.element_size() == 2 and wants_gradient(q, k)):
         scores = q @ k.mT * scale
     else:
@@ -60,10 +60,10 @@ def attention_score(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
     runs="torch.softmax and F.dropout",
 )
 def attention_dropout(scores: Tensor, p: float, training: bool = True) -> Tensor:
-    """``dropout(softmax(scores))``, the softmax over the last dimension; outside of ``training`` the softmax.
+    """Computes ``dropout(softmax(scores))`` over the last dimension, or only the softmax without ``training``.
 
-    p: the part of the weights that is dropped; the others are divided by 1 - p. ValueError outside of 0 to 1.
-    The two are PyTorch's: the backward of the softmax needs its result without the dropout.
+    p: fraction of dropped weights; the others are divided by 1 - p. Raises ValueError unless 0 <= p <= 1. Both
+    operators are PyTorch's, because the backward of softmax needs its result before dropout.
     """
     require_float("attention_dropout", scores)
     require_share("attention_dropout", "p", p)
@@ -76,23 +76,23 @@ def attention_dropout(scores: Tensor, p: float, training: bool = True) -> Tensor
     runs="F.scaled_dot_product_attention",
 )
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, is_causal: bool = False) -> Tensor:
-    """``softmax(q k^T scale) v``, of shape (..., N, E), by ``F.scaled_dot_product_attention``.
+    """Computes ``softmax(q k^T scale) v``, of shape (..., N, E), by ``F.scaled_dot_product_attention``.
 
-    On the CPU, and for the half types on CUDA, that is flash attention (Dao et al., arXiv:2205.14135) as far
-    as shapes and GPU allow: no scores are written.
+    On the CPU, and for half types on CUDA, this is flash attention (Dao et al., arXiv:2205.14135) if shapes and GPU
+    allow, which does not store scores.
 
     Args:
-        q: (..., N, D), k: (..., M, D), v: (..., M, E), leading dimensions alike, any strides: usually
+        q: (..., N, D), k: (..., M, D), v: (..., M, E), equal leading dimensions, any strides: usually
             (batch, heads, sequence, head_dim).
         scale: factor of the scores, 1 / sqrt(D) by default.
-        is_causal: query i sees the keys 0 to i only, also where N and M differ.
+        is_causal: query i attends only to keys 0 to i, also if N and M differ.
 
     Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit.
+        RuntimeError: incompatible shapes, dtypes or devices.
     """
     check_attention("flash_attention", q, k, v)
     if is_causal and scale is not None and scale <= 0:
-        # PyTorch's kernels scale after they have put -inf in the place of what is hidden.
+        # PyTorch's kernels scale after masking with -inf.
         q, scale = (-q, -scale) if scale else (q * 0, 1.0)
     queries, keys, values = with_four_dimensions(q, k, v)
     y = F.scaled_dot_product_attention(queries, keys, values, scale=scale, is_causal=is_causal)
@@ -105,13 +105,13 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None,
     runs="flash_attention where that writes no scores",
 )
 def chunked_attention(q: Tensor, k: Tensor, v: Tensor, chunk_size: int = 1024, scale: float | None = None) -> Tensor:
-    """:func:`flash_attention`, with the scores of at most ``chunk_size`` queries in memory at a time.
+    """Computes :func:`flash_attention` with the scores of at most ``chunk_size`` queries in memory at a time.
 
-    One call where ``F.scaled_dot_product_attention`` has a kernel that writes no scores at all, which is faster;
-    else, such as for float64 on CUDA or values of another width than the keys, one call for each ``chunk_size``
-    queries. The backward pass of those keeps the scores of all chunks.
+    If ``F.scaled_dot_product_attention`` has a faster kernel that stores no scores, this is one call. Otherwise, such
+    as for float64 on CUDA or values of another width than the keys, it is one call for each ``chunk_size`` queries,
+    whose backward stores the scores of all chunks.
 
-    q, k, v, scale: see :func:`flash_attention`. RuntimeError: arguments that do not fit.
+    q, k, v, scale: see :func:`flash_attention`. RuntimeError: incompatible arguments.
     """
     operator = "chunked_attention"
     check_attention(operator, q, k, v)
@@ -123,7 +123,7 @@ def chunked_attention(q: Tensor, k: Tensor, v: Tensor, chunk_size: int = 1024, s
 
 
 def _writes_no_scores(tensors, scale):
-    if being_traced() or transformed():  # which do not take a function that returns a number
+    if being_traced() or transformed():  # these do not support a function that returns a number
         return False
     return torch._fused_sdp_choice(*tensors, scale=scale) != SDPBackend.MATH.value
 
@@ -134,7 +134,7 @@ def _writes_no_scores(tensors, scale):
     runs="flash_attention of another layout",
 )
 def fused_multihead_attention(q: Tensor, k: Tensor, v: Tensor, num_heads: int) -> Tensor:
-    """:func:`flash_attention` of ``num_heads`` parts of the columns, put side by side again: (..., N, E).
+    """Computes :func:`flash_attention` of ``num_heads`` column blocks and concatenates the results: (..., N, E).
 
     q: (..., N, D), k: (..., M, D), v: (..., M, E), usually (batch, sequence, embed), after their projections;
     num_heads divides D and E.
@@ -167,16 +167,16 @@ def rope_attention(
     is_causal: bool = False,
     interleaved: bool = False,
 ) -> Tensor:
-    """:func:`flash_attention` of ``rope(q)``, ``rope(k)`` and v; cos, sin, interleaved: see :func:`rope`.
+    """Computes :func:`flash_attention` of ``rope(q)``, ``rope(k)`` and v; cos, sin, interleaved: see :func:`rope`.
 
-    q and k are as long as each other where cos and sin have more than one row.
+    q and k must have equal lengths if cos and sin have more than one row.
     """
     q, k = (rope(t, cos, sin, interleaved) for t in (q, k))
     return flash_attention(q, k, v, scale, is_causal)
 
 
 def with_four_dimensions(*tensors: Tensor) -> list[Tensor]:
-    """(..., N, D) as (batch, heads, N, D), which the kernels take."""
+    """Reshapes (..., N, D) to (batch, heads, N, D) for the kernels."""
     return [
         t if t.dim() == 4 else t.reshape(math.prod(t.shape[:-3]), *(t.shape[-3:-2] or (1,)), *t.shape[-2:])
         for t in tensors
@@ -184,7 +184,7 @@ def with_four_dimensions(*tensors: Tensor) -> list[Tensor]:
 
 
 def check_attention(operator: str, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """RuntimeError where shapes, dtypes or devices do not fit."""
+    """Raises RuntimeError if shapes, dtypes or devices are incompatible."""
     _check_keys(operator, q, k)
     require_same_options(operator, "v", q, v, "q")
     require(

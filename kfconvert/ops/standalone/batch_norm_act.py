@@ -3,8 +3,8 @@
 With rstd = 1 / sqrt(variance + eps): y = act(x scale + shift), scale = weight rstd, shift = bias - mean scale
 (Ioffe and Szegedy, arXiv:1502.03167, algorithm 2).
 
-Backward, in one pass as well: g = grad * act'(x scale + shift); that of x is g scale, that of weight the sum
-of g (x - mean) rstd by channel, that of bias the sum of g. The statistics have none.
+Backward, also in one pass: g = grad * act'(x scale + shift). The gradient of x is g scale, of weight the sum of
+g (x - mean) rstd per channel, of bias the sum of g. The statistics have no gradient.
 """
 
 import torch
@@ -41,7 +41,7 @@ def reference(
     activation: str = "none",
     negative_slope: float = 0.01,
 ) -> Tensor:
-    """:func:`batch_norm_act` in plain ATen, differentiable in x, weight and bias."""
+    """Computes :func:`batch_norm_act` in plain ATen, differentiable in x, weight and bias."""
     return apply_activation(_normalise(x, mean, variance, weight, bias, eps), activation, negative_slope)
 
 
@@ -67,19 +67,19 @@ def batch_norm_act(
     activation: str = "none",
     negative_slope: float = 0.01,
 ) -> Tensor:
-    """``act(batch_norm(x))`` as in eval mode, in x's dtype, shape and memory format.
+    """Computes ``act(batch_norm(x))`` as in eval mode, in x's dtype, shape and memory format.
 
     Args:
         x: (N, C, ...), any strides; contiguous and channels-last are both read without a copy; float64,
-            float32, float16 or bfloat16 (the half types are computed in float32).
-        mean, variance, weight, bias: (C,), on x's device and of one dtype: x's, or float32 beside a half
+            float32, float16 or bfloat16 (half types are computed in float32).
+        mean, variance, weight, bias: (C,), on x's device and of one dtype: x's, or float32 for a half
             type. Weight and bias may be None: 1 and 0. The statistics have no gradient.
         eps: added to the variance.
         activation: a name in :data:`kfconvert.ops.ACTIVATIONS`.
-        negative_slope: of leaky_relu.
+        negative_slope: slope of leaky_relu.
 
     Raises:
-        ValueError: unknown activation. RuntimeError: shapes, dtypes or devices that do not fit.
+        ValueError: unknown activation. RuntimeError: incompatible shapes, dtypes or devices.
     """
     code, eps = CODES[activation], as_number("batch_norm_act", "eps", eps)
     if not has_kernels(x):

@@ -1,6 +1,6 @@
-"""block_sparse_attention: attention of which only some square blocks of scores are computed.
+"""block_sparse_attention: attention with only some square blocks of scores.
 
-flex_attention is imported where it is used: the import takes a second.
+Functions import flex_attention when they need it, because the import takes a second.
 """
 
 import functools
@@ -17,7 +17,7 @@ from .attention import check_attention, with_four_dimensions
 
 __all__ = ["block_sparse_attention"]
 
-# The edge of the blocks that the kernels of flex_attention skip, and the narrowest heads that they take.
+# The size of blocks that flex_attention's kernels skip, and the smallest head size of these kernels.
 _TILE = 128
 _NARROWEST = 16
 
@@ -35,25 +35,25 @@ def block_sparse_attention(
     block_size: int,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """``softmax(q k^T scale) v`` over the blocks of scores that ``layout`` keeps, of shape (..., N, E).
+    """Computes ``softmax(q k^T scale) v`` over the blocks of scores that ``layout`` keeps, of shape (..., N, E).
 
-    On CUDA it is ``torch.nn.attention.flex_attention``, compiled at the first call (by torch.compile, which
-    needs a C compiler): blocks that are left out cost nothing, and no scores are written. It takes block
-    sizes that divide or are divisible by 128, sequences and heads not too small for its kernels (128 and 16),
-    and all dtypes but float64. In all other cases, and on the CPU, it is ``F.scaled_dot_product_attention``
-    with the layout expanded to a boolean mask (N, M), which costs as much as without a layout.
+    On CUDA, this is ``torch.nn.attention.flex_attention``, compiled in the first call (by torch.compile, which
+    needs a C compiler). Excluded blocks have no cost, and no scores are stored. It supports block sizes that divide
+    or are divisible by 128, sequences from 128 and heads from 16, and all dtypes except float64. In all other cases,
+    and on the CPU, this is ``F.scaled_dot_product_attention`` with the layout expanded to a boolean mask (N, M),
+    which is not faster than full attention.
 
     Args:
         q: (..., N, D), k: (..., M, D), v: (..., M, E), any strides; leading dimensions, dtype (float64,
-            float32, float16 or bfloat16) and device alike.
-        layout: boolean, (..., ceil(N / block_size), ceil(M / block_size)), its leading dimensions broadcast
-            to q's. Entry (i, j) says whether queries i * block_size and following see keys j * block_size and
-            following. Queries that see no key give 0.
-        block_size: edge of a block in queries and keys.
+            float32, float16 or bfloat16) and device are equal.
+        layout: boolean, (..., ceil(N / block_size), ceil(M / block_size)), with leading dimensions that broadcast
+            to q's. Entry (i, j): whether the queries of block i attend to the keys of block j. Queries without
+            keys return 0.
+        block_size: number of queries and keys in a block.
         scale: factor of the scores, 1 / sqrt(D) by default.
 
     Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit.
+        RuntimeError: incompatible shapes, dtypes or devices.
     """
     check_attention("block_sparse_attention", q, k, v)
     _check_layout(q, k, layout, block_size)
@@ -71,16 +71,16 @@ def block_sparse_attention(
     else:
         mask = _expanded(layout, block_size, q.shape[-2], k.shape[-2])
         y = F.scaled_dot_product_attention(queries, keys, values, mask, scale=scale)
-        # Of queries that see no key some of its kernels for half types return an average of v.
+        # For queries without keys, some of its kernels for half types return an average of v.
         y = y.masked_fill(~mask.any(-1, keepdim=True), 0)
     return y.reshape(*leading, *y.shape[-2:])
 
 
 def block_mask(layout: torch.Tensor, block_size: int, queries: int, keys: int):
-    """The ``BlockMask`` of a boolean layout (batch or 1, heads or 1, rows, columns).
+    """Returns the ``BlockMask`` of a boolean layout (batch or 1, heads or 1, rows, columns).
 
-    Small blocks are joined to tiles. Only tiles of which a part is left out, or that reach beyond the end of
-    a sequence, look up the layout for every score.
+    Small blocks are merged into tiles. Only partial tiles, and tiles beyond the end of a sequence, look up the layout
+    for every score.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -89,7 +89,7 @@ def block_mask(layout: torch.Tensor, block_size: int, queries: int, keys: int):
     missing = (0, columns * joined - layout.shape[-1], 0, rows * joined - layout.shape[-2])
     tiles = F.pad(layout, missing).unflatten(-1, (columns, joined)).unflatten(-3, (rows, joined))
     some, whole = tiles.any(-1).any(-2), tiles.all(-1).all(-2)
-    # A tile of one block has no padding that would make it incomplete where the sequence ends within it.
+    # A tile of one block is complete even if the sequence ends within it.
     if queries % tile:
         whole[..., -1, :] = False
     if keys % tile:
@@ -110,7 +110,7 @@ def block_mask(layout: torch.Tensor, block_size: int, queries: int, keys: int):
 
 
 def _listed(tiles) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many tiles each row has, and their columns in order, followed by the other columns."""
+    """The number of tiles per row, and their columns in order, followed by the other columns."""
     order = torch.argsort(tiles.to(torch.int32), dim=-1, descending=True, stable=True)
     return tiles.sum(-1, dtype=torch.int32), order.to(torch.int32).contiguous()
 

@@ -1,10 +1,9 @@
-"""Blocks of models, each a few calls of the operators that its docstring names.
+"""Blocks of models, composed of the operators that their docstrings name.
 
-All take float64, float32, float16 or bfloat16, one dtype and device in a call (autocast aligns the dtypes),
-and have a backward pass. Arguments that do not fit are a RuntimeError, an activation that is not in
-:data:`kfconvert.ops.ACTIVATIONS` a ValueError. Convolutions are two-dimensional: x is (N, C, H, W) or
-(C, H, W), contiguous or channels-last; stride, padding, dilation and groups are those of
-torch.nn.functional.conv2d.
+All functions take float64, float32, float16 or bfloat16, with one dtype and device per call (autocast aligns dtypes),
+and have a backward pass. Incompatible arguments raise RuntimeError, and an activation that is not in
+:data:`kfconvert.ops.ACTIVATIONS` raises ValueError. Convolutions are two-dimensional: x is (N, C, H, W) or (C, H, W),
+contiguous or channels-last. For stride, padding, dilation and groups, see torch.nn.functional.conv2d.
 """
 
 import torch.nn.functional as F
@@ -25,7 +24,7 @@ Pair = int | tuple[int, int]
 
 @declare(group="block", example=lambda t, rows, columns: (t(rows, 8), t(9, 8), t(9), "relu"), runs="linear_act")
 def fused_linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """``act(x W^T + b)``, of shape (..., out); :func:`kfconvert.ops.linear_act` by another name.
+    """Computes ``act(x W^T + b)``, of shape (..., out); an alias of :func:`kfconvert.ops.linear_act`.
 
     x: (..., in); weight: (out, in); bias: (out,) or None.
     """
@@ -47,11 +46,11 @@ def ffn_block(
     dropout_p: float = 0.0,
     training: bool = True,
 ) -> Tensor:
-    """``dropout(act(x W1^T + b1)) W2^T + b2``, of shape (..., out): two calls of :func:`kfconvert.ops.linear_act`.
+    """Computes ``dropout(act(x W1^T + b1)) W2^T + b2``, of shape (..., out), by :func:`kfconvert.ops.linear_act`.
 
     x: (..., in); w1: (hidden, in); w2: (out, hidden); b1: (hidden,) or None; b2: (out,) or None.
-    dropout_p: the part of the hidden values that is dropped in ``training``, by ``F.dropout``; ValueError
-    outside of 0 to 1. The dropout stands where ``torch.nn.TransformerEncoderLayer`` has its first one.
+    dropout_p: fraction of hidden values that ``F.dropout`` drops in ``training``; ValueError unless between 0 and 1.
+    This is the first dropout of the feed-forward block of ``torch.nn.TransformerEncoderLayer``.
     """
     require_share("ffn_block", "dropout_p", dropout_p)
     hidden = linear_act(x, w1, b1, activation)
@@ -78,10 +77,10 @@ def conv2d_bn_act(
     groups: int = 1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``act(batch_norm(conv(x)))`` with the running statistics, for inference: (N, out, H', W').
+    """Computes ``act(batch_norm(conv(x)))`` with the running statistics, for inference: (N, out, H', W').
 
-    One :func:`kfconvert.ops.batch_norm_act` follows the convolution: to fold the norm into the weight at
-    every call would take longer. ``kfconvert.modules.FusedConv2dBNReLU`` keeps a folded weight.
+    :func:`kfconvert.ops.batch_norm_act` follows the convolution, because folding the norm into the weight in every
+    call is slower. ``kfconvert.modules.FusedConv2dBNReLU`` caches a folded weight.
 
     Args:
         weight: (out, C / groups, height, width); bias: (out,) or None.
@@ -101,7 +100,7 @@ def conv2d_bn_act(
     if bias is not None:
         require_same_options(operator, "bias", x, bias)
         _require_channels(operator, "bias", bias, weight.shape[0])
-    # cuDNN adds a bias in a pass of its own. The statistics have no derivative, so that it must want none.
+    # cuDNN adds a bias in a separate pass. The statistics have no derivative, so the bias must not require one.
     if x.is_cuda and has_kernels(x) and bias is not None and not wants_gradient(bias):
         running_mean, bias = running_mean.to(accumulator(x.dtype)) - bias, None
     y = conv_act(x, weight, bias, None, stride, padding, dilation, groups)
@@ -128,10 +127,10 @@ def conv2d_gelu_dropout(
     dilation: Pair = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``dropout(gelu(conv(x)))``, the exact (erf) GELU: :func:`kfconvert.ops.conv_act`, then ``F.dropout``.
+    """Computes ``dropout(gelu(conv(x)))``, the exact (erf) GELU: :func:`kfconvert.ops.conv_act`, then ``F.dropout``.
 
-    weight: (out, C / groups, height, width); bias: (out,) or None. p: the part of the values that is dropped
-    in ``training``; ValueError outside of 0 to 1.
+    weight: (out, C / groups, height, width); bias: (out,) or None. p: fraction of values dropped in ``training``;
+    ValueError unless between 0 and 1.
     """
     require_tensors(x, weight)
     require_share("conv2d_gelu_dropout", "p", p)
@@ -155,9 +154,9 @@ def depthwise_pointwise(
     padding: Pair | str = 0,
     dilation: Pair = 1,
 ) -> Tensor:
-    """``act(pointwise(depthwise(x)))``, a separable convolution (Chollet, arXiv:1610.02357), then act.
+    """Computes ``act(pointwise(depthwise(x)))``, a separable convolution (Chollet, arXiv:1610.02357), then act.
 
-    Two calls of :func:`kfconvert.ops.conv_act`; as in Keras's SeparableConv2D nothing stands between them.
+    Two calls of :func:`kfconvert.ops.conv_act`, with nothing between them, as in Keras's SeparableConv2D.
 
     Args:
         depthwise_weight: (C * multiplier, 1, height, width), with groups = C, to which stride, padding and

@@ -14,19 +14,19 @@ __all__ = ["contract"]
 
 @declare(group="block", example=lambda t, rows, columns: ("bij,jk->bik", t(2, 3, 4), t(4, 5)), runs="torch.einsum")
 def contract(equation: str, *tensors: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
-    """``torch.einsum(equation, *tensors)``, then as a view of ``shape``.
+    """Computes ``torch.einsum(equation, *tensors)``, and returns the result as a view of ``shape``.
 
-    einsum makes matrix products of it, PyTorch's libraries compute them, and the result, which is dense, is seen
-    in another shape without a copy (its axes in another order in memory are copied): so the scores of
-    heads, ``contract("bnhd,hde->bne", x, w, shape=(b * n, -1))``, need no reshape of their own.
+    PyTorch's libraries compute the matrix products of einsum. The dense result is viewed in another shape without a
+    copy, unless its axes have another order in memory. For example,
+    ``contract("bnhd,hde->bne", x, w, shape=(b * n, -1))`` needs no separate reshape.
 
     Args:
-        equation: as of ``torch.einsum``; tensors: one or more, float64, float32, float16 or bfloat16, of one
-            dtype (autocast aligns them) and device.
-        shape: as many elements as the result has; one size may be -1. None: as einsum leaves it.
+        equation: see ``torch.einsum``; tensors: one or more, float64, float32, float16 or bfloat16, of one
+            dtype (autocast aligns dtypes) and device.
+        shape: a shape with the number of elements of the result; one size may be -1. None: einsum's shape.
 
     Raises:
-        RuntimeError: an equation, tensors or a shape that do not fit. TypeError: an argument of another kind.
+        RuntimeError: incompatible equation, tensors or shape. TypeError: an argument of another type.
     """
     operator = "contract"
     if not isinstance(equation, str):

@@ -1,4 +1,4 @@
-"""cross_entropy: the logits are read once for the loss and once for the gradient, no probabilities kept."""
+"""cross_entropy: reads the logits once for the loss and once for the gradient, and stores no probabilities."""
 
 import torch
 import torch.nn.functional as F
@@ -36,22 +36,22 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """``torch.nn.functional.cross_entropy`` of class indices without class weights.
+    """Computes ``torch.nn.functional.cross_entropy`` of class indices without class weights.
 
     Args:
-        x: logits, (rows, classes); float64, float32, float16 or bfloat16 (the half types are computed in
+        x: logits, (rows, classes); float64, float32, float16 or bfloat16 (half types are computed in
             float32).
-        target: (rows,), int64, on x's device; rows whose target is ``ignore_index`` do not count. Another one
-            that is no class is an error on the CPU and makes the loss NaN on a GPU, which is not waited for.
-        reduction: "none", "sum" or "mean" (over the rows that count; NaN where none does).
-        label_smoothing: this share of each target is spread evenly over all classes.
+        target: (rows,), int64, on x's device; rows with target ``ignore_index`` do not count. Any other value
+            outside the classes is an error on the CPU, and gives a NaN loss on a GPU, without synchronisation.
+        reduction: "none", "sum" or "mean" (over the rows that count; NaN if there are none).
+        label_smoothing: share of each target that is distributed evenly over all classes.
 
     Returns:
         (rows,) for "none", else one element; x's dtype.
 
     Raises:
-        ValueError: an unknown reduction or smoothing outside of 0 to 1. RuntimeError: shapes, dtypes, devices
-            or targets that do not fit.
+        ValueError: an unknown reduction, or smoothing not between 0 and 1. RuntimeError: incompatible shapes, dtypes,
+            devices or targets.
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction must be none, sum or mean, got {reduction!r}")
@@ -59,7 +59,7 @@ def cross_entropy(
     ignore_index = as_integer("cross_entropy", "ignore_index", ignore_index)
     _check(x, target)
     if not has_kernels(x):
-        # Where Python can look at the values.
+        # If Python can read the values.
         if x.is_cpu and type(target) is Tensor and not (being_traced() or transformed()):
             _check_targets(x, target, ignore_index)
         return F.cross_entropy(
@@ -72,7 +72,7 @@ def cross_entropy(
     return result
 
 
-# The numbers are those of csrc/common/cross_entropy.h.
+# The same numbers as in csrc/common/cross_entropy.h.
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
@@ -87,7 +87,7 @@ def _check(x, target):
 
 
 def _check_targets(x, target, ignored):
-    """What the compiled kernel's host code looks at as well."""
+    """Makes the checks of the compiled kernel's host code."""
     counts = target[target != ignored]
     least, most = counts.aminmax() if counts.numel() else (0, 0)
     fits = least >= 0 and (most < x.shape[1] or not counts.numel())
@@ -154,7 +154,7 @@ def _differentiate(ctx, grad, *_):
 
 
 def _cast(args, device_type):
-    """ATen's rule of losses: float32."""
+    """Applies ATen's rule of losses: float32."""
     return cast_floats(args, torch.float32, device_type)
 
 

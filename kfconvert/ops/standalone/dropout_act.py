@@ -1,13 +1,13 @@
 """dropout_act: ``dropout(act(x + bias)) + residual`` in one pass over memory, without a mask.
 
-Which elements are dropped follows from the number of the element in memory, a seed and a sequence (Philox
-4x32-7: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). Seed and sequence come from
-torch's generator of the device, so that `torch.manual_seed` repeats them. Of a GPU's generator they are its
-seed and its offset, which then moves on; where a CUDA graph, torch.compile or another tracer records the
-call, they are drawn into a tensor on the device, and each replay draws others.
+The index of an element in memory, a seed and a sequence determine whether it is dropped (Philox 4x32-7: Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", 2011). Seed and sequence come from torch's generator of the device, so
+`torch.manual_seed` makes them reproducible. On a GPU they are the generator's seed and offset, which advances. If a
+CUDA graph, torch.compile or another tracer records the call, they are drawn into a tensor on the device, and each
+replay draws new values.
 
-Backward: dropout(grad) * act'(x + bias) is the gradient of x and, summed over all other dimensions, of bias;
-that of residual is grad.
+Backward: dropout(grad) * act'(x + bias) is the gradient of x and, summed over all other dimensions, of bias. The
+gradient of residual is grad.
 """
 
 import torch
@@ -44,7 +44,7 @@ def _adds_to_nothing(x, bias, residual, p=0.5, training=True, dim=-1):
 
 @declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns),), why_aten=_drops_all)
 def gelu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """``dropout(gelu(x), p)`` with the exact (erf) GELU; see :func:`bias_dropout_add` for the arguments."""
+    """Computes ``dropout(gelu(x), p)`` with the exact (erf) GELU; see :func:`bias_dropout_add` for the arguments."""
     return _dropout_act(x, None, None, p, training, CODES["gelu"], -1)
 
 
@@ -56,18 +56,18 @@ def gelu_dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 def bias_dropout_add(
     x: Tensor, bias: Tensor | None, residual: Tensor, p: float = 0.5, training: bool = True, dim: int = -1
 ) -> Tensor:
-    """``dropout(x + bias, p) + residual``, the end of a transformer's block, in x's dtype, shape and layout.
+    """Computes ``dropout(x + bias, p) + residual``, the end of a transformer's block, in x's dtype, shape and layout.
 
     Args:
-        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in
+        x: any shape and strides; float64, float32, float16 or bfloat16 (half types are computed in
             float32).
         bias: (x.shape[dim],), along ``dim``, or None; x's dtype and device (autocast aligns the dtypes).
         residual: x's shape, dtype and device.
         p: the probability to drop an element; the others are multiplied by 1 / (1 - p).
-        training: without it nothing is dropped.
+        training: if False, nothing is dropped.
 
     Raises:
-        ValueError: p outside of 0 to 1. RuntimeError: shapes, dtypes or devices that do not fit.
+        ValueError: p is not between 0 and 1. RuntimeError: incompatible shapes, dtypes or devices.
     """
     return _dropout_act(x, bias, residual, p, training, CODES["none"], dim)
 
@@ -83,7 +83,7 @@ def _dropout_act(x, bias, residual, p, training, code, dim):
 
 
 def _draw(device):
-    """(state, seed, sequence) as the operators take them."""
+    """Returns (state, seed, sequence) for the operators."""
     if being_traced() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return torch.randint(_LEAST, _MOST, (2,), device=device), 0, 0
     if device.type == "cpu":
@@ -91,7 +91,7 @@ def _draw(device):
     generator = torch.cuda.default_generators[device.index]
     sequence = generator.get_offset()
     generator.set_offset(sequence + 4)
-    # Another seed than that of ATen's own operators: none of our words is one of theirs.
+    # The seed differs from the seed of ATen's operators, so random words are different.
     seed = generator.initial_seed() ^ _OURS
     return None, seed - 2**64 if seed > _MOST else seed, sequence
 
@@ -101,7 +101,7 @@ _OURS = 0x6B66636F6E766572
 
 
 def _plain(x, bias, residual, p, code, dim):
-    """With torch's own dropout, and so with other elements dropped."""
+    """Computes the result with torch's dropout, which drops other elements."""
     y = F.dropout(BY_CODE[code].reference(_sum(x, bias, dim), 0.01), p)
     return y if residual is None else y + residual
 
@@ -119,7 +119,7 @@ def _check(x, bias, residual, state, p, dim):
 
 
 def keep_mask(like: Tensor, state: Tensor | None, seed: int | Tensor, sequence: int | Tensor, p: float) -> Tensor:
-    """Which elements of a tensor in the shape and dense layout of ``like`` are kept: the definition."""
+    """Returns the mask of kept elements for the shape and dense layout of ``like``: the reference definition."""
     numel = like.numel()
     seed, sequence = (seed, sequence) if state is None else state.unbind()
     words = _philox(seed, sequence, torch.arange((numel + 3) // 4, device=like.device)).flatten()[:numel]
@@ -130,18 +130,18 @@ def keep_mask(like: Tensor, state: Tensor | None, seed: int | Tensor, sequence: 
 
 
 _LOW = 0xFFFFFFFF
-_ROUNDS = 7  # the fewest with which it passes every test of its authors
+_ROUNDS = 7  # the smallest number that passes all tests of the authors
 
 
 def _multiply(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """The upper and the lower 32 of the 64 bits of word * factor, without a sign in int64."""
+    """Returns the upper and lower 32 bits of the 64 bits of word * factor, unsigned in int64."""
     low, high = word * (factor & 0xFFFF), word * (factor >> 16)
     middle = high + (low >> 16)
     return middle >> 16, ((middle & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
 def _philox(seed: int | Tensor, sequence: int | Tensor, block: Tensor) -> Tensor:
-    """(blocks, 4) words of 32 bits, as int64."""
+    """Returns (blocks, 4) words of 32 bits, as int64."""
     key = [seed & _LOW, (seed >> 32) & _LOW]
     zeros = torch.zeros_like(block)
     c = [block & _LOW, (block >> 32) & _LOW, zeros + (sequence & _LOW), zeros + ((sequence >> 32) & _LOW)]
@@ -204,7 +204,7 @@ def _save(ctx, inputs, output):
 
 
 def _gradients(ctx, grad):
-    """(that of x + bias, that of bias or None)"""
+    """The gradients of x + bias, and of bias or None."""
     x, bias, state = ctx.saved_tensors
     x_needs, bias_needs = ctx.needs_input_grad[:2]
     if not (x_needs or bias_needs):

@@ -1,8 +1,8 @@
-"""Elementwise functions of two tensors, each in one pass over memory, under the names that people know.
+"""Elementwise functions of two tensors, each in one pass over memory, under their common names.
 
-All take float64, float32, float16 or bfloat16 (the half types are computed in float32), any shapes that
-broadcast and any strides, and have a backward pass; the arguments must have one dtype and lie on one device,
-else RuntimeError. The result has the memory format of the first argument that has its shape.
+All functions take float64, float32, float16 or bfloat16 (half types are computed in float32), any shapes that broadcast
+and any strides, and have a backward pass. The arguments must have one dtype and device, else RuntimeError. The result
+has the memory format of the first argument with its shape.
 """
 
 import torch.nn.functional as F
@@ -38,43 +38,43 @@ def _scales_halves(x, scale):
 
 @declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(rows, columns)))
 def add_relu(x: Tensor, y: Tensor) -> Tensor:
-    """``relu(x + y)``."""
+    """Computes ``relu(x + y)``."""
     return combine_act(x, y, Combination.SUM, CODES["relu"])
 
 
 @declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(columns)))
 def multiply_relu(x: Tensor, y: Tensor) -> Tensor:
-    """``relu(x * y)``."""
+    """Computes ``relu(x * y)``."""
     return combine_act(x, y, Combination.PRODUCT, CODES["relu"])
 
 
 @declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(rows, 1)))
 def add_sigmoid(x: Tensor, y: Tensor) -> Tensor:
-    """``sigmoid(x + y)``."""
+    """Computes ``sigmoid(x + y)``."""
     return combine_act(x, y, Combination.SUM, CODES["sigmoid"])
 
 
 @declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(columns)))
 def mul_tanh(x: Tensor, y: Tensor) -> Tensor:
-    """``tanh(x * y)``."""
+    """Computes ``tanh(x * y)``."""
     return combine_act(x, y, Combination.PRODUCT, CODES["tanh"])
 
 
 @declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(columns)))
 def add_mul_exp(x: Tensor, y: Tensor) -> Tensor:
-    """``exp((x + y) * 2)``."""
+    """Computes ``exp((x + y) * 2)``."""
     return combine_act(x, y, Combination.SUM, EXP_TWICE.code)
 
 
 @declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(rows, columns)))
 def swish_multiply(gate: Tensor, up: Tensor) -> Tensor:
-    """``silu(gate) * up``, the middle of SwiGLU. Halves of one packed tensor are read without a copy."""
+    """Computes ``silu(gate) * up``, the middle of SwiGLU. Halves of one packed tensor are read without a copy."""
     return act_mul(gate, up, "silu")
 
 
 @declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(rows, columns)))
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """``gelu(gate) * up`` with the exact (erf) GELU. Halves of one packed tensor are read without a copy.
+    """Computes ``gelu(gate) * up`` with the exact (erf) GELU. Halves of one packed tensor are read without a copy.
 
     The formula is that of Shazeer, "GLU Variants Improve Transformer" (2020).
     """
@@ -87,10 +87,10 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
     why_aten=_scales_halves,
 )
 def mish_scale(x: Tensor, scale: Tensor | float) -> Tensor:
-    """``mish(x) * scale`` with ``mish(x) = x tanh(softplus(x))``.
+    """Computes ``mish(x) * scale`` with ``mish(x) = x tanh(softplus(x))``.
 
-    scale: a tensor, or a number, by which half types are multiplied in a pass of its own: ``F.mish(x) * scale``,
-    for in their own dtype it would be rounded.
+    scale: a tensor or a number. Half types are multiplied by a number in a separate pass, ``F.mish(x) * scale``,
+    because the number would be rounded to a half type.
 
     The formula is that of Misra, "Mish: A Self Regularized Non-Monotonic Activation Function" (2019).
     """
@@ -105,17 +105,17 @@ def mish_scale(x: Tensor, scale: Tensor | float) -> Tensor:
 
 @declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns, 3), t(columns), 1))
 def bias_relu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    """``relu(x + bias)`` with ``bias`` of shape (x.shape[dim],) along ``dim``."""
+    """Computes ``relu(x + bias)`` with ``bias`` of shape (x.shape[dim],) along ``dim``."""
     return bias_act(x, bias, activation="relu", dim=dim)
 
 
 @declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(columns)))
 def bias_gelu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    """``gelu(x + bias)``, the exact (erf) GELU, with ``bias`` of shape (x.shape[dim],) along ``dim``."""
+    """Computes ``gelu(x + bias)``, the exact (erf) GELU, with ``bias`` of shape (x.shape[dim],) along ``dim``."""
     return bias_act(x, bias, activation="gelu", dim=dim)
 
 
 @declare(group="elementwise", example=lambda t, rows, columns: (t(rows, columns), t(rows), 0))
 def bias_silu(x: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    """``silu(x + bias)`` with ``bias`` of shape (x.shape[dim],) along ``dim``."""
+    """Computes ``silu(x + bias)`` with ``bias`` of shape (x.shape[dim],) along ``dim``."""
     return bias_act(x, bias, activation="silu", dim=dim)

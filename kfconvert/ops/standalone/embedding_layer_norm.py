@@ -1,6 +1,6 @@
 """embedding_layer_norm: ``layer_norm(word[ids] + position[n] + token_type[type ids])``, the input of BERT.
 
-One kernel gathers, adds and normalises. Where a gradient is wanted ``F.embedding`` gathers and
+One kernel gathers, adds and normalises. If a gradient is needed, ``F.embedding`` gathers, and
 :func:`kfconvert.ops.layer_norm_act` adds and normalises.
 """
 
@@ -42,25 +42,25 @@ def embedding_layer_norm(
     eps: float = 1e-12,
     token_type_ids: Tensor | None = None,
 ) -> Tensor:
-    """``layer_norm(word[ids] + position[n] + token_type[token_type_ids])``, (..., N, D), in word's dtype.
+    """Computes ``layer_norm(word[ids] + position[n] + token_type[token_type_ids])``, (..., N, D), in word's dtype.
 
-    The half types are added and normalised in float32; where a gradient is wanted or autocast is on, the
-    tables are added in their own dtype, as in plain PyTorch, and autocast's rule of layer norms holds.
+    Half types are added and normalised in float32. If a gradient is needed or autocast is on, the tables are
+    added in their dtype, as in plain PyTorch, and autocast's rule of layer norms applies.
 
     Args:
-        ids: (..., N) of int32 or int64, rows of ``word``; one out of range is an IndexError on the CPU (in a
-            compiled graph a RuntimeError) and a failed device-side assertion on CUDA.
-        word: (V, D), float64, float32, float16 or bfloat16; position: (P, D), P at least N, of which row n is
-            added at place n; token_type: (T, D).
-        weight, bias: (D,) or None, of the norm; word's dtype, or both float32 beside a half type.
+        ids: (..., N) of int32 or int64, rows of ``word``. An index out of range is an IndexError on the CPU (a
+            RuntimeError in a compiled graph) and a device-side assertion on CUDA.
+        word: (V, D), float64, float32, float16 or bfloat16; position: (P, D), P at least N, whose row n is
+            added at position n; token_type: (T, D).
+        weight, bias: (D,) or None, of the norm; word's dtype, or both float32 for a half type.
         eps: added to the variance.
         token_type_ids: as ids, rows of ``token_type``; None is 0 everywhere.
 
     Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit.
+        RuntimeError: incompatible shapes, dtypes or devices.
     """
     _check(ids, word, position, token_type, token_type_ids, weight, bias)
-    # Where Python can look at the values.
+    # If Python can read the values.
     if word.is_cpu and type(ids) is Tensor and not (being_traced() or transformed()):
         _check_ids("ids", ids, "word", word)
         if token_type_ids is not None:
@@ -104,7 +104,7 @@ def _check(ids, word, position, token_type, token_type_ids, weight, bias):
 
 
 def _check_ids(name, ids, table_name, table):
-    """What the compiled kernel's host code looks at as well."""
+    """Makes the checks of the compiled kernel's host code."""
     least, most = (int(n) for n in ids.aminmax()) if ids.numel() else (0, 0)
     if least < 0 or (ids.numel() and most >= table.shape[0]):
         raise IndexError(

@@ -1,7 +1,7 @@
-"""Norms under the names by which people know them, each a call of the operator that its docstring names.
+"""Norms under their common names, each a call of the operator that its docstring names.
 
-All take float64, float32, float16 or bfloat16 (the half types are computed in float32) and have a backward
-pass. Arguments that do not fit (shapes, dtypes, devices) are a RuntimeError of one line.
+All functions take float64, float32, float16 or bfloat16 (half types are computed in float32) and have a backward
+pass. Incompatible shapes, dtypes or devices raise a one-line RuntimeError.
 """
 
 import torch
@@ -45,7 +45,7 @@ def layer_norm_relu(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``relu(layer_norm(x))``; :func:`kfconvert.ops.layer_norm_act` has the shapes and dtypes."""
+    """Computes ``relu(layer_norm(x))``; :func:`kfconvert.ops.layer_norm_act` has the shapes and dtypes."""
     return layer_norm_act(x, normalized_shape, weight, bias, eps, "relu")
 
 
@@ -57,7 +57,7 @@ def layer_norm_gelu(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``gelu(layer_norm(x))``, the exact (erf) GELU; see :func:`layer_norm_relu`."""
+    """Computes ``gelu(layer_norm(x))``, the exact (erf) GELU; see :func:`layer_norm_relu`."""
     return layer_norm_act(x, normalized_shape, weight, bias, eps, "gelu")
 
 
@@ -69,7 +69,7 @@ def layer_norm_silu(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``silu(layer_norm(x))``; see :func:`layer_norm_relu`."""
+    """Computes ``silu(layer_norm(x))``; see :func:`layer_norm_relu`."""
     return layer_norm_act(x, normalized_shape, weight, bias, eps, "silu")
 
 
@@ -85,9 +85,9 @@ def add_layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
-    """``(layer_norm(x + residual), x + residual)``; :func:`kfconvert.ops.layer_norm_act` with ``return_sum``.
+    """Computes ``(layer_norm(x + residual), x + residual)``; :func:`kfconvert.ops.layer_norm_act` with ``return_sum``.
 
-    residual: x's shape, or one that repeats over its leading dimensions; None is 0.
+    residual: x's shape, or a shape that repeats over its leading dimensions; None is 0.
     """
     results = layer_norm_act(x, normalized_shape, weight, bias, eps, residual=residual, return_sum=True)
     return own_sum(results, residual)
@@ -95,10 +95,10 @@ def add_layer_norm(
 
 @declare(group="norm", example=lambda t, rows, columns: (t(rows, columns), (columns,), t(columns)))
 def rms_norm(x: Tensor, normalized_shape: Shape, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """``x / sqrt(mean(x^2) + eps) * weight``; :func:`kfconvert.ops.rms_norm_act`.
+    """Computes ``x / sqrt(mean(x^2) + eps) * weight``; :func:`kfconvert.ops.rms_norm_act`.
 
-    eps: None is the difference of 1 from the next number in the dtype of the computation, as in
-    ``torch.nn.functional.rms_norm``: 2.2e-16 for float64, 1.2e-7 for all others.
+    eps: None is the machine epsilon of the computation dtype, as in ``torch.nn.functional.rms_norm``: 2.2e-16 for
+    float64, 1.2e-7 for all others.
     """
     return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps))
 
@@ -110,20 +110,20 @@ def rms_norm_gelu(
     weight: Tensor | float | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """``gelu(rms_norm(x))``, the exact (erf) GELU; see :func:`rms_norm`.
+    """Computes ``gelu(rms_norm(x))``, the exact (erf) GELU; see :func:`rms_norm`.
 
-    Either ``rms_norm_gelu(x, normalized_shape, weight, eps)`` or ``rms_norm_gelu(x, weight, eps)``, where the
-    shape is that of weight.
+    Call ``rms_norm_gelu(x, normalized_shape, weight, eps)`` or ``rms_norm_gelu(x, weight, eps)``, which uses the
+    shape of weight.
 
     Raises:
-        TypeError: neither a shape nor a weight, or one of the arguments twice. RuntimeError: see above.
+        TypeError: neither a shape nor a weight, or a duplicate argument. RuntimeError: see above.
     """
     normalized_shape, weight, eps = shape_weight_eps("rms_norm_gelu", normalized_shape, weight, eps)
     return rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), "gelu")
 
 
 def shape_weight_eps(operator, normalized_shape, weight, eps):
-    """The three in this order, where the weight may stand in the place of the shape and eps in that of weight."""
+    """Returns (shape, weight, eps); a call may pass the weight in place of the shape, and eps in place of weight."""
     if isinstance(normalized_shape, Tensor):
         if isinstance(weight, Tensor) or (weight is not None and eps is not None):
             ways = "(x, normalized_shape, weight, eps) or (x, weight, eps)"
@@ -146,9 +146,9 @@ def add_rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``(rms_norm(x + residual), x + residual)``; :func:`kfconvert.ops.rms_norm_act` with ``return_sum``.
+    """Computes ``(rms_norm(x + residual), x + residual)``; :func:`kfconvert.ops.rms_norm_act` with ``return_sum``.
 
-    residual: x's shape, or one that repeats over its leading dimensions; None is 0.
+    residual: x's shape, or a shape that repeats over its leading dimensions; None is 0.
     eps: see :func:`rms_norm`.
     """
     results = rms_norm_act(x, normalized_shape, weight, rms_eps(x, eps), residual=residual, return_sum=True)
@@ -163,7 +163,7 @@ def group_norm_silu(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``silu(group_norm(x))``; :func:`kfconvert.ops.group_norm_act` has the shapes and dtypes."""
+    """Computes ``silu(group_norm(x))``; :func:`kfconvert.ops.group_norm_act` has the shapes and dtypes."""
     return group_norm_act(x, num_groups, weight, bias, eps, "silu")
 
 
@@ -182,17 +182,17 @@ def batch_norm_relu(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``relu(batch_norm(x))``, in x's dtype and shape; weight and bias come before the statistics, which in
-    F.batch_norm they follow.
+    """Computes ``relu(batch_norm(x))``, in x's dtype and shape. Unlike F.batch_norm, weight and bias come before the
+    statistics.
 
-    In eval :func:`kfconvert.ops.batch_norm_act`; in training F.batch_norm, which updates the running
+    In eval mode, this is :func:`kfconvert.ops.batch_norm_act`; in training, F.batch_norm, which updates the running
     statistics, and an in-place ReLU.
 
     Args:
         x: (N, C, ...).
-        weight, bias, running_mean, running_var: (C,), on x's device and of one dtype: x's, or float32 beside
-            a half type. Each may be None, the running statistics only in training, and both at once.
-        momentum: the part of the new statistics in the updated ones.
+        weight, bias, running_mean, running_var: (C,), on x's device and of one dtype: x's, or float32 for
+            a half type. Weight and bias may be None. In training, both running statistics may be None.
+        momentum: weight of the new statistics in the updated ones.
         eps: added to the variance.
 
     Raises:
@@ -207,7 +207,7 @@ def batch_norm_relu(
 
 
 def rms_eps(x: Tensor, eps: float | None) -> float:
-    """The default of :func:`rms_norm` where eps is None."""
+    """Returns eps, or the default of :func:`rms_norm` if it is None."""
     if eps is not None:
         return eps
     require_tensors(x)

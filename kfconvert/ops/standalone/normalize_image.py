@@ -1,4 +1,4 @@
-"""normalize_image: images of bytes to the real numbers that a network takes, in one pass over memory."""
+"""normalize_image: converts images of bytes to normalised floats, in one pass over memory."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,7 @@ from ..registration import define, has_kernels, require, require_float, require_
 
 __all__ = ["normalize_image"]
 
-# So many channels have their numbers in the call (kFewChannels in csrc/common/arguments.h); of more they are
+# Up to this number of channels, mean and std are scalars in the call (kFewChannels in csrc/common/arguments.h), else
 # tensors.
 _FEW_CHANNELS = 4
 
@@ -26,7 +26,7 @@ def reference(
     dtype: torch.dtype = torch.float32,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    """:func:`normalize_image` in plain ATen. It rounds as torchvision's transforms do:
+    """Computes :func:`normalize_image` in plain ATen. It rounds as torchvision's transforms do:
     mean, std and each step to float32, or to float64 where that is ``dtype``."""
     means, stds = (value.reshape(-1, 1, 1) for value in _tensors(image, dtype, mean, std))
     image = part_of(image, crop, flip)
@@ -52,28 +52,28 @@ def normalize_image(
     dtype: torch.dtype = torch.float32,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    """``(image / 255 - mean) / std`` for each channel, channels first: torchvision's ToTensor and Normalize.
+    """Computes ``(image / 255 - mean) / std`` for each channel, channels first: torchvision's ToTensor and Normalize.
 
     Args:
         image: (H, W, C) or (N, H, W, C), uint8; any strides are read without a copy.
-        mean, std: C numbers each, or (C,) on image's device. Numbers of more than 4 channels are sent to the
-            device at every call.
-        crop: (top, left, height, width) in pixels: this part of each image alone, which is read without a copy.
-        flip: left and right change places; the bytes are copied for it, ``torch.flip``.
-        dtype: of the result: float64, float32, float16 or bfloat16 (the half types are computed in float32).
-        memory_format: of the result: ``torch.contiguous_format``, or ``torch.channels_last``, in which a
+        mean, std: C numbers each, or (C,) on image's device. For more than 4 channels, numbers are copied to the
+            device in every call.
+        crop: (top, left, height, width) in pixels: the part of each image to read, without a copy.
+        flip: mirror left and right; ``torch.flip`` copies the bytes.
+        dtype: dtype of the result: float64, float32, float16 or bfloat16 (half types are computed in float32).
+        memory_format: format of the result: ``torch.contiguous_format``, or ``torch.channels_last``, in which a
             result of three dimensions has the strides of (H, W, C).
 
     Returns:
-        (C, H, W) or (N, C, H, W), H and W those of ``crop`` where it is given.
+        (C, H, W) or (N, C, H, W), with H and W of ``crop`` if given.
 
-    The kernels have one multiply-add, ``image * scale + shift`` with ``scale = 1 / (255 std)`` and
-    ``shift = -mean / std``. In float32 that is within 1e-6 of the definition (in float64 1e-15), relative to
-    the largest result that there can be, ``(1 + |mean|) / |std|``. Not differentiable.
+    The kernels compute one multiply-add, ``image * scale + shift`` with ``scale = 1 / (255 std)`` and
+    ``shift = -mean / std``. In float32 the result is within 1e-6 of the definition (in float64 1e-15), relative to
+    the largest possible result, ``(1 + |mean|) / |std|``. Not differentiable.
 
     Raises:
-        RuntimeError: shapes, dtypes, devices, a crop or a memory format that do not fit; a number 0 in std. Of a
-            tensor the values are not looked at: where std is 0, no result is finite.
+        RuntimeError: incompatible shapes, dtypes, devices, crop or memory format; a number 0 in std. Values of a
+            tensor are not checked: if std is 0, no result is finite.
     """
     operator = "normalize_image"
     require_tensors(image)
@@ -96,7 +96,7 @@ def normalize_image(
 
 
 def _checked(operator, name, value, image):
-    """A tensor, or a list of numbers: one for each channel of image."""
+    """Checks ``value`` and returns a tensor or a list of numbers, one per channel of image."""
     channels = image.shape[-1]
     if isinstance(value, Tensor):
         require_same_device(operator, name, image, value, "image")
@@ -111,13 +111,13 @@ def _checked(operator, name, value, image):
 
 
 def _tensors(image, dtype, *values):
-    """Each (C,), in the dtype of the computation."""
+    """Returns each value as a tensor (C,), in the computation dtype."""
     wide = torch.promote_types(dtype, torch.float32)
     return [torch.as_tensor(value, dtype=wide, device=image.device) for value in values]
 
 
 def part_of(image: Tensor, crop: tuple[int, int, int, int] | None, flip: bool) -> Tensor:
-    """The part ``crop`` of (..., H, W, C), a view, then mirrored where it is to ``flip``, a copy."""
+    """Returns the part ``crop`` of (..., H, W, C) as a view, or mirrored with ``flip`` as a copy."""
     operator = "normalize_image"
     if crop is not None:
         if not isinstance(crop, (tuple, list)) or len(crop) != 4:
@@ -143,7 +143,7 @@ def _fake(image, mean, std, mean_values, std_values, like, channels_last):
     return image.new_empty(image.movedim(-1, -3).shape, dtype=like.dtype)
 
 
-# `like`: an empty tensor of the dtype to be returned.
+# `like`: an empty tensor with the dtype of the result.
 _OPERATOR = define(
     "normalize_image(Tensor image, Tensor? mean, Tensor? std, float[] mean_values, float[] std_values, "
     "Tensor like, bool channels_last) -> Tensor",

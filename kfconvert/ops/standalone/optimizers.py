@@ -1,4 +1,4 @@
-"""torch's optimizers in their fastest form for the parameters that they are given."""
+"""torch's optimizers in their fastest form for the given parameters."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,36 +15,36 @@ _FUSED_DEVICES = ("cpu", "cuda")
 
 @declare(group="optimizer", runs="torch's own fused step")
 def fused_adam(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch.optim.Adam:
-    """``torch.optim.Adam`` (Kingma and Ba, arXiv:1412.6980), chosen and called as :func:`fused_adamw`."""
+    """Creates ``torch.optim.Adam`` (Kingma and Ba, arXiv:1412.6980). See :func:`fused_adamw`."""
     return _made(FusedAdam, torch.optim.Adam, params, lr, options)
 
 
 @declare(group="optimizer", runs="torch's own fused step")
 def fused_adamw(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch.optim.AdamW:
-    """``torch.optim.AdamW``, which updates in one kernel for many parameters (Loshchilov and Hutter,
+    """Creates ``torch.optim.AdamW`` with updates of many parameters in one kernel (Loshchilov and Hutter,
     arXiv:1711.05101).
 
-    ``fused=True`` where all parameters are real floats on the CPU or a CUDA GPU, else ``foreach=True``. A step
-    moves the version counters of the parameters that it writes, which torch's fused steps leave as they were: so
-    autograd, and caches of what was derived from them, see the change.
+    ``fused=True`` if all parameters are real floats on the CPU or a CUDA GPU, else ``foreach=True``. A step increments
+    the version counters of the parameters that it writes, unlike torch's fused steps. Autograd and caches of derived
+    tensors therefore detect the change.
 
     Args:
-        params: tensors, (name, tensor) pairs or groups (dicts), as any torch optimizer takes them. Sparse
+        params: tensors, (name, tensor) pairs or groups (dicts), as for any torch optimizer. Sparse
             gradients are not supported.
         lr: the learning rate.
-        options: all others of torch.optim.AdamW but ``fused``, ``foreach`` and ``differentiable``.
+        options: other options of torch.optim.AdamW, except ``fused``, ``foreach`` and ``differentiable``.
     """
     return _made(FusedAdamW, torch.optim.AdamW, params, lr, options)
 
 
 @declare(group="optimizer", runs="torch's own fused step")
 def fused_sgd(params: Iterable, lr: float | Tensor = 1e-3, **options) -> torch.optim.SGD:
-    """``torch.optim.SGD``, chosen and called as :func:`fused_adamw`; with a dampening ``foreach=True``."""
+    """Creates ``torch.optim.SGD``. See :func:`fused_adamw`. A nonzero dampening uses ``foreach=True``."""
     return _made(FusedSGD, torch.optim.SGD, params, lr, options)
 
 
 class _Followed:
-    """An optimizer with a fused step that tells of what it writes, also once it was copied or pickled."""
+    """An optimizer with a fused step that increments version counters, also after a copy or pickling."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -59,21 +59,21 @@ class _Followed:
 
 
 class FusedAdam(_Followed, torch.optim.Adam):
-    """What :func:`fused_adam` returns."""
+    """The optimizer of :func:`fused_adam`."""
 
 
 class FusedAdamW(_Followed, torch.optim.AdamW):
-    """What :func:`fused_adamw` returns."""
+    """The optimizer of :func:`fused_adamw`."""
 
 
 class FusedSGD(_Followed, torch.optim.SGD):
-    """What :func:`fused_sgd` returns."""
+    """The optimizer of :func:`fused_sgd`."""
 
     def _init_group(self, group, *lists):
-        """torch's fused step takes a group of which all parameters have a momentum, or none. One that gets its first
-        gradient after others begins with zeros, so that its momentum becomes that gradient.
+        """Initializes missing momenta of a group with zeros, so that the first momentum is the gradient. torch's fused
+        step needs a momentum for all parameters of a group, or for none.
 
-        A step asks for its groups after it has called its closure, which may be what makes the gradients.
+        A step calls this after its closure, which may compute the gradients.
         """
         members = [member for member in group["params"] if member.grad is not None] if group["momentum"] else []
         late = [member for member in members if self.state[member].get("momentum_buffer") is None]
@@ -90,31 +90,31 @@ def _made(fused_kind, kind, params, lr, options):
     return kind(params, lr, foreach=True, **options)
 
 
-@torch.compiler.disable  # which would trace it into nothing
+@torch.compiler.disable  # a trace would have no effect
 def _count_writes(optimizer, args, kwargs):
     members = (member for group in optimizer.param_groups for member in group["params"])
     torch.autograd.graph.increment_version([member for member in members if member.grad is not None])
 
 
 def _as_list(params):
-    """``params`` with iterators, which can be read only once, as lists."""
+    """Returns ``params`` with iterators, which can be read only once, as lists."""
     if isinstance(params, Tensor):
-        return params  # torch's own error
+        return params  # torch raises the error
     return [{**group, "params": _members(group)} if isinstance(group, dict) else group for group in params]
 
 
 def _members(group):
-    """The parameters of ``params``'s entry: those of a group, or the parameter itself."""
+    """The parameters of an entry of ``params``: a group, or the parameter itself."""
     members = group["params"] if isinstance(group, dict) else group
     return list(members) if isinstance(group, dict) and not isinstance(members, Tensor) else [members]
 
 
 def _takes_fused(params, options) -> bool:
-    # The first momentum is not dampened, which a fused step that began with zeros would do.
+    # The first momentum is not dampened, but a fused step from zeros would dampen it.
     groups = [group for group in params if isinstance(group, dict)]
     if any(settings.get("dampening") for settings in (options, *groups)):
         return False
     members = [member for group in params for member in _members(group)]
     tensors = [member[1] if isinstance(member, tuple) else member for member in members]
-    # What is no tensor, torch refuses.
+    # torch rejects other types.
     return all(t.is_floating_point() and t.device.type in _FUSED_DEVICES for t in tensors if isinstance(t, Tensor))

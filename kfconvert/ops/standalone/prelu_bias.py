@@ -1,8 +1,8 @@
 """prelu_bias: ``prelu(x + bias, weight)`` in one pass over memory.
 
 Backward, with v = x + bias: g = grad where v is positive, else grad * weight, is the gradient of x and,
-summed over all other dimensions, of bias; that of weight is grad * v, where v is not positive, summed
-likewise.
+summed over all other dimensions, of bias. The gradient of weight is the sum of grad * v where v is not
+positive.
 """
 
 import torch
@@ -27,7 +27,7 @@ __all__ = ["prelu_bias"]
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    """:func:`prelu_bias` in plain ATen, differentiable."""
+    """Computes :func:`prelu_bias` in plain ATen, differentiable."""
     weight = weight.expand(bias.shape) if weight.numel() == 1 else weight
     v = x + spread(bias, x, dim)
     return torch.where(v > 0, v, v * spread(weight, x, dim))
@@ -39,17 +39,17 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
     reference=reference,
 )
 def prelu_bias(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor:
-    """``v = x + bias`` where it is positive, else ``v * weight``, in x's dtype, shape and memory format.
+    """Computes ``v = x + bias`` where it is positive, else ``v * weight``, in x's dtype, shape and memory format.
 
     Args:
-        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in
+        x: any shape and strides; float64, float32, float16 or bfloat16 (half types are computed in
             float32).
         weight: the slopes, (x.shape[dim],) along ``dim``, or one element for all channels; x's dtype and device
             (autocast aligns the dtypes). It follows x, as in ``F.prelu``.
         bias: (x.shape[dim],); the same dtype and device.
 
-    The formula is that of He et al., "Delving Deep into Rectifiers" (2015). RuntimeError: shapes, dtypes or
-    devices that do not fit.
+    The formula is that of He et al., "Delving Deep into Rectifiers" (2015). RuntimeError: incompatible shapes, dtypes
+    or devices.
     """
     require_tensors(x, weight, bias)
     if weight.numel() == 1 and weight.dim() <= 1:
@@ -63,7 +63,7 @@ def prelu_bias(x: Tensor, weight: Tensor, bias: Tensor, dim: int = -1) -> Tensor
 
 
 def check_prelu(x, bias, weight, dim):
-    """RuntimeError unless the kernels take them."""
+    """Raises RuntimeError unless the kernels accept the arguments."""
     check_terms("prelu_bias", x, bias, None, dim)
     require_same_options("prelu_bias", "weight", x, weight)
     check_channels("prelu_bias", "weight", x, weight, dim)

@@ -17,9 +17,9 @@ def _learns_the_scale(q, scale, *args, **kwargs):
 
 
 def reference_quantize(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
-    """:func:`quantize_int8` in plain ATen."""
+    """Computes :func:`quantize_int8` in plain ATen."""
     wide = x.to(_wide(x.dtype))
-    # A tensor: by a number ATen divides on CUDA as the product with its reciprocal, which rounds otherwise.
+    # A tensor, because ATen divides by a number on CUDA as a product with its reciprocal, which rounds differently.
     scale = torch.as_tensor(_spread(scale, x, dim), dtype=wide.dtype, device=x.device)
     scaled = wide / scale + _spread(zero_point, x, dim)
     return scaled.round().clamp(-128, 127).nan_to_num(0).to(torch.int8)
@@ -27,19 +27,18 @@ def reference_quantize(x: Tensor, scale: float | Tensor, zero_point: int | Tenso
 
 @declare(group="image", example=lambda t, rows, columns: (t(rows, columns), 0.03, 2), reference=reference_quantize)
 def quantize_int8(x: Tensor, scale: float | Tensor, zero_point: int | Tensor = 0, dim: int = -1) -> Tensor:
-    """``clamp(round(x / scale + zero_point), -128, 127)`` as int8, in x's shape and memory format.
+    """Computes ``clamp(round(x / scale + zero_point), -128, 127)`` as int8, in x's shape and memory format.
 
     Args:
-        x: any shape and strides; float64, float32, float16 or bfloat16. The half types are computed in
+        x: any shape and strides; float64, float32, float16 or bfloat16. Half types are computed in
             float32.
         scale: a number or a tensor of one element for all, or (x.shape[dim],), one for each channel along
             ``dim``.
-        zero_point: the same, of any dtype.
+        zero_point: as scale, of any dtype.
 
-    The division is exact, where ATen multiplies by the reciprocal of a Python number on CUDA. Half-way cases
-    go to the even number; a NaN, such as 0 / 0, becomes 0, and what a scale of 0 makes infinite is clamped.
-    Only the result is: a zero_point may lie outside of int8. Not differentiable. RuntimeError: shapes, dtypes
-    or devices that do not fit.
+    The division is exact, while ATen on CUDA multiplies by the reciprocal of a Python number. Half-way cases are
+    rounded to even. NaN, such as 0 / 0, becomes 0, and infinite values from a scale of 0 are clamped. A zero_point
+    may be outside the int8 range. Not differentiable. RuntimeError: incompatible shapes, dtypes or devices.
     """
     operator = "quantize_int8"
     require_float(operator, x)
@@ -56,7 +55,7 @@ def reference_dequantize(
     dim: int = -1,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """:func:`dequantize_int8` in plain ATen, differentiable in ``scale``."""
+    """Computes :func:`dequantize_int8` in plain ATen, differentiable in ``scale``."""
     return ((q.to(_wide(dtype)) - _spread(zero_point, q, dim)) * _spread(scale, q, dim)).to(dtype)
 
 
@@ -73,7 +72,7 @@ def dequantize_int8(
     dim: int = -1,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """``(q - zero_point) * scale`` in ``dtype`` (the half types are computed in float32); the arguments are
+    """Computes ``(q - zero_point) * scale`` in ``dtype`` (half types are computed in float32); the arguments are
     those of :func:`quantize_int8`, q int8 of any shape and strides. Differentiable in a ``scale`` that
     requires a gradient."""
     operator = "dequantize_int8"
@@ -93,16 +92,16 @@ def _wide(dtype):
 
 
 def parameters(operator, x, scale, zero_point, wide, dim):
-    """Each a number, or a tensor of one element or of x.shape[dim] in the dtype of the computation.
+    """Returns each as a number, or a tensor of one element or of x.shape[dim] in the computation dtype.
 
-    The kernels of CUDA read zero points of int32 and int64 as they are.
+    CUDA kernels read zero points of int32 and int64 directly.
     """
     values = []
     for name, value in (("scale", scale), ("zero_point", zero_point)):
         if isinstance(value, Tensor):
             require_same_device(operator, name, x, value)
             as_it_is = name == "zero_point" and value.is_cuda and value.dtype in (torch.int32, torch.int64)
-            value = value if as_it_is else value.to(wide)  # on CUDA a kernel of its own
+            value = value if as_it_is else value.to(wide)  # on CUDA a separate kernel
             if value.numel() == 1 and value.dim() <= 1:
                 value = value.reshape(1)
             else:
@@ -114,7 +113,7 @@ def parameters(operator, x, scale, zero_point, wide, dim):
 
 
 def _arguments(scale, zero_point):
-    """Tensors where they are tensors, numbers where they are numbers: what the operators take."""
+    """Returns the tensor and number arguments of the operators."""
     tensors = (value if isinstance(value, Tensor) else None for value in (scale, zero_point))
     numbers = (0.0 if isinstance(value, Tensor) else value for value in (scale, zero_point))
     return *tensors, *numbers

@@ -1,9 +1,9 @@
-"""reduce_sum_squared, reduce_mean_abs and mse_loss: terms are added up as they are read, in one pass.
+"""reduce_sum_squared, reduce_mean_abs and mse_loss: sums of terms in one pass over memory.
 
-Float64, float32, float16 or bfloat16; the half types are squared and added up in float32, and only the result
-is rounded. The order of the additions depends on shapes and device alone: equal inputs give equal results.
+Float64, float32, float16 or bfloat16; half types are squared and summed in float32, and only the result is rounded.
+The order of additions only depends on shapes and device, so equal inputs give equal results.
 
-Backward: 2 x grad; sign(x) grad / n; 2 (x - y) grad / n and its negative: one pass over memory, too.
+Backward: 2 x grad; sign(x) grad / n; 2 (x - y) grad / n and its negative, also in one pass over memory.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ __all__ = ["mse_loss", "reduce_mean_abs", "reduce_sum_squared"]
 
 
 class Term(IntEnum):
-    """The numbers are those of csrc/common/arguments.h."""
+    """The kind of term, with the numbers of csrc/common/arguments.h."""
 
     SQUARE = 1
     MAGNITUDE = 2
@@ -44,14 +44,14 @@ class Term(IntEnum):
 
 def _pairs_unlike(x, y, reduction="mean"):
     if reduction == "none" or kernel_pair(x, y) is None:
-        return "the kernel takes a mean or a sum over tensors of one shape that lie in memory alike"
+        return "the kernel takes a mean or a sum over tensors with equal shapes and memory layouts"
     return None
 
 
 def _reduces_outer(operator):
     def why_aten(x, dim=None, keepdim=False):
         if kernel_order(x, reduced_dims(operator, x, dim)) is None:
-            return "the kernel takes dimensions that lie innermost in memory"
+            return "the kernel takes dimensions that are innermost in memory"
         return None
 
     return why_aten
@@ -63,20 +63,20 @@ def _reduces_outer(operator):
     why_aten=_reduces_outer("reduce_sum_squared"),
 )
 def reduce_sum_squared(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
-    """``(x * x).sum(dim, keepdim)`` in one pass over memory.
+    """Computes ``(x * x).sum(dim, keepdim)`` in one pass over memory.
 
     Args:
         x: any shape and strides; float64, float32, float16 or bfloat16.
-        dim: what is added up, all without it. The kernel takes dimensions that lie innermost in memory, as
-            the last ones of a contiguous tensor or the channels of a channels_last image; others go to ATen,
-            in two passes and with the terms of the half types rounded.
+        dim: dimensions to sum; None for all. The kernel takes dimensions that are innermost in memory, such as
+            the last ones of a contiguous tensor or the channels of a channels_last image. Others run in ATen,
+            in two passes and with rounded terms of half types.
         keepdim: whether the result has these dimensions, with size 1.
 
     Returns:
-        In x's dtype; of no elements 0.
+        In x's dtype; 0 for no elements.
 
     Raises:
-        RuntimeError: a dtype or dimensions that do not fit.
+        RuntimeError: an unsupported dtype or invalid dimensions.
     """
     dims = reduced_dims("reduce_sum_squared", x, dim)
     order = kernel_order(x, dims)
@@ -91,9 +91,9 @@ def reduce_sum_squared(x: Tensor, dim: int | tuple[int, ...] | None = None, keep
     why_aten=_reduces_outer("reduce_mean_abs"),
 )
 def reduce_mean_abs(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
-    """``x.abs().mean(dim, keepdim)`` in one pass over memory.
+    """Computes ``x.abs().mean(dim, keepdim)`` in one pass over memory.
 
-    All is as in :func:`reduce_sum_squared`, but of no elements the mean is NaN.
+    See :func:`reduce_sum_squared`. The mean of no elements is NaN.
     """
     dims = reduced_dims("reduce_mean_abs", x, dim)
     order = kernel_order(x, dims)
@@ -108,17 +108,17 @@ def reduce_mean_abs(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim
     why_aten=_pairs_unlike,
 )
 def mse_loss(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
-    """``F.mse_loss(x, y, reduction=reduction)`` in one pass over memory.
+    """Computes ``F.mse_loss(x, y, reduction=reduction)`` in one pass over memory.
 
-    Tensors of different shapes, which broadcast, or layouts, and ``reduction="none"``, go to ATen.
+    Tensors with different, broadcast shapes or different layouts, and ``reduction="none"``, run in ATen.
 
     Args:
-        x, y: any shape and strides; one device and dtype (autocast aligns the dtypes), as of
+        x, y: any shape and strides; one device and dtype (autocast aligns dtypes), see
             :func:`reduce_sum_squared`.
-        reduction: "mean" (of no elements NaN), "sum" or "none".
+        reduction: "mean" (NaN for no elements), "sum" or "none".
 
     Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit.
+        RuntimeError: incompatible shapes, dtypes or devices.
         ValueError: another reduction.
     """
     operator = "mse_loss"
@@ -138,7 +138,7 @@ def mse_loss(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
 
 
 def reduced_dims(operator, x, dim):
-    """The dimensions that ``dim`` stands for, in ascending order."""
+    """Returns the dimensions of ``dim``, in ascending order."""
     require_float(operator, x)
     if dim is None:
         dims = ()
@@ -147,7 +147,7 @@ def reduced_dims(operator, x, dim):
             dims = tuple(map(index, dim)) if isinstance(dim, Sequence) else (index(dim),)
         except TypeError:
             raise TypeError(f"kfconvert::{operator}: dim must be integers, got {dim!r}") from None
-    if not dims:  # as ATen reads it
+    if not dims:  # as in ATen
         return tuple(range(x.dim()))
     most = max(x.dim(), 1)
     for d in dims:
@@ -158,7 +158,7 @@ def reduced_dims(operator, x, dim):
 
 
 def _memory_order(x, dims):
-    """x's dimensions from the outermost in memory to the innermost; of size 1 those in ``dims`` are last."""
+    """x's dimensions from outermost to innermost in memory. Dimensions of size 1 in ``dims`` are last."""
 
     def place(d):
         if x.shape[d] == 1:
@@ -166,14 +166,14 @@ def _memory_order(x, dims):
         return 1, -x.stride(d)
 
     places, order = [place(d) for d in range(x.dim())], []
-    for d, own in enumerate(places):  # not by sorted, which torch.compile does not take for symbols
+    for d, own in enumerate(places):  # torch.compile does not support sorted with symbols
         after = next((i for i, other in enumerate(order) if own < places[other]), len(order))
         order.insert(after, d)
     return order
 
 
 def kernel_order(x, dims):
-    """x's dimensions as they lie in memory, where ``dims`` are the innermost; None: ATen's work."""
+    """Returns x's dimensions in memory order if ``dims`` are the innermost, else None (use ATen)."""
     if not has_kernels(x):
         return None
     first = x.dim() - len(dims)
@@ -184,7 +184,7 @@ def kernel_order(x, dims):
 
 
 def kernel_pair(x, y):
-    """x and y with their dimensions as both lie in memory, without gaps; None: ATen's work."""
+    """Returns x and y permuted to their common dense memory order, else None (use ATen)."""
     if x.shape != y.shape or not has_kernels(x):
         return None
     if not (x.is_contiguous() and y.is_contiguous()):
@@ -244,7 +244,7 @@ def _fake(x, other, dims, term, mean, wide):
 
 
 def _compose_backward(grad, x, other, dims, term, mean, both):
-    """The gradients of x and, with ``both``, of other, else an empty tensor; differentiable."""
+    """Returns differentiable gradients of x and, with ``both``, of other, else an empty tensor."""
     dtype, wide = x.dtype, accumulator(x.dtype)
     grad = grad.to(wide).reshape((*grad.shape, *[1] * dims))
     if mean:
@@ -274,13 +274,13 @@ def _differentiate(ctx, grad):
     of_x = of_other = None
     if x_needs:
         of_x, of_other = backward(grad, x, other, *ctx.options, other_needs)
-    else:  # the squares of the differences are those of the other way round
+    else:  # squared differences are symmetric
         of_other, _ = backward(grad, other, x, *ctx.options, False)
     return of_x, of_other if other_needs else None, None, None, None, None
 
 
 def _autocast(args, device_type):
-    """ATen's rules: a squared error is float32, on CUDA a sum too. The kernels read half types themselves."""
+    """Applies ATen's rules: a squared error is float32, on CUDA a sum too. The kernels read half types."""
     x, other, dims, term, mean, wide = args
     if other is not None:
         x, other = cast_to_widest((x, other), device_type)

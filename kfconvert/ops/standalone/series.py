@@ -1,4 +1,4 @@
-"""Statistics of series: windows that slide over the last dimension."""
+"""Statistics of series: sliding windows over the last dimension."""
 
 import math
 from collections.abc import Callable
@@ -14,21 +14,21 @@ __all__ = ["sliding_window", "sliding_window_mean_std"]
 
 @declare(group="series", example=lambda t, rows, columns: (t(rows, 9), 3, 2), runs="PyTorch's reductions")
 def sliding_window(x: torch.Tensor, size: int, stride: int, reduce: str = "mean") -> torch.Tensor:
-    """One number for each window of ``size`` neighbours of the last dimension, of which one begins every
-    ``stride``: ``x.unfold(-1, size, stride)``, a view, and PyTorch's reduction of its last dimension.
+    """Reduces windows of ``size`` values of the last dimension, one every ``stride`` values: ``x.unfold(-1, size,
+    stride)``, a view, and PyTorch's reduction of its last dimension.
 
     Args:
         x: (..., L), any strides; float64, float32, float16 or bfloat16.
-        size: of a window, from 1 to L.
-        stride: from the first value of a window to that of the next, 1 or more.
-        reduce: "mean", "sum", "max", "min", or "std", the population's as :func:`sliding_window_mean_std` has it.
+        size: window size, from 1 to L.
+        stride: distance between the starts of windows, 1 or more.
+        reduce: "mean", "sum", "max", "min", or "std" (population, see :func:`sliding_window_mean_std`).
 
     Returns:
-        (..., (L - size) // stride + 1), in x's dtype. A NaN in a window is its result. Of "max" and "min" equal
-        values share the gradient.
+        (..., (L - size) // stride + 1), in x's dtype. The result of a window with NaN is NaN. For "max" and "min",
+        equal values share the gradient.
 
     Raises:
-        RuntimeError: an x, a size or a stride that does not fit. ValueError: another ``reduce``.
+        RuntimeError: an invalid x, size or stride. ValueError: another ``reduce``.
     """
     operator = "sliding_window"
     if reduce not in (*_REDUCTIONS, "std"):
@@ -49,15 +49,15 @@ _REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 
 @declare(group="series", example=lambda t, rows, columns: (t(rows, 9), 3), runs="torch.std_mean")
 def sliding_window_mean_std(x: torch.Tensor, window: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of every ``window`` neighbours of the last dimension.
+    """Computes mean and standard deviation of every ``window`` consecutive values of the last dimension.
 
-    The standard deviation is the population's, sqrt(mean((x - mean)^2)): exactly 0, with a gradient of 0,
-    where all values of a window are equal. ``torch.std_mean`` over ``x.unfold``, a view: it reads each window
-    anew, so that nothing cancels in series far from 0, as would in differences of cumulative sums. So it
-    takes time in O(L * window), and the backward needs memory for all values of all windows.
+    This is the population standard deviation, sqrt(mean((x - mean)^2)): exactly 0, with a gradient of 0, if all
+    values of a window are equal. ``torch.std_mean`` over the view ``x.unfold`` reads each window separately, which
+    avoids the cancellation of cumulative sums in series far from 0. The time is O(L * window), and the backward
+    needs memory for all values of all windows.
 
     Args:
-        x: (..., L), any strides; float64, float32, float16 or bfloat16 (the half types are computed in
+        x: (..., L), any strides; float64, float32, float16 or bfloat16 (half types are computed in
             float32 on the CPU, and these and float32 in float64 on CUDA).
         window: from 1 to L.
 
@@ -65,7 +65,7 @@ def sliding_window_mean_std(x: torch.Tensor, window: int) -> tuple[torch.Tensor,
         mean, std: both (..., L - window + 1), in x's dtype.
 
     Raises:
-        RuntimeError: an x or a window that does not fit.
+        RuntimeError: an invalid x or window.
     """
     _check_windows("sliding_window_mean_std", x, "window", window, 1)
     std, mean = _std_mean(x, window, 1)
@@ -85,7 +85,7 @@ def _std_mean(x, size, stride):
     if x.numel() == 0:  # std_mean warns of it
         empty = x.unfold(-1, size, stride)[..., 0]
         return empty.clone(), empty.clone()
-    # On CUDA ATen has the deviations of half types and float32 in float32, without digits far from 0.
+    # On CUDA, ATen computes deviations of half types and float32 in float32, which loses all digits far from 0.
     wide = x.double() if x.is_cuda else x
     std, mean = torch.std_mean(wide.unfold(-1, size, stride), -1, correction=0)
     return std.to(x.dtype), mean.to(x.dtype)

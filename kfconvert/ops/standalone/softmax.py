@@ -1,7 +1,7 @@
-"""softmax of scaled and masked scores, in one pass over memory forward and one backward.
+"""softmax of scaled and masked scores, in one pass over memory for the forward and one for the backward.
 
-Backward: with g = grad * y, scale * (g - y * sum(g)) is the gradient of x, 0 where a boolean mask is False;
-the same without scale is that of an additive mask, summed over the dimensions in which it was repeated.
+Backward: with g = grad * y, scale * (g - y * sum(g)) is the gradient of x, 0 where a boolean mask is False. Without
+scale, it is the gradient of an additive mask, summed over its broadcast dimensions.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def _normalises_outer(x, dim=-1, scale=1.0, mask=None):
 
 
 def reference(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """:func:`softmax` in plain ATen, differentiable."""
+    """Computes :func:`softmax` in plain ATen, differentiable."""
     v = x if scale == 1 else x * scale
     if mask is not None:
         v = v.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else v + mask
@@ -50,20 +50,20 @@ def reference(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None 
     reference=reference,
 )
 def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """``softmax(x * scale + mask)`` along ``dim``, contiguous where that is the last one.
+    """Computes ``softmax(x * scale + mask)`` along ``dim``, contiguous if it is the last dimension.
 
     Args:
-        x: any shape and strides; float64, float32, float16 or bfloat16 (the half types are computed in
+        x: any shape and strides; float64, float32, float16 or bfloat16 (half types are computed in
             float32).
-        mask: a shape that broadcasts to x's. Boolean, True where an element takes part, as in
-            ``torch.nn.functional.scaled_dot_product_attention``; or x's dtype, to be added. Where a row has no
-            element that takes part, it is NaN.
+        mask: a shape that broadcasts to x's. Boolean, True for visible elements, as in
+            ``torch.nn.functional.scaled_dot_product_attention``; or x's dtype, to be added. A row without visible
+            elements is NaN.
 
-    Along another dimension than the last, and for x of no dimension, these are ATen's operators; on the CPU
-    the backward without scale and boolean mask is.
+    ATen's operators run for other dimensions than the last and for 0-d x, and on the CPU for the backward without
+    scale and boolean mask.
 
     Raises:
-        IndexError: dim out of range. RuntimeError: shapes, dtypes or devices that do not fit.
+        IndexError: dim out of range. RuntimeError: incompatible shapes, dtypes or devices.
     """
     compiled = has_kernels(x)
     dims = max(x.dim(), 1)
@@ -79,11 +79,11 @@ def softmax(x: Tensor, dim: int = -1, scale: float = 1.0, mask: Tensor | None = 
 
 
 class SoftMaxOp:
-    """:func:`softmax` in the form of an autograd function: ``SoftMaxOp.apply(x, dim)``, and of its two halves.
+    """:func:`softmax` with the interface of an autograd function, ``SoftMaxOp.apply(x, dim)``, and its two halves.
 
     Args:
-        module: what computes the halves, ``forward(x)`` and ``backward(grad, output)``, over the last dimension, such
-            as the module compiled from ``softmax_cuda.cu``; None is this package.
+        module: an object with ``forward(x)`` and ``backward(grad, output)`` over the last dimension, such as the
+            module compiled from ``softmax_cuda.cu``; None uses this package.
     """
 
     apply = staticmethod(checked(softmax))
@@ -95,17 +95,17 @@ class SoftMaxOp:
             self._forward, self._backward = _halves(module)
 
     def __call__(self, *args, **kwargs) -> Tensor:
-        """:func:`softmax` with all of its arguments, differentiable."""
+        """Computes :func:`softmax` with all of its arguments, differentiable."""
         return self.apply(*args, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The softmax over the last dimension of x."""
+        """Computes the softmax over the last dimension of x."""
         return self._forward(x)
 
     def backward(self, grad: Tensor, output: Tensor) -> Tensor:
-        """The gradient of x, ``output * (grad - sum(grad * output))``.
+        """Computes the gradient of x, ``output * (grad - sum(grad * output))``.
 
-        grad: that of output, what :meth:`forward` returned; one shape, dtype and device, else RuntimeError.
+        grad: gradient of output, the result of :meth:`forward`; equal shape, dtype and device, else RuntimeError.
         """
         return self._backward(grad, output)
 
@@ -127,7 +127,7 @@ def _last_dim_backward(grad, output):
 
 @declare(group="reduction", timed_as="softmax")
 def get_cuda_softmax() -> SoftMaxOp:
-    """:class:`SoftMaxOp`, for code that asks for the CUDA kernels. RuntimeError without their library."""
+    """Returns :class:`SoftMaxOp`, for code that needs the CUDA kernels. Raises RuntimeError without their library."""
     from ... import extension
 
     require(extension.CUDA_KERNELS_LOADED, "softmax", f"no CUDA kernels: {extension.load_errors.get('cuda')}")
@@ -135,7 +135,7 @@ def get_cuda_softmax() -> SoftMaxOp:
 
 
 def check_mask(x, mask):
-    """RuntimeError unless the kernels take x and the mask."""
+    """Raises RuntimeError unless the kernels accept x and the mask."""
     operator = "softmax"
     require_float(operator, x)
     if mask is None:
@@ -178,7 +178,7 @@ def _differentiate(ctx, grad):
     y, takes_part = ctx.saved_tensors
     x_needs, mask_needs, _ = ctx.needs_input_grad
     plain = takes_part is None and ctx.scale == 1
-    # On the CPU ATen's kernel takes 5 to 25 % less time than ours, as in _last_dim_backward.
+    # On the CPU, ATen's kernel is 5 to 25 % faster than ours, as in _last_dim_backward.
     backward = _compose_backward if is_differentiated() or (plain and y.is_cpu) else _BACKWARD
     of_x = backward(grad, y, takes_part, ctx.scale) if x_needs else None
     of_mask = backward(grad, y, None, 1.0).sum_to_size(ctx.mask_shape) if mask_needs else None
@@ -186,7 +186,7 @@ def _differentiate(ctx, grad):
 
 
 def _cast(args, device_type):
-    """ATen's rule of softmax: float32 on CUDA, nothing on the CPU."""
+    """Applies ATen's rule of softmax: float32 on CUDA, no cast on the CPU."""
     if device_type == "cuda":
         return cast_floats(args, torch.float32, device_type)
     return cast_to_widest(args, device_type)

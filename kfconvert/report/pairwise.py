@@ -1,4 +1,4 @@
-"""Two conversions side by side: how fast, accurate and large each is, and which sites were decided otherwise."""
+"""Comparison of two conversions: speed, accuracy, memory, and the sites with different decisions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rich.text import Text
 
 from .words import bytes_text, error_text, time_text
 
-MOST_SITES_TOLD = 40
-# As much of an option's value is told.
+MAX_SITES_SHOWN = 40
+# Characters of an option's value that are shown.
 _WIDTH = 80
-# What makes times comparable, by the place in the statistics; the options of both are conditions, too.
+# Conditions that make times comparable, with their path in the statistics. Options are conditions, too.
 _CONDITIONS = {
     "model": ("model",),
     "inputs": ("inputs",),
@@ -45,17 +45,16 @@ _TIMES, _BYTES = ("original", "converted"), ("weights", "derived", "CUDA graphs"
 
 
 def comparison(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """What differs between two conversions, ready for JSON.
+    """Returns the differences between two conversions, ready for JSON.
 
     Args:
         first, second: ``conversion_stats`` of each.
 
     Returns:
-        ``same_model``: whether both are of one class; ``conditions``: what of the model, its inputs, the place and the
-        options differs, {name: [first, second]}; ``numbers``: {name: [first, second]}, None where one is not known,
-        times in milliseconds, memory in bytes; ``overlap``: the names of the times whose middle halves have values in
-        common; ``sites``: those that were decided otherwise, {"pattern", "module", "first", "second"}, none for two
-        classes.
+        ``same_model``: whether both are of one class; ``conditions``: differences of model, inputs, environment and
+        options, {name: [first, second]}; ``numbers``: {name: [first, second]}, times in milliseconds, memory in bytes,
+        None if unknown; ``overlap``: names of the times whose interquartile ranges overlap; ``sites``: sites with
+        different decisions, {"pattern", "module", "first", "second"}, empty if the classes differ.
     """
     both = (first, second)
     same = _at(first, ("model",)) == _at(second, ("model",))
@@ -71,7 +70,7 @@ def comparison(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 def render_comparison(names: tuple[str, str], found: dict[str, Any]) -> RenderableType:
-    """``comparison`` for a terminal; ``names``: what the user calls the two."""
+    """Renders a ``comparison`` for a terminal; ``names`` are the user's names for the two conversions."""
     parts: list[RenderableType] = [Text.assemble((letter, "bold"), f"  {name}") for letter, name in zip("AB", names)]
     for name, values in found["conditions"].items():
         missing = "unknown" if name in _CONDITIONS else "none"
@@ -84,16 +83,16 @@ def render_comparison(names: tuple[str, str], found: dict[str, Any]) -> Renderab
             table.add_row(name, *(_told(name, value) for value in values), _change(name, values, found["overlap"]))
     parts.append(table)
     if not found["same_model"]:
-        return Group(*parts, Text("These are two models, so that their sites are not compared."), "")
+        return Group(*parts, Text("The models differ, so their sites are not compared."), "")
     sites = found["sites"]
     if not sites:
-        return Group(*parts, Text("All sites were decided alike."), "")
+        return Group(*parts, Text("All sites have the same decision."), "")
     table = _table("fusion", "module", "A", "B")
-    for site in sites[:MOST_SITES_TOLD]:
+    for site in sites[:MAX_SITES_SHOWN]:
         table.add_row(*(Text(site[key]) for key in ("pattern", "module", "first", "second")))
-    hidden = len(sites) - MOST_SITES_TOLD
+    hidden = len(sites) - MAX_SITES_SHOWN
     more = [Text(f"and {hidden} more (--json lists all)")] if hidden > 0 else []
-    return Group(*parts, Text(f"{len(sites)} sites were decided otherwise:"), table, *more, "")
+    return Group(*parts, Text(f"{len(sites)} sites have different decisions:"), table, *more, "")
 
 
 def _table(*columns: str) -> Table:
@@ -131,7 +130,7 @@ def _differing(first: dict[str, Any], second: dict[str, Any]) -> list[dict[str, 
 
 
 def _decisions(stats: dict[str, Any]) -> dict[tuple[str, str], list[tuple[str, str]]]:
-    """For the sites of each pattern in each module the decision, and what there is to add to it."""
+    """The decisions and their details for each (pattern, module)."""
     found = defaultdict(list)
     for site in stats.get("sites") or ():
         if site["status"] == "applied":

@@ -9,7 +9,7 @@ from rich.console import Console
 from support import statistics as made
 
 from kfconvert.report import comparison, render_comparison
-from kfconvert.report.two import MOST_SITES_TOLD
+from kfconvert.report.pairwise import MAX_SITES_SHOWN
 
 
 def shown(first, second, width=80):
@@ -50,7 +50,7 @@ def test_what_differs_is_told(other):
         "error 2.6e-07 5.2e-06 x 20",
         "weights 3.0 MiB 3.0 MiB",
         "derived 1.0 MiB 2.0 MiB +100 %",
-        "2 sites were decided otherwise:",
+        "2 sites have different decisions:",
         "merged_linear",
         "fused (kernel) fused (aten)",
     ):
@@ -65,7 +65,7 @@ def test_times_alone_are_no_other_decision():
     again["sites"][2]["reason"] = "not faster: kernel takes 99.9 us, the original 18.0 us"
     found = comparison(made.statistics(), again)
     assert found["sites"] == [] and found["conditions"] == {} and found["overlap"] == ["original", "converted"]
-    assert "All sites were decided alike" in shown(made.statistics(), again)
+    assert "All sites have the same decision" in shown(made.statistics(), again)
 
 
 def test_options_that_differ_are_conditions():
@@ -105,8 +105,8 @@ def test_of_many_sites_the_first_are_shown_and_all_are_in_the_json():
         site.update(status="rejected", strategy=None, reason="[bold]slow[/bold]")
     applied = sum(site["status"] == "applied" for site in first["sites"])
     text = shown(first, second)
-    assert f"{applied} sites were decided otherwise" in text and "[bold]slow" in text
-    assert f"and {applied - MOST_SITES_TOLD} more (--json lists all)" in text
+    assert f"{applied} sites have different decisions" in text and "[bold]slow" in text
+    assert f"and {applied - MAX_SITES_SHOWN} more (--json lists all)" in text
     assert len(comparison(first, second)["sites"]) == applied
 
 

@@ -1,4 +1,4 @@
-"""Which names the installed libraries know, read from their source files: importing them takes seconds."""
+"""The model names of installed libraries, read from source files because importing the libraries takes seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REGISTERED = re.compile(
 
 @cache
 def _sources(library: str) -> dict[str, str]:
-    """The text of each file of ``<library>.models``; nothing where the library is not installed."""
+    """The text of each file of ``<library>.models``; empty if the library is not installed."""
     spec = importlib.util.find_spec(library)
     folders = spec.submodule_search_locations if spec else None
     files = [file for folder in folders or () for file in Path(folder, "models").rglob("*.py")]
@@ -29,17 +29,17 @@ def installed(library: str) -> bool:
 
 
 def may_have(library: str, name: str) -> bool:
-    """Whether ``library`` ("torchvision" or "timm") may have a model ``name``: the word is in its model files.
+    """Whether ``name`` occurs in the model files of ``library`` ("torchvision" or "timm").
 
-    False is certain. timm takes ``<name>.<tag>`` as well.
+    If False, the library has no such model. timm also accepts ``<name>.<tag>``.
     """
     word = re.compile(rf"\b{re.escape(name.partition('.')[0])}\b")
     return bool(name) and any(word.search(text) for text in _sources(library).values())
 
 
 def names_of(library: str) -> list[str]:
-    """The names of models that ``library`` ("torchvision" or "timm") has and that can be converted by their names, as
-    far as its own files tell: none where it is not installed."""
+    """Returns the convertible model names in the files of ``library`` ("torchvision" or "timm"); empty if it is not
+    installed."""
     found: set[str] = set()
     for file, text in _sources(library).items():
         if not re.search(r"/models/(?:detection|quantization)/", file):
@@ -48,5 +48,5 @@ def names_of(library: str) -> list[str]:
 
 
 def names() -> set[str]:
-    """The names to suggest in place of an unknown one: of torchvision, timm and the built-in architectures."""
+    """Returns names to suggest for an unknown one: of torchvision, timm and the built-in architectures."""
     return {*ARCHITECTURES, *ALIASES, *names_of("torchvision"), *names_of("timm")}

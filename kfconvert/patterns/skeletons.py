@@ -1,4 +1,4 @@
-"""Modules made around the live tensors of a match, for the constructors that take modules."""
+"""Modules around the live tensors of a match, for constructors that take modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .checks import traced
 _CONV_MODULES = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 NORM_MODULES = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 
-# What aten.batch_norm takes beside its input.
+# Arguments of aten.batch_norm after its input.
 NORM_ARGUMENTS = tuple(map(Var, ("scale", "shift", "mean", "variance", "training", "momentum", "eps", "cudnn_enabled")))
 NORM_TENSORS = ("scale", "shift", "mean", "variance")
 
@@ -22,7 +22,7 @@ Bindings = list[tuple[nn.Module, str, fx.Node]]
 
 
 def conv_shell(captures: dict[str, Any], tensor: Live) -> tuple[nn.Module, Bindings]:
-    """The convolution of the captures "weight", "bias", "stride", "padding", "dilation" and "groups"."""
+    """Creates the convolution of the captures "weight", "bias", "stride", "padding", "dilation" and "groups"."""
     weight, padding = tensor(captures["weight"]), captures["padding"]
     conv = _CONV_MODULES[weight.dim()](
         weight.shape[1] * captures["groups"],
@@ -39,7 +39,7 @@ def conv_shell(captures: dict[str, Any], tensor: Live) -> tuple[nn.Module, Bindi
 
 
 def norm_shell(captures: dict[str, Any], tensor: Live) -> tuple[nn.Module, Bindings]:
-    """The batch norm of the captures ``NORM_ARGUMENTS`` and "norm", its call."""
+    """Creates the batch norm of the captures ``NORM_ARGUMENTS`` and of its call "norm"."""
     norm = NORM_MODULES[traced(captures["norm"]).dim()](
         traced(captures["mean"]).shape[0],
         captures["eps"],
@@ -53,7 +53,7 @@ def norm_shell(captures: dict[str, Any], tensor: Live) -> tuple[nn.Module, Bindi
 
 
 def hold(module: nn.Module, nodes: dict[str, fx.Node | None], tensor: Live) -> Bindings:
-    """Put the live tensors themselves, not copies, in the place of those on the meta device."""
+    """Replaces meta tensors of ``module`` with the live tensors, without copies."""
     for name, node in nodes.items():
         store: dict[str, Any] = module._buffers if name in module._buffers else module._parameters
         store[name] = None if node is None else tensor(node)

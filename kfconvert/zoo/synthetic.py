@@ -1,4 +1,4 @@
-"""Whether two models were made alike: all that decides what they compute, but the values of their weights."""
+"""Checks whether two models are equal except for the values of their weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.nn.utils import parametrize
 
 from ..runtime import OF_CONVERSION, OfConversion, inside, is_config_dict
 
-# Where a model stands rather than what it is, what a conversion leaves in modules, and what transformers notes when it
-# reads weights.
+# Attributes that do not affect the computation: device and origin, entries of a conversion, and notes of transformers
+# on loading.
 _OF_THE_PLACE = OF_CONVERSION | {
     "training", "_is_hf_initialized", "_commit_hash", "_name_or_path", "name_or_path", "transformers_version",
     "_compiled_call_impl", "_parameters", "_buffers", "_modules", "architectures", "model_type", "warnings_issued",
@@ -27,8 +27,8 @@ _DEPTH = 8
 
 
 def is_made_alike(model: nn.Module, other: nn.Module) -> bool:
-    """Whether both have the same classes of modules by the same names, with parameters and buffers of the same sizes,
-    of which the same are one, and attributes that are the same as far as that can be told; where not, it is False."""
+    """Whether both models have the same module names and classes, parameters and buffers of the same sizes and ties,
+    and equal attributes. Attributes that cannot be compared count as different."""
     ours, theirs = dict(model.named_modules()), dict(other.named_modules())
     return (
         ours.keys() == theirs.keys()
@@ -38,7 +38,7 @@ def is_made_alike(model: nn.Module, other: nn.Module) -> bool:
 
 
 def _ties(model: nn.Module) -> list[list[str]]:
-    """The names of parameters that are one and the same."""
+    """The groups of names that share a parameter."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -56,7 +56,7 @@ def _is_alike(module: nn.Module, other: nn.Module) -> bool:
 
 
 def _kind(module: nn.Module) -> tuple[type, list[str]]:
-    """Its class, and the names of what is parametrized, for which torch derives a class for each module."""
+    """The class of ``module`` and the names of its parametrized tensors (torch derives a class per such module)."""
     parametrized = list(module.parametrizations) if parametrize.is_parametrized(module) else []  # type: ignore[arg-type]
     return parametrize.type_before_parametrizations(module), parametrized
 
@@ -66,18 +66,18 @@ def _outline(tensor: torch.Tensor | None) -> Any:
 
 
 def _attributes(held: Any) -> dict[str, Any]:
-    """Without what a conversion puts there, and private ones that say no, or hold nothing: they are as good as none. Of
-    hooks, which go by numbers, those of one kind in their order."""
+    """The attributes without entries of a conversion and without empty or false private ones. Hooks, whose keys are
+    numbers, become lists in their order."""
     kept = {name: value for name, value in vars(held).items() if not isinstance(value, OfConversion)}
     if isinstance(held, nn.Module):
-        for name in _HOOKS & kept.keys():  # torch wraps some, and copies of these lack attributes
+        for name in _HOOKS & kept.keys():  # torch wraps some hooks, and copies of wrappers lack attributes
             kept[name] = [getattr(hook, "hook", hook) for hook in kept[name].values()]
     found = {name: value for name, value in kept.items() if name not in _OF_THE_PLACE}
     return {name: v for name, v in found.items() if not (name.startswith("_") and type(v) in _MAY_BE_NONE and not v)}
 
 
 def _settings(held: dict[Any, Any]) -> dict[Any, Any]:
-    """Without what diffusers notes in a configuration."""
+    """The settings of a configuration without metadata of diffusers."""
     return {name: value for name, value in held.items() if str(name)[:1] != "_"} if is_config_dict(held) else held
 
 
@@ -86,19 +86,19 @@ def _is_same_dict(one: dict[Any, Any], other: dict[Any, Any], depth: int) -> boo
 
 
 def _is_same(value: Any, other: Any, depth: int = 0) -> bool:
-    if value is other or isinstance(value, nn.Module):  # which is compared by its name, or held besides
+    if value is other or isinstance(value, nn.Module):  # modules are compared by name
         return value is other or type(value) is type(other)
-    if isinstance(value, (list, tuple)) and isinstance(other, (list, tuple)):  # one for the other, as JSON has it
+    if isinstance(value, (list, tuple)) and isinstance(other, (list, tuple)):  # equal in JSON
         return len(value) == len(other) and all(_is_same(*pair, depth + 1) for pair in zip(value, other))
-    if isinstance(value, torch.dtype) or isinstance(other, torch.dtype):  # by its name where save_pretrained was called
+    if isinstance(value, torch.dtype) or isinstance(other, torch.dtype):  # save_pretrained stores the name
         return str(value).removeprefix("torch.") == str(other).removeprefix("torch.")
     if type(value) is not type(other) or depth > _DEPTH:
         return False
-    if isinstance(value, types.FunctionType):  # made anew for each model
+    if isinstance(value, types.FunctionType):  # each model has a new one
         return value.__code__ is other.__code__ and _is_same(inside(value)[1:], inside(other)[1:], depth + 1)
     if isinstance(value, _CALLED):
         return False
-    if isinstance(value, weakref.ref):  # as recurrent layers have to their weights
+    if isinstance(value, weakref.ref):  # recurrent layers have these to their weights
         return _is_same(value(), other(), depth + 1)
     if isinstance(value, torch.Tensor):
         return value.shape == other.shape
@@ -110,6 +110,6 @@ def _is_same(value: Any, other: Any, depth: int = 0) -> bool:
     if not isinstance(getattr(value, "__dict__", None), dict):
         try:
             return bool(value == other or value != value)
-        except Exception:  # of a class's own way to compare
+        except Exception:  # from a user-defined __eq__
             return False
     return _is_same_dict(_attributes(value), _attributes(other), depth + 1)
