@@ -240,19 +240,6 @@ def test_the_flags_of_a_cache_stay_in_the_dict_in_which_they_are():
 
 
 @pytest.mark.filterwarnings("ignore:kfconvert")
-@pytest.mark.parametrize("name", ["update", "get_seq_length", "get_mask_sizes"])
-def test_a_method_that_is_put_into_the_class_of_a_cache_is_called(monkeypatch, name):
-    model, fused = converted("llama", missing=True)
-    of_base, called = getattr(hf.Cache, name), []
-    monkeypatch.setattr(hf.DynamicCache, name, lambda *a, **k: called.append(1) or of_base(*a, **k), raising=False)
-    with torch.no_grad():
-        model(prompt("llama"))
-        of_original = len(called)
-        fused(prompt("llama"))
-    assert len(called) == 2 * of_original > 0
-
-
-@pytest.mark.filterwarnings("ignore:kfconvert")
 def test_a_program_that_is_not_taken_leaves_the_cache_to_the_original():
     model, fused = converted("gpt2", missing=True)
     cache = filled(model, prompt("gpt2"))

@@ -221,15 +221,15 @@ def exported_before():
 def during_an_export(visit):
     """As ``during_a_trace``, of what the exporter runs of a converted model."""
     fused, seen = convert(mlp(), input_shape=(3, 8)), []
-    structured = Variant.structured
+    traced = Variant.traced
 
-    def visited(variant, outputs):
+    def visited(variant, leaves):
         if not seen:
             seen.append(in_thread(visit))
-        return structured(variant, outputs)
+        return traced(variant, leaves)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Variant, "structured", visited)
+        patch.setattr(Variant, "traced", visited)
         export(fused, torch.randn(3, 8))
     return seen[0]
 
