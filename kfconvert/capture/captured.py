@@ -19,9 +19,8 @@ from ..matching import Findings, Site, rewrite
 from ..modules import CHANNELS_LAST
 from ..patterns import search
 from ..region import CaptureError, Dimensions, LiveTensors, Region, Unstorable
-from ..runtime import Variant, asked_attributes, default_device, global_hook, has_hooks, inner_hook, remedy
+from ..runtime import Variant, default_device, global_hook, has_hooks, inner_hook, remedy
 from .assignments import assignments_checked
-from .attribute_questions import refuse_attributes
 from .deadline import Budget
 from .lost_gradients import lost_gradients
 from .tracer import is_final, trace
@@ -87,12 +86,7 @@ class Capture:
         return variant
 
     def alike(self, path: str, module: nn.Module) -> Capture:
-        """The capture of another module of the same structure: the same graph over that module's tensors.
-
-        Raises:
-            CaptureError: one of these has an attribute that the forward asks for.
-        """
-        refuse_attributes(asked_attributes(self.region.asked), (*module.parameters(), *module.buffers()))
+        """The capture of another module of the same structure: the same graph over that module's tensors."""
         live = LiveTensors(module, self.region)
         return replace(self, path=path, module=module, live=live, sites=[], left_out=[])
 

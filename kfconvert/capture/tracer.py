@@ -37,9 +37,8 @@ from ..inputs import (
 )
 from ..process import Shield, ThisThread, one_at_a_time, quiet_thread
 from ..region import Answer, CaptureError, Dimensions, Read, Region, guard_from_placeholders
-from ..runtime import attribute_facts, recorded_reads
+from ..runtime import recorded_reads
 from ..torch_state import is_transformed
-from .attribute_questions import noted_attributes, refuse_attributes
 from .compiler_questions import AskedForCompilers, no_compiler_asked_for
 from .deadline import Deadline
 from .lean_graphs import lean_graphs
@@ -99,15 +98,12 @@ def trace(
             _same_containers(model),
             _traceable(model, form, dimensions) as forms,
             noted_questions() as answers,
-            noted_attributes() as attributes,
             local_shards(model) as shards,
         ):
             program = _export(model, arguments, shapes)
-    refuse_attributes(attributes, (*call.tensors(), *model.parameters(), *model.buffers()), attributes)
     outputs = forms[-1] if forms[-1].holds_caches else TreeForm(program.call_spec.out_spec, {})
     example = described(form.keywords(leaves))
     region = _region(model, program, form, dimensions, answers, example, frozenset(reads), outputs)
-    region.asked = attribute_facts(attributes)
     region.shards = frozenset(name for name, slot in region.slots.items() if slot in shards)
     return region
 

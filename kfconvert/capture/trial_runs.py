@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections import namedtuple
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,6 @@ from ..process import is_one_of_several, noted_collectives
 from ..region import CaptureError, Dimensions, Region, given_as
 from ..runtime import without_cache
 from ..torch_state import is_transformed
-from .attribute_questions import set_attributes
 from .watched_run import Way
 
 # The same operators run on both sides; only their choice of algorithm may differ. A wrong branch differs grossly.
@@ -244,7 +243,7 @@ def trial(model: nn.Module, region: Region, leaves: list[Any]) -> Trial | None:
         given = _resized(region, few)
         with suppress(Exception):  # whatever the model raises, it does not take these sizes
             tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
-            with bounded_lookups(tensors), set_attributes(tensors) as attributes:
+            with bounded_lookups(tensors), _set_attributes(tensors) as attributes:
                 outputs, form = region.flat_outputs(model, given)
             return Trial(given, outputs, form, attributes)
     return None
@@ -400,3 +399,19 @@ def _called_by_names(region: Region, run: Callable[..., Any]) -> Callable[..., A
         return run(region.call.leaves((), keywords), passed=region.call.passed((), keywords))
 
     return called
+
+
+@contextmanager
+def _set_attributes(tensors: Sequence[Tensor]) -> Iterator[set[str]]:
+    """Within the block, ``tensors`` have no attributes of their own; after it, the set has the names of those that they
+    were given, which are gone again."""
+    names, before = set[str](), [dict(vars(tensor)) for tensor in tensors]
+    for tensor in tensors:
+        vars(tensor).clear()
+    try:
+        yield names
+    finally:
+        for tensor, own in zip(tensors, before):
+            names.update(vars(tensor))
+            vars(tensor).clear()
+            vars(tensor).update(own)

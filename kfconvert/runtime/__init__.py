@@ -38,8 +38,6 @@ from .state.tensor_facts import (
     LAYOUT,
     UNKNOWN,
     Asked,
-    asked_attributes,
-    attribute_facts,
     named_by_code,
     unsteady,
 )
@@ -82,8 +80,6 @@ __all__ = [
     "Variant",
     "WeakModule",
     "as_bytes",
-    "asked_attributes",
-    "attribute_facts",
     "autograd_nodes",
     "named_by_code",
     "Watch",

@@ -54,7 +54,6 @@ def test_an_attribute_that_a_tensor_of_the_model_has(name):
     model, stats = converted(net)
     torch.testing.assert_close(model(X), expected)
     assert refusal(stats) is not None
-    assert name == "vars" or "scale" in refusal(stats)
 
 
 def identified(make, factor):
@@ -89,53 +88,11 @@ def test_the_identity_of_a_weight(name):
 
 
 @torch.no_grad()
-def test_an_attribute_that_a_later_input_has():
-    net = Net(lambda m, x: getattr(x, "gain", 1.0)).eval()
-    model, stats = converted(net)
-    assert refusal(stats) is None
-    plain = model(X)
-    given = X.clone()
-    given.gain = 5.0
-    torch.testing.assert_close(model(given), 5 * plain)
-    assert "the attribute gain" in str(model.kfconvert_info()["guard"]["misses"])
-
-
-@torch.no_grad()
-def test_an_attribute_that_a_weight_is_given_later():
-    net = Net(lambda m, x: getattr(m.linear.weight, "scale", 1.0)).eval()
-    model, stats = converted(net)
-    assert refusal(stats) is None
-    plain = model(X)
-    net.linear.weight.scale = 5.0
-    torch.testing.assert_close(model(X), 5 * plain)
-
-
-@torch.no_grad()
 def test_a_copy_keeps_what_was_set_on_its_parameters():
     net = Net(ATTRIBUTES["getattr"]).eval()
     net.linear.weight.scale = 3.0
     model = ModelConverter(select="all").convert_model(net, example_inputs=(X,))
     torch.testing.assert_close(model(X), net(X))
-
-
-@torch.no_grad()
-def test_what_is_kept_for_a_tensor_stays_what_is_read():
-    class Memo(Net):
-        def __init__(self):
-            super().__init__(lambda m, x: 1.0)
-            self.register_buffer("buffer", torch.ones(8))
-            self.kept = WeakTensorKeyDictionary()
-
-        def forward(self, x):
-            if self.buffer not in self.kept:
-                self.kept[self.buffer] = torch.tanh(self.buffer) * 2
-            return super().forward(x) + self.kept[self.buffer]
-
-    model, stats = converted(Memo())
-    before = model(X)
-    model.buffer[:4].mul_(-3)
-    torch.testing.assert_close(model(X), before)
-    assert "asks for id of a tensor" in refusal(stats)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])

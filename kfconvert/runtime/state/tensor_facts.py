@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import weak
 
 from ...graph import only_splits
-from ...process import ThisThread
 from .code import CodeWalk
 from .contents import is_of_author
 from .references import Holdings
@@ -111,8 +109,6 @@ LAYOUT = "layout of inner values"
 _OF_LAYOUT = frozenset(("view", "view_as", "as_strided", "view_as_complex"))
 #: Stands for all names where the model cannot run while somebody looks on.
 UNKNOWN = "all that there is"
-# What a name begins with that is none of tensors: that of an attribute which somebody may give to one.
-_ATTRIBUTE = "the attribute "
 
 
 class Asked(TorchFunctionMode):
@@ -142,22 +138,11 @@ class Asked(TorchFunctionMode):
             after = module.register_forward_hook(lambda *_: (self._running.pop(), None)[1], always_call=True)
             self._hooks.callback(before.remove)
             self._hooks.callback(after.remove)
-        # No function of torch is called for the id of a tensor, neither where dicts with weak keys ask for it.
-        self._here, self._id = ThisThread(), builtins.id
-        builtins.id = self._identified
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
         self._hooks.close()
-        self._here.over = True
-        if builtins.id == self._identified:
-            builtins.id = self._id
-
-    def _identified(self, value: Any, /) -> int:
-        if self._here and isinstance(value, Tensor) and is_of_author(_asker(sys._getframe(1))):
-            self.note("id")
-        return self._id(value)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         name, asker = getattr(function, "__name__", ""), _asker(sys._getframe(1))
@@ -203,33 +188,17 @@ def named_by_code(model: nn.Module) -> set[str]:
     return {"Parameter", "Buffer"} & walk.asked_for | walk.of_compilers
 
 
-def attribute_facts(names: Iterable[str]) -> frozenset[str]:
-    """Names for ``facts``: whether somebody has given a tensor the attributes ``names``."""
-    return frozenset(_ATTRIBUTE + name for name in names)
-
-
-def asked_attributes(names: Iterable[str]) -> list[str]:
-    """The attributes that ``attribute_facts`` has put among ``names``."""
-    return [name.removeprefix(_ATTRIBUTE) for name in sorted(names) if name.startswith(_ATTRIBUTE)]
-
-
 def unsteady(names: Iterable[str]) -> str | None:
     """The first of ``names`` of which nothing that is looked at decides the answer, None where there is none."""
-    unknown = set(names) - _DECIDING.keys() - {ELEMENTS, LAYOUT}
-    return next((name for name in sorted(unknown) if not name.startswith(_ATTRIBUTE)), None)
+    return next(iter(sorted(set(names) - _DECIDING.keys() - {ELEMENTS, LAYOUT})), None)
 
 
 def are_decided(names: Iterable[str]) -> bool:
     """Whether ``facts`` has anything to tell of a tensor."""
-    return any(name in _DECIDING or name.startswith(_ATTRIBUTE) for name in names)
+    return not _DECIDING.keys().isdisjoint(names)
 
 
 def facts(names: Iterable[str], values: Iterable[Any]) -> list[Any]:
     """What decides the answers to ``names`` for each tensor among ``values``."""
     asked = [_DECIDING[name] for name in sorted(names) if name in _DECIDING]
-    attributes = asked_attributes(names)
-    return [
-        [*(ask(value) for ask in asked), *(name in vars(value) for name in attributes)]
-        for value in values
-        if isinstance(value, Tensor)
-    ]
+    return [[ask(value) for ask in asked] for value in values if isinstance(value, Tensor)]
