@@ -69,7 +69,7 @@ class Layouts:
         with self._installed(first, [converted for _, converted, _ in pairs]):
             slower = self._selector.slower(pairs)
         for site in (site for captured in part.captures for site in captured.applied if slower):
-            site.reject(f"not faster, together with the guard of {first.path}: {slower}")
+            site.reject(f"not faster with the guard of {first.path} included: {slower}")
 
     def _reject_slow_form(self, form: Capture) -> None:
         """Reject the sites of another call form if the strategies for the model's example are slow for it."""
@@ -78,7 +78,7 @@ class Layouts:
             with self._installed(form, [converted]):
                 slower = self._selector.slower_beyond_doubt(original, converted)
             for site in form.applied if slower else ():
-                site.reject(f"the calls of generate were slower as a whole: {slower}")
+                site.reject(f"calls from generate() are slower as a whole: {slower}")
 
     @contextmanager
     def _installed(self, captured: Capture, calls: Sequence[Callable[[], Any]]) -> Iterator[None]:

@@ -87,7 +87,7 @@ def check_thread() -> None:
     serve calls outside of it."""
     mode = function_mode()
     if mode is not None:
-        raise ConversionError(f"leave the {mode} first: a model cannot be converted or loaded within one")
+        raise ConversionError(f"exit the {mode} first: it must not be active in a conversion or load")
 
 
 def check_arguments(progress: Any, inplace: Any, profile: Any) -> None:

@@ -122,7 +122,7 @@ class Selector:
         for kind in dict.fromkeys(self._kinds[id(site)] for site in sites):
             new = [layout for layout in layouts if (kind, layout) not in self._decisions]
             if self._seconds > self.effort.selection:
-                reason = f"left out: effort={self.effort.name!r} ends the selection after {self.effort.selection:g} s"
+                reason = f"skipped: effort={self.effort.name!r} ends the selection after {self.effort.selection:g} s"
                 self._decisions |= {(kind, layout): Decision(None, reason) for layout in new}
             elif new:
                 start = time.perf_counter()
