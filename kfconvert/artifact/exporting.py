@@ -133,7 +133,7 @@ def _lost_gradient(region: Region) -> str | None:
 
 
 def _traced(variant: Variant, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Returns the function that torch.export traces: the program, with the size conditions of the guard."""
+    """Runs the program under the guard's conditions on sizes; torch.export traces this function."""
     leaves: Any = variant.region.call.leaves(args, kwargs)
     values: dict[sympy.Symbol, Any] = {}
     guard = variant.region.guard
@@ -187,8 +187,8 @@ def _exported(guarded: GuardedForward, variant: Variant, call: ExampleCall, size
 
 
 def _refuse_ones(program: ExportedProgram) -> None:
-    """Make ``program`` reject a size of 1 where its bounds do. It treats a lower bound of 2 as the initial assumption
-    of torch.export, and does not check it in calls."""
+    """Make ``program`` reject a size of 1 if its bounds do. The program itself does not check a lower bound of 2,
+    which is also the initial assumption of torch.export."""
     graph, signature = program.graph, program.graph_signature
     bounded = {symbol for symbol, bounds in program.range_constraints.items() if bounds.lower == 2}
     if not bounded:

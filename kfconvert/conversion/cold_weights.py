@@ -33,7 +33,7 @@ def are_cold(region: Region, live: LiveTensors, device: torch.device) -> bool:
 
 def calls_beyond_cache(sample: Sample, device: torch.device) -> int:
     """Returns how many calls of the site, each with separate weights, read more than the cache size. Returns 1 if the
-    weights are too small to matter, the original calls read others as well, or memory is too small."""
+    weights are too small to matter, the original calls do not read all of them, or memory is too small."""
     if torch.cuda.mem_get_info(device)[0] < SPARE * _cache_bytes(device):
         return 1
     own = _bytes(_tensors_of(sample))

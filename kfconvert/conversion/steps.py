@@ -51,7 +51,7 @@ SECONDS_PER_MODEL = 1.0
 LEAST_ROUNDS = 3
 # A program without fusions serves calls only if its recordings make them faster by this factor.
 LEAST_GAIN = 1.02
-# The names, among the timings, of the converted model with the other setting.
+# The names, among the timings, of the converted model in the setting that is not delivered.
 WITH_GRAPHS, WITHOUT_GRAPHS = "with CUDA graphs", "without CUDA graphs"
 
 # The number of calls between checks for untraceable writes to weights. On CUDA, each check reads all weights, and the
