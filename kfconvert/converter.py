@@ -121,7 +121,7 @@ class ModelConverter:
             inplace: convert ``model`` instead of a deep copy.
             progress: called with (stage, done, total); stages "trace", "match", "select", "replace", "validate",
                 "memory", "time".
-            tune_for: the inputs to optimise for, such as batch sizes 1 and 32, or short and long sequences. Each is a
+            tune_for: the inputs to optimize for, such as batch sizes 1 and 32, or short and long sequences. Each is a
                 shape, example inputs, or ``Weighted(inputs, weight)``. The weighted sum of the times for all of them
                 decides what is fused, and how; by default, the time for the example. If there is no other example, the
                 first of these is the example.
@@ -160,7 +160,7 @@ class ModelConverter:
             return self._converted(stages, prepared, config, profile)
 
     def _converted(self, stages: Stages, prepared: Prepared, config: ConversionConfig, profile: bool) -> nn.Module:
-        """The ``prepared`` model with its programs."""
+        """Returns the ``prepared`` model with its programs."""
         threshold = config.accuracy_threshold if config.validate_accuracy else None
         effort, timed = EFFORTS[config.effort], config.select == "measured"
         try:
@@ -181,7 +181,7 @@ class ModelConverter:
                 variants = {}
             elif verdict.dropped:
                 variants = programs(captures, stages, replayed)
-            else:  # other times may lead to a valid result, so later conversions may try again
+            else:  # other timings may give a valid result, so later conversions may try again
                 selector.remembered.save()
             prepared.keep_original()
             graphs = CudaGraphs(type(prepared.model).__name__, config.max_recordings, config.static_outputs)
@@ -228,8 +228,8 @@ class ModelConverter:
         return prepared.model
 
     def explain(self) -> Explanation:
-        """Returns the last conversion as a tree of the model's modules, to print: what was fused in each, and for other
-        calls the nearest pattern and the call that prevented it, with file and line.
+        """Returns the last conversion as a printable tree of the model's modules. It shows what was fused in each
+        module. For other calls it shows the nearest pattern and the call that prevented it, with file and line.
 
         Raises:
             ConversionError: no model has been converted yet.

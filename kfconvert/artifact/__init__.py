@@ -1,4 +1,4 @@
-"""Converted models on disk: saved, and loaded again by the decisions that were recorded; or exported as programs."""
+"""Saving and loading of converted models with their recorded decisions, and export as programs."""
 
 from .errors import ArtifactError
 from .exporting import export

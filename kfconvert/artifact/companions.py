@@ -1,7 +1,7 @@
-"""What other programs read beside the weights of a Hugging Face model: its configuration, and what prepares its inputs.
+"""Files of a Hugging Face model besides its weights: the configuration, and the tokenizer or processor.
 
-With these files ``AutoModel.from_pretrained`` and ``AutoTokenizer.from_pretrained`` read an artifact as they read what
-``save_pretrained`` has written, and need no kfconvert for that.
+With these files ``AutoModel.from_pretrained`` and ``AutoTokenizer.from_pretrained`` read an artifact like the result of
+``save_pretrained``, without kfconvert.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CONFIG_FILES = frozenset(("config.json", "generation_config.json"))
-# What the tokenizers and processors of transformers write.
+# The files that tokenizers and processors of transformers write.
 PROCESSOR_FILES = frozenset((
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "chat_template.json", "vocab.json", "vocab.txt", "merges.txt", "normalizer.json", "spiece.model", "tokenizer.model",
@@ -29,11 +29,11 @@ COMPANIONS = CONFIG_FILES | PROCESSOR_FILES
 
 
 def write_companions(model: nn.Module, folder: Path) -> None:
-    """Write to ``folder`` the configuration of a Hugging Face model, and the files of the tokenizer or processor that
-    lie where the model was read from: a local folder, or the cache of the hub. Nothing for other models.
+    """Write to ``folder`` the configuration of a Hugging Face model, and its tokenizer or processor files from the
+    model's origin: a local folder, or the cache of the hub. Does nothing for other models.
 
     Raises:
-        OSError: they cannot be read or written.
+        OSError: the files cannot be read or written.
     """
     if not is_of_transformers(model):
         return
@@ -50,33 +50,33 @@ def write_companions(model: nn.Module, folder: Path) -> None:
 
 
 def remember_origin(model: nn.Module, folder: Path) -> None:
-    """Let a Hugging Face model that was read from ``folder`` be saved again with what lies beside its weights there."""
+    """Record ``folder`` as the origin of a Hugging Face model, so that ``save`` copies its tokenizer files."""
     if is_of_transformers(model):
         config: Any = model.config
         config.name_or_path = str(folder)
 
 
 def is_of_transformers(model: nn.Module) -> TypeGuard[PreTrainedModel]:
-    """Whether it is a Hugging Face model."""
-    # Until somebody has imported the class there is none. To ask ``transformers`` for it would import it here.
+    """Whether ``model`` is a Hugging Face model."""
+    # If nobody has imported the class, there is no such model; accessing it in ``transformers`` would import it here.
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and isinstance(model, modeling.PreTrainedModel)
 
 
 def is_of_diffusers(model: nn.Module) -> bool:
-    """Whether it is a model of diffusers."""
-    modeling = sys.modules.get("diffusers.models.modeling_utils")  # without it, there is none
+    """Whether ``model`` is a diffusers model."""
+    modeling = sys.modules.get("diffusers.models.modeling_utils")  # None if not imported
     return modeling is not None and isinstance(model, modeling.ModelMixin)
 
 
 def _of_origin(model: Any, name: str) -> Path | None:
-    """The file ``name`` where ``model`` was read from, None where there is none, or no such place."""
+    """Returns the file ``name`` at the origin of ``model``, None if either does not exist."""
     import huggingface_hub
 
     origin, revision = str(model.config.name_or_path or ""), getattr(model.config, "_commit_hash", None)
     if not origin:
         return None
-    if revision is None:  # it was read from a folder, if from anywhere
+    if revision is None:  # the origin, if any, is a folder
         found: Any = Path(origin) / name
     else:
         found = huggingface_hub.try_to_load_from_cache(origin, name, revision=revision)

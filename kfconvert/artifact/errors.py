@@ -1,4 +1,4 @@
-"""What goes wrong with an artifact, in one line."""
+"""Errors of artifacts, in one line."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class ArtifactError(ValueError):
 
 
 def no_artifact(folder: Path) -> ArtifactError:
-    return ArtifactError(f"{folder} is no kfconvert artifact: there is no {RECORD_FILE} in it")
+    return ArtifactError(f"{folder} is not a kfconvert artifact: it has no {RECORD_FILE}")
 
 
 def printable(path: Path) -> str:
-    """``path`` in one line of a message, whatever its name is made of."""
+    """Returns ``path`` in one line for a message, with any name."""
     return ascii(str(path))[1:-1][:200]
 
 
 def why(error: Exception) -> str:
-    """The reason without Python's decoration: what an OSError says, or the first line of another error."""
+    """Returns the reason without Python's decoration: the system's text, or the first line of another error."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

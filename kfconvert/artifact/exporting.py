@@ -1,4 +1,4 @@
-"""A converted model as a program of ``torch.export``: its graph, with the fused operators in it, and its weights."""
+"""Export of a converted model as a ``torch.export`` program: its graph with the fused operators, and its weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..region import Guard, Region
 from ..runtime import ELEMENTS, GuardedForward, Variant, guarded_forward
 from .files import ArtifactError
 
-# Functions of sizes as SymPy prints them.
+# Functions of sizes in SymPy's notation.
 _FUNCTIONS = {
     "FloorDiv": operator.floordiv,
     "CleanDiv": operator.floordiv,
@@ -34,22 +34,22 @@ _FUNCTIONS = {
 
 
 def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None = None) -> ExportedProgram:
-    """``model`` as a program that calls the fused operators; written to ``path`` where one is given.
+    """Exports ``model`` as a program that calls the fused operators; writes it to ``path`` if given.
 
-    The sizes that were left free at the conversion (batch, sequence) are free in it, within the same bounds; it fails
-    for others, and for arguments that lie in memory as the model does not take them. It is called as in the example:
-    with the same positional arguments and keywords. A process that loads it imports kfconvert before, for the
-    operators: ``torch.export.load(path).module()`` then runs, and has gradients. So does one that runs a package which
-    AOTInductor made of it (``torch._inductor.aoti_compile_and_package``), for inference only. Where the forward uses a
+    Sizes that were free in the conversion (batch, sequence) are free in the program, with the same bounds. It raises an
+    error for other sizes, and for unsupported strides. Call it with the same positional arguments and keywords as in
+    the example. A process that loads it must first import kfconvert, for the operators. Then
+    ``torch.export.load(path).module()`` runs, with gradients. An AOTInductor package of the program
+    (``torch._inductor.aoti_compile_and_package``) runs too, for inference only. If the forward uses a
     ``torch.autograd.Function`` or ``torch.no_grad()``, a warning says that gradients of the program may differ.
 
-    Meanwhile other threads may call other models; their conversions and exports wait.
+    During the export other threads may call other models; their conversions and exports wait.
 
     Args:
         model: a converted model.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments, as for
             ``ModelConverter.convert_model``.
-        path: the file to write, by custom with the ending .pt2.
+        path: the file to write, usually with the extension .pt2.
 
     Raises:
         ArtifactError: ``model`` was not converted as a whole, runs its original forward for these inputs, cannot be
@@ -57,10 +57,10 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
     """
     guarded = guarded_forward(model) if isinstance(model, nn.Module) else None
     if guarded is None and hasattr(model, "kfconvert_info"):
-        reason = "nothing is fused in it as a whole; torch.export.export takes it as it is"
+        reason = "nothing is fused in the model as a whole; use torch.export.export"
         raise ArtifactError(f"cannot export {type(model).__name__}: {reason}")
     if guarded is None:
-        raise ArtifactError(f"cannot export: {type(model).__name__} is no model that was converted as a whole")
+        raise ArtifactError(f"cannot export: {type(model).__name__} was not converted as a whole")
     with one_at_a_time():
         call = _example(guarded, example_inputs)
         with Shield(), compiling_in_this_thread():
@@ -81,7 +81,7 @@ def export(model: nn.Module, example_inputs: Any, path: str | os.PathLike | None
 
 
 def _example(guarded: GuardedForward, example_inputs: Any) -> ExampleCall:
-    """The call to export, on the device of the model, whose weights are brought there."""
+    """Returns the call to export, on the model's device; moves weights on the host back to it."""
     if guarded.frozen is not None:
         guarded.frozen.bring_back("it is exported")
     model = guarded.model
@@ -94,7 +94,7 @@ def _example(guarded: GuardedForward, example_inputs: Any) -> ExampleCall:
 
 
 def _serving(guarded: GuardedForward, call: ExampleCall) -> tuple[Variant, list[Any]]:
-    """The variant whose program serves ``call``, and the flat arguments."""
+    """Returns the variant whose program serves ``call``, and the flat arguments."""
     state: Any = guarded.state
     reason = guarded.state_refusal() or state.hooked_backward
     if reason is None and state.asks_for_gradients:
@@ -108,32 +108,32 @@ def _serving(guarded: GuardedForward, call: ExampleCall) -> tuple[Variant, list[
 
 
 def _unexportable(variant: Variant) -> str | None:
-    """Why no exported program can do what the program of ``variant`` does; None where one can."""
+    """Returns why an exported program cannot replace the program of ``variant``; None if it can."""
     region = variant.region
     if region.is_random:
         return "it draws random numbers"
     if region.has_caches:
         return "it takes or returns a key-value cache"
     if region.has_effects:
-        return "it writes to its arguments, or asserts what depends on their values"
+        return "it writes to its arguments, or asserts conditions on their values"
     if region.asked - {ELEMENTS}:
         return f"its code asks for {', '.join(sorted(region.asked))} of tensors"
     if region.communicates or region.shards:
         return "it reads shards of distributed parameters, or waits for other ranks"
     if any(fact is not True for _, _, fact in variant.strides):
-        return "the strides of an argument of the conversion's example were not contiguous, and have to stay so"
+        return "the graph requires the strides of an argument of the example, which is not contiguous"
     return None
 
 
 def _lost_gradient(region: Region) -> str | None:
-    """The first parameter or argument that gets another gradient from the graph than from the original."""
+    """Returns the first parameter or argument whose gradient in the graph differs from the original's."""
     for name in filter(region.lost_gradients.__contains__, (*region.slots, *region.inputs)):
         return ".".join(filter(None, region.slots.get(name, ("", name))))
     return None
 
 
 def _traced(variant: Variant, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What torch.export traces: the program on tensors without data, under the conditions of the guard on sizes."""
+    """Runs the program under the guard's conditions on sizes; torch.export traces this function."""
     leaves: Any = variant.region.call.leaves(args, kwargs)
     values: dict[sympy.Symbol, Any] = {}
     guard = variant.region.guard
@@ -152,14 +152,14 @@ def _traced(variant: Variant, args: tuple, kwargs: dict[str, Any]) -> Any:
                 torch._check(actual == _value(size, values))
     for constraint in guard.constraints:
         torch._check(_value(constraint, values))
-    # A graph has no conditions on strides. A view of all dimensions as one can be made of contiguous tensors only.
+    # A graph has no conditions on strides. Only a contiguous tensor allows a view that flattens all dimensions.
     for index in variant.program.laid_out:
         leaves[index] = leaves[index].view(-1).view(leaves[index].shape)
     return variant.traced(leaves)
 
 
 def _value(expression: sympy.Basic, values: dict[sympy.Symbol, Any]) -> Any:
-    """``expression`` with ``values`` in the place of its symbols, which may be sizes of a trace."""
+    """Returns ``expression`` with ``values`` for its symbols; these may be sizes of a trace."""
     return sympy.lambdify(list(values), expression, [_FUNCTIONS, "math"])(*values.values())
 
 
@@ -172,13 +172,13 @@ def _exported(guarded: GuardedForward, variant: Variant, call: ExampleCall, size
             try:
                 program = export(dynamic_shapes=sizes)
             except RuntimeError as error:
-                # An operator of PyTorch may take fewer sizes than the region; PyTorch says which, then.
+                # An operator of PyTorch may accept fewer sizes than the region; PyTorch then names these sizes.
                 _, told, fixes = str(error).partition("Suggested fixes:")
                 if not told:
                     raise
                 fixes = told + fixes.strip().partition("\n\n")[0]
                 program = export(dynamic_shapes=refine_dynamic_shapes_from_suggested_fixes(fixes, sizes))
-        except Exception as error:  # the model's own code runs, which may raise anything
+        except Exception as error:  # the model's code runs, and may raise anything
             raise ArtifactError(f"torch.export cannot export {type(model).__name__}: {first_line(error)}") from error
         finally:
             guarded.exported = None
@@ -187,8 +187,8 @@ def _exported(guarded: GuardedForward, variant: Variant, call: ExampleCall, size
 
 
 def _refuse_ones(program: ExportedProgram) -> None:
-    """Let ``program`` refuse a size of 1 where its bounds do. It takes a lower bound of 2 for the assumption that
-    torch.export begins with, and does not look at it when it is called."""
+    """Make ``program`` reject a size of 1 if its bounds do. The program itself does not check a lower bound of 2,
+    which is also the initial assumption of torch.export."""
     graph, signature = program.graph, program.graph_signature
     bounded = {symbol for symbol, bounds in program.range_constraints.items() if bounds.lower == 2}
     if not bounded:
@@ -206,7 +206,7 @@ def _refuse_ones(program: ExportedProgram) -> None:
             length = graph.call_function(torch.ops.aten.sym_size.int, (node, dimension))
             suffices = graph.call_function(operator.ge, (length, 2))
             length.meta["val"], suffices.meta["val"] = size, size >= 2
-            message = f"kfconvert: dimension {dimension} of {node.name} has to be at least 2"
+            message = f"kfconvert: dimension {dimension} of {node.name} must be at least 2"
             graph.call_function(torch.ops.aten._assert_scalar.default, (suffices, message))
     program.graph_module.recompile()
 
@@ -214,15 +214,15 @@ def _refuse_ones(program: ExportedProgram) -> None:
 def _with_free_sizes(
     guarded: GuardedForward, region: Region, leaves: list[Any], call: ExampleCall
 ) -> tuple[ExampleCall, dict[str, Any]]:
-    """``call`` with at least two entries in each free size, as torch.export takes a 1 for a fixed size; and which sizes
-    of its arguments are free, in the form of ``dynamic_shapes``."""
+    """Returns ``call`` with at least two entries in each free size, since torch.export treats a 1 as fixed, and the
+    free sizes of its arguments in the form of ``dynamic_shapes``."""
     guard, leaves = region.guard, list(leaves)
     free: list[dict[int, Any] | None] = [{} if isinstance(leaf, Tensor) else None for leaf in leaves]
     dimensions = {place: _dimension(guard, name) for name, places in guard.free.items() for place in places}
     for tensor in guard.tensors:
         for place in ((tensor.index, i) for i, size in enumerate(tensor.sizes) if not isinstance(size, int)):
             index, dimension = place
-            free[index][dimension] = dimensions.get(place, Dim.AUTO)  # type: ignore[index]  # it is a tensor's
+            free[index][dimension] = dimensions.get(place, Dim.AUTO)  # type: ignore[index]  # the entry of a tensor
             if leaves[index].shape[dimension] == 1:
                 leaves[index] = torch.cat([leaves[index], leaves[index]], dimension)
     names = region.call.positional[: len(call.args)]
@@ -236,7 +236,7 @@ def _with_free_sizes(
 
 
 def _dimension(guard: Guard, name: str) -> Any:
-    """The free size ``name`` for torch.export: the same wherever it stands."""
+    """Returns the free size ``name`` for torch.export: one object for all its uses."""
     size = guard.size(guard.free[name][0])
     if not isinstance(size, sympy.Symbol):
         return Dim.AUTO

@@ -1,8 +1,8 @@
 """Converted models on disk: ``model.safetensors`` with the original's keys, ``kfconvert.json``, ``report.html``.
 
-What a conversion derives (folded BatchNorms, packed weights, programs) is not stored: ``load`` rebuilds the
-architecture, loads the weights and converts again with the recorded decisions, without timing anything.
-Nothing is pickled, and no code that an artifact names runs unless the caller says so.
+``load`` rebuilds the architecture, loads the weights, and converts again with the recorded decisions, without timing.
+Results that a conversion derives (folded BatchNorms, packed weights, programs) are not stored.
+Nothing is pickled, and code named in an artifact runs only with the caller's permission.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ from .weights import checked_state, fill, fill_buffers, other_buffers, state_met
 
 
 def check_target(path: str | os.PathLike) -> None:
-    """Raises ArtifactError where ``save`` would refuse ``path``: it holds something else, or cannot be looked at."""
+    """Raises ArtifactError if ``save`` would refuse ``path``: it contains something else, or cannot be read."""
     folder = folders.expanded(path)
     try:
         _check_target(folder)
-    except (OSError, ValueError, RuntimeError) as error:  # names that no file can have are ValueErrors, loops the last
+    except (OSError, ValueError, RuntimeError) as error:  # an invalid name is a ValueError, a link loop a RuntimeError
         if isinstance(error, ArtifactError):
             raise
         raise ArtifactError(f"cannot write {printable(folder)}: {why(error)}") from error
@@ -83,35 +83,35 @@ def _check_target(folder: Path) -> None:
         raise ArtifactError(f"{folder} is a file, not a folder")
     names = folders.names(folder)
     if names and RECORD_FILE not in names:
-        raise ArtifactError(f"{folder} is not empty and no kfconvert artifact: it is not replaced")
+        raise ArtifactError(f"{folder} is not empty and not a kfconvert artifact: it is not replaced")
     others = sorted(names - {WEIGHTS_FILE, BUFFERS_FILE, RECORD_FILE, GRAPHS_FILE, REPORT_FILE} - COMPANIONS)
     if others:
-        raise ArtifactError(f"{folder} holds {others[0]} beside the artifact: it is not replaced")
+        raise ArtifactError(f"{folder} contains {others[0]}, which is not part of the artifact: it is not replaced")
 
 
 def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | None = None) -> Path:
     """Write the converted ``model`` to the folder ``path`` and return it.
 
-    The weights file holds the original's ``state_dict``: ``OriginalClass().load_state_dict(...)`` accepts it. Buffers
-    that are not part of that, such as tables of positions, lie in a file of their own.
-    For a Hugging Face model, what ``from_pretrained`` reads lies beside: its configuration, and the files of the
-    tokenizer or processor of where it was read from. ``report.html`` tells people what was converted.
-    An artifact that was there is replaced once the new one is complete; after any error it is as it was. The folder
-    itself stays the same, and of saves at the same time each succeeds.
+    The weights file contains the original's ``state_dict``: ``OriginalClass().load_state_dict(...)`` accepts it.
+    Buffers outside of the state dict, such as position tables, are in a separate file.
+    For a Hugging Face model, the folder also contains its configuration and the files of its tokenizer or processor,
+    so that ``from_pretrained`` reads it. ``report.html`` shows what was converted.
+    An existing artifact is replaced once the new one is complete; after any error it is unchanged. The folder
+    itself remains, and concurrent saves all succeed.
 
     Args:
-        source: the recipe of ``zoo.resolve``, from which ``load`` rebuilds the architecture. Without one it is made of
-            the configuration of a model of transformers or diffusers; for other models, and for such as were changed
-            after they were made, ``load`` needs ``model=``.
+        source: the recipe of ``zoo.resolve``, from which ``load`` rebuilds the architecture. By default, the recipe is
+            the configuration of a model of transformers or diffusers. For other models, and for models that were
+            modified after construction, ``load`` needs ``model=``.
 
     Raises:
-        ArtifactError: ``model`` is not a converted one, its state is not made of plain tensors, it runs a function of
-            a user's own that has no name in a module, ``path`` holds something else, or the disk is full, read-only or
-            not permitted.
+        ArtifactError: ``model`` is not a converted model, its state contains other objects than plain tensors, or it
+            runs a user's function without an importable name. Also if ``path`` contains something else, or the disk is
+            full, read-only or not permitted.
     """
     target = folders.expanded(path)
     check_target(target)
-    with one_at_a_time():  # an export puts stand-ins in the places of the tensors meanwhile
+    with one_at_a_time():  # an export replaces the tensors meanwhile
         state = checked_state(model)
         tensors, record = storable(state), record_of(model, state, source)
         write_told = telling(model, record, tensors.keys())
@@ -130,8 +130,8 @@ def save(model: nn.Module, path: str | os.PathLike, source: dict[str, Any] | Non
 def telling(
     model: nn.Module, record: dict[str, Any], stored: Collection[str]
 ) -> Callable[[Path, Mapping[str, Any]], None]:
-    """What writes to a folder all that ``load`` reads beside the tensors ``stored``, and the report: the other buffers,
-    the graphs, and last the ``record``, with the checksums of what is there and of others that are given."""
+    """Returns a function that writes all files for ``load`` except the tensors ``stored``, and the report: other
+    buffers, graphs, and last the ``record``, with checksums of the files there and of the given others."""
     buffers = other_buffers(model, stored)
     graphs = stored_graphs(model, record["device"], _calls(model), _generation(model), _parts(model))
 
@@ -142,7 +142,7 @@ def telling(
             (folder / GRAPHS_FILE).write_text(json.dumps(graphs, allow_nan=False))
         (folder / REPORT_FILE).write_text(report_of(record))
         (folder / RECORD_FILE).write_text(record_file.sealed(record, folder, others))
-        # safetensors makes files that only their owner may read; the folder's permissions are to decide.
+        # safetensors creates files that only their owner may read; use the folder's permissions instead.
         for file in folder.iterdir():
             file.chmod((folder / RECORD_FILE).stat().st_mode)
 
@@ -150,7 +150,7 @@ def telling(
 
 
 def _files_of(folder: Path) -> dict[str, Any]:
-    """The checksums of the files of the artifact in ``folder``, by name; none where there is none that can be read."""
+    """Returns the checksums of the files of the artifact in ``folder``, by name; empty if it is not readable."""
     try:
         return record_file.read(folders.newest(folder, RECORD_FILE)).get("files", {})
     except (OSError, RecordError):
@@ -158,8 +158,8 @@ def _files_of(folder: Path) -> dict[str, Any]:
 
 
 def _remove_stale(folder: Path, before: dict[str, Any]) -> None:
-    """Remove the files of the artifact that was there ``before``, such as a tokenizer, which are as they were written
-    and which the one that is there now does not have."""
+    """Remove unmodified files of the previous artifact, in ``before``, that are not part of the current artifact, such
+    as a tokenizer."""
     with folders.writing(folder):
         for name in (before.keys() & (COMPANIONS | {BUFFERS_FILE, GRAPHS_FILE})) - _files_of(folder).keys():
             with contextlib.suppress(FileNotFoundError, RecordError):
@@ -174,28 +174,28 @@ def load(
     trust_source: bool = False,
     on_miss: OnMiss | None = None,
 ) -> nn.Module:
-    """The converted model in the folder ``path``, in eval mode.
+    """Loads the converted model from the folder ``path``, in eval mode.
 
     Args:
-        model: an instance of the original class, or the class where it takes no arguments; needed where the
-            artifact has no recipe. The instance is filled with the weights and becomes the converted model.
-        device: where to put it, ``"auto"`` for CUDA where there is a GPU; the recorded device if not given, or
-            the CPU, with a warning, where no GPU is left.
-        trust_source: run the user code ``package.module:function`` that the recipe names, and the functions of
-            patterns of a user's own (see ``register_pattern``). These need not be registered.
-        on_miss: as of ``ModelConverter``.
+        model: an instance of the original class, or the class if it takes no arguments; needed if the artifact has no
+            recipe. The instance receives the weights and becomes the converted model.
+        device: device of the model, ``"auto"`` for CUDA if available; by default the recorded device, or the CPU, with
+            a warning, if there is no GPU.
+        trust_source: run the user code ``package.module:function`` that the recipe names, and the functions of the
+            user's patterns (see ``register_pattern``). These need not be registered.
+        on_miss: as in ``ModelConverter``.
 
     Raises:
         ConversionError: ``on_miss`` cannot be called, or the call is within a ``TorchFunctionMode``.
-        ArtifactError: no, an unreadable or a damaged artifact, one of another format version, weights that do
-            not fit the model, a device that is not there, a missing or untrusted recipe, or untrusted functions.
+        ArtifactError: the artifact is missing, unreadable, damaged or of another format version; the weights do not fit
+            the model; the device does not exist; the recipe is missing or untrusted; or a function is untrusted.
     """
     check_callback(on_miss)
     check_thread()
     folder = folders.expanded(path)
     record, tensors, buffers, graphs = _read(folder, trust_source)
     place = _device(record, device)
-    with one_at_a_time():  # libraries set the default dtype, and more, while they build a model
+    with one_at_a_time():  # libraries set global state, such as the default dtype, when they build a model
         made = _made(folder, record, tensors, buffers, model, trust_source)
         with only_own(_own_patterns(folder, record)):
             return _convert_again(made.to(place).eval(), record, place, folder, on_miss, graphs)
@@ -204,11 +204,11 @@ def load(
 def load_original(
     path: str | os.PathLike, device: torch.device | str | None = None, trust_source: bool = False
 ) -> tuple[nn.Module, Any]:
-    """The model of the artifact in the folder ``path`` as it was before its conversion, in eval mode where ``load``
-    would put it, and example inputs as of ``ModelConverter.convert_model``, there as well.
+    """Returns the original model of the artifact in the folder ``path``, in eval mode on the device that ``load`` would
+    choose, and example inputs for ``ModelConverter.convert_model`` on that device.
 
     Raises:
-        ArtifactError: see ``load``; or the artifact does not say how it is called.
+        ArtifactError: see ``load``; or the artifact does not record its inputs.
     """
     folder = folders.expanded(path)
     record, tensors, buffers, _ = _read(folder, trust_source)
@@ -222,7 +222,7 @@ def load_original(
 
 
 def read_record(path: str | os.PathLike) -> dict[str, Any]:
-    """The content of ``kfconvert.json`` in the folder ``path``. Raises ArtifactError, see ``load``."""
+    """Returns the content of ``kfconvert.json`` in the folder ``path``. Raises ArtifactError, see ``load``."""
     folder = folders.expanded(path)
     with _reading(folder):
         return _read_record(folder)
@@ -231,14 +231,14 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
 def _read(
     folder: Path, trust_source: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor], dict[str, Any] | None]:
-    """The record, the tensors of the state dict, the other buffers, and what was traced."""
+    """Returns the record, the tensors of the state dict, the other buffers, and the traced graphs."""
     with _reading(folder):
         record = _read_record(folder)
         _check_trust(folder, record, trust_source)
         tensors: dict[str, Tensor] = {}
         for name in weights_files(record.get("files", {})) or [WEIGHTS_FILE]:
             tensors |= _read_tensors(folder, record, name)
-        # What lies there under this name else is of another artifact.
+        # Another file of this name belongs to another artifact.
         buffers = _read_tensors(folder, record, BUFFERS_FILE) if BUFFERS_FILE in record.get("files", {}) else {}
         graphs = _read_graphs(folder, record) if GRAPHS_FILE in record.get("files", {}) else None
     return record, tensors, buffers, graphs
@@ -252,11 +252,11 @@ def _made(
     model: nn.Module | type[nn.Module] | None,
     trust_source: bool,
 ) -> nn.Module:
-    """The original model with its weights, on the CPU or where ``model`` is."""
+    """Returns the original model with its weights, on the CPU or on the device of ``model``."""
     made = _architecture(folder, record, tensors, model, trust_source)
     name = next((name for name, t in chain(made.named_parameters(), made.named_buffers()) if t.is_meta), None)
     if name is not None:
-        raise ArtifactError(f"{folder}: the model is on the device meta, where {name} holds no data to fill")
+        raise ArtifactError(f"{folder}: the model is on the device meta, where {name} has no data to fill")
     fill(made, tensors, record.get("state_metadata"), folder)
     fill_buffers(made, buffers)
     return made
@@ -264,7 +264,7 @@ def _made(
 
 @contextmanager
 def _reading(folder: Path) -> Iterator[None]:
-    """Within the block no save exchanges the files."""
+    """Context manager in which no save replaces the files."""
     try:
         with folders.reading(folder):
             yield
@@ -289,8 +289,8 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 
 def record_of(model: nn.Module, state: dict[str, Tensor], source: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What ``kfconvert.json`` says of the converted ``model`` with this ``state`` dict, but for the files; raises as
-    ``save`` does."""
+    """Returns the content of ``kfconvert.json`` for the converted ``model`` with this ``state`` dict, except for the
+    files; raises like ``save``."""
     if not hasattr(model, "kfconvert_info"):
         raise ArtifactError(f"this {type(model).__name__} is not a converted model")
     info: Any = model.kfconvert_info
@@ -323,16 +323,16 @@ def record_of(model: nn.Module, state: dict[str, Tensor], source: dict[str, Any]
 
 
 def _check_trust(folder: Path, record: dict[str, Any], trust_source: bool) -> None:
-    """Raises ArtifactError where a user's own functions are part of the artifact, unless the caller trusts them."""
+    """Raises ArtifactError if the artifact contains a user's functions, unless the caller trusts them."""
     for own in record["statistics"].get("own_patterns", []) if not trust_source else ():
         raise ArtifactError(
-            f"{folder}: its pattern {own['name']!r} runs the function {own['replacement']} in the place of "
+            f"{folder}: its pattern {own['name']!r} runs the function {own['replacement']} in place of "
             f"{own['reference']}: pass trust_source=True if you trust that code"
         )
 
 
 def _own_patterns(folder: Path, record: dict[str, Any]) -> list[Pattern]:
-    """The user's own patterns that were applied, made again of the functions that the record names."""
+    """Returns the applied patterns of the user, rebuilt from the functions in the record."""
     try:
         return [rebuilt(own) for own in record["statistics"].get("own_patterns", [])]
     except PatternError as error:
@@ -340,7 +340,7 @@ def _own_patterns(folder: Path, record: dict[str, Any]) -> list[Pattern]:
 
 
 def _recipe(model: nn.Module) -> dict[str, Any] | None:
-    """How ``load`` makes a model like this one; None where that is not known, as for one with a forward of its own."""
+    """Returns how ``load`` builds such a model; None if unknown, for example after its forward was patched."""
     if not (is_of_transformers(model) or is_of_diffusers(model)):
         return None
     from .. import zoo
@@ -353,14 +353,14 @@ def _recipe(model: nn.Module) -> dict[str, Any] | None:
 
 
 def _calls(model: nn.Module) -> list[Region]:
-    """Those of each call form that was converted; none where nothing was fused. Those in which ``generate`` calls the
-    model are not among them: where their graphs cannot be stored they are found again when it is loaded."""
+    """Returns the region of each converted call form; empty if nothing was fused. Calls that ``generate`` makes are
+    excluded: if their graphs cannot be stored, ``load`` captures them again."""
     regions = _forms(model)
     return regions[:1] + [region for region in regions[1:] if not region.call.form.caches]
 
 
 def _generation(model: nn.Module) -> list[Region]:
-    """Those in which ``generate`` calls the model."""
+    """Returns the regions of the calls that ``generate`` makes."""
     return [region for region in _forms(model)[1:] if region.call.form.caches]
 
 
@@ -370,7 +370,7 @@ def _forms(model: nn.Module) -> list[Region]:
 
 
 def _parts(model: nn.Module) -> list[tuple[Region, list[str]]]:
-    """Those of the submodules that were captured on their own, each with the paths of these."""
+    """Returns the regions of the separately captured submodules, each with the paths of its modules."""
     parts: dict[int, tuple[Region, list[str]]] = {}
     for path, module in model.named_modules():
         guarded = guarded_forward(module) if path else None
@@ -381,7 +381,7 @@ def _parts(model: nn.Module) -> list[tuple[Region, list[str]]]:
 
 def _example(region: Region, owner: str) -> Any:
     if region.example is None:
-        raise ArtifactError(f"the example inputs of {owner} hold something that cannot be described in JSON")
+        raise ArtifactError(f"the example inputs of {owner} contain a value that JSON cannot represent")
     return region.example
 
 
@@ -394,7 +394,7 @@ def _read_graphs(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(folder: Path, record: dict[str, Any], name: str, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """What ``read`` makes of the file of this name, if that is the one of the ``record``."""
+    """Returns what ``read`` returns for the file of this name if it matches the ``record``."""
     file = folders.newest(folder, name)
     try:
         record_file.check_file(file, record.get("files", {}).get(name))
@@ -403,7 +403,7 @@ def _checked(folder: Path, record: dict[str, Any], name: str, read: Callable[[Pa
         raise ArtifactError(f"{file} is missing") from None
     except RecordError as error:
         raise ArtifactError(f"{file} {error}") from error
-    except (OSError, SafetensorError, KeyError, RuntimeError) as error:  # the latter of a damaged header
+    except (OSError, SafetensorError, KeyError, RuntimeError) as error:  # RuntimeError: a damaged header
         raise ArtifactError(f"{file} cannot be read: {why(error)}") from error
 
 
@@ -412,16 +412,16 @@ def _device(record: dict[str, Any], device: torch.device | str | None) -> torch.
         device = str(record.get("device"))
         if device.startswith("cuda") and not torch.cuda.is_available():
             warnings.warn(
-                "the model was converted for a CUDA GPU and there is none: it is converted for the CPU",
+                "the model was converted for a CUDA GPU, which is not available: it is converted for the CPU",
                 stacklevel=level_outside(),
             )
             return torch.device("cpu")
     try:
-        place = resolve_device(device, nn.Module())  # the model is asked only where no device is named
+        place = resolve_device(device, nn.Module())  # reads the model only if no device is given
     except ConversionError as error:
         raise ArtifactError(str(error)) from error
     if place.type == "meta":
-        raise ArtifactError("device meta cannot be used: it holds no data")
+        raise ArtifactError("device meta cannot be used: it has no data")
     return place
 
 
@@ -459,8 +459,8 @@ def _convert_again(
     on_miss: OnMiss | None,
     graphs: dict[str, Any] | None,
 ) -> nn.Module:
-    """Converts ``model`` in place: by the recorded decisions on the kind of device that they were made for,
-    by measurement on another."""
+    """Converts ``model`` in place: with the recorded decisions on the recorded kind of device, with measurements on
+    another kind."""
     try:
         calls, parts, statistics = list(record["calls"]), record.get("parts", []), record["statistics"]
         if not calls and not parts:
@@ -478,12 +478,12 @@ def _convert_again(
         raise ArtifactError(f"{folder}: {error}") from error
     except Unstorable as error:
         raise ArtifactError(f"{folder / GRAPHS_FILE} is damaged: {error}") from error
-    except Exception as error:  # of the model's own code, or of a record that is not of this model
+    except Exception as error:  # from the model's code, or a record of another model
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise ArtifactError(f"{folder}: its decisions cannot be repeated on this model: {reason}") from error
 
 
 def _example_of(record: dict[str, Any]) -> Any:
-    """Inputs of the model, as ``inputs.described`` tells them; None where they are not told."""
+    """Returns the model's inputs as described by ``inputs.described``; None if they are not recorded."""
     calls = record["calls"]
     return calls[0] if calls else record["statistics"].get("example")

@@ -1,8 +1,7 @@
-"""``graphs.json``: the graphs that were traced for a conversion, so that ``load`` need not trace them again.
+"""``graphs.json``: the graphs traced in a conversion, so that ``load`` need not trace them again.
 
-``load`` uses them where the evidence is the same (see ``runtime.state.evidence``), and traces the model elsewhere. What
-the program watches afterwards is the same in both cases: it follows from what was read in the trace, and from the model
-as it is loaded.
+``load`` uses them if the evidence is the same (see ``runtime.state.evidence``), and traces the model otherwise. The
+program checks the same state in both cases: it depends only on the reads of the trace, and on the loaded model.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ def stored_graphs(
     generation: list[Region],
     parts: list[tuple[Region, list[str]]],
 ) -> dict[str, Any] | None:
-    """The content of ``graphs.json`` for a converted ``model``; None where nothing of it can be stored.
+    """Returns the content of ``graphs.json`` for a converted ``model``; None if no graph can be stored.
 
     Args:
-        device: where it is, as in its record.
+        device: the device in its record.
         calls: the regions of the calls in its record.
-        generation: those of the calls that ``generate`` makes.
-        parts: those of the parts in its record, each with the paths of its modules.
+        generation: the regions of the calls that ``generate`` makes.
+        parts: the regions of the parts in its record, each with the paths of its modules.
     """
     every = [*((region, [""]) for region in (*calls, *generation)), *parts]
     classes = _classes(model)
@@ -46,8 +45,8 @@ def stored_graphs(
     }
     usable = [(region, paths) for region, paths in every if stored[id(region)] is not None]
     asked = frozenset[str]().union(*(region.asked for region, _ in every))
-    # A call by the record's description has other elements, at which no trace can look, but not all else that can be
-    # asked of tensors.
+    # A call built from the record has other elements, which no trace reads, but also other values of some tensor
+    # properties.
     if not usable or asked - {ELEMENTS} or any(region.is_read_by_layout for region, _ in every):
         return None
     if not _is_as_converted(model):
@@ -70,7 +69,7 @@ def stored_graphs(
 
 
 def _all_with_examples(regions: list[Region], stored: list[dict[str, Any] | None]) -> list[dict[str, Any]] | None:
-    """None where there are none, or one cannot be stored."""
+    """Returns None if there are no regions, or one cannot be stored."""
     if not stored or None in stored:
         return None
     return [{"graph": graph, "example": region.example} for graph, region in zip(stored, regions)]
@@ -79,8 +78,8 @@ def _all_with_examples(regions: list[Region], stored: list[dict[str, Any] | None
 def _usable(
     region: Region, modules: list[nn.Module], classes: dict[ClassName, type], device: str
 ) -> dict[str, Any] | None:
-    """What is kept of ``region``, None where that is nothing that ``load`` could make the same region of, or a tensor
-    of one of the ``modules`` that it serves has become of another kind."""
+    """Returns the stored form of ``region``. None if ``load`` could not rebuild it, or a tensor of one of its
+    ``modules`` has changed in kind."""
     stored = kept(region)
     if stored is None:
         return None
@@ -90,27 +89,27 @@ def _usable(
         leaves = region.call.leaves((), build(region.example, device))
         same = made.reads == region.reads and leaves is not None and made.guard.refusal(leaves) is None
         same = same and all(unfit_tensor(module, made) is None for module in modules)
-    except Exception as reason:  # whatever it is, a trace does without
+    except Exception as reason:  # on any error, load traces again
         _LOG.debug("a graph is not stored: %s: %s", type(reason).__name__, reason)
         return None
     return stored if same else None
 
 
 def _is_as_converted(model: nn.Module) -> bool:
-    """Whether nothing that the graphs depend on was changed since they were traced."""
+    """Whether everything that the graphs depend on is unchanged since the trace."""
     guarded = [each for each in map(guarded_forward, model.modules()) if each is not None]
     return all(each.state.change() is None for each in guarded)
 
 
 def _classes(model: nn.Module) -> dict[ClassName, type]:
-    """The classes of which attributes may have been read, by their names; none of two of one name."""
+    """Returns the classes whose attributes may have been read, by name; ambiguous names are omitted."""
     kinds = dict.fromkeys(type(each) for each in (*model.modules(), *configurations(model)))
     names = [class_name(kind) for kind in kinds]
     return {name: kind for name, kind in zip(names, kinds) if names.count(name) == 1}
 
 
 def _slots(stored: Iterable[tuple[Any, list[str]]]) -> set[tuple[str, str]]:
-    """The places of all tensors that these regions, as stored, read in the modules at these paths."""
+    """Returns the places of all tensors that these stored regions read in the modules at these paths."""
     return {
         (".".join(filter(None, (path, inner))), name)
         for each, paths in stored
@@ -120,12 +119,12 @@ def _slots(stored: Iterable[tuple[Any, list[str]]]) -> set[tuple[str, str]]:
 
 
 class Graphs:
-    """The stored graphs of a record that fit ``model``, which is to be converted by it.
+    """The stored graphs of a record that match ``model``, which is converted with that record.
 
     Args:
-        stored: the content of ``graphs.json``, of the form ``schema.StoredGraphs``; None where there is none.
-        parts: as of the record.
-        asked: what the code of the model asks of tensors, as of the record.
+        stored: the content of ``graphs.json``, in the form ``schema.StoredGraphs``; None if there is none.
+        parts: as in the record.
+        asked: the tensor properties that the model's code reads, as in the record.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class Graphs:
         self._calls: list[Any] = []
         self._parts: list[Any] = []
         self._generation: list[Any] | None = None
-        # The code behind the model, as it was when the graphs were found to fit.
+        # The code of the model at the time of the match.
         self.codes = Codes()
         if stored is None:
             return
@@ -154,9 +153,9 @@ class Graphs:
     def _misfit(
         self, device: torch.device, stored: dict[str, Any], parts: list[dict[str, Any]], looks: bool
     ) -> str | None:
-        """Why the graphs are not used, None where they are."""
+        """Returns why the graphs are not used, None if they are."""
         if str(device) != stored["device"]:
-            return f"they are for {stored['device']}, and it is on {device}"
+            return f"they are for {stored['device']}, and the model is on {device}"
         generation = [each["graph"] for each in stored.get("generation") or ()]
         found = [(each, [""]) for each in (*stored["calls"], *generation)]
         found += [(each, part["modules"]) for each, part in zip(stored["parts"], parts)]
@@ -166,23 +165,23 @@ class Graphs:
             told = evidence_of(self._model, reads, _slots(found), looks, self.codes)
         except (NoEvidence, Unstorable) as reason:
             return str(reason)
-        except (AttributeError, KeyError):  # of modules that are not there
+        except (AttributeError, KeyError):  # for missing modules
             return "the model has other modules"
         if told != stored["evidence"]:
-            return "the model, its code or the libraries are others than those that it was saved with"
+            return "the model, its code or the libraries changed after it was saved"
         return None
 
     def are_all(self, generates: bool) -> bool:
-        """Whether nothing of the record need be traced; ``generates``: as of its statistics."""
+        """Whether nothing in the record needs a trace; ``generates``: as in its statistics."""
         whole = bool(self._calls) and None not in (*self._calls, *self._parts)
         return whole and not (generates and self._generation is None)
 
     def call(self, number: int, arguments: dict[str, Any], example: Any) -> Capture | None:
-        """The capture of the call of this number in the record; None where it must be traced. Raises Unstorable."""
+        """Returns the capture of the record's call ``number``; None if it must be traced. Raises Unstorable."""
         return self._made(self._calls, number, "", self._model, arguments, example)
 
     def generation(self) -> list[tuple[dict[str, Any], Capture]] | None:
-        """The arguments and the capture of each call that ``generate`` makes; None where these must be traced. Raises
+        """Returns arguments and capture of each call that ``generate`` makes; None if they must be traced. Raises
         Unstorable, or InputSpecError."""
         if self._generation is None:
             return None
@@ -193,7 +192,7 @@ class Graphs:
         return found
 
     def part(self, number: int, path: str, arguments: dict[str, Any], example: Any) -> Capture | None:
-        """The capture of the module at ``path``, the first in the part of this number; else as of ``call``."""
+        """Returns the capture of the module at ``path``, the first in the part ``number``; otherwise like ``call``."""
         return self._made(self._parts, number, path, self._model.get_submodule(path), arguments, example)
 
     def _made(

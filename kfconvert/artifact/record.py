@@ -1,4 +1,4 @@
-"""``kfconvert.json`` and checksums: written so that damage shows, read as from an unknown hand."""
+"""``kfconvert.json`` and checksums: damage is detected, and files are read as untrusted."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ from ..json_values import first_fault
 from ..version import __version__
 from .schema import FORMAT, READABLE_FORMATS, Record
 
-LARGEST = 2**26  # bytes of a record; the largest known has a hundredth
+LARGEST = 2**26  # bytes of a record; 100 times the largest known record
 
 
 class RecordError(ValueError):
-    """A file that cannot be read, or a record that is damaged. One clear line, which does not name the file."""
+    """A file that cannot be read, or a damaged record. The message is one clear line without the file's name."""
 
 
 def sealed(record: dict[str, Any], folder: Path, others: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """The text of ``kfconvert.json`` for ``record``, with the checksums of the files in ``folder``, those of ``others``
-    that lie elsewhere, and its own.
+    """Returns the text of ``kfconvert.json`` for ``record``, with the checksums of the files in ``folder``, of
+    ``others`` in other places, and of the record.
 
     Raises:
-        RecordError: it is no JSON, or too large to be read again.
+        RecordError: the record is not JSON, or too large.
     """
     files = {**others, **{file.name: checksum(file) for file in folder.iterdir()}}
     record = {**record, "files": dict(sorted(files.items()))}
     try:
         text = json.dumps({**record, "checksum": _own_checksum(record)}, indent=2, allow_nan=False) + "\n"
-    except (TypeError, ValueError) as error:  # a recipe of the caller's own, or one with an infinity
-        raise RecordError(f"its record is no JSON: {error}") from error
+    except (TypeError, ValueError) as error:  # from a caller's recipe, or an infinity in it
+        raise RecordError(f"its record is not JSON: {error}") from error
     if len(text.encode()) > LARGEST:
         raise RecordError(f"its record has more than {LARGEST} bytes")
     return text
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The record in ``file``, which fits the schema and its own checksum.
+    """Reads the record in ``file``, which matches the schema and its checksum.
 
     Raises:
-        FileNotFoundError: there is none.
-        RecordError: it is of an unknown format, or damaged.
-        OSError: it cannot be read.
+        FileNotFoundError: there is no such file.
+        RecordError: the record has an unknown format, or is damaged.
+        OSError: the file cannot be read.
     """
     record = read_json(file)
     with _damage_told():
         _check_format(record)
         Record.model_validate(record)
         if "checksum" in record and record["checksum"] != _own_checksum(record):
-            raise RecordError("is damaged: it does not fit its own checksum")
+            raise RecordError("is damaged: it does not match its own checksum")
     return record
 
 
 def read_as(schema: type[BaseModel], file: Path) -> Any:
-    """What ``file`` says in JSON, which fits ``schema``. Raises as ``read_json``."""
+    """Returns the JSON content of ``file``, which matches ``schema``. Raises like ``read_json``."""
     found = read_json(file)
     with _damage_told():
         schema.model_validate(found)
@@ -69,12 +69,12 @@ def read_as(schema: type[BaseModel], file: Path) -> Any:
 
 
 def read_json(file: Path) -> Any:
-    """What ``file`` says in JSON, without NaN and infinities.
+    """Returns the JSON content of ``file``, without NaN and infinities.
 
     Raises:
-        FileNotFoundError: there is none.
-        RecordError: it is no JSON, or has more than LARGEST bytes.
-        OSError: it cannot be read.
+        FileNotFoundError: there is no such file.
+        RecordError: it is not JSON, or has more than LARGEST bytes.
+        OSError: the file cannot be read.
     """
     with open(_regular(file), "rb") as stream:
         content = stream.read(LARGEST + 1)
@@ -87,7 +87,7 @@ def read_json(file: Path) -> Any:
 
 @contextmanager
 def _damage_told() -> Iterator[None]:
-    """Turns what is wrong with the content of a file into a RecordError."""
+    """Context manager that converts errors in the content of a file to RecordError."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -103,11 +103,11 @@ def _damage_told() -> Iterator[None]:
 
 
 def checksum(file: Path) -> dict[str, Any]:
-    """{"bytes", "sha256"} of a file.
+    """Returns {"bytes", "sha256"} of a file.
 
     Raises:
-        FileNotFoundError: there is none.
-        RecordError: it is no regular file.
+        FileNotFoundError: there is no such file.
+        RecordError: it is not a regular file.
         OSError: it cannot be read.
     """
     digest, size = hashlib.sha256(), 0
@@ -119,10 +119,10 @@ def checksum(file: Path) -> dict[str, Any]:
 
 
 def check_file(file: Path, expected: dict[str, Any] | None) -> None:
-    """Raises RecordError unless ``file`` is a regular one with the ``expected`` checksum, None of which is known.
+    """Raises RecordError unless ``file`` is a regular file with the ``expected`` checksum, None if unknown.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such file.
         OSError: it cannot be read.
     """
     descriptor = _regular(file)
@@ -135,15 +135,15 @@ def check_file(file: Path, expected: dict[str, Any] | None) -> None:
     if size != expected["bytes"]:
         raise RecordError(f"cannot be read: it has {size} bytes, not {expected['bytes']}")
     if checksum(file)["sha256"] != expected["sha256"]:
-        raise RecordError("is damaged: it does not fit its checksum")
+        raise RecordError("is damaged: it does not match its checksum")
 
 
 def _regular(file: Path) -> int:
-    """A descriptor of ``file``. Others than regular files are not read: a pipe may wait, a device has no end."""
+    """Returns a descriptor of ``file``. Only regular files are read: a pipe may block, and a device is endless."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise RecordError("is no regular file")
+        raise RecordError("is not a regular file")
     return descriptor
 
 
@@ -154,10 +154,10 @@ def _check_format(record: Any) -> None:
 
 
 def _own_checksum(record: dict[str, Any]) -> str:
-    """Of what ``record`` says, however it is laid out: sha256 of it as JSON with sorted keys, without "checksum"."""
+    """Returns the sha256 of ``record`` in canonical form: as JSON with sorted keys, without "checksum"."""
     said = {key: value for key, value in record.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise RecordError(f"is damaged: {name} is no number of JSON")
+    raise RecordError(f"is damaged: {name} is not a JSON number")

@@ -1,4 +1,4 @@
-"""A conversion by record: what an earlier one decided is done again, and nothing is timed or validated."""
+"""Conversion by a record: repeats the decisions of an earlier conversion, without timing or validation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from ..process import one_at_a_time, parametrizations_computed, same_generators
 from ..runtime import MOST_RECORDINGS, CudaGraphs, OnMiss, can_record, uninstall
 from .graphs import Graphs
 
-# What only a measurement can tell; a replayed model carries the numbers of the conversion that measured them.
+# Results of measurements; a replayed model has the numbers of the conversion that measured them.
 _MEASURED = (
     "accuracy",
     "memory",
@@ -71,13 +71,13 @@ def replay(
     on_miss: OnMiss | None = None,
     graphs: dict[str, Any] | None = None,
 ) -> nn.Module:
-    """``model``, converted in place with the decisions of ``statistics``, an earlier ``conversion_stats``.
+    """Returns ``model``, converted in place with the decisions of ``statistics``, an earlier ``conversion_stats``.
 
     Args:
-        calls: the arguments of each captured call form, the main one first, as ``inputs.described`` gives them.
-        parts: the submodules captured on their own: {"modules": paths, "call": arguments, "free": dimensions of sizes}.
-        on_miss: as of ``ModelConverter``.
-        graphs: the content of ``graphs.json``, so that what it has need not be traced; None where there is none.
+        calls: the arguments of each captured call form, the main form first, in the format of ``inputs.described``.
+        parts: the separately captured submodules: {"modules": paths, "call": arguments, "free": dimensions of sizes}.
+        on_miss: as in ``ModelConverter``.
+        graphs: the content of ``graphs.json``, whose graphs need no trace; None if there is none.
     """
     stages, asked = Stages(), frozenset(statistics.get("asked", ()))
     recorded = statistics.get("cuda_graphs") or {}
@@ -89,12 +89,12 @@ def replay(
         replayed = can_record(device) and config.cuda_graphs is not False
         known = Graphs(model, device, graphs, parts, asked)
         whole = known.are_all(bool(statistics.get("generates")))
-        # Where the model will not run, nothing of it will have to be put back.
+        # If the model cannot run, there is no state to restore.
         example = calls[0] if calls else statistics.get("example")
         restore, assigned = (_nothing, None) if whole else _settled(model, device, example)
         with only_assigned(assigned):
             found = _captures(model, device, calls, parts, statistics, restore, stages, replayed, known)
-        restore()  # of what the traces have left, which is not to be watched
+        restore()  # removes state of the traces, which no guard should check
         captures = controlled(found, config, model)
         match(captures, stages)
         _decide(captures, statistics)
@@ -126,7 +126,7 @@ def replay(
 
 
 def config_of(statistics: dict[str, Any]) -> ConversionConfig:
-    """How the model was converted. Older artifacts do not tell; nothing could be left out then."""
+    """Returns the options of the conversion. Older artifacts do not record them, and could not exclude sites."""
     return ConversionConfig(**statistics.get("config") or {})
 
 
@@ -135,18 +135,18 @@ def _nothing() -> None:
 
 
 def _settled(model: nn.Module, device: torch.device, example: Any) -> tuple[Callable[[], None], set[Attribute] | None]:
-    """What gives ``model`` the state back that it keeps for itself, after its first call, with real tensors, as in a
-    conversion: what that leaves, such as a table in a global variable, a trace must not make of its own tensors, which
-    hold nothing. And the attributes that a later call assigns, None where that is not known.
+    """Returns a function that restores the state of ``model`` after its first call, and the attributes that a later
+    call assigns, None if unknown. As in a conversion, the first call uses real tensors: otherwise a trace would store
+    its tensors without data, for example in a global table.
 
     Args:
-        example: its inputs, as ``inputs.described`` tells them; None where they are not told.
+        example: the model's inputs in the format of ``inputs.described``; None if they are not recorded.
     """
     own_state, assigned = OwnState(model), None
     if example is not None:
         inputs = build(example, device)
         call = ExampleCall(kwargs=inputs) if isinstance(inputs, dict) else ExampleCall(inputs)
-        with suppress(Exception), torch.no_grad():  # it may have been changed, and not take them any more
+        with suppress(Exception), torch.no_grad():  # a changed model may not accept them
             model(*call.args, **call.kwargs)
             own_state.settled(model)
             assigned = assigned_in(model, call)
@@ -166,7 +166,7 @@ def _captures(
     replayed: bool,
     known: Graphs,
 ) -> Captures:
-    """The call forms and parts that were captured then; of those that are ``known`` the graphs are."""
+    """Returns the recorded call forms and parts; ``known`` has the graphs of some of them."""
     asked = frozenset(statistics.get("asked", ()))
     with stages.stage("trace", len(calls) + len(parts)) as advance:
         forms = [ExampleCall(kwargs=build(spec, device)) for spec in calls]
@@ -199,7 +199,7 @@ def _generation(
     known: Graphs,
     fewest: bool,
 ) -> list[tuple[ExampleCall, Any]]:
-    """The calls that ``generate`` makes, and what was captured for each."""
+    """Returns the calls that ``generate`` makes, each with its capture."""
     stored = known.generation()
     if stored is None:
         return capture_generation(model, call, first, restore, replayed, fewest)
@@ -207,7 +207,7 @@ def _generation(
 
 
 def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, known: Graphs, number: int) -> list[Part]:
-    """The modules in parts of one structure; these are several only where the record was not made of this model."""
+    """Returns the modules of a part, grouped by structure; several groups only if the record is of another model."""
     modules = {model.get_submodule(path): path for path in recorded["modules"]}
     free = {name: [tuple(place) for place in dimensions] for name, dimensions in recorded["free"].items()}
     parts = []
@@ -220,7 +220,7 @@ def _part(model: nn.Module, recorded: dict[str, Any], device: torch.device, know
 
 
 def _taken(module: nn.Module, call: ExampleCall) -> ExampleCall:
-    """``call`` as ``module`` takes it: in the dtype of its own where it was cast after the conversion."""
+    """Returns ``call`` for ``module``: in the module's dtype if it was cast after the conversion."""
     own = next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
     if own is None or all(each.dtype == own for each in call.tensors() if each.is_floating_point()):
         return call
@@ -229,14 +229,14 @@ def _taken(module: nn.Module, call: ExampleCall) -> ExampleCall:
         with torch.no_grad():
             module(*given.args, **given.kwargs)
         return call
-    except Exception:  # its code may raise anything; so it does in the trace, where that is not the dtype's fault
+    except Exception:  # its code may raise anything; for causes other than the dtype, the trace raises it again
         return call.map_tensors(lambda x: x.to(own) if x.is_floating_point() else x)
 
 
 def _decide(captures: Captures, statistics: dict[str, Any]) -> None:
-    """Apply and reject the sites as it was decided then."""
+    """Apply and reject the sites by the recorded decisions."""
     decisions = defaultdict(list)
-    # Where the model itself was captured its sites are in no part.
+    # If the model itself was captured, its sites are in no part.
     listed = [site for site in statistics.get("sites", []) if not site.get("region")]
     for number, sites in enumerate([listed, *statistics.get("form_sites", [])]):
         for decided in sites:
@@ -248,7 +248,7 @@ def _decide(captures: Captures, statistics: dict[str, Any]) -> None:
         captured.channels_last = statistics.get("layout") == "channels_last"
         number = numbers.get(id(captured), 0)
         for site in captured.sites:
-            # Several sites may lie in one module: they come in the order of the graph, then and now.
+            # One module may contain several sites: both lists have the order of the graph.
             recorded = decisions[number, site.region, site.match.pattern.name, site.module_path]
             _decision(recorded.pop(0) if recorded else None).apply_to(site)
             module: Any = site.replacement.module
@@ -258,7 +258,7 @@ def _decide(captures: Captures, statistics: dict[str, Any]) -> None:
 
 def _decision(recorded: dict[str, Any] | None) -> Decision:
     if recorded is None:
-        return Decision(None, "not there when the model was first converted")
+        return Decision(None, "not found when the model was first converted")
     applied = recorded["status"] == "applied"
     strategy, reason = (recorded["strategy"], None) if applied else (None, recorded["reason"])
     return Decision(strategy, reason, recorded["original_us"], recorded["fused_us"])

@@ -1,4 +1,4 @@
-"""What conversions have found, read back for people: the page of an artifact, and the statistics of several."""
+"""Results of conversions, read for display: the page of an artifact, and the statistics of several artifacts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .schema import RECORD_FILE, REPORT_FILE, Results
 
 
 def artifacts_in(path: str | os.PathLike) -> list[Path]:
-    """The folder ``path`` where it is an artifact, else those in it that are, in the order of their names.
+    """Returns the folder ``path`` if it is an artifact, else the artifacts in it, sorted by name.
 
     Raises:
-        ArtifactError: there is none, or ``path`` cannot be read.
+        ArtifactError: there is no artifact, or ``path`` cannot be read.
     """
     folder = folders.expanded(path)
     try:
@@ -33,7 +33,7 @@ def artifacts_in(path: str | os.PathLike) -> list[Path]:
     except FileNotFoundError:
         raise ArtifactError(f"there is no folder {printable(folder)}") from None
     except NotADirectoryError:
-        raise ArtifactError(f"{printable(folder)} is no folder") from None
+        raise ArtifactError(f"{printable(folder)} is not a folder") from None
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{printable(folder)} cannot be read: {why(error)}") from error
     if not found:
@@ -42,12 +42,12 @@ def artifacts_in(path: str | os.PathLike) -> list[Path]:
 
 
 def write_report(path: str | os.PathLike) -> Path:
-    """``report.html`` of the artifact in the folder ``path``, as this version makes it of ``kfconvert.json``.
+    """Writes ``report.html`` of the artifact in the folder ``path``, in this version's form, from ``kfconvert.json``.
 
-    Whatever else stood under that name is replaced, and its checksum in the record is that of the new one.
+    A file of that name is replaced, and its checksum in the record updated.
 
     Raises:
-        ArtifactError: there is no artifact, it is damaged, or the page would have to be written and cannot.
+        ArtifactError: there is no artifact, it is damaged, or the page cannot be written.
     """
     folder = folders.expanded(path)
     text = report_of(read_record(folder))
@@ -55,7 +55,7 @@ def write_report(path: str | os.PathLike) -> Path:
         return folder / REPORT_FILE
     try:
         with folders.amending(folder) as new:
-            record = record_file.read(folder / RECORD_FILE)  # by now it may be that of another save
+            record = record_file.read(folder / RECORD_FILE)  # a concurrent save may have replaced it
             (new / REPORT_FILE).write_text(report_of(record))
             if "checksum" in record:
                 files = {name: known for name, known in record["files"].items() if name != REPORT_FILE}
@@ -66,11 +66,11 @@ def write_report(path: str | os.PathLike) -> Path:
 
 
 def results_in(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
-    """The statistics of conversions by name: those of an artifact, of the artifacts in a folder, or of the models that
-    were converted in a file of what ``kfconvert --json`` printed.
+    """Returns the statistics of conversions by name: of an artifact, of the artifacts in a folder, or of the converted
+    models in a file with the output of ``kfconvert --json``.
 
     Raises:
-        ArtifactError: there are none, or they are damaged.
+        ArtifactError: there are no statistics, or they are damaged.
     """
     file = folders.expanded(path)
     if os.path.isfile(file):
@@ -79,7 +79,7 @@ def results_in(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
 
 
 def _is_there(folder: Path, text: str) -> bool:
-    """Whether ``report.html`` in ``folder`` is ``text``, and no link, pipe or file without an end."""
+    """Whether ``report.html`` in ``folder`` is a regular file with this ``text``."""
     content = text.encode()
     expected = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     try:
@@ -95,10 +95,10 @@ def _results_of_file(file: Path) -> dict[str, dict[str, Any]]:
         found = record_file.read_json(file)
         Results.model_validate(found)
     except ValidationError as error:
-        raise ArtifactError(f"{file} holds no results of kfconvert --json: it {first_fault(error)}") from error
+        raise ArtifactError(f"{file} is not the output of kfconvert --json: it {first_fault(error)}") from error
     except (OSError, RecordError) as error:
         raise ArtifactError(f"{file} {error}" if isinstance(error, RecordError) else f"{file}: {why(error)}") from error
     results = {result["name"]: result["statistics"] for result in found["models"] if result["statistics"]}
     if not results:
-        raise ArtifactError(f"{file} tells of no model that was converted")
+        raise ArtifactError(f"{file} contains no converted model")
     return results

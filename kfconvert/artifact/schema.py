@@ -1,4 +1,4 @@
-"""What ``kfconvert.json`` must look like, so that nothing that reads it meets another type or length."""
+"""The schema of ``kfconvert.json``, so that readers find only the expected types and lengths."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ..conversion import ConversionConfig
 
 FORMAT = 3
-_Readable = Literal[1, 2, 3]  # 1 knows no parts, 2 no checksums
+_Readable = Literal[1, 2, 3]  # 1 has no parts, 2 no checksums
 READABLE_FORMATS = get_args(_Readable)
 WEIGHTS_FILE = "model.safetensors"
-# As ``save_pretrained`` of diffusers names it.
+# The file name in ``save_pretrained`` of diffusers.
 DIFFUSION_WEIGHTS_FILE = f"diffusion_pytorch_{WEIGHTS_FILE}"
-# How ``save_pretrained`` names the files of a model that is too large for one.
+# The file names of a sharded model in ``save_pretrained``.
 _SHARD = re.compile(r"(?:diffusion_pytorch_)?model-\d{5}-of-\d{5}\.safetensors")
-BUFFERS_FILE = "buffers.safetensors"  # those that are not in the state dict; only where there are any
+BUFFERS_FILE = "buffers.safetensors"  # buffers outside of the state dict, if any
 RECORD_FILE = "kfconvert.json"
-GRAPHS_FILE = "graphs.json"  # what was traced; only where it can be stored
+GRAPHS_FILE = "graphs.json"  # the traced graphs, if they can be stored
 REPORT_FILE = "report.html"
 
 
 def weights_files(names: Iterable[str]) -> list[str]:
-    """Those of a folder's files that hold the state dict: the one that there is, or its parts."""
+    """Returns the files of a folder that contain the state dict: the single file, or its shards."""
     found = set(names)
     whole = [name for name in (WEIGHTS_FILE, DIFFUSION_WEIGHTS_FILE) if name in found]
     return whole[:1] or sorted(filter(_SHARD.fullmatch, found))
 
 
 class _Part(BaseModel):
-    """What later versions may add is kept; what is read must be of its type."""
+    """A part of the record; types are checked, and fields of later versions kept."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -70,7 +70,7 @@ class _NearMiss(_Part):
 
 
 class _Error(_Part):
-    """The distance of an output from its reference; a number that was not finite is None."""
+    """The distance of an output from its reference; a non-finite number is None."""
 
     leaf: str = ""
     scale: float | None = None
@@ -185,7 +185,7 @@ class _OwnPattern(_Part):
 
 
 class _Served(_Part):
-    """What programs served of one example call."""
+    """The results of programs for one example call."""
 
     method: str | None
     inputs: str
@@ -239,7 +239,7 @@ class _Statistics(_Part):
     reverted: str | None = None
     nothing_fused: str | None = None
     given_back: str | None = None
-    replays_unfused: bool = True  # before there was this, such programs served calls
+    replays_unfused: bool = True  # earlier versions always served calls with such programs
 
 
 Place = list[int]  # the index of an argument and a dimension, as two numbers
@@ -253,7 +253,7 @@ class _Submodules(_Part):
     @model_validator(mode="after")
     def _places_are_pairs(self) -> _Submodules:
         if any(len(place) != 2 or min(place) < 0 for dimensions in self.free.values() for place in dimensions):
-            raise ValueError("a place of a free size is an argument and a dimension")
+            raise ValueError("the place of a free size is an argument and a dimension")
         return self
 
 
@@ -288,7 +288,7 @@ class _Result(_Part):
 
 
 class Results(_Part):
-    """What ``kfconvert --json`` prints."""
+    """The output of ``kfconvert --json``."""
 
     models: list[_Result] = Field(max_length=100_000)
 
@@ -307,7 +307,7 @@ class _Constant(_Part):
 
 
 class _Value(_Part):
-    """What is known of a value: of a tensor by its shape and strides, of which each is a number or an expression."""
+    """The known facts of a value: for a tensor, shape and strides, each a number or an expression."""
 
     dtype: str = ""
     device: str = ""
@@ -322,7 +322,7 @@ class _Value(_Part):
 
 
 class _Node(_Part):
-    """A value that the graph takes, a call, or what it returns."""
+    """An input of the graph, a call, or the output."""
 
     name: str = Field(max_length=1000)
     value: int = Field(ge=0)
@@ -377,16 +377,16 @@ class StoredRegion(_Part):
 
 
 class _StoredForm(_Part):
-    """A graph with the arguments of its example, as ``inputs.described`` gives them."""
+    """A graph with its example arguments in the format of ``inputs.described``."""
 
     graph: StoredRegion
     example: dict[str, Any]
 
 
 class StoredGraphs(_Part):
-    """``graphs.json``: what was traced of the calls and of the parts of a record, in their order; None for a graph that
-    cannot be stored. ``generation``: of all calls that ``generate`` makes, in their order; None where one of these
-    cannot be stored, or none was captured. ``evidence``: see ``runtime.state.evidence``."""
+    """``graphs.json``: the traced graphs of a record's calls and parts, in their order; None for a graph that cannot be
+    stored. ``generation``: the graphs of all calls that ``generate`` makes, in their order; None if one of them cannot
+    be stored, or none was captured. ``evidence``: see ``runtime.state.evidence``."""
 
     format: Literal[1]
     device: str = Field(max_length=100)

@@ -1,4 +1,4 @@
-"""What ``load`` reads beside the weights that ``save_pretrained`` of a converted Hugging Face model has written."""
+"""Files for ``load`` next to the weights that ``save_pretrained`` of a converted Hugging Face model wrote."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .weights import checked_state, missing_from
 
 
 def write_beside(model: nn.Module, folder: Path) -> bool:
-    """Make an artifact of ``folder``, to which ``save_pretrained`` has written the converted ``model``; whether it says
-    how to build the model, for which ``load`` needs ``model=`` else.
+    """Make an artifact of ``folder``, where ``save_pretrained`` wrote the converted ``model``. Returns whether it has a
+    recipe for the model; without one, ``load`` needs ``model=``.
 
     Raises:
-        ArtifactError: ``save`` would refuse the model, its weights are not there, or under other names than the state
-            dict has, or the folder cannot be written. A record that was there is gone then.
+        ArtifactError: ``save`` would refuse the model, its weights are missing or have other names than in the state
+            dict, or the folder cannot be written. An existing record is deleted in this case.
     """
     try:
-        (folder / RECORD_FILE).unlink(missing_ok=True)  # of the weights that were there before
+        (folder / RECORD_FILE).unlink(missing_ok=True)  # belongs to the previous weights
         weights = _weights(folder, DIFFUSION_WEIGHTS_FILE if is_of_diffusers(model) else WEIGHTS_FILE)
         shapes = dict(_shapes(folder / name for name in weights))
         with one_at_a_time():  # see ``save``
@@ -37,7 +37,7 @@ def write_beside(model: nn.Module, folder: Path) -> bool:
             record = record_of(model, state)
             key = missing_from(shapes, state)
             if key is not None:
-                raise ArtifactError(f"{folder} does not hold the weights of the model as they are: {key!r}")
+                raise ArtifactError(f"{folder} does not contain the weights of the model unchanged: {key!r}")
             write_told = telling(model, record, state.keys())
         others = {name: record_file.checksum(folder / name) for name in [*weights, *_configurations(folder)]}
         with folders.replacing(folder) as partial:
@@ -48,7 +48,7 @@ def write_beside(model: nn.Module, folder: Path) -> bool:
 
 
 def _weights(folder: Path, name: str) -> list[str]:
-    """The files of the weights: the one of this ``name``, or those that an index names."""
+    """Returns the weights files: the file of this ``name``, or the files in an index."""
     index_file = folder / f"{name}.index.json"
     if (folder / name).exists() or not index_file.exists():
         return [name]
@@ -61,7 +61,7 @@ def _configurations(folder: Path) -> list[str]:
 
 
 def _shapes(files: Iterable[Path]) -> Iterator[tuple[str, Any]]:
-    """(key, shape) of each tensor in ``files``."""
+    """Yields (key, shape) of each tensor in ``files``."""
     for file in files:
         with safe_open(file, framework="pt") as stored:
             for key in stored.keys():

@@ -1,4 +1,4 @@
-"""The weights and buffers of a model, as its files hold them: what can be stored, and how a model is filled again."""
+"""Weights and buffers in files: which tensors can be stored, and how they are loaded into a model."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ..torch_state import is_dense
 from .errors import ArtifactError
 
 _USUAL = {"version": 1}
-# What safetensors calls its own entry in a file; it writes a tensor of that name, and does not read it.
+# The entry that safetensors reserves in a file; it writes a tensor of that name, but cannot read it.
 _OF_FORMAT = "__metadata__"
 
 
 def checked_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict, of the model's own tensors.
+    """Returns the state dict, with the model's own tensors.
 
     Raises:
         ArtifactError: it cannot be stored.
     """
     try:
         state = model.state_dict(keep_vars=True)
-    except Exception as error:  # of hooks, and of tensor subclasses
+    except Exception as error:  # from hooks, or tensor subclasses
         raise ArtifactError(f"the state of {type(model).__name__} cannot be read: {first_line(error)}") from error
     for key, value in state.items():
         reason = _unstorable(key, value)
@@ -40,24 +40,24 @@ def checked_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def state_metadata(state: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """What the ``state`` dict of a model has beside its tensors, by the path of a module: the version of its class, by
-    which that one tells weights of old. Modules of version 1, which is the usual one, are left out.
+    """Returns the metadata of a ``state`` dict by the path of a module: the version of its class, by which the class
+    detects old weights. Modules of version 1, the usual version, are omitted.
 
     Raises:
-        ArtifactError: a hook has put something there that is no JSON.
+        ArtifactError: a hook has stored metadata that is not JSON.
     """
     found = {}
     for path, entry in getattr(state, "_metadata", {}).items():
         if entry == _USUAL:
             continue
         if not _is_json(entry):
-            raise ArtifactError(f"what the state dict says of {path or 'the model'} beside its tensors is no JSON")
+            raise ArtifactError(f"the state dict's metadata of {path or 'the model'} is not JSON")
         found[path] = entry
     return found
 
 
 def _is_json(value: Any) -> bool:
-    """Whether ``value`` is the same again once it was written as JSON and read."""
+    """Whether ``value`` is unchanged after writing it as JSON and reading it."""
     if isinstance(value, dict):
         return all(type(key) is str and _is_json(each) for key, each in value.items())
     if type(value) is list:
@@ -66,14 +66,14 @@ def _is_json(value: Any) -> bool:
 
 
 def other_buffers(model: nn.Module, tensors: Collection[str]) -> dict[str, Tensor]:
-    """The buffers whose names are not among ``tensors``. One that cannot be stored is left as ``load`` finds it."""
+    """Returns the buffers that are not in ``tensors``. A buffer that cannot be stored keeps its value in ``load``."""
     buffers = model.named_buffers(remove_duplicate=False)
     return storable({key: b for key, b in buffers if key not in tensors and _unstorable(key, b) is None})
 
 
 def storable(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``state`` as a file has it, of which strict loading wants every key: contiguous CPU tensors that share no memory,
-    as safetensors stores no ties."""
+    """Returns ``state`` for a file, with every key that strict loading needs: contiguous CPU tensors without shared
+    memory, as safetensors cannot store ties."""
     tensors = {k: t.detach().cpu().resolve_conj().resolve_neg().contiguous() for k, t in state.items()}
     seen: set[int] = set()
     for key, value in tensors.items():
@@ -84,13 +84,12 @@ def storable(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _unstorable(key: str, value: Any) -> str | None:
-    """Why the state ``value``, by the name of ``key``, cannot be in a weights file that any program can read; None
-    where it can.
+    """Returns why a portable weights file cannot contain the state ``value`` under ``key``; None if it can.
 
-    A subclass of Tensor may hold its data elsewhere, in several tensors, or distributed: quantized weights do.
+    A subclass of Tensor may keep its data elsewhere, in several tensors, or distributed: quantized weights do.
     """
     if key == _OF_FORMAT:
-        return "has a name that safetensors keeps for itself: it cannot be stored"
+        return "has a name that safetensors reserves: it cannot be stored"
     if not isinstance(value, Tensor):
         return f"is a {type(value).__name__}; only tensors can be stored safely"
     if type(value) not in (Tensor, nn.Parameter):
@@ -107,14 +106,14 @@ def _unstorable(key: str, value: Any) -> str | None:
 def fill(
     model: nn.Module, tensors: dict[str, Tensor], metadata: dict[str, dict[str, Any]] | None, folder: Path
 ) -> None:
-    """Loads ``tensors`` of the artifact in ``folder`` strictly; parameters and buffers take over the stored dtypes. Of
-    keys that are one tensor in ``model`` one is enough, as of files that ``save_pretrained`` wrote.
+    """Loads ``tensors`` of the artifact in ``folder`` strictly; parameters and buffers get the stored dtypes. For keys
+    of one shared tensor in ``model``, one key is enough, as in files from ``save_pretrained``.
 
     Args:
-        metadata: of ``state_metadata``; None where the artifact has none, as older ones.
+        metadata: the result of ``state_metadata``; None if the artifact has none, like older artifacts.
 
     Raises:
-        ArtifactError: they do not fit.
+        ArtifactError: the tensors do not fit.
     """
     for slots in (
         model.named_parameters(remove_duplicate=False),
@@ -125,7 +124,7 @@ def fill(
                 continue
             try:
                 own.data = own.data.to(tensors[key].dtype)
-            except RuntimeError as error:  # integers where there must be a gradient
+            except RuntimeError as error:  # integers for a parameter that requires a gradient
                 raise ArtifactError(f"{folder}: the weights do not fit: {key}: {first_line(error)}") from error
     tied: dict[int, list[str]] = {}
     for key, own in model.state_dict(keep_vars=True).items():
@@ -134,17 +133,17 @@ def fill(
         stored = [key for key in keys if key in tensors]
         for key in stored[1:]:
             if not is_same_tensor(tensors[key], tensors[stored[0]]):
-                found = f"{stored[0]} and {key} are one, and two in the artifact"
+                found = f"{stored[0]} and {key} are one tensor, but two in the artifact"
                 raise ArtifactError(f"{folder}: the weights do not fit: {found}")
         if stored:
             tensors = dict.fromkeys(keys, tensors[stored[0]]) | tensors
     state = OrderedDict(tensors)
     if metadata is not None:
         of_all = {path: _USUAL | metadata.get(path, {}) for path, _ in model.named_modules(remove_duplicate=False)}
-        state._metadata = of_all  # type: ignore[attr-defined]  # as torch keeps it
+        state._metadata = of_all  # type: ignore[attr-defined]  # as torch stores it
     try:
         model.load_state_dict(state, strict=True)
-    except Exception as error:  # classes load in ways of their own
+    except Exception as error:  # classes may customize loading
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
         detail = lines[1] if len(lines) > 1 else lines[0]
@@ -152,15 +151,15 @@ def fill(
 
 
 def fill_buffers(model: nn.Module, buffers: dict[str, Tensor]) -> None:
-    """Lets the buffers of these names hold what they held where the model was saved; others of them it has not."""
+    """Sets the buffers of these names to their saved values; ignores names that the model does not have."""
     for key, own in model.named_buffers(remove_duplicate=False):
         if key in buffers and own is not None and not own.is_meta:
             own.data = buffers[key].to(own.device)
 
 
 def missing_from(stored: Mapping[str, Sequence[int]], state: Mapping[str, Tensor]) -> str | None:
-    """A key of the ``state`` of a model that ``fill`` would not find in files with tensors of these keys and shapes, or
-    a key of these that is not in it; None where they fit."""
+    """Returns a key that only one of a model's ``state`` and of files with tensors of these keys and shapes has; None
+    if they match."""
     held = {id(own) for key, own in state.items() if key in stored}
     for key, own in state.items():
         if tuple(stored[key]) != tuple(own.shape) if key in stored else id(own) not in held:

@@ -1,4 +1,4 @@
-"""One conversion from beginning to end: its steps, what is measured and judged, its statistics."""
+"""The steps of a conversion, its measurements and decisions, and its statistics."""
 
 from .captures import Captures, gathered, trace
 from .config import ConversionConfig, takes_options

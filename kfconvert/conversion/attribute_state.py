@@ -1,4 +1,4 @@
-"""What a model keeps in its attributes and what these hold, compared from one call to another."""
+"""Comparison of a model's attributes and their contents between calls."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _DEPTH = 20
 
 
 class Kept:
-    """What a model keeps: the attributes of its modules, and the lists, dicts and the like that its code finds in the
-    globals, with all that they hold. Tensors are not copied: one that was written to since is a change."""
+    """The attributes of a model's modules, and the containers that its code finds in the globals, with their contents.
+    Tensors are not copied: a tensor that was written to since counts as changed."""
 
     def __init__(self, model: nn.Module):
         own = frozenset(map(id, model.modules()))
@@ -45,12 +45,12 @@ class Kept:
                 self._values[path, name] = _Frozen(value, own, itself=True)
 
     def changed(self, later: Kept) -> list[tuple[str, str]]:
-        """Module path and name of what ``later`` has otherwise; a global has the path of the model itself."""
+        """Returns module path and name of each difference in ``later``; a global has the path of the model itself."""
         return [place for place, known, held in self._pairs(later) if not known.is_same(held)]
 
     def written_into(self, later: Kept, read: Collection[str]) -> list[tuple[str, str]]:
-        """As ``changed``, but a dict or set that has only more items than before is a cache, and attributes, of modules
-        too, count where they are among ``read``."""
+        """Like ``changed``, but a dict or set that only gained items counts as a cache. Attributes, also of modules,
+        count only if they are in ``read``."""
         return [
             place
             for place, known, held in self._pairs(later)
@@ -64,7 +64,7 @@ class Kept:
 
 
 def _of_classes(kind: type) -> Iterator[tuple[str, Any]]:
-    """The names (``Class.attribute``) and values of the class attributes that all modules of ``kind`` share."""
+    """Yields names (``Class.attribute``) and values of the class attributes that all modules of ``kind`` share."""
     for base in kind.__mro__:
         if is_of_author(base.__module__):
             for name, value in vars(base).items():
@@ -73,26 +73,26 @@ def _of_classes(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def readers(model: nn.Module, name: str) -> dict[nn.Module, str]:
-    """The modules whose code finds what has this ``name`` in the globals."""
+    """Returns the modules whose code finds ``name`` in the globals."""
     return {module: name for module in model.modules() if name in outside(module)}
 
 
 def outside(model: nn.Module) -> dict[str, Any]:
-    """The lists, dicts and the like that the code of ``model`` finds in the globals, by name."""
+    """Returns the containers that the code of ``model`` finds in the globals, by name."""
     return whole_walk(model).containers
 
 
 class _Frozen:
-    """A value as it is now, with what it holds."""
+    """A snapshot of a value and its contents."""
 
     def __init__(self, value: Any, around: frozenset[int] = frozenset(), depth: int = 0, itself: bool = False):
-        """``around``: the ids of what is not looked into; ``itself``: another tensor with the same elements is another
-        value."""
+        """``around``: ids of objects to skip; ``itself``: a different tensor with the same elements counts as a
+        different value."""
         self.kind = type(value)
         self.value: Any = None
         self.version: int | None = None
         self.itself = value if itself and isinstance(value, Tensor) else None
-        self.holder: Any = None  # a container or object that was looked into
+        self.holder: Any = None  # the container or object, if its contents were read
         self.inner: dict[Any, _Frozen] = {}
         if isinstance(value, Tensor):
             self.value = value
@@ -111,15 +111,15 @@ class _Frozen:
             self.inner = {name: _Frozen(each, around, depth + 1) for name, each in held.items()}
 
     def is_same(self, later: _Frozen) -> bool:
-        """Whether ``later`` holds the same. Values that are not looked into count as the same if their classes are."""
+        """Whether ``later`` has the same contents. Values whose contents were not read are compared by class."""
         inner = self.inner.keys() == later.inner.keys() and all(
             held.is_same(later.inner[name]) for name, held in self.inner.items()
         )
         return inner and self._has_value(later)
 
     def written(self, later: _Frozen, attribute: str | None) -> Iterator[str | None]:
-        """The attributes in which ``later`` holds something else, None for items; dicts and sets may hold more. This
-        value itself is that of ``attribute``."""
+        """Yields the attributes whose contents differ in ``later``, and None for items. Dicts and sets may gain items.
+        ``attribute`` is the attribute of this value."""
         if self.holder is None or self.holder is not later.holder:
             grown = isinstance(self.value, frozenset) and later.kind is self.kind and self.value <= later.value
             if not (grown or self.is_same(later)):
@@ -141,9 +141,9 @@ class _Frozen:
 
 
 def _held(value: Any) -> dict[Any, Any] | None:
-    """What a container, object or module holds, by key, index or name; None for others."""
+    """Returns the contents of a container, object or module by key, index or name; None for other values."""
     if isinstance(value, dict):
-        return dict(dict.items(value))  # a subclass may load something in its methods, as those of AutoModel do
+        return dict(dict.items(value))  # methods of a subclass may load something, as in AutoModel
     if isinstance(value, (list, tuple, collections.deque)):
         return dict(enumerate(value))
     if isinstance(value, nn.Module):

@@ -1,4 +1,4 @@
-"""What of a model was captured: its call forms and its parts, and why others were not."""
+"""The captured call forms and parts of a model, and the reasons for modules that were not captured."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from .effort import Effort
 from .preparation import Prepared
 from .stages import Stages
 
-# Seconds of processor time: for one form of the whole model, whatever the effort, and what parts get where captures
-# have a budget.
+# Seconds of processor time: for one form of the whole model, whatever the effort, and for the parts if captures have a
+# budget.
 WHOLE_SECONDS, PARTS_SECONDS = 300.0, 4.0
 
 
 @dataclass(frozen=True)
 class Captures:
-    """``forms`` of the whole model, the one that was given first, and its ``parts``.
+    """``forms`` of the whole model, the example's first, and its ``parts``.
 
-    ``regions`` tells of each that was tried whether it was captured, or why not; ``left_out`` how many submodules there
-    was no time to look at.
+    ``regions`` has each attempted region: whether it was captured, or why not. ``left_out`` is the number of submodules
+    that were skipped for lack of time.
     """
 
     forms: tuple[Capture, ...]
@@ -49,13 +49,13 @@ class Captures:
     left_out: int = 0
 
     def every(self) -> Iterator[Capture]:
-        """The captures of the whole model, then those of its parts."""
+        """Yields the captures of the whole model, then those of its parts."""
         yield from self.forms
         for part in self.parts:
             yield from part.captures
 
     def outermost(self) -> list[Capture]:
-        """The captures that serve the example call: that of the model, or the parts that lie in no other."""
+        """Returns the captures that serve the example call: of the model, or of the outermost parts."""
         if self.forms:
             return [self.forms[0]]
         paths = {captured.path for captured in self.every()}
@@ -63,10 +63,10 @@ class Captures:
 
 
 def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = False) -> Captures:
-    """The call as given, the other forms in which people call a token model, and the parts of the model; of these what
-    the ``effort`` has time for.
+    """Captures the call as given, the other usual call forms of a token model, and the parts, as far as ``effort``
+    allows.
 
-    ``replayed``: recordings of it will be replayed, so that a step of ``generate`` is captured on a static cache, too.
+    ``replayed``: CUDA graphs will replay the programs, so a step of ``generate`` is captured on a static cache, too.
     """
     model, calls = prepared.model, [prepared.call]
     if effort.other_calls and is_token_model(model):
@@ -90,13 +90,13 @@ def trace(prepared: Prepared, stages: Stages, effort: Effort, replayed: bool = F
             parts.search(prepared.call, cheap, first is not None, _entries(model))
         for call, _ in prepared.methods:
             parts.search(call)
-        prepared.settled.restore()  # of what the last traces have left
+        prepared.settled.restore()  # removes state that the last traces left
         advance()
     return gathered(model, calls, found, parts.found, prepared.asked, parts.refused, parts.left_out, prepared.asked_of)
 
 
 def _entries(model: nn.Module) -> frozenset[nn.Module]:
-    """The children of ``model`` that methods besides ``forward`` call."""
+    """Returns the children of ``model`` that methods other than ``forward`` call."""
     children = dict(model.named_children())
     return frozenset(children[name] for names in methods_with_modules(model).values() for name in names)
 
@@ -111,11 +111,11 @@ def gathered(
     left_out: int = 0,
     asked_of: Callable[[nn.Module], frozenset[str]] | None = None,
 ) -> Captures:
-    """``found`` for each of the ``calls``, and ``parts``; those ``refused`` are named where no call was captured.
+    """Returns ``found`` for each of the ``calls``, and ``parts``. Adds the ``refused`` regions if no call was captured.
 
     Args:
-        asked: what the model's code asks of tensors, see ``runtime.state.tensor_facts``.
-        asked_of: what the code of one module asks; that of the model by default.
+        asked: tensor properties that the model's code reads, see ``runtime.state.tensor_facts``.
+        asked_of: returns the properties that the code of one module reads; by default, those of the model.
     """
     forms = tuple(form for form in found if isinstance(form, Capture))
     regions = [
@@ -123,7 +123,7 @@ def gathered(
         for call, form in zip(calls, found)
     ]
     regions += [_region(model, captured.path, captured.path) for part in parts for captured in part.captures]
-    distinct = {(each.path, str(each.error)): each for each in refused}  # of the searches for several example calls
+    distinct = {(each.path, str(each.error)): each for each in refused}  # from searches for several example calls
     regions += [_region(model, each.path, each.path, each.error) for each in (() if forms else distinct.values())]
     captures = Captures(forms, tuple(parts), tuple(regions), left_out)
     for form in forms:
@@ -137,7 +137,7 @@ def gathered(
 
 
 def _cheap_call(captured: Capture) -> ExampleCall:
-    """The example call with a few entries in each size that the captured model leaves free."""
+    """Returns the example call with a few entries in each size that the captured model leaves free."""
     return ExampleCall((), captured.region.call.keywords(with_few(captured.region, captured.leaves)))
 
 

@@ -1,7 +1,7 @@
-"""Calls of a site that find its weights in memory, not in the cache of the device.
+"""Calls of a site that read its weights from memory, not from the device's cache.
 
-A model whose weights are larger than that cache reads all of them anew at each call, while somebody who calls one site
-over and over finds its weights there. For a few rows that makes most of the time.
+A model whose weights exceed that cache reads all of them from memory in each call. A loop over a single site finds its
+weights in the cache. For a few rows, this difference dominates the time.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..graph import is_weight
 from ..region import LiveTensors, Region
 from .samples import Sample
 
-# The weights of the calls in a row are together so many times as large as the cache, or are taken for hot where that
-# would need more calls than this.
+# Consecutive calls use weights of this multiple of the cache size. If that needs more calls than this maximum, the
+# weights count as hot.
 BEYOND, MOST_CALLS = 1.5, 64
-# Only where so many times the cache's size is free: the copies are made for each strategy.
+# The minimum free memory, as a multiple of the cache size: each strategy copies the weights.
 SPARE = 16
 
 
@@ -32,8 +32,8 @@ def are_cold(region: Region, live: LiveTensors, device: torch.device) -> bool:
 
 
 def calls_beyond_cache(sample: Sample, device: torch.device) -> int:
-    """How many calls of the site, each with weights of its own, read more than the cache holds; 1 where its weights are
-    too small to matter, or are not all that the original calls read, or where there is too little memory."""
+    """Returns how many calls of the site, each with separate weights, read more than the cache size. Returns 1 if the
+    weights are too small to matter, the original calls do not read all of them, or memory is too small."""
     if torch.cuda.mem_get_info(device)[0] < SPARE * _cache_bytes(device):
         return 1
     own = _bytes(_tensors_of(sample))
@@ -43,7 +43,7 @@ def calls_beyond_cache(sample: Sample, device: torch.device) -> int:
 
 
 def originals_with_own_weights(sample: Sample, calls: int) -> list[Callable[[], Any]]:
-    """So many calls of the original, each of which reads other weights."""
+    """Returns ``calls`` calls of the original, each with separate weights."""
     weights = _weights_among(sample)
 
     def copied() -> list[Any]:
@@ -53,13 +53,13 @@ def originals_with_own_weights(sample: Sample, calls: int) -> list[Callable[[], 
 
 
 def modules_with_own_weights(sample: Sample, calls: int) -> list[nn.Module]:
-    """So many fused modules of the site, each of which has other weights; the first is its own."""
+    """Returns ``calls`` fused modules of the site, each with separate weights; the first uses the site's weights."""
     module = sample.site.replacement.module
     return [module, *(copy.deepcopy(module) for _ in range(calls - 1))]
 
 
 def _weights_among(sample: Sample) -> set[int]:
-    """Which of the arguments of the original calls are weights of the fused module, or views of such."""
+    """Returns which arguments of the original calls are weights of the fused module, or views of them."""
     held = {tensor.untyped_storage().data_ptr() for tensor in _tensors_of(sample)}
     return {
         index

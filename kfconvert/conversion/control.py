@@ -1,4 +1,4 @@
-"""What the user wants fused, and what not: by the names of patterns and the modules that a site lies in."""
+"""Selection of the sites to fuse, by names of patterns and by modules."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from .captures import Captures
 from .config import ConversionConfig, near
 from .preparation import ConversionError, first_line
 
-# So many names of an option are in the reason of each site that it leaves out.
+# The maximum number of an option's names in the reason of an excluded site.
 NAMES_TOLD = 4
-# Begins an entry of ``modules`` that says where nothing is fused.
+# The prefix of an entry of ``modules`` that excludes a module.
 NOT = "!"
-# Called with a module and its dotted path in the model; whether what it computes may be fused.
+# Called with a module and its dotted path in the model; returns whether its own computation may be fused.
 FilterFn = Callable[[nn.Module, str], bool]
 
 
 def check_names(config: ConversionConfig) -> None:
-    """Raises ConversionError where a name in ``include`` or ``exclude`` fits no pattern that there is."""
+    """Raises ConversionError if a name in ``include`` or ``exclude`` matches no known pattern."""
     known = [pattern.name for pattern in every_pattern()]
     for option, names in (("include", config.include or ()), ("exclude", config.exclude)):
         for name in names:
             if not any(fnmatchcase(each, name) for each in known):
-                others = f"; there are {', '.join(known)}; modules are chosen by modules= and filter_fn="
+                others = f"; the patterns are {', '.join(known)}; select modules with modules= or filter_fn="
                 raise ConversionError(f"{option}: no pattern is called {name!r}{near(name, known) or others}")
 
 
 def with_chosen(config: ConversionConfig, model: nn.Module, filter_fn: FilterFn | None) -> ConversionConfig:
-    """``config`` for this ``model``, with what ``filter_fn``, which is asked once for each of its modules, chooses.
+    """Returns ``config`` for this ``model``, with the selection of ``filter_fn``, which is called once for each module.
 
     Raises:
-        ConversionError: ``filter_fn`` fails, or an entry of ``modules`` fits no module.
+        ConversionError: ``filter_fn`` fails, or an entry of ``modules`` matches no module.
     """
     paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
     for entry in config.modules or ():
@@ -59,8 +59,8 @@ def with_chosen(config: ConversionConfig, model: nn.Module, filter_fn: FilterFn 
 
 
 def controlled(captures: Captures, config: ConversionConfig, model: nn.Module) -> Captures:
-    """``captures`` with those findings only that ``config`` wants. Parts of one structure of which it wants different
-    ones are no longer one part."""
+    """Returns ``captures`` with only the matches that ``config`` selects. Parts of one structure are split if their
+    selections differ."""
     if config.include is None and not config.exclude and config.modules is None and config.chosen_modules is None:
         return captures
     control = _Control(config, model)
@@ -71,7 +71,7 @@ def controlled(captures: Captures, config: ConversionConfig, model: nn.Module) -
 
 
 def _alike(part: Part) -> list[Part]:
-    """The captures of a part in groups with the same matches, which are those of one graph."""
+    """Groups the captures of a part by equal matches; each group shares one graph."""
     groups: dict[tuple, list[Capture]] = {}
     for captured in part.captures:
         matches = tuple((match.pattern.name, match.nodes) for match in captured.findings.matches)
@@ -86,11 +86,11 @@ class _Control:
         names: dict[int, list[str]] = {}
         for path, module in model.named_modules(remove_duplicate=False):
             names.setdefault(id(module), []).append(path)
-        # By each path of a module all of its paths: a graph knows it by the one that it was called by.
+        # Maps each path of a module to all of its paths: a graph has only the path of the call.
         self._paths = {path: paths for paths in names.values() for path in paths}
 
     def refusal(self, region: str, match: Match) -> str | None:
-        """Why a match in the graph of the module ``region`` is left out; None where it is wanted."""
+        """Returns why a match in the graph of the module ``region`` is excluded; None if it is selected."""
         config, name = self._config, match.pattern.name
         if config.include is not None and not any(fnmatchcase(name, entry) for entry in config.include):
             return f"excluded by include={_told(config.include)}"
@@ -108,13 +108,13 @@ class _Control:
 
 
 def _told(names: Sequence[str]) -> str:
-    """A list of names as code, the first of many."""
+    """Formats a list of names as code; a long list is truncated."""
     return f"[{', '.join(map(repr, names[:NAMES_TOLD]))}{', ...' if len(names) > NAMES_TOLD else ''}]"
 
 
 def _is_wanted(paths: Sequence[str], entries: Sequence[str]) -> bool:
-    """Whether a module that is called each of ``paths`` is among those that ``entries`` name: all, where these say but
-    which are not."""
+    """Whether ``entries`` select a module with these ``paths``. If all entries are exclusions, they select every other
+    module."""
     wanted = [entry for entry in entries if not entry.startswith(NOT)]
     unwanted = [entry.removeprefix(NOT) for entry in entries if entry.startswith(NOT)]
     if unwanted and not wanted:
@@ -127,11 +127,11 @@ def _any_lies_in(paths: Iterable[str], entries: Iterable[str]) -> bool:
 
 
 def _lies_in(path: str, entry: str) -> bool:
-    """Whether the module ``path``, or one that it lies in, is called ``entry``."""
+    """Whether ``entry`` matches the module ``path`` or a module that contains it."""
     steps = path.split(".")
     return any(fnmatchcase(".".join(steps[:count]), _stem(entry)) for count in range(len(steps) + 1))
 
 
 def _stem(entry: str) -> str:
-    """``entry`` without an ending that names what lies within: that is meant anyway."""
+    """Strips a trailing ``.*`` from ``entry``, which matches submodules in any case."""
     return entry.removesuffix(".*")

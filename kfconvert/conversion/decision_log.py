@@ -1,4 +1,4 @@
-"""What a conversion decides, for those who listen to the logger ``kfconvert``."""
+"""Log records for the decisions of a conversion, in the logger ``kfconvert``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def log_decisions(stats: dict[str, Any]) -> None:
-    """Log what ``conversion_stats`` tells: a site at DEBUG, what concerns the model as a whole at INFO."""
+    """Log ``conversion_stats``: each site at DEBUG, the model as a whole at INFO."""
     name = stats["model"]
     for region in stats["regions"]:
         where = ".".join(filter(None, (name, region["module"])))
@@ -21,7 +21,7 @@ def log_decisions(stats: dict[str, Any]) -> None:
             _LOG.info("%s: captured%s", where, called)
         else:
             _LOG.info("%s: not captured%s: %s%s", where, called, region["reason"], at(region.get("location")))
-    # Where the model itself was not captured its sites are those of parts.
+    # If the model itself was not captured, its sites belong to parts.
     for site in (*(site for site in stats["sites"] if not site["region"]), *stats["part_sites"]):
         where = ".".join(filter(None, (name, site["module"])))
         decision = f"fused ({site['strategy']})" if site["status"] == "applied" else f"not fused, {site['reason']}"

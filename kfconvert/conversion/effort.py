@@ -1,4 +1,4 @@
-"""How much time a conversion may take, in one word."""
+"""Time limits of a conversion, by the option ``effort``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ FORWARDS = 20
 
 @dataclass(frozen=True)
 class Effort:
-    """What one word of ``effort`` stands for.
+    """The limits for one value of ``effort``.
 
     Args:
-        other_calls: whether captures are made for other calls than those like the example, and than those by which
-            ``generate`` continues a prompt without padding: further forms in which token models are called, and parts
-            of a model that could be captured as a whole.
-        seconds: of processor time, for preparation, captures and selection together, besides ``FORWARDS`` forwards.
+        other_calls: whether to capture calls that differ from the example, and from the calls in which ``generate``
+            continues a prompt without padding. These are further call forms of token models, and parts of a model that
+            can be captured as a whole.
+        seconds: processor time for preparation, captures and selection together, in addition to ``FORWARDS`` forwards.
             Captures of the calls that ``generate`` makes do not count.
-        timing: which share of the usual time a measurement may take.
-        selection: seconds after which no further kind of site is measured; its sites are left as they were.
+        timing: share of the usual time for measurements.
+        selection: seconds after which no further kind of site is measured; the remaining sites are not fused.
     """
 
     name: str
@@ -30,8 +30,8 @@ class Effort:
     selection: float = math.inf
 
     def for_captures(self, spent: float, forward: float) -> float:
-        """The seconds of processor time that captures may take where preparation has taken ``spent`` and a forward
-        takes ``forward``."""
+        """Returns the seconds of processor time for captures, if preparation took ``spent`` and a forward takes
+        ``forward``."""
         if self.seconds == math.inf:
             return math.inf
         return max(LEAST_FOR_CAPTURES, self.seconds + FORWARDS * forward - self.selection - spent)

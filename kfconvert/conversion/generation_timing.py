@@ -1,4 +1,4 @@
-"""What ``generate`` takes before and after a conversion, for the prompt of the example."""
+"""Timing of ``generate`` before and after a conversion, for the prompt of the example."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ..process import quiet_thread
 from ..profiling import Comparison, compare_timings
 from .preparation import Prepared
 
-# Where nothing else is asked for, so many tokens are generated, and fewer where that takes longer than the seconds.
+# The default number of generated tokens; fewer if they take longer than these seconds.
 MOST_TOKENS, LEAST_TOKENS = 32, 4
 LEAST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class GenerationTimings:
-    """``timings`` of ``generate`` by name: "original" and "converted" for ``new_tokens`` tokens, each with " prefill"
-    for the first of them alone; ``prompt`` is the shape of the prompt, batch first."""
+    """``timings`` of ``generate`` by name: "original" and "converted" for ``new_tokens`` tokens, and with " prefill"
+    for the first token alone; ``prompt`` is the shape of the prompt, batch first."""
 
     prompt: tuple[int, ...]
     new_tokens: int
     timings: Comparison
 
     def as_dict(self) -> dict[str, Any]:
-        """{"prompt", "new_tokens", "speedup" (see ``profiling.Speedup``), "original", "converted"}, the latter two
-        {"tokens_per_s", "prefill_ms", "step_ms"}: all rows of the batch together, the time to the first token, and that
-        of each further one (None where there is none)."""
+        """Returns {"prompt", "new_tokens", "speedup" (see ``profiling.Speedup``), "original", "converted"}. Each of the
+        last two is {"tokens_per_s", "prefill_ms", "step_ms"}. ``tokens_per_s`` counts all rows of the batch, and
+        ``step_ms`` is the time of each token after the first (None if there is none)."""
         sides = {name: self._side(name) for name in ("original", "converted")}
         speedup = self.timings.speedup("converted").as_dict()
         return {"prompt": list(self.prompt), "new_tokens": self.new_tokens, "speedup": speedup, **sides}
@@ -45,10 +45,10 @@ class GenerationTimings:
 
 
 def time_generation(prepared: Prepared, wanted: int | None, budget_s: float) -> GenerationTimings | None:
-    """Both models generate greedily from the prompt of the example; None where they do not, or nothing is to be timed.
+    """Times greedy generation of both models from the example's prompt; None without generation, or without timing.
 
     Args:
-        wanted: how many new tokens; None for as many as ``budget_s`` seconds allow, in bounds.
+        wanted: number of new tokens; None for as many as ``budget_s`` seconds allow, within bounds.
     """
     prompt = prompt_of(prepared.model, prepared.call, wanted or MOST_TOKENS)
     if prompt is None or wanted == 0:
@@ -64,13 +64,13 @@ def time_generation(prepared: Prepared, wanted: int | None, budget_s: float) -> 
                 calls[name] = partial(run, prepared, prompt, tokens)
                 calls[f"{name} prefill"] = partial(run, prepared, prompt, 1)
             timings = compare_timings(calls, prepared.device, budget_s, LEAST_ROUNDS)
-    except Exception:  # a model's own code, and a configuration that may ask for anything
+    except Exception:  # the model's code or configuration may cause any error
         return None
     return GenerationTimings(tuple(prompt.shape[:2]), tokens, timings)
 
 
 def _affordable(prepared: Prepared, prompt: torch.Tensor, budget_s: float) -> int:
-    """So many tokens that the rounds of both models end in time, as far as the original tells."""
+    """Returns the number of tokens for which the rounds of both models fit the budget, estimated by the original."""
     calls = {str(tokens): partial(_original, prepared, prompt, tokens) for tokens in (1, LEAST_TOKENS)}
     timings = compare_timings(calls, prepared.device, 0.0, 1)
     first, few = (timing.median_ms for timing in timings.values())

@@ -1,4 +1,4 @@
-"""Whether a converted model is as accurate as the original, and if it is not, which of its sites have to go."""
+"""Accuracy checks of a converted model, and removal of the sites that make it inaccurate."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from ..inputs import ExampleCall, bounded_lookups
 from ..matching import Site
 from ..runtime import originals
 
-# At most so many times the site at which the outputs become inaccurate is found by bisection and dropped. If the model
-# still fails, it is because of many sites together, each of which is accurate enough by itself.
+# Bisection finds, and drops, the site at which the outputs become inaccurate, at most this many times. If the model
+# still fails, the cause is the sum of many sites, each of which is accurate enough by itself.
 MOST_BLAMED = 4
-# It is because of many together, too, where without the one that was found the error is still this share of before.
+# The cause is such a sum, too, if the error without the found site is still this share of the previous error.
 HARDLY_LESS = 0.9
-# One input is enough where its error is at most CLEAR_SHARE of the threshold, or CLEAR_RATIO times the original's
-# error: the largest errors for other inputs differ by some tens of percent only.
+# One input is enough if its error is at most CLEAR_SHARE of the threshold, or CLEAR_RATIO times the original's error:
+# the largest errors for other inputs differ by some tens of percent only.
 CLEAR_SHARE, CLEAR_RATIO = 0.5, 1.25
-# Over at least MANY_VALUES values the mean error is no matter of chance: where it is at most CLEAR_MEAN times the
-# original's, the largest errors for other inputs will be near the original's, too.
+# With at least MANY_VALUES values, the mean error is statistically significant. If it is at most CLEAR_MEAN times the
+# original's, the largest errors for other inputs are near the original's, too.
 MANY_VALUES, CLEAR_MEAN = 500, 1.1
-# A failure may be chance where there are fewer values than MANY_VALUES, or where the largest error fails while the mean
-# error is clear. So many further inputs are judged then.
+# A failure may be chance with fewer than MANY_VALUES values, or if only the largest error fails while the mean error
+# is clear. In these cases, this many further inputs are compared.
 FURTHER = 8
-# Where several inputs are judged, the threshold is multiplied by this, so that inputs to come pass as well.
+# With several inputs, the threshold is multiplied by this factor, so that later inputs pass as well.
 SHARE_OF_SEVERAL = 0.7
 
-# A call, its outputs in float64, and the original's.
+# A call, its float64 outputs, and the original's outputs.
 JudgedCall = tuple[ExampleCall, Reference, Any]
 
 
 class Judge:
-    """Compares a converted model with its original, whose ``outputs`` for ``call`` are given, against float64.
+    """Compares a converted model with its original against float64; ``outputs`` are the original's for ``call``.
 
-    Where one call does not decide, variations of it are judged as well: for one input the largest error is a matter of
-    chance.
+    If one call is not conclusive, variations of it are compared as well, since the largest error for one input varies
+    by chance.
     """
 
     def __init__(self, model: nn.Module, call: ExampleCall, outputs: Any, accuracy_threshold: float):
@@ -64,19 +64,19 @@ class Judge:
         return replace(result, accuracy_threshold=self._accuracy_threshold)
 
     def _every_sample(self) -> Iterator[JudgedCall]:
-        """The call and its variations, each made when it is asked for first."""
+        """Yields the call and its variations, each created on first use."""
         yield from list(self._samples)
         yield from self._made(self._variations)
 
     def _made(self, changes: list[Callable[[Tensor], Tensor]]) -> Iterator[JudgedCall]:
-        """Samples of the call with each of the ``changes``, which are used up."""
+        """Yields samples of the call with each of the ``changes``, which are consumed."""
         example, _, _ = self._samples[0]
         while changes:
             call = example.map_tensors(changes.pop())
             try:
                 with bounded_lookups(call.tensors()):
                     self._samples.append(self._sample(call))
-            except Exception:  # the model does not take this variation, which may be for any reason
+            except Exception:  # the model may reject a variation with any error
                 continue
             yield self._samples[-1]
 
@@ -95,13 +95,13 @@ class Judge:
         return self._values() >= MANY_VALUES and error.mean_rel <= CLEAR_MEAN * own.mean_rel
 
     def _values(self) -> int:
-        """How many values the smallest of the inexact outputs has."""
+        """Returns the number of values of the smallest inexact output."""
         _, _, outputs = self._samples[0]
         inexact = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         return min((leaf.numel() for leaf in inexact), default=0)
 
     def _sample(self, call: ExampleCall) -> JudgedCall:
-        with originals():  # parts may be installed while several of them are judged
+        with originals():  # parts may be installed while several are compared
             outputs = model_outputs(self._model, call.args, call.kwargs, call.method)
             return call, self._reference(call), outputs
 
@@ -122,12 +122,12 @@ def drop_inaccurate(
     judge: Callable[[Sequence[list[Site]]], ValidationResult],
     drop: Callable[[list[Site], str], None],
 ) -> ValidationResult:
-    """Drop as many of the ``items`` as it takes for the others to pass; each is dropped or kept as a whole.
+    """Drop ``items`` until the others pass; each item is dropped or kept as a whole.
 
     Args:
-        accuracy: what was judged of all of them.
+        accuracy: the result with all items applied.
         judge: compares the model with only these items applied.
-        drop: rejects the sites of an item, for the reason given.
+        drop: rejects the sites of an item, with the given reason.
     """
     items = list(items)
     for _ in range(MOST_BLAMED):
@@ -148,7 +148,7 @@ def drop_inaccurate(
 
 
 def _passing(items: list[list[Site]], judge: Callable[[Sequence[list[Site]]], ValidationResult]) -> int:
-    """A number of first ``items`` that pass while one item more makes them fail, found by bisection; all together
+    """Returns, by bisection, a number of first ``items`` that pass while one more fails; all items together must
     fail."""
     good, bad = 0, len(items)
     while bad - good > 1:

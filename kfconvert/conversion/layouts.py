@@ -1,4 +1,4 @@
-"""Which sites are applied in each capture, and in which memory format its images lie."""
+"""Selection of the applied sites of each capture, and of the memory format of its images."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .workloads import Loads
 
 
 class Layouts:
-    """Decides the sites of all captures. A fused module that serves several captures has one strategy, which the first
-    of them decides."""
+    """Decides the sites of all captures. A fused module that serves several captures has one strategy; the first
+    capture decides it."""
 
     def __init__(self, captures: Captures, selector: Selector, loads: Loads):
         self._captures, self._selector, self._loads = captures, selector, loads
-        self._decided: dict[int, Site] = {}  # by the id of a fused module, the site for which its strategy was decided
+        self._decided: dict[int, Site] = {}  # by fused module id, the site that decided its strategy
         self._measured = [*captures.forms, *(part.captures[0] for part in captures.parts)]
 
     def select(self, stages: Stages) -> None:
-        """Every site is applied or rejected, and every capture has its memory format."""
+        """Apply or reject every site, and set the memory format of every capture."""
         with stages.stage("select", sum(len(captured.sites) for captured in self._measured)) as advance:
             for captured in self._measured:
                 self._select_layout(captured)
@@ -43,13 +43,13 @@ class Layouts:
             if self._selector.timed and (part.method or not self._captures.forms):
                 self._reject_slow(part)
         for form in self._captures.forms[1:]:
-            # A step of one token, for which what is fast for a prompt may be slow.
-            # One on a static cache is never launched, but replayed.
+            # For a step of one token, the strategies of a prompt may be slow. A step on a static cache is always
+            # replayed, never launched.
             if self._selector.timed and form.region.call.form.caches and not form.region.takes_static_cache:
                 self._reject_slow_form(form)
 
     def leave_channels_last(self) -> None:
-        """Decide all sites anew, for the usual memory format."""
+        """Decide all sites again, for contiguous images."""
         self._decided.clear()
         for captured in self._measured:
             self._lay_out(captured, channels_last=False)
@@ -61,7 +61,7 @@ class Layouts:
         self._decided |= {id(site.replacement.module): site for site in captured.sites}
 
     def _reject_slow(self, part: Part) -> None:
-        """Reject the sites of a part whose guard costs as much time as they save."""
+        """Reject the sites of a part if its guard takes as much time as they save."""
         first = part.captures[0]
         if not first.applied:
             return
@@ -69,20 +69,20 @@ class Layouts:
         with self._installed(first, [converted for _, converted, _ in pairs]):
             slower = self._selector.slower(pairs)
         for site in (site for captured in part.captures for site in captured.applied if slower):
-            site.reject(f"not faster, together with the guard of {first.path}: {slower}")
+            site.reject(f"not faster with the guard of {first.path} included: {slower}")
 
     def _reject_slow_form(self, form: Capture) -> None:
-        """Reject the sites of a call of the model for which what is fast for its example is not."""
+        """Reject the sites of another call form if the strategies for the model's example are slow for it."""
         if form.applied:
             original, converted = _calls(form, form.leaves)
             with self._installed(form, [converted]):
                 slower = self._selector.slower_beyond_doubt(original, converted)
             for site in form.applied if slower else ():
-                site.reject(f"the calls of generate were slower as a whole: {slower}")
+                site.reject(f"calls from generate() are slower as a whole: {slower}")
 
     @contextmanager
     def _installed(self, captured: Capture, calls: Sequence[Callable[[], Any]]) -> Iterator[None]:
-        """Within the block, the captured module runs its program, which has run ``calls`` before."""
+        """Context manager in which the captured module runs its program, which has already run ``calls``."""
         ledger = install(captured.module, {"": [captured.variant(captured.applied)]})
         ledger.notices.silent, ledger.graphs.enabled = True, self._selector.replayed
         try:
@@ -110,14 +110,14 @@ class Layouts:
             for layout in (True, False):
                 programs[layout] = self._laid_out_program(captured, layout)
                 strategies.append([site.strategy for site in captured.sites])
-        except RuntimeError:  # an operator that takes contiguous images only
+        except RuntimeError:  # an operator that accepts contiguous images only
             self._lay_out(captured, channels_last=False)
             return
         if self._selector.faster_layout(programs, self._loads.of(captured), _described(captured, strategies)):
             self._lay_out(captured, channels_last=True)
 
     def _decide_others(self, part: Part) -> None:
-        """Decide the sites of a part's further captures as those of its first capture, whose graph they share."""
+        """Decide the sites of a part's further captures like those of its first capture; they share its graph."""
         first, *others = part.captures
         for captured in others:
             captured.channels_last = first.channels_last
@@ -128,8 +128,8 @@ class Layouts:
                     site.replacement.module.channels_last = model.replacement.module.channels_last
 
     def _laid_out_program(self, captured: Capture, channels_last: bool) -> Program:
-        """The program for one memory format, run with each of its loads: its plans are made while the modules are set
-        for it."""
+        """Returns the program for one memory format, after one run with each workload: a run creates its plans while
+        the modules have this format."""
         self._lay_out(captured, channels_last)
         program = captured.variant(captured.applied).program
         with torch.no_grad():
@@ -138,7 +138,7 @@ class Layouts:
         return program
 
     def _measure(self, captured: Capture, layouts: Sequence[bool]) -> list[Site]:
-        """The sites of ``captured`` to decide, measured in each of the ``layouts``; nothing is measured twice."""
+        """Returns the undecided sites of ``captured``, each measured once in each of the ``layouts``."""
         undecided = [site for site in captured.sites if id(site.replacement.module) not in self._decided]
         self._selector.measure(captured.region, undecided, captured.live, self._loads.of(captured), layouts)
         return undecided
@@ -157,11 +157,11 @@ class Layouts:
 
 
 def _calls(captured: Capture, leaves: list[Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """A call of the captured module's own forward with these inputs, and one of the forward that it has then."""
+    """Returns calls of the captured module's original forward and of its current forward, with these inputs."""
     module, arguments = captured.module, captured.region.call.keywords
 
     def converted() -> Any:
-        return module(**arguments(leaves))  # with a cache of its own, which a call writes to
+        return module(**arguments(leaves))  # with a separate cache, which the call writes to
 
     def original() -> Any:
         with originals():
@@ -171,8 +171,8 @@ def _calls(captured: Capture, leaves: list[Any]) -> tuple[Callable[[], Any], Cal
 
 
 def _described(captured: Capture, strategies: list[list[str | None]]) -> str | None:
-    """The graph of ``captured``, what it reads, and the strategies of its sites in each layout: too long for a name.
-    None where a user's own function is in it, which may be another in the next process."""
+    """Describes the graph of ``captured``, its inputs, and the strategies of its sites in each layout, as a hash.
+    None if the graph contains a user's function, which may change between processes."""
     if not all(site.replacement.module.is_remembered for site in captured.sites):
         return None
     weights = [captured.live.tensor(node) for node in captured.region.graph.nodes if is_weight(node)]

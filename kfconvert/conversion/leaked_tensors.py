@@ -1,4 +1,4 @@
-"""Stand-ins for tensors that traces have left in dicts and in functions with a cache: no later call can use them."""
+"""Removes FakeTensors that traces leave in dicts and in cached functions, where later calls would fail on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .attribute_state import own_attributes
 
 
 class OutsideCaches:
-    """The dicts and the functions with a cache that the code of a model finds in the globals and in closures."""
+    """The dicts and cached functions that the code of a model finds in the globals and in closures."""
 
     def __init__(self, model: nn.Module):
         walk = whole_walk(model)
@@ -22,8 +22,8 @@ class OutsideCaches:
         self._cached = list(walk.cached.values())
 
     def remove_stand_ins(self) -> None:
-        """Give entries with stand-ins the values of before, and remove those that were not there; caches of functions
-        are cleared where they hold some."""
+        """Restore the previous values of entries with FakeTensors, remove new entries with FakeTensors, and clear
+        function caches that contain some."""
         for held, before in self._dicts:
             remove_stand_ins(held, before)
         for function in self._cached:
@@ -33,7 +33,7 @@ class OutsideCaches:
 
 
 def remove_stand_ins(held: dict[Any, Any], before: dict[Any, Any]) -> None:
-    """The same in one dict, which may have the attributes of a module."""
+    """Does the same in one dict, such as a module's attributes."""
     entries = own_attributes(dict(dict.items(held))).items()
     added = [(key, value) for key, value in entries if value is not dict.get(before, key, MISSING)]
     for key, value in added:

@@ -1,4 +1,4 @@
-"""No more memory for what is derived than allowed: the sites that gain least are dropped first."""
+"""The memory limit of derived weights: drops the sites with the smallest gain first."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from .captures import Captures
 from .preparation import ConversionError, Prepared
 from .steps import merge_weights
 
-# More than any machine has, and less than what artifacts can tell.
+# More than the memory of any machine, and less than the largest number in an artifact.
 MOST_BYTES = 2**62
 
 
 def allowed_bytes(model: nn.Module, limit: float) -> int:
-    """``limit``: bytes where it is an int, else a share of the memory of the weights and buffers."""
+    """Returns ``limit`` in bytes: an int is bytes, a float a share of the memory of the weights and buffers."""
     weights = 1 if isinstance(limit, int) else bytes_of([*model.parameters(), *model.buffers()])
     return int(min(limit * weights, MOST_BYTES))
 
 
 def drop_for_memory(prepared: Prepared, captures: Captures, limit: float) -> bool:
-    """Reject applied sites until all programs together keep ``limit`` at most, as measured with their examples; whether
-    any was. Programs that serve the example call come first; what these leave is for the others.
+    """Reject applied sites until all programs together keep at most ``limit``, as measured with their examples. Returns
+    whether any site was rejected. Programs of the example call come first; the others share the remaining memory.
 
     Raises:
-        ConversionError: it cannot be measured on this device, or while this thread is being profiled.
+        ConversionError: the memory on this device cannot be measured, or a profiler is active in this thread.
     """
     left, dropped = allowed_bytes(prepared.model, limit), False
     every = [(captured, captured.variant(captured.applied)) for captured in captures.every()]
-    # As in the model that is handed over: weights that lie below each other are not copied.
+    # As in the delivered model: weights that are contiguous in memory are not copied.
     prepared.moved += merge_weights(prepared.model, {"": [variant for _, variant in every]})
     for captured, variant in every:
         kept = _kept(variant.program, captured, prepared.device)
@@ -47,12 +47,12 @@ def drop_for_memory(prepared: Prepared, captures: Captures, limit: float) -> boo
                 least.append(item)
                 total -= item[1]
         for site, size in reversed(least):
-            if total + size <= left:  # there is place for it beside a larger one that is gone
+            if total + size <= left:  # it fits after a larger one was dropped
                 total += size
                 continue
             dropped = True
             site.reject(
-                f"max_extra_memory: what it derives takes {bytes_text(size)}, and {bytes_text(left - total)} of "
+                f"max_extra_memory: its derived weights take {bytes_text(size)}, and {bytes_text(left - total)} of "
                 f"{bytes_text(left)} are left for {captured.path or 'calls like this'}"
             )
         left -= total
@@ -60,7 +60,7 @@ def drop_for_memory(prepared: Prepared, captures: Captures, limit: float) -> boo
 
 
 def _gain(kept: tuple[Site, int]) -> tuple[float, int]:
-    """Orders sites by the time that they gain; those that were not timed by what they keep, the largest first."""
+    """Sort key of sites by saved time; sites without timing sort by memory, the largest first."""
     site, size = kept
     if site.original_us is None or site.fused_us is None:
         return 0.0, -size
@@ -69,15 +69,15 @@ def _gain(kept: tuple[Site, int]) -> tuple[float, int]:
 
 @torch.no_grad()
 def _kept(program: Program, captured: Capture, device: torch.device) -> list[tuple[Site, int]]:
-    """The applied sites whose plans keep memory, and how much: bytes."""
+    """Returns the applied sites whose plans keep memory, each with its bytes."""
     sizes: dict[str, int] = {}
 
     def measured(name: str, call: Callable[..., Any], *inputs: Any) -> Any:
         found = allocation(partial(call, *inputs), device)
         if found is None:
-            raise ConversionError(f"max_extra_memory cannot be kept to: memory cannot be measured on {device} now")
+            raise ConversionError(f"max_extra_memory cannot be enforced: memory cannot be measured on {device} now")
         sizes[name] = max(0, found.kept)
-        return getattr(plans, name)(*inputs)  # the plan that was made; the result of the first call is gone
+        return getattr(plans, name)(*inputs)  # the plan from the first call, whose result is freed
 
     program.clear()
     plans = program.plans(captured.leaves)

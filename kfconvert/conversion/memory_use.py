@@ -1,4 +1,4 @@
-"""What a conversion does to memory, measured with the example: weights, what is derived of them, peaks of a forward."""
+"""Memory before and after a conversion, measured with the example: weights, derived weights, peak of a forward."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .stages import Stages
 
 
 def memory(prepared: Prepared, captures: Captures, stages: Stages, bound: float | None) -> dict[str, Any]:
-    """Bytes, as ``conversion_stats`` has them. The programs of the converted model are in place, and have not run.
+    """Returns bytes for ``conversion_stats``. The converted model has its programs, which have not run yet.
 
-    ``bound``: of what is derived, see ``ModelConverter``.
+    ``bound``: the limit of derived weights, see ``ModelConverter``.
     """
     model, own = prepared.model, prepared.call.copied()
 

@@ -1,4 +1,4 @@
-"""What a model's forward writes to its own buffers and attributes in the calls that a conversion makes, put back."""
+"""Restores buffers and attributes that a model's forward writes in the calls of a conversion."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ from .leaked_tensors import OutsideCaches, remove_stand_ins
 
 
 class _Snapshot:
-    """Buffers and plain attributes of a model: the values of tensors, and what lists, dicts, sets and plain objects
-    among the attributes hold. The keys are ids; the objects are kept as well, so that no other object can get their
-    ids."""
+    """A snapshot of a model's buffers and plain attributes: values of tensors, and contents of the lists, dicts, sets
+    and plain objects among the attributes. The keys are ids; references to the objects keep these ids valid."""
 
     def __init__(self, model: nn.Module):
         self.holders: dict[int, tuple[Any, Any]] = {}
@@ -44,7 +43,7 @@ class _Snapshot:
             if slots := slotted(item):
                 self.slotted[id(item)] = item, slots
                 self._copy(slots.values())
-            if isinstance(item, nn.Module) and item not in own:  # one that only a container holds
+            if isinstance(item, nn.Module) and item not in own:  # a module that only a container references
                 for module in item.modules():
                     self._keep(module._buffers)
                     self._keep(vars(module))
@@ -57,7 +56,7 @@ class _Snapshot:
         self._copy(items.values() if isinstance(items, dict) else items)
 
     def put_back(self, value: Any) -> None:
-        """All that ``value``, a container, object or module that was there already, holds is as it was."""
+        """Restore the contents of ``value``, a container, object or module that already existed."""
         for item in reached([value]):
             places = [item, vars(item)] if is_plain_object(item) else [item]
             for module in item.modules() if isinstance(item, nn.Module) else ():
@@ -81,7 +80,7 @@ class _Snapshot:
 
     def _copy(self, values: Iterable[Any]) -> None:
         for value in values:
-            if is_lazy(value):  # made in the first call
+            if is_lazy(value):  # initialized in the first call
                 continue
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not value.is_meta:
                 self.tensors[id(value)] = value, value.detach().clone()
@@ -90,11 +89,11 @@ class _Snapshot:
 
 
 class OwnState:
-    """The state that ``model`` keeps for itself as it was when this was made.
+    """A snapshot of the state that ``model`` keeps between calls, taken at construction.
 
-    Some models learn a size, or make a part of themselves, in their first call; ``settled`` is to be called after that.
-    What changes again in later calls is a counter, an average or a cache: only that is put back, and what ``keep`` is
-    told of, parameters among it. ``written`` has the names of the attributes that were.
+    Some models infer a size, or create a submodule, in their first call; call ``settled`` after it. Later calls change
+    counters, averages and caches: ``restore`` resets only these, and the names passed to ``keep``, which may be
+    parameters. ``written`` has the names of the attributes that were reset.
     """
 
     def __init__(self, model: nn.Module):
@@ -113,8 +112,8 @@ class OwnState:
         self._generators = [(each, generator_state(each)) for each in generators([*attributes, *held])]
 
     def _restore_outside(self) -> None:
-        """Remove the tensors that a call has added to a list in the globals, and put back what they have replaced;
-        nobody else is expected to add tensors there."""
+        """Remove the tensors that a call added to a list in the globals, and restore the tensors that it replaced; only
+        calls of the conversion should add tensors there."""
         for held, before in self._outside:
             known = set(map(id, before))
             added = [item for item in held if isinstance(item, Tensor) and id(item) not in known]
@@ -125,8 +124,8 @@ class OwnState:
                 held.extend((*before, *others))
 
     def keep(self, model: nn.Module, names: Iterable[str], weights: Mapping[str, Tensor]) -> None:
-        """What has these dotted names, which calls depend on and change, is to be as it was before the first call;
-        parameters, of which this has no copies, as in ``weights``."""
+        """Reset these dotted names, which calls read and change, to their values before the first call. Parameters,
+        which have no copy here, get their values from ``weights``."""
         for name in names:
             path, _, attribute = name.rpartition(".")
             module = model.get_submodule(path)
@@ -144,7 +143,7 @@ class OwnState:
                     self._carried.append((holder, attribute, before.get(attribute, MISSING)))
 
     def keep_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Parameters of these names are to be as in ``weights``."""
+        """Reset the parameters of these names to ``weights``."""
         parameters = dict(model.named_parameters())
         self._tensors += [(parameters[name], kept.detach().clone()) for name, kept in weights.items()]
 
@@ -153,10 +152,10 @@ class OwnState:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Give what has changed since the first call the value that it had before that call. What only came with that
-        call has no such value: an attribute is removed, and an item of a list or dict gets its value after that call.
-        Entries that were added to dicts later are left, as in caches, but for those with stand-ins of a trace.
-        Parameters and submodules are those that there were after that call."""
+        """Reset everything that changed since the first call to its value before that call. If the first call created
+        it, there is no such value: an attribute is removed, and an item of a list or dict gets its value after that
+        call. Entries added to dicts later, as in caches, remain unless they contain FakeTensors of a trace. Parameters
+        and submodules are those after that call."""
         self._restore_outside()
         self._caches.remove_stand_ins()
         for store, entries in self._stores:
@@ -175,7 +174,7 @@ class OwnState:
         for written, kept in self._tensors:
             if written.shape == kept.shape:
                 written.copy_(kept)
-            else:  # it was given other memory
+            else:  # it has other memory now
                 written.data = kept.clone()
         for holder, name, value in self._carried:
             if value is MISSING:
@@ -214,12 +213,12 @@ class OwnState:
 
 
 def _hooks(parameter: Tensor) -> list[dict[int, Any]]:
-    """The hooks of its gradient, by kind."""
+    """Returns the hooks of a parameter's gradient, by kind."""
     return [parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}]
 
 
 def _stores(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Where the modules have their parameters and submodules, and what is there."""
+    """Returns the dicts of the modules' parameters and submodules, each with a copy of its contents."""
     stores: list[dict[str, Any]] = [s for module in model.modules() for s in (module._parameters, module._modules)]
     return [(store, dict(store)) for store in stores]
 

@@ -1,4 +1,4 @@
-"""The first step of a conversion: a model of our own, in eval mode on its device, and an example call it accepts."""
+"""The first step of a conversion: a separate model in eval mode on its device, and an example call that it accepts."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from .rollback import AsGiven, given_back_on_error
 
 
 class ConversionError(ValueError):
-    """The model, inputs, device or dtype cannot be converted as asked; the message is one clear line."""
+    """The model, inputs, device or dtype do not allow the requested conversion; the message is one clear line."""
 
 
 @dataclass
 class Prepared:
-    """``outputs``: what ``model`` returned for ``call``; ``counting``: the modules of which an attribute, or one within
-    them, changes in every call of the same inputs, or carries something from call to call, or out of the module, which
-    a captured graph would freeze, each with that change; where a global changes, that is the model. ``assigned`` are
-    the attributes that ``call`` assigns, None where that is not known. ``own_state`` puts back what the calls of a
-    conversion change in it, ``settled`` to what it was after the first calls; ``asked`` has what its code asks of
-    tensors (see ``tensor_facts``), ``asked_within`` what was asked while each module ran; ``seconds`` is the processor
-    time of one forward; ``methods`` are the example calls of other methods, each with its outputs; ``tuned`` are the
-    calls that sites are decided for, each with its weight, where these were given; ``as_given`` is what a model that is
-    converted in place was before; ``moved`` is memory in which parameters were and which calls in other threads may be
-    reading."""
+    """The model to convert and its example call. ``outputs`` are the outputs of ``model`` for ``call``. ``counting``
+    maps a module to a change that a captured graph would freeze: an attribute of it, or of a submodule, changes in each
+    call of the same inputs, or carries a value between calls or out of the module. If a global changes, the module is
+    the model. ``assigned`` are the attributes that ``call`` assigns, None if unknown. ``own_state`` restores the state
+    that calls of a conversion change, ``settled`` to its value after the first calls. ``asked`` are the tensor
+    properties that the code reads (see ``tensor_facts``), ``asked_within`` those per module. ``seconds`` is the
+    processor time of one forward. ``methods`` are the example calls of other methods, with outputs, and ``tuned`` the
+    calls to tune for, with weights. ``as_given`` restores a model that is converted in place. ``moved`` is the previous
+    memory of parameters, which calls in other threads may still read."""
 
     model: nn.Module
     device: torch.device
@@ -55,8 +54,8 @@ class Prepared:
     original: nn.Module | None = None
 
     def keep_original(self) -> None:
-        """Let ``original`` be the model without any of what a conversion puts into it, to be timed: the same tensors in
-        another tree of modules. It stays None where that cannot be copied. To be called before programs are put in."""
+        """Set ``original`` to the unmodified model, for timing: the same tensors in another tree of modules. It stays
+        None if the model cannot be copied. Call this before the programs are installed."""
         try:
             tensors = (*self.model.parameters(), *self.model.buffers())
             self.original = copied_model(self.model, {id(tensor): tensor for tensor in tensors})
@@ -64,35 +63,35 @@ class Prepared:
             self.original = None
 
     def unsteady(self, module: nn.Module) -> str | None:
-        """Why no graph of ``module`` can be right, whose code asks tensors what no guard checks; None if there is no
-        such reason."""
+        """Returns why a graph of ``module`` would be wrong: its code reads tensor properties that no guard checks; None
+        otherwise."""
         name = unsteady(self.asked_of(module))
         return None if name is None else f"its code asks for {name} of a tensor, which differs from call to call"
 
     def asked_of(self, module: nn.Module) -> frozenset[str]:
-        """What the code of ``module`` asks of tensors."""
+        """Returns the tensor properties that the code of ``module`` reads."""
         if UNKNOWN in self.asked:
             return self.asked
         return frozenset(self.asked_within.get(module, ())) | named_by_code(module)
 
     def run_original(self, call: Callable[[nn.Module], Any]) -> Any:
-        """What ``call`` makes of the model as it was before the conversion."""
+        """Returns the result of ``call`` on the model as it was before the conversion."""
         if self.original is not None:
             return call(self.original)
-        with originals():  # which pays for the guard that is in its way
+        with originals():  # includes the time of the guard
             return call(self.model)
 
 
 def check_thread() -> None:
-    """Raises ConversionError within a TorchFunctionMode: what it does would be part of the programs, which serve calls
-    outside of it only."""
+    """Raises ConversionError inside a TorchFunctionMode: its effects would become part of the programs, which also
+    serve calls outside of it."""
     mode = function_mode()
     if mode is not None:
-        raise ConversionError(f"leave the {mode} first: a model cannot be converted or loaded within one")
+        raise ConversionError(f"exit the {mode} first: it must not be active in a conversion or load")
 
 
 def check_arguments(progress: Any, inplace: Any, profile: Any) -> None:
-    """Raises ConversionError unless ``progress`` is None or can be called, and the others are true or false."""
+    """Raises ConversionError unless ``progress`` is None or callable, and the others are booleans."""
     if progress is not None and not callable(progress):
         raise ConversionError(f"progress must be a function of (stage, done, total), not {progress!r}"[:300])
     for name, value in (("inplace", inplace), ("profile", profile)):
@@ -101,21 +100,21 @@ def check_arguments(progress: Any, inplace: Any, profile: Any) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Raises ConversionError where ``model`` is nothing that could be converted."""
+    """Raises ConversionError if ``model`` cannot be converted."""
     if not isinstance(model, nn.Module):
         raise ConversionError(f"expected a torch.nn.Module, got {type(model).__name__}")
     for path, module in model.named_modules():
         name = path or "the model"
         if isinstance(module, torch.jit.ScriptModule):
-            raise ConversionError(f"{name} is TorchScript: convert the model with the module that it was made from")
+            raise ConversionError(f"{name} is TorchScript: convert the original module instead")
         if _is_compiled(module):
-            raise ConversionError(f"{name} was given to torch.compile: convert the model first, then compile it")
+            raise ConversionError(f"{name} was given to torch.compile: convert the uncompiled model")
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ConversionError("the model has tensors without data, on the device meta: load its weights first")
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether ``torch.compile`` wraps a module or its forward; copies would not be compiled, and compilers not seen."""
+    """Whether ``torch.compile`` wraps a module or its forward; copies would lose the compilation."""
     forward = vars(module).get("forward")
     return (
         type(module).__name__ == "OptimizedModule"
@@ -134,10 +133,10 @@ def prepare(
     tune_for: Sequence[Any] | None = None,
     example_calls: Mapping[str, Any] | None = None,
 ) -> Prepared:
-    """Copy (unless ``inplace``), move, and try ``model``; parameters as for ``ModelConverter.convert_model``.
+    """Copies (unless ``inplace``), moves, and runs ``model``; see ``ModelConverter.convert_model`` for the parameters.
 
     Raises:
-        ConversionError: it cannot be copied, or does not accept the example call.
+        ConversionError: the model cannot be copied, or does not accept the example call.
     """
     device = resolve_device(device, model)
     try:
@@ -172,10 +171,10 @@ def _prepared(
     loads: list[Weighted],
     example_calls: Mapping[str, Any],
 ) -> Prepared:
-    """As ``prepare``, of ``model``: a copy of the one that was ``given``, or that itself, known ``as_given``."""
+    """Like ``prepare``, for ``model``: a copy of ``given``, or ``given`` itself, which ``as_given`` restores."""
     model = model.to(device, dtype).eval() if dtype else model.to(device).eval()
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    # Inputs come as they will come later; only a model that does not take them has them in its own dtype.
+    # Inputs keep their dtype; they are cast to the model's dtype only if the model does not accept them.
     dtypes = [dtype or own] if dtype or example_inputs is None else [None, own]
     try:
         calls = [example_call(model, input_shape, example_inputs, device, each) for each in dtypes]
@@ -189,16 +188,16 @@ def _prepared(
     before = Kept(model)
     own_state = OwnState(model)
     try:
-        # The parameters, or those that calls write, as they were.
+        # The initial values of the parameters, or of those that calls write.
         weights = run_keeping(model, calls[0]) if as_given else dict(given.named_parameters(remove_duplicate=False))
         start = time.thread_time()
         call, outputs = _accepted(model, calls)
         seconds = time.thread_time() - start
         own_state.settled(model)
         after = Kept(model)
-        # A run of its own: PyTorch's attention takes another way while a mode looks on.
+        # A separate run: PyTorch's attention takes another path while a mode is active.
         asked = _asked(model, call)
-        # What changes in the first call only is a size or a flag that the model has yet to learn.
+        # A change only in the first call is a size or a flag that the model initializes.
         changed = around(model, after.changed(Kept(model))) if before.changed(after) else {}
         settled = OwnState(model)
         written = _written_state(model, call, settled)
@@ -206,7 +205,7 @@ def _prepared(
         for state in (own_state, settled):
             state.keep_weights(model, written.weights)
         counting = {module: Change(name, ALWAYS) for module, name in changed.items()}
-        # A run that was watched tells where.
+        # A recorded run finds the place.
         counting |= {m: change for m, change in written.modules.items() if m not in counting or change.when == ALWAYS}
         assigned = written.assigned[0] if written.assigned else None
         methods = []
@@ -221,7 +220,7 @@ def _prepared(
                 asked.within[module] |= names
             settled.restore()
             written = _written_state(model, method, settled)
-            # What a method changes in the model itself is nothing to its forward.
+            # A change of the model by a method does not affect its forward.
             counting = {m: change for m, change in written.modules.items() if m is not model} | counting
             assigned = assigned | written.assigned[0] if assigned is not None and written.assigned else None
         accepted = []
@@ -250,10 +249,10 @@ def _prepared(
 
 
 def check_methods(model: nn.Module, example_calls: Any) -> Mapping[str, Any]:
-    """``example_calls`` if it maps names of public methods of ``model`` to inputs; nothing for None.
+    """Returns ``example_calls`` if it maps names of public methods of ``model`` to inputs, and an empty dict for None.
 
     Raises:
-        ConversionError: it does not.
+        ConversionError: it is anything else.
     """
     if example_calls is None:
         return {}
@@ -263,18 +262,18 @@ def check_methods(model: nn.Module, example_calls: Any) -> Mapping[str, Any]:
         is_public = isinstance(name, str) and not name.startswith("_") and name != "forward"
         if not is_public or not callable(getattr(model, name, None)):
             raise ConversionError(
-                f"example_calls: {name!r} is no public method of {type(model).__name__} besides forward"[:300]
+                f"example_calls: {name!r} is not a public method of {type(model).__name__} other than forward"[:300]
             )
     return example_calls
 
 
 def _asked(model: nn.Module, call: ExampleCall) -> Asked:
-    """What code asks of tensors in ``call``."""
+    """Returns the tensor properties that code reads in ``call``."""
     asked = Asked(model)
     try:
         with asked:
             model_outputs(model, call.args, call.kwargs, call.method)
-    except Exception:  # as of torch.cond, which Dynamo runs together with the mode
+    except Exception:  # such as torch.cond, which Dynamo runs with the mode
         asked.names.add(UNKNOWN)
     return asked
 
@@ -292,12 +291,12 @@ def _loads(tune_for: Sequence[Any] | None) -> list[Weighted]:
 
 
 def _given(load: Weighted) -> tuple[Sequence[int] | None, Any]:
-    """``input_shape`` and ``example_inputs``, of which one is None."""
+    """Returns ``input_shape`` and ``example_inputs``, one of which is None."""
     return load.as_shape, load.inputs if load.as_shape is None else None
 
 
 def _written_state(model: nn.Module, call: ExampleCall, settled: OwnState) -> WrittenState:
-    """See ``capture.written_state``; what containers and objects hold after calls with other sizes is written too."""
+    """See ``capture.written_state``; includes the contents of containers and objects after calls with other sizes."""
     kept = []
 
     def put_back() -> None:
@@ -306,7 +305,7 @@ def _written_state(model: nn.Module, call: ExampleCall, settled: OwnState) -> Wr
 
     try:
         found = written_state(model, call, put_back)
-    except Exception:  # its code may look at what it is made of, and raise anything
+    except Exception:  # its code may inspect itself, and raise anything
         return WrittenState()
     first, *others = kept
     paths = {module: path for path, module in model.named_modules()}
@@ -328,12 +327,12 @@ def _written_state(model: nn.Module, call: ExampleCall, settled: OwnState) -> Wr
 
 
 def _accepted(model: nn.Module, calls: list[ExampleCall]) -> tuple[ExampleCall, Any]:
-    """The first of ``calls`` that the model can run, and the outputs; the reason is that of the last."""
+    """Returns the first of ``calls`` that the model can run, and its outputs; an error has the reason of the last."""
     for call in calls:
         try:
             return call, model_outputs(model, call.args, call.kwargs, call.method)
         except Exception as error:  # the model's own code may raise anything
-            # A variable for the error, in a frame that its traceback holds, would keep the model alive.
+            # A variable for the error, in a frame that its traceback references, would keep the model alive.
             if call is calls[-1]:
                 name = ".".join(filter(None, (type(model).__name__, call.method)))
                 reason = f"{name} does not accept {call.summary()}: {first_line(error)}"
@@ -342,7 +341,7 @@ def _accepted(model: nn.Module, calls: list[ExampleCall]) -> tuple[ExampleCall, 
 
 
 def resolve_device(device: torch.device | str | None, model: nn.Module) -> torch.device:
-    """``device``, "auto" for CUDA where there is one, or where the model is.
+    """Returns ``device``, CUDA (if available) for "auto", or the model's device for None.
 
     Raises:
         ConversionError: there is no such device.
@@ -363,5 +362,5 @@ def resolve_device(device: torch.device | str | None, model: nn.Module) -> torch
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says something, at most 300 characters of it."""
+    """Returns the first non-empty line of an error's message, at most 300 characters."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]

@@ -1,4 +1,4 @@
-"""Times of candidates that earlier conversions on this device have measured, kept in a file between processes."""
+"""Cached timings of candidates from earlier conversions on this device, in a file shared by processes."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from ..runtime import library_switches
 from ..settings import cache_folder
 from ..version import __version__
 
-# One file has the times of one environment. An entry takes about 1 KB, so that a file stays below some MB; the oldest
-# entries and files go first.
+# One file has the timings of one environment. An entry takes about 1 KB, so a file stays below some MB; the oldest
+# entries and files are removed first.
 MOST_ENTRIES = 2000
 MOST_FILES = 32
 
 
 class Remembered:
-    """Times by what was timed, in words.
+    """Timings by a description of the measurement.
 
-    The file is replaced as a whole, so that a reader never finds half of it; one that is damaged, or cannot be read or
-    written, is as none. ``KFCONVERT_CACHE`` in the environment names its folder, or switches it off.
+    The file is replaced atomically, so readers never see a partial one. A damaged, unreadable or unwritable file counts
+    as missing. The environment variable ``KFCONVERT_CACHE`` sets its folder, or disables it.
 
     Args:
         device: where the candidates run.
     """
 
     def __init__(self, device: torch.device):
-        self.found = 0  # how many times something was looked up and there
+        self.found = 0  # number of cache hits
         self._environment = _environment(device)
         folder = cache_folder()
         text = json.dumps(self._environment, sort_keys=True)
@@ -49,8 +49,8 @@ class Remembered:
         self._new: dict[str, dict[str, float]] = {}
 
     def times(self, what: str, candidates: Collection[str]) -> dict[str, float] | None:
-        """Microseconds by name, of the first of ``candidates`` and of others among them; None where they are not known.
-        Of the others those are left out that were too slow to be timed."""
+        """Returns microseconds by name: the first of ``candidates`` and others; None if they are not cached. The result
+        omits candidates that were too slow to time."""
         first, *_ = candidates
         found = self._known.get(_key(what, candidates))
         if found is None or len(found) < 2 or first not in found or not found.keys() <= set(candidates):
@@ -59,21 +59,21 @@ class Remembered:
         return found
 
     def note(self, what: str, candidates: Collection[str], times: Mapping[str, float]) -> None:
-        """Remember the microseconds of ``times`` for ``what``, of which these were the candidates."""
+        """Store the microseconds of ``times`` for ``what``, measured with these candidates."""
         key = _key(what, candidates)
         self._known[key] = self._new[key] = dict(times)
 
     def save(self) -> None:
-        """Write what is new to the file, beside what other processes have written meanwhile."""
+        """Write new timings to the file, and keep those that other processes wrote meanwhile."""
         if self._path is None or not self._new:
             return
         path, folder = self._path, self._path.parent
-        with contextlib.suppress(OSError):  # a folder that cannot be written to: the next conversion times again
+        with contextlib.suppress(OSError):  # read-only folder: the next conversion measures again
             folder.mkdir(parents=True, exist_ok=True)
             with writing(folder):
                 known = _read(path, self._environment)
                 for what in self._new:
-                    known.pop(what, None)  # the newest come last
+                    known.pop(what, None)  # the newest entry is last
                 latest = list((known | self._new).items())[-MOST_ENTRIES:]
                 partial = path.with_suffix(".partial")
                 partial.write_text(
@@ -108,7 +108,7 @@ def _remove_oldest(folder: Path) -> None:
 
 
 def _environment(device: torch.device) -> dict[str, str]:
-    """All that the time of one and the same call depends on, as far as it can be told."""
+    """Returns everything known that affects the time of an identical call."""
     return {name: str(value) for name, value in _facts(device).items()}
 
 
@@ -136,7 +136,7 @@ def _facts(device: torch.device) -> dict[str, Any]:
 
 @functools.cache
 def _cpu() -> str:
-    """The processor's name; the machine's architecture where the system does not tell."""
+    """Returns the processor's name, or the machine's architecture if the system does not report a name."""
     with contextlib.suppress(OSError):
         named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         if named:

@@ -1,4 +1,4 @@
-"""A model that is converted in place as it was given, for where the conversion fails or is interrupted."""
+"""Restores a model that is converted in place if the conversion fails or is interrupted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..runtime import separate, uninstall
 
 
 class AsGiven:
-    """The modes of a model's modules and, where it is cast or moved, what its parameters and buffers hold.
+    """The modes of a model's modules and, if it is cast or moved, the values of its parameters and buffers.
 
     Args:
-        tensors: whether the tensors are to be kept, in their memory of now.
+        tensors: whether to keep the tensors, in their current memory.
     """
 
     def __init__(self, model: nn.Module, tensors: bool):
@@ -28,7 +28,7 @@ class AsGiven:
         self._buffers = [(each, name, buffer) for each in modules for name, buffer in each._buffers.items()]
 
     def put_back(self) -> None:
-        """The model with forwards, memory and modes of its own."""
+        """Restore the model's original forwards, memory and modes."""
         uninstall(self._model)
         separate(self._model.parameters())
         with torch.inference_mode(False), torch.no_grad():
@@ -42,7 +42,7 @@ class AsGiven:
 
 @contextmanager
 def given_back_on_error(given: AsGiven | None) -> Iterator[None]:
-    """Where the block raises, or is interrupted, the model is put back as it was ``given``, if it is to be."""
+    """Context manager that restores a model from ``given``, if any, when the block raises or is interrupted."""
     try:
         yield
     except BaseException:

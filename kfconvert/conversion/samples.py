@@ -1,4 +1,4 @@
-"""Inputs of one site of each kind, recorded in a run of the region's graph, and what the original makes of them."""
+"""Inputs of one site of each kind, recorded in a run of the region's graph, and the original's results for them."""
 
 from __future__ import annotations
 
@@ -20,59 +20,59 @@ from ..region import LiveTensors, Region
 
 @dataclass(frozen=True)
 class Sample:
-    """Real inputs of one site, and the original subgraph to run on them."""
+    """Real inputs of one site, and the original subgraph for them."""
 
     site: Site
     inputs: tuple[Tensor, ...]
     subgraph: Callable[..., Any]
     exact_subgraph: Callable[..., Any]
     arguments: tuple[Any, ...]  # tensors, and sizes as integers
-    # The kind of the site in words that another process has for it as well: all that times depend on, but for the
+    # A description of the kind of site that is equal in all processes: everything that affects times, except for the
     # environment.
     description: str
 
     @property
     def dtype(self) -> torch.dtype:
-        """That in which it computes: of its first input of a floating dtype, or of what it makes of integers."""
+        """The dtype of the computation: of the first floating-point input, or of the result for integers."""
         results = [node.meta["val"] for node in self.site.replacement.outputs]
         return next(x.dtype for x in (*self.inputs, *results) if x.is_floating_point())
 
     @property
     def is_remembered(self) -> bool:
-        """Whether its times hold for other processes as well."""
+        """Whether its timings are valid for other processes as well."""
         module: Any = self.site.replacement.module
         return module.is_remembered
 
     @property
     def has_layouts(self) -> bool:
-        """Whether there are images that another memory format can bring."""
+        """Whether it has images, whose memory format may vary."""
         images = any(x.dim() in CHANNELS_LAST for x in self.inputs)
         return images or hasattr(self.site.replacement.module, "channels_last")
 
     def laid_out(self, channels_last: bool) -> tuple[Tensor, ...]:
-        """The inputs, images among them in the memory format that a program of that layout brings."""
+        """Returns the inputs, with images in the memory format of a program with that layout."""
         return tuple(map(_in_channels_last, self.inputs)) if channels_last else self.inputs
 
     def original(self) -> Any:
         return self.subgraph(*self.arguments)
 
     def exact(self) -> Any:
-        """The result of the original subgraph in float64 throughout: the model's own casts become casts to float64."""
+        """Returns the result of the original subgraph in float64: the model's casts become casts to float64."""
         return self.exact_subgraph(*map(_in_float64, self.arguments))
 
     def exact_of_neighbours(self) -> Any:
-        """As :meth:`exact`, of inputs that differ from these by as little as their own rounding."""
+        """Like :meth:`exact`, for inputs that differ from these by their rounding error."""
         return self.exact_subgraph(*map(_neighbour, self.arguments))
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a region's graph and keeps the inputs of one site of each kind."""
+    """Runs a region's graph and records the inputs of one site of each kind."""
 
     def __init__(self, region: Region, sites: list[Site]):
         super().__init__(region.root, graph=region.graph)
         self.kinds: dict[int, Any] = {}
         self.samples: dict[Any, Sample] = {}
-        # A value is held from when it is computed until the last site that reads it has been recorded.
+        # A value is kept from its computation until the last site that reads it is recorded.
         self._held: dict[fx.Node, Any] = {}
         self._readers: Counter[fx.Node] = Counter()
         self._sites_at: dict[fx.Node, list[tuple[Site, list[fx.Node]]]] = {}
@@ -110,7 +110,7 @@ class _Recorder(fx.Interpreter):
 def sample_inputs(
     region: Region, sites: list[Site], live: LiveTensors, leaves: list[Any]
 ) -> tuple[dict[int, Any], dict[Any, Sample]]:
-    """The kind of each site, by its id, and a sample of each kind."""
+    """Returns the kind of each site, by its id, and a sample of each kind."""
     recorder = _Recorder(region, sites)
     users = iter(leaves)
     inputs = [
@@ -126,18 +126,18 @@ def _in_channels_last(x: Tensor) -> Tensor:
 
 
 def _covered(site: Site) -> list[fx.Node]:
-    """The matched calls in graph order."""
+    """Returns the matched calls in graph order."""
     return [node for node in site.match.root.graph.nodes if node in site.match.nodes]
 
 
 def _outer_values(site: Site) -> list[fx.Node]:
-    """The values that the matched calls read: inputs and weights."""
+    """Returns the values that the matched calls read: inputs and weights."""
     covered = _covered(site)
     return list(dict.fromkeys(value for node in covered for value in node.all_input_nodes if value not in covered))
 
 
 def _described(site: Site, outer: list[fx.Node], arguments: tuple[Any, ...]) -> str:
-    """The fused module, the values that the matched calls read, and these calls."""
+    """Describes the fused module, the values that the matched calls read, and these calls."""
     covered = _covered(site)
     names = {node: f"%{index}" for index, node in enumerate((*outer, *covered))}
     values = [f"{names[node]}: {layout_text(value)}" for node, value in zip(outer, arguments)]
@@ -154,7 +154,7 @@ def _described(site: Site, outer: list[fx.Node], arguments: tuple[Any, ...]) -> 
 
 
 def layout_text(value: Any) -> str:
-    """A tensor's dtype, shape and strides in words; the text of any other value."""
+    """Describes a tensor by dtype, shape and strides, and any other value by its text."""
     if not isinstance(value, Tensor):
         return repr(value)
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} by {list(value.stride())}"
@@ -165,14 +165,14 @@ def _unchanged(argument: Any) -> Any:
 
 
 def _in_float64(value: Any) -> Any:
-    """float64 in place of a floating-point dtype, for a tensor and for a dtype that a call names."""
+    """Converts a floating-point tensor, or a floating-point dtype argument, to float64."""
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     return in_float64(value)
 
 
 def _neighbour(value: Any) -> Any:
-    """In float64, each element times a random factor that is 1 within half a unit of rounding of its dtype."""
+    """Returns a float64 tensor, each element times a random factor within half a rounding unit of its dtype."""
     if not (isinstance(value, Tensor) and value.is_floating_point()):
         return _in_float64(value)
     generator = torch.Generator(value.device).manual_seed(0)
@@ -181,7 +181,7 @@ def _neighbour(value: Any) -> Any:
 
 
 def _subgraph(site: Site, outer: list[fx.Node], change: Callable[[Any], Any] = _unchanged) -> Callable[..., Any]:
-    """The matched calls as a function of ``outer``, the values that they read; ``change`` maps their constants."""
+    """Returns the matched calls as a function of ``outer``, the values they read; ``change`` maps their constants."""
     graph = fx.Graph()
     copies = {node: graph.placeholder(f"value_{index}") for index, node in enumerate(outer)}
     for node in _covered(site):

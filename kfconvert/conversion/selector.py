@@ -1,4 +1,4 @@
-"""Decides which sites are fused and how: every candidate is checked against float64 and timed on this device."""
+"""Selects the sites to fuse, and how: each candidate is checked against float64, and timed on this device."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from .trials import Together, Trials, accurate, described, flat, set_layout, tim
 from .workloads import Load
 
 Calls = Mapping[str, Callable[[], Any]]
-# Of each candidate one call, or several that are made in turns.
+# One call of each candidate, or several calls in turns.
 Turns = Mapping[str, Sequence[Callable[[], Any]]]
 
-# A candidate that covers several operators may take up to this multiple of the original's time; one that stands for a
-# single operator must be faster by this factor. Medians that differ by less than this are not told apart here.
+# A candidate for several operators may take up to this multiple of the original's time; a candidate for a single
+# operator must be faster by this factor. Medians within this factor count as equal here.
 SAME_TIME = 1.02
 SECONDS_PER_CANDIDATE = 0.01
-# Timing ends after so many rounds and this share of its time budget, if they leave no doubt whether the original is
+# Timing ends after this many rounds and this share of its time budget, if they clearly show whether the original is
 # slower.
 LEAST_ROUNDS = 3
 ENOUGH = 0.25
-# On CUDA so many calls are launched between two synchronisations: the time of one is then the larger of what the device
-# needs to run it and what the host needs to launch it, without the latency of the synchronisation.
+# On CUDA, this many calls are launched between two synchronizations: the time of a call is then the larger of device
+# time and launch time on the host, without the latency of the synchronization.
 CALLS_IN_FLIGHT = 10
 SECONDS_PER_LAYOUT = 0.2
 SECONDS_PER_CALL_FORM = 0.3
@@ -45,7 +45,7 @@ SECONDS_PER_CALL_FORM = 0.3
 
 @dataclass(frozen=True)
 class Decision:
-    """What was found for one kind of site. ``strategy`` is None where no candidate may be applied."""
+    """The result for one kind of site. ``strategy`` is None if no candidate may be applied."""
 
     strategy: str | None
     reason: str | None
@@ -55,7 +55,7 @@ class Decision:
 
     @classmethod
     def of(cls, site: Site) -> Decision:
-        """What was decided about ``site``."""
+        """Returns the decision about ``site``."""
         return cls(site.strategy, site.reason, site.original_us, site.fused_us, site.error_ratio)
 
     def apply_to(self, site: Site) -> None:
@@ -69,17 +69,17 @@ class Decision:
 
 
 class Selector:
-    """Remembers what it decided for each kind of site (pattern, module, its tensors, shapes, dtypes, layouts).
+    """Caches its decision for each kind of site (pattern, module, its tensors, shapes, dtypes, layouts).
 
-    Times come from earlier conversions where ``remembered`` has them; how accurate a candidate is depends on the
-    weights, and is found out each time.
+    Timings come from earlier conversions if ``remembered`` has them; accuracy depends on the weights, and is measured
+    each time.
 
     Args:
         accuracy_threshold: relative error that always passes.
-        timed: measure candidates and reject what is not faster; otherwise the first accurate strategy is taken.
-        replayed: the programs will be replayed from CUDA graphs, so that what the host needs to launch does not count,
-            but where the weights come from does.
-        effort: how much time there is.
+        timed: measure candidates, and reject those without a speedup; otherwise take the first accurate strategy.
+        replayed: CUDA graphs will replay the programs, so launch time on the host does not count, but whether weights
+            are in the cache does.
+        effort: the time limits.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Selector:
         loads: Sequence[Load],
         layouts: Sequence[bool],
     ) -> None:
-        """Find what is best for every site of ``region``, for all ``loads`` together, in each of the ``layouts``: True
-        where convolutions receive and return channels-last images."""
+        """Find the best strategy for each site of ``region``, for all ``loads`` together, in each of the ``layouts``:
+        in layout True, convolutions receive and return channels-last images."""
         if all((self._kinds.get(id(site)), layout) in self._decisions for site in sites for layout in layouts):
             return
         cold = self._pool is not None and are_cold(region, live, self.device)
@@ -122,7 +122,7 @@ class Selector:
         for kind in dict.fromkeys(self._kinds[id(site)] for site in sites):
             new = [layout for layout in layouts if (kind, layout) not in self._decisions]
             if self._seconds > self.effort.selection:
-                reason = f"left out: effort={self.effort.name!r} ends the selection after {self.effort.selection:g} s"
+                reason = f"skipped: effort={self.effort.name!r} ends the selection after {self.effort.selection:g} s"
                 self._decisions |= {(kind, layout): Decision(None, reason) for layout in new}
             elif new:
                 start = time.perf_counter()
@@ -133,15 +133,15 @@ class Selector:
                 self._seconds += time.perf_counter() - start
 
     def apply(self, sites: list[Site], channels_last: bool) -> None:
-        """Set status, reason and strategy of ``sites``, which have been measured in this layout."""
+        """Set status, reason and strategy of ``sites``, which were measured in this layout."""
         for site in sites:
             set_layout(site.replacement.module, channels_last)
             self._decisions[self._kinds[id(site)], channels_last].apply_to(site)
 
     def faster_layout(self, programs: dict[bool, Program], loads: Sequence[Load], what: str | None) -> bool:
-        """Whether the program with channels-last convolutions (True) is the faster one for all ``loads`` together; both
-        have run with these before. ``what`` tells in words what they compute and how, None where that cannot be told to
-        other processes."""
+        """Whether the program with channels-last convolutions (True) is faster for all ``loads`` together; both
+        programs have run with these inputs. ``what`` describes their computation and strategies, None if the
+        description is not valid in other processes."""
         total = {layout: 0.0 for layout in programs}
         for load in loads:
             for layout, median in self._medians_of_layouts(programs, load.leaves, what).items():
@@ -164,9 +164,9 @@ class Selector:
         return {layout: medians[label] for layout, label in labels.items()}
 
     def slower(self, pairs: Sequence[tuple[Callable[[], Any], Callable[[], Any], float]]) -> str | None:
-        """None where the converted calls, launched by the host, are the faster ones, else what they take.
+        """Returns None if the converted calls, launched by the host, are faster, else the times.
 
-        ``pairs``: of original and converted calls, each with its share of all.
+        ``pairs``: original and converted calls, each pair with its share of all calls.
         """
         total = {"original": 0.0, "converted": 0.0}
         for original, converted, share in pairs:
@@ -177,7 +177,7 @@ class Selector:
         return f"it takes {total['converted']:.1f} us, the original {total['original']:.1f} us"
 
     def slower_beyond_doubt(self, original: Callable[[], Any], converted: Callable[[], Any]) -> str | None:
-        """None where the converted call may be as fast as the original one, else the ratio of their times."""
+        """Returns None if the converted call may be as fast as the original, else the ratio of their times."""
         budget = SECONDS_PER_CALL_FORM * self.effort.timing
         return self._compare({"original": original, "converted": converted}, budget).speedup("converted").slower()
 
@@ -185,14 +185,14 @@ class Selector:
     def _decide(
         self, samples: list[tuple[Sample, float]], layouts: Sequence[bool], cold: bool = False
     ) -> dict[bool, Decision]:
-        """The decision for each of the ``layouts``; the original is the same in all of them. Each of the ``samples``
-        has its share of the calls, which find their weights ``cold`` or in the cache."""
+        """Returns the decision for each of the ``layouts``; all share one original. Each of the ``samples`` has its
+        share of the calls, whose weights are in memory (``cold``) or in the cache."""
         trials: dict[bool, list[Trials]] = {layout: [] for layout in layouts}
         for sample, _ in samples:
             exact = flat(sample.exact())
             own, seconds = timed_error(sample.original, exact)
-            # The errors are root-mean-square errors. The user's threshold and one unit of rounding are always allowed,
-            # because the original may be exact by luck.
+            # The errors are root-mean-square errors. The user's threshold and one rounding unit are always allowed,
+            # because the original may be exact by chance.
             tolerance = sample.site.match.pattern.tolerance
             allowed = max(ERROR_RATIO * own, self.accuracy_threshold, torch.finfo(sample.dtype).eps, tolerance)
             calls = calls_beyond_cache(sample, self.device) if cold else 1
@@ -207,8 +207,8 @@ class Selector:
         return {layout: self._decision(Together(tried, shares), operators) for layout, tried in trials.items()}
 
     def _to_time(self, tried: list[Trials]) -> list[str]:
-        """The strategies of one layout to have times of: those that are promising for one of the samples. What is
-        remembered of a sample is set."""
+        """Returns the strategies of one layout that need timings: those that are promising for any sample. Sets the
+        cached timings of each sample."""
         exact_enough = accurate(tried)
         promising: set[str] = set()
         for each in tried:
@@ -217,8 +217,8 @@ class Selector:
         return [name for name in exact_enough if name in promising] or exact_enough
 
     def _time(self, tried: dict[bool, Trials], wanted: dict[bool, list[str]]) -> None:
-        """Time the original, and what is wanted of each layout, for one sample in the same rounds, unless that is
-        remembered."""
+        """Time the original, and the wanted strategies of each layout, for one sample in the same rounds, unless the
+        timings are cached."""
         calls: dict[str, Sequence[Callable[[], Any]]] = {}
         labels = {}
         for layout, each in tried.items():
@@ -236,7 +236,7 @@ class Selector:
                     self.remembered.note(f"{self._way}; {described(each)}", each.candidates, each.medians)
 
     def _known(self, what: str, candidates: list[str]) -> dict[str, float] | None:
-        """The times that are remembered of ``what``, where these were measured with as much effort as now, or full."""
+        """Returns the cached timings of ``what`` if they were measured with the current or full effort."""
         for effort in dict.fromkeys(("full", self.effort.name)):
             times = self.remembered.times(f"{self._way_with(effort)}; {what}", candidates)
             if times is not None:
@@ -248,7 +248,7 @@ class Selector:
         return self._way_with(self.effort.name)
 
     def _way_with(self, effort: str) -> str:
-        """In words, how candidates are timed."""
+        """Describes how candidates are timed."""
         return f"{'replayed' if self._pool else 'launched'}, {effort}"
 
     def _decision(self, tried: Together, operators: int) -> Decision:
@@ -261,12 +261,12 @@ class Selector:
         return self._fastest(operators, medians, ratios)
 
     def _fastest(self, operators: int, medians: dict[str, float], ratios: dict[str, float]) -> Decision:
-        """The fastest strategy, for a site of so many operators, unless that is the original; of such as are not told
-        apart, the most accurate.
+        """Returns the fastest strategy for a site of ``operators`` operators, unless the original is faster; among
+        strategies of equal time, the most accurate.
 
         Args:
             medians: the time of "original" and of each strategy, in microseconds.
-            ratios: the error of each strategy over that of the original.
+            ratios: the error of each strategy over the original's error.
         """
         before = medians["original"]
         fastest = min(ratios, key=medians.__getitem__)
@@ -280,7 +280,7 @@ class Selector:
         return Decision(best, None, before, medians[best], ratios[best])
 
     def _alone_on_the_device(self, candidates: Calls) -> Calls:
-        """Recordings of the candidates, where programs will be replayed as well and all of these can be recorded."""
+        """Returns recordings of the candidates if programs will be replayed, and all candidates can be recorded."""
         pool = self._pool
         if pool is None:
             return candidates
@@ -293,8 +293,8 @@ class Selector:
         return {name: partial(recording.replay, []) for name, recording in recordings.items()}
 
     def _medians(self, turns: Turns, prepared: Callable[[Calls], Calls] = dict) -> dict[str, float]:
-        """The time of one call of each candidate in microseconds; ``prepared`` makes what is timed of several in a
-        row."""
+        """Returns the time of one call of each candidate in microseconds; ``prepared`` creates the timed calls from
+        several calls in a row."""
         most = max(map(len, turns.values()))
         rounds = max(1, CALLS_IN_FLIGHT // most) if self.device.type == "cuda" else 1
         repeated = {name: partial(_repeat, calls, rounds) for name, calls in turns.items()}
@@ -302,7 +302,7 @@ class Selector:
         return {name: 1e3 * timing.median_ms / (rounds * len(turns[name])) for name, timing in times.items()}
 
     def _compare(self, candidates: Mapping[str, Callable[[], Any]], budget_s: float) -> Comparison:
-        """The times of the first candidate and of the others, all of which have run before."""
+        """Compares the times of the first candidate and of the others, all of which have run before."""
 
         def decided(samples: Mapping[str, list[float]]) -> bool:
             spent_ms = sum(map(sum, samples.values()))
@@ -317,7 +317,7 @@ def _is_clear(samples: Mapping[str, list[float]]) -> bool:
     """Whether the first candidate's fastest round was slower than all rounds of another, or its slowest round faster
     than all rounds of all others.
 
-    Which of the others is the fastest is left open: those that so few rounds cannot tell apart are equally good.
+    The others are not ranked: candidates that differ too little for these few rounds are equally good.
     """
     first, *others = samples.values()
     return min(map(max, others)) < min(first) or max(first) < min(map(min, others))

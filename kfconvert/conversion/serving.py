@@ -1,4 +1,4 @@
-"""What the converted model serves of its example calls: a site whose program serves none of them is not applied."""
+"""Checks which programs serve the example calls: a site is not applied if its program serves none of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .steps import Timings, merge_weights, programs, replace
 
 @dataclass(frozen=True)
 class Served:
-    """``calls``: for each example call, as the model is delivered, its ``method`` (None for the forward), ``inputs``,
-    and the ``hits`` and ``misses`` of programs by path. ``unserved``: by path, why a program serves no example call,
-    not even where the programs around it are off."""
+    """``calls``: for each example call of the delivered model, its ``method`` (None for the forward), ``inputs``, and
+    the ``hits`` and ``misses`` of programs by path. ``unserved``: by path, why a program serves no example call, even
+    if the enclosing programs are off."""
 
     calls: list[dict[str, Any]] = field(default_factory=list)
     unserved: dict[str, str] = field(default_factory=dict)
@@ -31,8 +31,8 @@ def replace_served(
     graphs: CudaGraphs,
     unfused: bool,
 ) -> tuple[Ledger, Served]:
-    """Put the programs in the place of forwards, but for those that serve no example call, whose sites are rejected.
-    ``graphs`` and ``unfused`` as of ``replace`` and ``programs``."""
+    """Replace forwards by the programs. Programs that serve no example call are skipped, and their sites rejected.
+    ``graphs`` and ``unfused`` as in ``replace`` and ``programs``."""
     ledger = replace(prepared.model, variants, graphs)
     prepared.moved += merge_weights(prepared.model, variants)
     served = serve(prepared, ledger)
@@ -43,7 +43,7 @@ def replace_served(
 
 
 def serve(prepared: Prepared, ledger: Ledger) -> Served:
-    """Run the example calls by the programs that ``ledger`` knows."""
+    """Run the example calls with the programs in ``ledger``."""
     calls = [prepared.call, *(call for call, _ in prepared.methods)]
     served, guarded = Served(), ledger.guarded
     unmet = dict.fromkeys(guarded, "no example call reaches it")
@@ -54,7 +54,7 @@ def serve(prepared: Prepared, ledger: Ledger) -> Served:
             for each in guarded.values():
                 each.reset_counters()
             for path in guarded.keys() - unmet.keys():
-                # So that calls reach the programs within.
+                # Lets calls reach the nested programs.
                 guarded[path].is_off = any(not path or each.startswith(f"{path}.") for each in unmet)
             found = []
             for call in calls:
@@ -67,7 +67,7 @@ def serve(prepared: Prepared, ledger: Ledger) -> Served:
                 found.append({"method": call.method, "inputs": call.summary(), **counts})
             served.calls.extend([] if served.calls else found)
             served_now = [path for path in unmet if guarded[path].hits]
-            # One that only missed may still be hit from within another program's module, once that is off.
+            # A program that only missed may still serve calls once an enclosing program is off.
             refusing = [] if served_now else [path for path in unmet if guarded[path].misses]
             if not served_now and not refusing:
                 break
@@ -78,13 +78,13 @@ def serve(prepared: Prepared, ledger: Ledger) -> Served:
         for each in guarded.values():
             each.reset_counters()
             for variant in each.variants:
-                variant.program.clear()  # programs within others keep memory only once calls reach them
+                variant.program.clear()  # nested programs use memory only once calls reach them
     served.unserved.update(unmet)
     return served
 
 
 def _reject_unserved(captures: Captures, served: Served) -> bool:
-    """Reject the applied sites of parts that serve no example call; whether there are any."""
+    """Reject the applied sites of parts that serve no example call; returns whether there are any."""
     found = False
     for captured in captures.every():
         reason = served.unserved.get(captured.path) if captured.path else None
@@ -95,7 +95,7 @@ def _reject_unserved(captures: Captures, served: Served) -> bool:
 
 
 def reject_slower_methods(captures: Captures, timings: Timings) -> bool:
-    """Reject the applied sites of parts that were captured for a method which got slower; whether there are any."""
+    """Reject the applied sites of parts that were captured for a slower method; returns whether there are any."""
     found = False
     for call, comparison in timings.methods:
         slower = comparison.speedup("converted").slower()

@@ -1,4 +1,4 @@
-"""The places of each captured graph where a fusion may be put."""
+"""The sites of each captured graph that a fusion can replace."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .stages import Stages
 
 
 def match(captures: Captures, stages: Stages) -> None:
-    """Give every capture its sites; those that share weights and function share their fused module.
+    """Set the sites of each capture; sites that share weights and function share their fused module.
 
-    Those of a step on a static cache share none with others: what is fast for a prompt need not be for one token, and a
+    Sites of a step on a static cache are not shared: the fastest strategy for a prompt may be slow for one token, and a
     fused module has one strategy.
     """
     shared: dict[bool, dict[Any, Replacement]] = {False: {}, True: {}}
@@ -45,5 +45,5 @@ def _site(match: Match, captured: Capture, modules: dict[Any, Replacement]) -> S
 
 
 def _holders(replacement: Replacement) -> list[nn.Module]:
-    """The distinct modules that hold the tensors of a replacement, in the order of its bindings."""
+    """Returns the distinct modules that own the tensors of a replacement, in the order of its bindings."""
     return list(dict.fromkeys(owner for owner, _, _ in replacement.bindings))

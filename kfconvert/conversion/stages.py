@@ -1,4 +1,4 @@
-"""The stages of a conversion: how far each has come, and how long it took."""
+"""The stages of a conversion: their progress and duration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Stages:
-    """``seconds`` has the duration of each stage that has ended, ``spent`` the processor time since this was made."""
+    """``seconds`` has the duration of each finished stage, ``spent`` the processor time since construction."""
 
     def __init__(self, progress: Progress | None = None):
         self._progress = progress or (lambda stage, done, total: None)
@@ -25,7 +25,7 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[Callable[[], None]]:
-        """Within the block the stage runs; what it yields is called after each of ``total`` pieces of the work."""
+        """Context manager that runs a stage; it yields a function to call after each of ``total`` units of work."""
         start, done = time.perf_counter(), 0
 
         def advance() -> None:

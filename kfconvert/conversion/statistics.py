@@ -1,4 +1,4 @@
-"""conversion_stats: what was found, applied and rejected, how accurate and how fast, as one plain dict."""
+"""conversion_stats: found, applied and rejected sites, accuracy and times, as one plain dict."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 
 class ConversionStats(dict[str, Any]):
-    """A dict of statistics, which is printed as the report, and shown by notebooks as its page. It holds the counts of
-    the patterns that were found, and answers 0 for those of the others, without listing them:
-    ``stats["attention_replaced"]``."""
+    """A dict of statistics that prints as the report, and that notebooks show as its page. It has counts of the
+    patterns that were found. ``stats["attention_replaced"]`` returns 0 for other patterns, which are not listed."""
 
     def __contains__(self, key: object) -> bool:
         return super().__contains__(key) or _is_count(key)
@@ -43,30 +42,30 @@ class ConversionStats(dict[str, Any]):
 
 
 def conversion_stats(result: Result) -> ConversionStats:
-    """The statistics of a finished conversion.
+    """Returns the statistics of a finished conversion.
 
-    Counts and sites are those of the first call form, or of the outermost parts where the model as a whole could not
-    be captured. ``form_sites`` are those of each further call form, ``part_sites`` those of all parts, which also serve
-    calls that the model's own guard refuses.
+    Counts and sites belong to the first call form, or to the outermost parts if the model as a whole was not captured.
+    ``form_sites`` belong to the further call forms, ``part_sites`` to all parts, which also serve calls that the guard
+    of the model rejects.
 
     Keys: ``<pattern>_found`` and ``<pattern>_replaced`` for every pattern that was found, ``total_found``,
-    ``total_replaced``, ``speedup_achieved`` (original time over converted time, None where nothing was timed or the
-    original is given back), ``sites``, ``near_misses``, ``unmatched_activations`` (those that no pattern has taken),
-    ``regions``, ``parts_left_out`` (how many submodules there was no time to look at), ``served`` (for each example
+    ``total_replaced``, ``speedup_achieved`` (original time over converted time; None without timing, or if the
+    original is returned), ``sites``, ``near_misses``, ``unmatched_activations`` (no pattern matches them),
+    ``regions``, ``parts_left_out`` (number of submodules skipped for lack of time), ``served`` (for each example
     call its ``method``, None for the forward, ``inputs``, and the ``hits`` and ``misses`` of programs by path),
     ``methods`` (see ``_methods``), ``dynamic``, ``accuracy``,
-    ``timings`` (milliseconds), ``time_shares`` (see ``shares_of_time``; None where they were not asked for),
-    ``tuned_for`` (``inputs``, ``weight`` and ``timings`` of each input that was given to tune for), ``generation`` (see
-    ``GenerationTimings.as_dict``; None for models that do not generate, or where nothing was converted), ``seconds`` a
-    stage, ``remembered`` (how many times of candidates an earlier conversion had measured), ``check_weights`` (calls, 0
-    for never), ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``asked`` (what the model's code asks of
-    tensors, see ``runtime.state.tensor_facts``), ``generates`` (whether calls that ``generate`` makes were captured),
-    ``not_written`` (attributes that the forward sets for others to read, which fused calls leave as they are),
-    ``memory`` (see ``_memory``), ``environment``, ``own_patterns`` (those that a user has registered and that were
-    applied, see ``own_patterns.described``), ``model``, ``config`` (see ``ConversionConfig``), ``inputs``, ``layout``,
-    and, each None or why: ``reverted`` (the sites that were applied were not to stay), ``nothing_fused``, and
-    ``given_back`` (the model has no programs, and is the original as it was). ``replays_unfused``: whether programs in
-    which nothing is fused serve calls, because their CUDA graphs are faster.
+    ``timings`` (milliseconds), ``time_shares`` (see ``shares_of_time``; None unless requested),
+    ``tuned_for`` (``inputs``, ``weight`` and ``timings`` of each input in ``tune_for``), ``generation`` (see
+    ``GenerationTimings.as_dict``; None for models without ``generate``, or if nothing was converted), ``seconds`` per
+    stage, ``remembered`` (number of cached candidate timings), ``check_weights`` (calls, 0
+    for never), ``cuda_graphs`` (see ``runtime.CudaGraphs.info``), ``asked`` (tensor properties that the model's code
+    reads, see ``runtime.state.tensor_facts``), ``generates`` (whether calls that ``generate`` makes were captured),
+    ``not_written`` (attributes that the forward assigns for other code, and that fused calls do not assign),
+    ``memory`` (see ``_memory``), ``environment``, ``own_patterns`` (applied patterns that the user registered, see
+    ``own_patterns.described``), ``model``, ``config`` (see ``ConversionConfig``), ``inputs``, ``layout``,
+    and three reasons or None: ``reverted`` (why applied sites were rejected), ``nothing_fused``, and
+    ``given_back`` (why the model has no programs and is the unchanged original). ``replays_unfused``: whether programs
+    without fusions serve calls, because their CUDA graphs are faster.
     """
     main = result.captures.outermost()
     sites = [site for captured in main for site in captured.found]
@@ -129,7 +128,7 @@ def conversion_stats(result: Result) -> ConversionStats:
 
 
 def _is_count(key: object) -> bool:
-    """Whether ``key`` is that of how often a registered pattern was found, or replaced."""
+    """Whether ``key`` is the found or replaced count of a registered pattern."""
     name, _, what = str(key).rpartition("_")
     return what in ("found", "replaced") and any(pattern.name == name for pattern in every_pattern())
 
@@ -153,8 +152,8 @@ def _tuned(result: Result) -> list[dict[str, Any]]:
 
 
 def _methods(result: Result) -> list[dict[str, Any]]:
-    """The public methods besides ``forward`` that run modules of the model: ``name``, the ``modules`` that it calls,
-    the ``fused`` ones of these, in which parts have applied sites, and ``timings`` where an example was given."""
+    """Returns the public methods other than ``forward`` that call modules of the model: ``name``, the called
+    ``modules``, the ``fused`` modules (parts with applied sites), and ``timings`` if there is an example."""
     applied = {c.path for part in result.captures.parts for c in part.captures if c.applied}
     timed = {} if result.timings is None else {call.method: found for call, found in result.timings.methods}
     known = methods_with_modules(result.model)
@@ -183,11 +182,11 @@ def _activation(activation: UnmatchedActivation, region: str) -> dict[str, str |
 
 
 def _memory(result: Result) -> dict[str, Any] | None:
-    """Bytes, measured with the example: ``weights`` (parameters and buffers, what they share counted once), ``derived``
-    (what the converted model keeps besides, such as folded and packed weights), ``allowed`` (how much that may be, by
-    ``max_extra_memory``; None without a bound), ``recordings`` (CUDA graphs) and ``peak``, {"original", "converted"}:
-    the most that a forward, launched and not replayed, allocates beyond all these, its outputs included. None where it
-    could not be measured, or nothing was fused."""
+    """Returns bytes, measured with the example: ``weights`` (parameters and buffers, shared memory counted once),
+    ``derived`` (additional memory of the converted model, such as folded and packed weights), ``allowed`` (the limit
+    ``max_extra_memory``, or None), ``recordings`` (CUDA graphs) and ``peak``. ``peak``, {"original", "converted"}, is
+    the maximum that a launched forward allocates in addition, including its outputs. None if it was not measured, or
+    nothing was fused."""
     if result.memory is None:
         return None
     kept = {"derived": 0} if result.reverted else {}
@@ -214,4 +213,4 @@ def _why_nothing(result: Result) -> str:
     if misses:
         nearest = "{pattern} at {module}: {reason}".format(**misses[0] | {"module": misses[0]["module"] or "the root"})
         return f"no site was found; nearest: {nearest}{at(misses[0]['location'])}"
-    return "none of its calls is one that a pattern begins with"
+    return "none of its calls starts a pattern"

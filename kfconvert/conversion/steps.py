@@ -1,4 +1,4 @@
-"""The last steps of a conversion: programs in the place of forwards, their time, and what is said of them."""
+"""The last steps of a conversion: installation of the programs, timing, and statistics."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ from .statistics import ConversionStats, conversion_stats
 if TYPE_CHECKING:
     from .serving import Served
 
-# To time the original and the converted model, together.
+# Seconds for timing the original and the converted model together.
 SECONDS_PER_MODEL = 1.0
 LEAST_ROUNDS = 3
-# Times that seem slower, but not with confidence, are measured again for so many times as long.
+# If the converted model seems slower without statistical significance, the timing is repeated for this many times longer.
 LONGER = 4.0
-# A program in which nothing is fused serves calls only if its recordings make them so many times as fast.
+# A program without fusions serves calls only if its recordings make them faster by this factor.
 LEAST_GAIN = 1.02
-# The names, among the timings, of the converted model as it is not handed over.
+# The names, among the timings, of the converted model in the setting that is not delivered.
 WITH_GRAPHS, WITHOUT_GRAPHS = "with CUDA graphs", "without CUDA graphs"
 
-# After so many calls writes to weights that leave no trace are looked for. On CUDA each look is a pass over all weights
-# that the host has to wait for.
+# The number of calls between checks for untraceable writes to weights. On CUDA, each check reads all weights, and the
+# host waits for it.
 CHECK_WEIGHTS = {"cpu": 100}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A finished conversion: the model with its programs (``ledger`` knows them), and what was found on the way."""
+    """A finished conversion: the model with its programs (in ``ledger``), and the results of the steps."""
 
     model: nn.Module
     device: torch.device
@@ -86,10 +86,10 @@ class Result:
 
 
 def programs(captures: Captures, stages: Stages, unfused: bool) -> dict[str, list[Variant]]:
-    """By path: the variants of every call form of the whole model, and of every part in which a site is applied.
+    """Returns by path: the variants of each call form of the whole model, and of each part with an applied site.
 
-    A variant without applied sites serves no calls, unless they may be replayed from CUDA graphs and ``unfused`` ones
-    are wanted for that."""
+    A variant without applied sites serves no calls, unless CUDA graphs may replay it and ``unfused`` programs are
+    wanted for that."""
     every = list(captures.every())
     variants: dict[str, list[Variant]] = {}
     with stages.stage("replace", len(every)) as advance:
@@ -108,24 +108,23 @@ def replace(
     graphs: CudaGraphs,
     codes: Codes | None = None,
 ) -> Ledger:
-    """Put the programs in the place of forwards, and of the programs that were there; ``graphs`` and ``codes`` as of
-    ``install``."""
+    """Replace forwards, and previous programs, by these programs; ``graphs`` and ``codes`` as in ``install``."""
     uninstall(model)
     ledger = install(model, variants, graphs, codes)
     ledger.generate = install_generate(model)
     install_save_pretrained(model)
-    ledger.notices.silent = True  # until it is handed over: misses within a conversion concern nobody
+    ledger.notices.silent = True  # until delivery: misses in a conversion are irrelevant
     return ledger
 
 
 def merge_weights(model: nn.Module, variants: dict[str, list[Variant]]) -> list[Tensor]:
-    """Where the programs of ``model`` read several of its parameters as one tensor, let these lie in memory as one,
-    so that no program keeps a copy. A parameter lies in one such tensor; where it would have to lie in
-    another as well, there is a copy of that. Returns what held the parameters until now, see ``runtime.merge``."""
+    """If the programs of ``model`` read several parameters as one tensor, make these contiguous in memory, so that no
+    program keeps a copy. A parameter is in one such tensor; any further tensor gets a copy of it. Returns the previous
+    memory of the parameters, see ``runtime.merge``."""
     parameters, moved, before = set(map(id, model.parameters())), set[int](), list[Tensor]()
     programs = [variant.program for found in variants.values() for variant in found]
     for program in programs:
-        program.clear()  # what it holds on to of the weights would be in the way
+        program.clear()  # frees its references to the weights
     for weights in (weights for program in programs for weights in program.merged_weights()):
         ids = set(map(id, weights))
         if ids <= parameters and ids.isdisjoint(moved) and (old := merge(weights)) is not None:
@@ -136,8 +135,8 @@ def merge_weights(model: nn.Module, variants: dict[str, list[Variant]]) -> list[
 
 @dataclass(frozen=True)
 class Timings:
-    """The original against the converted model: for the ``example`` call, for each that the model is ``tuned`` for,
-    with its weight, for ``generate`` from the example's prompt, and for the example calls of other ``methods``."""
+    """Times of the original and the converted model: for the ``example`` call, each ``tuned`` call with its weight,
+    ``generate`` from the example's prompt, and the example calls of other ``methods``."""
 
     example: Comparison
     tuned: list[tuple[ExampleCall, float, Comparison]]
@@ -145,11 +144,11 @@ class Timings:
     methods: list[tuple[ExampleCall, Comparison]] = field(default_factory=list)
 
     def slower(self) -> str | None:
-        """How much slower the converted model is as a whole, where that is beyond doubt; else None."""
+        """Returns the slowdown of the converted model as a whole if it is beyond doubt; else None."""
         if not self.tuned:
             return self.example.speedup("converted").slower()
         before = sum(weight * timings["original"].median_ms for _, weight, timings in self.tuned)
-        # At the upper ends of what the speed-ups may be.
+        # At the upper bounds of the speedups.
         after = sum(
             weight * timings["original"].median_ms / timings.speedup("converted").high
             for _, weight, timings in self.tuned
@@ -160,10 +159,10 @@ class Timings:
         return "; ".join(lines)
 
     def faster(self, least: float) -> bool:
-        """Whether the converted model is at least so many times as fast beyond doubt, in calls or in ``generate``."""
+        """Whether the converted model is faster by the factor ``least`` beyond doubt, in calls or in ``generate``."""
         calls = [(weight, timings) for _, weight, timings in self.tuned] or [(1.0, self.example)]
         before = sum(weight * timings["original"].median_ms for weight, timings in calls)
-        # At the lower ends of what the speed-ups may be.
+        # At the lower bounds of the speedups.
         after = sum(
             weight * timings["original"].median_ms / timings.speedup("converted").low for weight, timings in calls
         )
@@ -180,13 +179,13 @@ def time(
     share: float = 1.0,
     new_tokens: int | None = None,
 ) -> Timings | None:
-    """The original against the converted model; None where no program serves the example call.
+    """Times the original and the converted model; None if no program serves the example call.
 
     Args:
-        share: how much of the usual time this may take.
-        new_tokens: as of ``ConversionConfig``.
-        cuda_graphs: whether the converted model records CUDA graphs; None where it does if that is faster. What was
-            decided is set in ``ledger.graphs``, and the other is among the timings where both were tried.
+        share: share of the usual time for this measurement.
+        new_tokens: as in ``ConversionConfig``.
+        cuda_graphs: whether the converted model records CUDA graphs; None to record if that is faster. The decision is
+            set in ``ledger.graphs``; if both were measured, the timings include the other one.
     """
     graphs = ledger.graphs
     graphs.enabled = cuda_graphs is not False and can_record(prepared.device)
@@ -231,8 +230,8 @@ def _serves_example(captures: Captures, ledger: Ledger) -> bool:
 
 
 def without_gain(captures: Captures, ledger: Ledger, timings: Timings | None) -> bool:
-    """Whether there are programs in which nothing is fused, and calls are not faster by their recordings: those of the
-    call form of the example, if nothing is fused in that. The others are not timed."""
+    """Whether there are programs without fusions, and their recordings do not make calls faster. Only the example's
+    call form is timed, if nothing is fused in it."""
     variants = chain.from_iterable(guarded.variants for guarded in ledger.guarded.values())
     if all(variant.program.fused for variant in variants):
         return False
@@ -242,7 +241,7 @@ def without_gain(captures: Captures, ledger: Ledger, timings: Timings | None) ->
 
 
 def _timed(prepared: Prepared, call: ExampleCall, graphs: CudaGraphs, budget: float) -> Comparison:
-    """Original and converted model for one call, the latter also without CUDA graphs where it records some."""
+    """Times both models for one call, and the converted model also without CUDA graphs if it records some."""
     own = call.copied()
 
     def converted() -> Any:
@@ -263,14 +262,14 @@ def _timed(prepared: Prepared, call: ExampleCall, graphs: CudaGraphs, budget: fl
 
 def _are_faster_launched(found: list[tuple[Comparison, float]]) -> bool:
     """Whether the converted model takes less time without CUDA graphs, for all weighted calls together that record
-    some."""
+    any."""
     both = [(timings, weight) for timings, weight in found if WITHOUT_GRAPHS in timings]
     replayed = sum(weight * timings["converted"].median_ms for timings, weight in both)
     return replayed > sum(weight * timings[WITHOUT_GRAPHS].median_ms for timings, weight in both)
 
 
 def _is_recorded(call: Callable[[], Any], graphs: CudaGraphs) -> bool:
-    """Whether ``call``, made often enough, is replayed from a recording."""
+    """Whether ``call``, repeated often enough, is replayed from a recording."""
     with torch.no_grad():
         for _ in range(CALLS_BEFORE + 1):
             before = graphs.replays
@@ -279,28 +278,28 @@ def _is_recorded(call: Callable[[], Any], graphs: CudaGraphs) -> bool:
 
 
 def calls_between_checks(wanted: int | None, device: torch.device) -> int:
-    """After how many calls the weights are compared with what they were; 0 for never."""
+    """Returns the number of calls between checks of the weights; 0 for never."""
     return CHECK_WEIGHTS.get(device.type, 0) if wanted is None else wanted
 
 
 def check_callback(on_miss: Any) -> None:
-    """Raises ConversionError unless ``on_miss`` is None or can be called."""
+    """Raises ConversionError unless ``on_miss`` is None or callable."""
     if on_miss is not None and not callable(on_miss):
         raise ConversionError(f"on_miss must be a function of a reason, not {on_miss!r}"[:300])
 
 
 def leave_as_it_is(model: nn.Module, stats: dict[str, Any]) -> None:
-    """Give ``model``, which has no programs, what a converted model has besides them."""
+    """Give ``model``, which has no programs, the other attributes of a converted model."""
     ledger = Ledger(ConversionStats(stats), MissNotices(model), CudaGraphs(type(model).__name__))
     model.__dict__["kfconvert_info"], model.__dict__["kfconvert_refresh"] = ledger.info, ledger.refresh
     install_save_pretrained(model)
 
 
 def hand_over(result: Result, on_miss: OnMiss | None = None) -> dict[str, Any]:
-    """The statistics, which the converted model carries as well; warns where nothing was fused.
+    """Returns the statistics, which the converted model has as well; warns if nothing was fused.
 
     Args:
-        on_miss: what the model tells of its misses from now on.
+        on_miss: called with each miss of the model from now on.
     """
     model, ledger = result.model, result.ledger
     ledger.notices.on_miss = MissCallback(on_miss, ledger.notices.model_name)

@@ -1,4 +1,4 @@
-"""What share of the time of the original's forward each module takes, and what share lies in what was fused."""
+"""The share of each module in the time of the original's forward, and the share of the fused sites."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from ..runtime import originals
 from .captures import Captures
 from .preparation import Prepared
 
-SECONDS = 0.5  # for the forwards, and as much for the graphs; LEAST_ROUNDS are made in any case
+SECONDS = 0.5  # for the forwards, and again for the graphs; at least LEAST_ROUNDS run
 LEAST_ROUNDS, MOST_ROUNDS = 3, 50
 
 
 def shares_of_time(prepared: Prepared, captures: Captures) -> dict[str, Any]:
-    """Of the example call: ``milliseconds`` that a forward of the original takes, the share of it (0 to 1) that each
-    of the ``modules`` takes with all that it calls, by path, and the share ``fused`` of the operators that lie in
-    applied sites.
+    """Returns, for the example call: ``milliseconds`` of a forward of the original, and the shares (0 to 1) of each of
+    the ``modules`` with its calls, by path. ``fused`` is the share of the operators in applied sites.
 
-    Modules are timed by hooks, operators in the captured graphs, each launched from Python as the original does.
+    Hooks time the modules. Operators are timed in the captured graphs, each launched from Python as in the original.
     """
     model, call = prepared.model, prepared.call.copied()
     clock = _Clock(prepared.device)
@@ -51,7 +50,7 @@ def shares_of_time(prepared: Prepared, captures: Captures) -> dict[str, Any]:
 
 
 class _Clock:
-    """Points in time on the host or, on CUDA, in the work of the current stream."""
+    """Time stamps on the host or, on CUDA, in the current stream."""
 
     def __init__(self, device: torch.device):
         self._is_cuda = device.type == "cuda"
@@ -64,7 +63,7 @@ class _Clock:
         return event
 
     def totals(self, spans: list[tuple[Any, Any, Any]]) -> dict[Any, float]:
-        """The seconds of each key of ``spans`` (key, begin, end)."""
+        """Returns the seconds of each key of ``spans`` (key, begin, end)."""
         if self._is_cuda:
             torch.cuda.synchronize()
         found: dict[Any, float] = defaultdict(float)
@@ -74,7 +73,7 @@ class _Clock:
 
 
 def _medians(run: Callable[[], dict[Any, float]]) -> dict[Any, float]:
-    """The median of the seconds of each key, of several runs after a first one."""
+    """Returns the median seconds of each key, of several runs after a warm-up run."""
     run()
     rounds: list[dict[Any, float]] = []
     end = time.perf_counter() + SECONDS
@@ -85,7 +84,7 @@ def _medians(run: Callable[[], dict[Any, float]]) -> dict[Any, float]:
 
 @contextmanager
 def _timed_modules(model: nn.Module, clock: _Clock) -> Iterator[list[tuple[Any, Any, Any]]]:
-    """Within the block calls of the modules of ``model`` are timed: the list gets (path, begin, end) of each."""
+    """Context manager that times calls of the modules of ``model``: the list gets (path, begin, end) of each call."""
     spans: list[tuple[Any, Any, Any]] = []
     begun: list[Any] = []
 
@@ -104,7 +103,7 @@ def _timed_modules(model: nn.Module, clock: _Clock) -> Iterator[list[tuple[Any, 
 
 
 class _Timed(fx.Interpreter):
-    """Runs the graph of a region; ``spans`` gets (whether a call lies in an applied site, begin, end)."""
+    """Runs the graph of a region; ``spans`` gets (whether a call is in an applied site, begin, end)."""
 
     def __init__(self, captured: Capture, clock: _Clock):
         super().__init__(captured.region.root, graph=captured.region.graph)
@@ -124,7 +123,7 @@ class _Timed(fx.Interpreter):
 
 
 def _share_of_sites(captured: Capture, clock: _Clock) -> float:
-    """The share of the operators in applied sites of ``captured`` in the time of all of its operators."""
+    """Returns the share of the operators in applied sites of ``captured`` in the time of all its operators."""
 
     def run() -> dict[bool, float]:
         timed, users = _Timed(captured, clock), iter(captured.leaves)

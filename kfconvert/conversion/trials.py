@@ -1,4 +1,4 @@
-"""What is tried for one sample of a site: the strategies of its fused module, how exact they are, and what is timed."""
+"""Trials for one sample of a site: the strategies of its fused module, their errors, and the candidates to time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import Tensor
 from .cold_weights import modules_with_own_weights, originals_with_own_weights
 from .samples import Sample
 
-# A strategy is not timed if its first call took longer than SLOW_SECONDS and than HOPELESS times the fastest first
-# call.
+# A strategy is not timed if its first call took longer than SLOW_SECONDS, and HOPELESS times as long as the fastest
+# first call.
 SLOW_SECONDS = 0.02
 HOPELESS = 2.0
 
 
 class Trials:
-    """The fused strategies of a sample, each called once in one layout; ``plans`` has those that are accurate
-    enough."""
+    """The fused strategies of a sample, each called once in one layout; ``plans`` has the sufficiently accurate
+    strategies."""
 
     def __init__(
         self,
@@ -44,15 +44,15 @@ class Trials:
         module: Any = sample.site.replacement.module
         set_layout(module, channels_last)
         inputs = sample.laid_out(channels_last)
-        # The last strategy of every module is plain ATen, which is what the original does.
+        # The last strategy of every module is plain ATen, as in the original.
         for strategy in module.strategies(*inputs)[:-1]:
             module.strategy = strategy
             try:
                 plan = partial(module.plan(*inputs), *inputs)
                 error, seconds = timed_error(plan, exact)
-                if exact[0].is_cuda and seconds > SLOW_SECONDS:  # the driver loads kernels at their first launch
+                if exact[0].is_cuda and seconds > SLOW_SECONDS:  # the driver loads a kernel in its first launch
                     error, seconds = timed_error(plan, exact)
-            except RuntimeError as refusal:  # a library that does not take these shapes
+            except RuntimeError as refusal:  # a library that does not support these shapes
                 failed += f"; {strategy}: {refusal}".splitlines()[0]
                 continue
             if error <= allowed:
@@ -67,7 +67,7 @@ class Trials:
             self.refusal = f"error {least:.1e} against float64, allowed {allowed:.1e}"
             noise = _error(flat(sample.exact_of_neighbours()), exact)
             if noise > allowed:
-                self.refusal += f"; rounding its inputs alone makes {noise:.1e}"
+                self.refusal += f"; rounding its inputs alone gives {noise:.1e}"
 
     @property
     def candidates(self) -> list[str]:
@@ -75,15 +75,15 @@ class Trials:
 
     @property
     def is_cold(self) -> bool:
-        """Whether calls are to find their weights in memory, not in the cache."""
+        """Whether calls must read their weights from memory, not from the cache."""
         return self._calls > 1
 
     def original_calls(self) -> Sequence[Callable[[], Any]]:
-        """The call of the original; several, with weights of their own, where these are to be cold."""
+        """Returns the call of the original; if weights must be cold, several calls with separate weights."""
         return _once(originals_with_own_weights(self.sample, self._calls)) if self.is_cold else [self.sample.original]
 
     def calls(self, strategy: str) -> Sequence[Callable[[], Any]]:
-        """As ``original_calls``, of the fused module."""
+        """Like ``original_calls``, for the fused module."""
         if not self.is_cold:
             return [self.plans[strategy]]
         inputs, planned = self.sample.laid_out(self.channels_last), []
@@ -95,11 +95,11 @@ class Trials:
         return _once(planned)
 
     def error_ratio(self, strategy: str) -> float:
-        """The error of a strategy over that of the original."""
+        """Returns the error of a strategy over the error of the original."""
         return self.errors[strategy] / max(self._original_error, torch.finfo(torch.float64).eps)
 
     def promising(self) -> list[str]:
-        """The strategies to time, by the seconds that the first call of each, and of the original, took."""
+        """Returns the strategies to time, by the seconds of the first calls of each strategy and of the original."""
         if not self.plans:
             return []
         limit = max(HOPELESS * min(self._original_seconds, *self._seconds.values()), SLOW_SECONDS)
@@ -108,18 +108,18 @@ class Trials:
 
 
 def described(tried: Trials) -> str:
-    """In words, the kind of site and, where that matters, the layout of images."""
+    """Describes the kind of site and, if it has images, their layout."""
     layout = ("channels last; " if tried.channels_last else "contiguous; ") if tried.sample.has_layouts else ""
     return f"{'weights from memory; ' if tried.is_cold else ''}{layout}{tried.sample.description}"
 
 
 def accurate(tried: Sequence[Trials]) -> list[str]:
-    """The strategies that are accurate enough for all samples."""
+    """Returns the strategies that are accurate enough for all samples."""
     return [name for name in tried[0].plans if all(name in each.plans for each in tried)]
 
 
 class Together:
-    """The trials of several samples in one layout, for one decision; ``plans`` are strategies that fit all of them."""
+    """The trials of several samples in one layout, for one decision; ``plans`` are strategies valid for all of them."""
 
     def __init__(self, trials: list[Trials], shares: list[float]):
         self._trials, self._shares = trials, shares
@@ -128,10 +128,10 @@ class Together:
     @property
     def refusal(self) -> str:
         reasons = (each.refusal for each in self._trials if not each.plans)
-        return next(reasons, "no fused implementation fits all of the inputs to tune for")
+        return next(reasons, "no fused implementation supports all inputs of tune_for")
 
     def medians(self) -> dict[str, float]:
-        """Microseconds of an average call, of "original" and of each strategy that was timed."""
+        """Returns microseconds of an average call, of "original" and of each timed strategy."""
         names = [n for n in ("original", *self.plans) if all(n in each.medians for each in self._trials)]
         shares = list(zip(self._trials, self._shares))
         return {name: sum(share * each.medians[name] for each, share in shares) for name in names}
@@ -141,34 +141,34 @@ class Together:
 
 
 def timed_error(call: Callable[[], Any], exact: list[Tensor]) -> tuple[float, float]:
-    """The error of one call, and the seconds that it and the comparison took."""
+    """Returns the error of one call, and the seconds of the call and the comparison."""
     start = time.perf_counter()
     error = _error(flat(call()), exact)
     return error, time.perf_counter() - start
 
 
 def _once(calls: Sequence[Callable[[], Any]]) -> Sequence[Callable[[], Any]]:
-    """The ``calls``, each of which has run, so that nothing is left to be set up."""
+    """Returns the ``calls`` after a run of each, so that all setup is done."""
     for call in calls:
         call()
     return calls
 
 
 def flat(result: Any) -> list[Tensor]:
-    """The outputs of a site."""
+    """Returns the outputs of a site."""
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
 def set_layout(module: Any, channels_last: bool) -> None:
-    """Let the fused ``module``, where it has images, take and return them in this layout."""
+    """Set the layout of images that the fused ``module`` accepts and returns, if it has images."""
     if hasattr(module, "channels_last"):
         module.channels_last = channels_last
 
 
 def _error(outputs: list[Tensor], exact: list[Tensor]) -> float:
-    """Root-mean-square error relative to the root mean square of the exact values, the worst of the outputs.
+    """Returns the root-mean-square error relative to the root mean square of the exact values, for the worst output.
 
-    The error is infinite where NaN or infinities in an output are not those of the exact values.
+    The error is infinite if NaN or infinities in an output differ from the exact values.
     """
     return max((_relative_error(*pair) for pair in zip(outputs, exact)), default=0.0)
 

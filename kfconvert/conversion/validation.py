@@ -1,4 +1,4 @@
-"""Whether the programs are as accurate as the original; the sites that spoil it are dropped."""
+"""Accuracy validation of the programs; drops the sites that fail it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .stages import Stages
 
 @dataclass(frozen=True)
 class Verdict:
-    """``reverted``: why nothing of the conversion may be used, None where it may. ``dropped``: whether sites were, or
-    were decided otherwise, so that other programs have to be made."""
+    """``reverted``: why the conversion must not be used, or None. ``dropped``: whether sites were dropped, or decided
+    again, so that new programs are needed."""
 
     accuracy: ValidationResult | None = None
     reverted: str | None = None
@@ -31,10 +31,10 @@ class Verdict:
 def validate(
     prepared: Prepared, captures: Captures, layouts: Layouts, accuracy_threshold: float | None, stages: Stages
 ) -> Verdict:
-    """Judge what is applied against float64, and drop the sites that make it fail.
+    """Compare the applied sites against float64, and drop the sites that fail.
 
     Args:
-        accuracy_threshold: None where nothing is to be judged.
+        accuracy_threshold: None for no validation.
     """
     judged = _Validation(prepared, captures, layouts)
     of_parts = any(captured.applied for part in captures.parts if not part.method for captured in part.captures)
@@ -68,13 +68,13 @@ class _Validation:
         self.dropped = False
 
     def judge_whole(self, judge: Judge, captured: Capture) -> None:
-        """Judge the program of the model's first call form."""
+        """Validate the program of the model's first call form."""
 
         def judged(items: Sequence[list[Site]]) -> ValidationResult:
             variant = captured.variant([site for item in items for site in item])
 
             def run(call: ExampleCall) -> Any:
-                given = call.copied()  # as the original gets them
+                given = call.copied()  # like the original's arguments
                 with evaluation(self._model):
                     leaves: Any = captured.region.call.leaves(given.args, given.kwargs)
                     return variant.run(leaves, passed=captured.region.call.passed(given.args, given.kwargs))
@@ -84,18 +84,18 @@ class _Validation:
         self._conclude("the captured graph itself", lambda: [[site] for site in captured.applied], judged)
 
     def judge_method(self, judge: Judge, method: str | None) -> None:
-        """Judge a method of the model by its example call; it is not the accuracy that the model is reported with."""
+        """Validate a method of the model with its example call; this is not the accuracy in the report."""
         accuracy = self.accuracy
         self.judge_parts(judge, method)
         self.accuracy = accuracy or self.accuracy
 
     def judge_parts(self, judge: Judge, method: str | None = None) -> None:
-        """Judge the model, or a method of it, with its parts converted and its own forward."""
+        """Validate the model's original forward, or a method, with its converted parts."""
         parts = [part for part in self._captures.parts if part.method in (None, method)]
         captures = [captured for part in parts for captured in part.captures]
 
         def applied() -> list[list[Site]]:
-            """The applied sites, those of one place in the captures of one part together."""
+            """Returns the applied sites, grouped by place over the captures of one part."""
             by_kind: dict[Any, list[Site]] = {}
             for part in parts:
                 for captured in part.captures:
@@ -111,12 +111,12 @@ class _Validation:
             for c in captures:
                 if chosen[id(c)]:
                     variants.setdefault(c.path, []).append(c.variant(chosen[id(c)]))
-            install(self._model, variants).notices.silent = True  # misses within a conversion concern nobody
+            install(self._model, variants).notices.silent = True  # misses in a conversion are irrelevant
             try:
                 return judge(lambda call: model_outputs(self._model, call.args, call.kwargs, call.method))
             finally:
                 uninstall(self._model)
-                # What they have packed would lie beside what the whole model's program is about to pack.
+                # Frees packed weights of the parts before the program of the whole model packs its weights.
                 for variant in (each for found in variants.values() for each in found):
                     variant.program.clear()
 
@@ -136,12 +136,12 @@ class _Validation:
     def _accurate(
         self, applied: Callable[[], list[list[Site]]], judged: Callable[[Sequence[list[Site]]], ValidationResult]
     ) -> ValidationResult:
-        """What is ``judged`` of the ``applied`` sites, when those that make the outputs inaccurate are dropped."""
+        """Returns the ``judged`` result of the ``applied`` sites, after it drops sites with inaccurate outputs."""
         accuracy = judged(applied())
         if accuracy.passed is None:
             return accuracy
         if not accuracy.passed and any(captured.channels_last for captured in self._captures.outermost()):
-            # Library convolutions sum in another order for each layout, at times with twice the error.
+            # Library convolutions sum in another order for each layout, sometimes with twice the error.
             self._layouts.leave_channels_last()
             self.dropped = True
             accuracy = judged(applied())

@@ -1,4 +1,4 @@
-"""For which inputs the sites of each capture are decided."""
+"""The inputs for which the sites of each capture are decided."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from .preparation import Prepared
 
 @dataclass(frozen=True)
 class Load:
-    """Flat inputs of a captured module, and which share of its calls is like that."""
+    """Flat inputs of a captured module, and the share of its calls with such inputs."""
 
     leaves: list[Any]
     share: float = 1.0
 
 
 class Loads:
-    """Those of each capture: what it receives in the calls that the model is tuned for, if it serves one of them, else
-    its own example."""
+    """The workloads of each capture: its inputs in the ``tune_for`` calls that it serves, else its example."""
 
     def __init__(self, prepared: Prepared, captures: Captures):
         self._found: dict[int, list[tuple[list[Any], float]]] = {}  # leaves and weights, by the id of a capture
         for call, weight in prepared.tuned:
             if not self._note(prepared, captures, call, weight):
                 warnings.warn(
-                    f"kfconvert: nothing that was captured serves calls with {call.summary()}",
+                    f"kfconvert: no captured graph serves calls with {call.summary()}",
                     stacklevel=level_outside(),
                 )
 
@@ -42,8 +41,8 @@ class Loads:
         return [Load(leaves, weight / total) for leaves, weight in found]
 
     def _note(self, prepared: Prepared, captures: Captures, call: ExampleCall, weight: float) -> bool:
-        """Give ``call`` to the captures that serve it; whether there is one. Other forms of the model get it in theirs,
-        parts only where the model itself does not take it."""
+        """Add ``call`` to the captures that serve it; returns whether there is one. Other forms of the model receive it
+        in their form; parts receive it only if the model's graph does not accept it."""
         others = token_calls(prepared.model, call) if is_token_model(prepared.model) else []
         served = [(form, _taken(form, [call, *others])) for form in captures.forms]
         direct = any(_taken(form, [call]) is not None for form in captures.forms)
@@ -59,14 +58,14 @@ class Loads:
 
 
 def _taken(captured: Capture, calls: list[ExampleCall]) -> list[Any] | None:
-    """The flat inputs of the first of ``calls`` that ``captured`` takes; None where it takes none."""
+    """Returns the flat inputs of the first of ``calls`` that ``captured`` accepts; None if it accepts none."""
     region = captured.region
     every = (region.call.leaves(call.args, call.kwargs) for call in calls)
     return next((leaves for leaves in every if leaves is not None and region.guard.refusal(leaves) is None), None)
 
 
 def _received(prepared: Prepared, captures: Captures, call: ExampleCall) -> dict[nn.Module, ExampleCall]:
-    """What the modules that parts were captured of receive in ``call``."""
+    """Returns the inputs that captured modules of parts receive in ``call``."""
     try:
         return observe(prepared.model, call, [part.captures[0].module for part in captures.parts])
     finally:

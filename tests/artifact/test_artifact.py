@@ -188,7 +188,7 @@ def test_replaces_an_artifact_and_nothing_else(fused, tmp_path):
         artifact.save(fused, path)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("mine")
-    with pytest.raises(ArtifactError, match="no kfconvert artifact"):
+    with pytest.raises(ArtifactError, match="not a kfconvert artifact"):
         artifact.save(fused, tmp_path / "other")
     with pytest.raises(ArtifactError, match="is a file"):
         artifact.save(fused, path / "notes.txt")
@@ -291,7 +291,7 @@ def rewrite_record(path, **changes):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: (path / "kfconvert.json").unlink(), "no kfconvert artifact"),
+        (lambda path: (path / "kfconvert.json").unlink(), "not a kfconvert artifact"),
         (lambda path: (path / "kfconvert.json").write_text("{"), "is damaged"),
         (lambda path: (path / "kfconvert.json").write_bytes(b"\xff\xfe\x00"), "cannot be read"),
         (lambda path: (path / "kfconvert.json").write_text("[]"), "format None"),
@@ -323,11 +323,11 @@ def test_architecture_must_be_known_and_fit(fused, tmp_path):
     with pytest.raises(ArtifactError, match="do not fit SmallNet.*size mismatch") as caught:
         artifact.load(path, model=SmallNet(width=4))
     assert "\n" not in str(caught.value)
-    with pytest.raises(ArtifactError, match="on the device meta, where .*weight holds no data"):
+    with pytest.raises(ArtifactError, match="on the device meta, where .*weight has no data"):
         artifact.load(path, model=SmallNet().to("meta"))
     with pytest.raises(ArtifactError, match="Linear takes arguments"):
         artifact.load(path, model=nn.Linear)
-    with pytest.raises(ArtifactError, match="no kfconvert artifact"):
+    with pytest.raises(ArtifactError, match="not a kfconvert artifact"):
         artifact.load(tmp_path / "nowhere")
 
 

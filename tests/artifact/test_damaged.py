@@ -126,7 +126,7 @@ def test_every_flipped_bit_is_noticed(path, net):
             damaged[place] ^= bit
             file.write_bytes(damaged)
             if file.name == "model.safetensors":
-                assert "is damaged: it does not fit its checksum" in refusal(path)
+                assert "is damaged: it does not match its checksum" in refusal(path)
             else:
                 assert not is_right(path, net) or json.loads(damaged) == json.loads(content)
         file.write_bytes(content)

@@ -77,7 +77,7 @@ def with_a_hook(fused):
 
 X = torch.zeros(2, 3, 12, 12)
 REFUSED = {
-    "not converted": (None, X, "Sequential is no model that was converted as a whole"),
+    "not converted": (None, X, "Sequential was not converted as a whole"),
     "train mode": (in_train_mode, X, "is in train mode"),
     "a hook": (with_a_hook, X, "conv1 has hooks"),
     "another size": (lambda fused: None, X[..., :8], "has size 8 in dimension 3"),
@@ -117,7 +117,7 @@ def test_a_program_refuses_a_row_where_the_model_makes_something_else_of_it(tmp_
     for runs in (program, torch.export.load(tmp_path / "model.pt2"), program.run_decompositions()):
         x = torch.randn(2, 8)
         torch.testing.assert_close(runs.module()(x), model(x))
-        with pytest.raises(RuntimeError, match="dimension 0 of x has to be at least 2"):
+        with pytest.raises(RuntimeError, match="dimension 0 of x must be at least 2"):
             runs.module()(x[:1])
 
 

@@ -86,7 +86,7 @@ def test_what_a_hook_says_of_a_module_is_kept(tmp_path):
     assert found == {"a": {"version": 1, "scale": [1, "a"]}}
     load(tmp_path / "a", model=Net(nn.Linear))
     model.a.said = fused.a.said = torch.ones(2)
-    with pytest.raises(ArtifactError, match="of a beside its tensors is no JSON"):
+    with pytest.raises(ArtifactError, match="state dict's metadata of a is not JSON"):
         save(fused, tmp_path / "b")
 
 

@@ -421,7 +421,7 @@ def test_a_part_whose_guard_costs_what_it_saves_is_left_alone(monkeypatch):
         fused = converter.convert_model(Branching(), input_shape=(64, 50, 16))
     stats, x = converter.conversion_stats, torch.randn(2, 5, 16)
     assert not stats["total_replaced"] and stats["total_found"]
-    assert all("together with the guard of layers.0" in site["reason"] for site in stats["sites"])
+    assert all("with the guard of layers.0" in site["reason"] for site in stats["sites"])
     with torch.no_grad():
         torch.testing.assert_close(fused(x), type(fused).forward(fused, x))
 

@@ -390,7 +390,7 @@ def test_folder_that_is_no_artifact_is_not_replaced(capsys, workplace):
     (workplace / "__pycache__" / "cli_models--net").mkdir(parents=True)
     (workplace / "__pycache__" / "cli_models--net" / "thesis.txt").touch()
     assert cli.main(["--models", "cli_models:net", "--save-path", "__pycache__"]) == 2
-    one_error(capsys, "no kfconvert artifact")
+    one_error(capsys, "not a kfconvert artifact")
     assert os.listdir("__pycache__/cli_models--net") == ["thesis.txt"]
 
 

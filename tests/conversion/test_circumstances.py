@@ -174,7 +174,7 @@ def test_within_a_mode_of_functions_nothing_is_converted_or_loaded(tmp_path):
     model = WithoutEval().train(False)
     kfconvert.save(convert(model), tmp_path / "artifact")
     for call in (lambda: convert(model), lambda: kfconvert.load(tmp_path / "artifact", WithoutEval())):
-        with Rounding(), pytest.raises(ConversionError, match="^leave the Rounding first"):
+        with Rounding(), pytest.raises(ConversionError, match="^exit the Rounding first"):
             call()
 
 

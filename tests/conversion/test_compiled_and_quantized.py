@@ -27,7 +27,7 @@ def with_a_compiled_forward(module):
 def test_what_was_compiled_is_refused(compile_, path, name):
     model = net()
     compile_(model.get_submodule(path))
-    with pytest.raises(ConversionError, match=f"^{name} was given to torch.compile: convert the model first"):
+    with pytest.raises(ConversionError, match=f"^{name} was given to torch.compile: convert the uncompiled model"):
         ModelConverter().convert_model(model, example_inputs=X)
 
 

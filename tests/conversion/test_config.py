@@ -46,7 +46,7 @@ def test_it_cannot_be_changed_but_copied_with_changes():
     ("text", "message"),
     [
         ("", "Expecting value"),
-        ("[]", "it is no JSON object"),
+        ("[]", "it is not a JSON object"),
         (None, "must be str"),
         ("[" * 100_000, "recursion"),
         ('{"efort": "fast"}', "there is no option 'efort'; did you mean 'effort'?"),
@@ -61,5 +61,5 @@ def test_it_cannot_be_changed_but_copied_with_changes():
 def test_json_of_another_kind_is_refused_in_one_line(text, message):
     with pytest.raises(ConversionError) as error:
         ConversionConfig.from_json(text)
-    assert str(error.value).startswith("this is no configuration of a conversion: ")
+    assert str(error.value).startswith("invalid conversion configuration: ")
     assert message in str(error.value) and "\n" not in str(error.value)

@@ -260,7 +260,7 @@ def test_explanation_and_warning_tell_what_was_left_out():
             {"exclude": ["merged_linaer"]},
             "exclude: no pattern is called 'merged_linaer'; did you mean 'merged_linear'",
         ),
-        ({"include": ["xyz*"]}, "include: no pattern is called 'xyz\\*'; there are .*linear_gelu"),
+        ({"include": ["xyz*"]}, "include: no pattern is called 'xyz\\*'; the patterns are .*linear_gelu"),
         ({"include": [3]}, "include must be a list of names of patterns, not 3"),
         ({"filter_fn": "encoder"}, "filter_fn must be a function of a module and its name, not 'encoder'"),
         ({"config": {"effort": "fast"}}, "config must be a ConversionConfig, not {'effort': 'fast'}"),

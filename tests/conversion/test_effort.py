@@ -91,7 +91,7 @@ def test_sites_that_no_time_is_left_for_are_left_as_they_were(monkeypatch):
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 32), nn.ReLU())
     _, stats = converted(model, input_shape=(4, 8), effort="fast", select="all")
     reasons = [site["reason"] for site in stats["sites"]]
-    assert reasons == [None, "left out: effort='fast' ends the selection after 0 s"]
+    assert reasons == [None, "skipped: effort='fast' ends the selection after 0 s"]
 
 
 @pytest.mark.parametrize("effort", ["slow", "", None, 1])

@@ -149,9 +149,9 @@ def test_features_of_images_and_texts():
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
-        ({"missing": torch.zeros(1)}, "'missing' is no public method of Coder besides forward"),
-        ({"_encode": torch.zeros(1)}, "'_encode' is no public method"),
-        ({"forward": torch.zeros(1)}, "'forward' is no public method"),
+        ({"missing": torch.zeros(1)}, "'missing' is not a public method of Coder other than forward"),
+        ({"_encode": torch.zeros(1)}, "'_encode' is not a public method"),
+        ({"forward": torch.zeros(1)}, "'forward' is not a public method"),
         ([("decode", torch.zeros(1))], "example_calls must be a dict of method names and inputs"),
         ({"decode": torch.zeros(1, 3)}, r"Coder.decode does not accept float32\[1, 3\]"),
         ({"named_modules": ()}, "Coder.named_modules returns an iterator"),

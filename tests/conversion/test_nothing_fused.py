@@ -122,7 +122,7 @@ def test_what_is_given_back_can_be_used_as_a_converted_model(name, monkeypatch, 
     assert prometheus_text({"model": fused})
     assert kfconvert.freeze(fused) is fused
     assert_given_back(name, model, fused.train().eval())
-    with pytest.raises(ArtifactError, match="nothing is fused in it as a whole; torch.export.export takes it as it is"):
+    with pytest.raises(ArtifactError, match="nothing is fused in the model as a whole; use torch.export.export"):
         kfconvert.export(fused, MODELS[name][1])
     kfconvert.save(fused, tmp_path / "saved")
     monkeypatch.setattr("kfconvert.artifact.files.replay", lambda *_: pytest.fail("it is converted again"))

@@ -166,7 +166,7 @@ def _first(self, operators, medians, ratios):
 
 def test_an_input_that_nothing_captured_serves_is_told():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-    with pytest.warns(UserWarning, match=r"nothing that was captured serves calls with float32\[2, 3, 9, 9\]"):
+    with pytest.warns(UserWarning, match=r"no captured graph serves calls with float32\[2, 3, 9, 9\]"):
         ModelConverter(select="all").convert_model(model, tune_for=[(2, 3, 8, 8), (2, 3, 9, 9)])
 
 

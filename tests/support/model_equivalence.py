@@ -87,7 +87,7 @@ class Pair:
                     reason
                 )
                 continue
-            noise = re.search(r"rounding its inputs alone makes ([\d.e+-]+|nan|inf)", reason)
+            noise = re.search(r"rounding its inputs alone gives ([\d.e+-]+|nan|inf)", reason)
             bound = max(allowed, STEPS * float(noise[1])) if noise else allowed
             if error and float(error[1]) >= bound and own and float(own[1]) == 0:
                 bound = max(bound, STEPS * self._noise())

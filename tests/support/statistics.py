@@ -107,7 +107,7 @@ def given_back() -> dict:
 
 def nothing_found() -> dict:
     """Of a model in which nothing could be fused, and nothing was measured."""
-    why = "none of its calls is one that a pattern begins with"
+    why = "none of its calls starts a pattern"
     return statistics() | {
         "total_found": 0, "total_replaced": 0, "sites": [], "form_sites": [], "part_sites": [], "near_misses": [],
         "regions": [], "accuracy": None, "timings": None, "tuned_for": [], "generation": None, "seconds": {},
