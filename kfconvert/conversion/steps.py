@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # Seconds for timing the original and the converted model together.
 SECONDS_PER_MODEL = 1.0
 LEAST_ROUNDS = 3
-# If the converted model seems slower without statistical significance, the timing is repeated for this many times longer.
+# A timing in which the converted model seems slower, without significance, is repeated for this many times as long.
 LONGER = 4.0
 # A program without fusions serves calls only if its recordings make them faster by this factor.
 LEAST_GAIN = 1.02
