@@ -49,7 +49,7 @@ def refuse_attributes(
     tensors = list(tensors)
     for name in sorted(names):
         if any(name in vars(tensor) for tensor in tensors):
-            reason = f"its forward reads the attribute {name} of a tensor, which no graph shows"
+            reason = f"its forward reads the attribute {name} of a tensor, which a graph does not record"
             raise CaptureError(reason, places.get(name))
 
 

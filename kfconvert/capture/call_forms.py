@@ -52,19 +52,19 @@ def refused_in_every_form(
         asked: what its code asks of tensors, see ``tensor_facts``.
     """
     if UNKNOWN in asked:
-        return CaptureError("it raises an error while a mode looks at its calls, as a forward with torch.cond does")
+        return CaptureError("it raises an error under a TorchFunctionMode, as a forward with torch.cond does")
     name = unsteady(asked)
     if name in OF_COMPILERS:
         return AskedForCompilers(name)
     if name is not None:
-        return CaptureError(f"its code asks for {name} of a tensor, which differs from call to call")
+        return CaptureError(f"the model's code reads {name} of a tensor, which differs between calls")
     if model in counting:
         return counting[model].error()
     if not torch.is_inference_mode_enabled() and any(_is_inference(each) for each in pytree.tree_leaves(outputs)):
-        return CaptureError("it turns inference mode on within, of which its outputs tell")
+        return CaptureError("it turns inference mode on, which its outputs show")
     attribute = attribute_of(outputs)
     if attribute is not None:
-        return CaptureError(f"what it returns has the attribute {attribute}")
+        return CaptureError(f"its output has the attribute {attribute}")
     kind = opaque_kind(taken_apart(outputs)[0])
     if kind is not None and "Cache" in kind:
         return CaptureError(CACHE_IN_OUTPUT)

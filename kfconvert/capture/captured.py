@@ -123,15 +123,15 @@ def capture(
     if has_hooks(module):
         # The trace would make the hooks part of the program, which replaces forward only: __call__ would run them
         # again.
-        raise CaptureError(f"{path or 'the model'} has hooks of its own, which would be called twice{remedy(module)}")
+        raise CaptureError(f"{path or 'the model'} has hooks, which would be called twice{remedy(module)}")
     if not _calls_forward_alone(module, call):
-        raise CaptureError(f"{path or 'the model'} has a __call__ of its own, which would run twice")
+        raise CaptureError(f"{path or 'the model'} overrides __call__, which would run twice")
     training = next((name for name, inner in module.named_modules() if inner.training), None)
     if training is not None:
         # As the model's own train() or eval() may leave it. Programs serve eval mode only, and this would be one of
         # the other.
         name = f"{path}.{training}".strip(".") or "the model"
-        raise CaptureError(f"{name} is in train mode, in which eval() has left it")
+        raise CaptureError(f"{name} stays in train mode after eval()")
     sparse = _sparse_tensor(module, call)
     if sparse is not None:
         raise CaptureError(f"{sparse} is a sparse tensor")
@@ -169,7 +169,7 @@ def recaptured(module: nn.Module, path: str, region: Region, leaves: list[Any] |
         Unstorable: the region is not of this module, or not for these flat inputs.
     """
     if leaves is None or len(leaves) != len(region.inputs) or region.guard.refusal(leaves) is not None:
-        raise Unstorable("its example call is none that it was stored for")
+        raise Unstorable("its example call differs from the stored ones")
     reason = unfit_tensor(module, region)
     if reason is not None:
         raise Unstorable(reason)
@@ -191,7 +191,7 @@ def unfit_tensor(module: nn.Module, region: Region) -> str | None:
         if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
             return f"it has no tensor for {node.name}"
         if (found.shape, found.dtype, found.device.type) != (expected.shape, expected.dtype, expected.device.type):
-            return f"its tensor for {node.name} is of another kind"
+            return f"its tensor for {node.name} has another shape, dtype or device"
     return None
 
 
@@ -270,10 +270,10 @@ def _capture(
     canonicalise(region.graph)
     given, leaves = (region.call.leaves(c.args, c.kwargs) for c in (call, example))
     if leaves is None:
-        raise CaptureError("its example call has another form than the traced one")
+        raise CaptureError("its example call and the traced call have different forms")
     iterator = _read_iterator(module, region)
     if iterator is not None:
-        raise CaptureError(f"its forward reads the iterator {iterator}, which is at another place after each call")
+        raise CaptureError(f"its forward reads the iterator {iterator}, which advances in each call")
     take_constants(module, region, given)
     # Before other runs: what this one leaves in attributes of the module may hold autograd's graph.
     region.lost_gradients = lost_gradients(module, region, given)
@@ -287,10 +287,10 @@ def _capture(
     if seen is not None and seen.attributes:
         raise CaptureError(f"its forward sets the attribute {min(seen.attributes)} of an argument")
     if returns_held(module, region, seen):
-        raise CaptureError("it returns a list or dict that is held elsewhere too, of which a graph makes copies")
+        raise CaptureError("it returns a list or dict that is stored elsewhere too; a graph would return copies")
     region.is_random = region.is_random or draws_untold(region, run, given)
     if region.is_random and not draws_as_told(module, region, run, given):
-        raise CaptureError("its random numbers are not only those that the state of the generator gives")
+        raise CaptureError("its random numbers do not depend on the state of the generator alone")
     check_outputs(region, run, seen)
     check_collectives(module, region, run, given)
     admit_same_tensors(module, region, run, leaves)

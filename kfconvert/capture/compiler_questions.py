@@ -37,7 +37,7 @@ class AskedForCompilers(CaptureError):
 
     def __init__(self, name: str, place: str | None = None):
         function = "()" if name in _FUNCTIONS else ""
-        super().__init__(f"its code asks for {name}{function}, and may do something else where it is traced", place)
+        super().__init__(f"the model's code reads {name}{function}, and may behave differently in a trace", place)
 
 
 _here: ThisThread | None = None

@@ -204,7 +204,7 @@ class Parts:
             try:
                 again = self._capture_alike([module], module)
                 if refusals(self._model, call, again.captures).get(module) is not None:
-                    raise CaptureError(f"its guard refuses what it receives: {reason}")
+                    raise CaptureError(f"its guard rejects its inputs: {reason}")
                 self.found.append(again)
             except CaptureError as error:
                 self._refuse([module], error)

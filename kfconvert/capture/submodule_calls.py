@@ -167,7 +167,7 @@ def irregular(model: nn.Module, call: ExampleCall) -> dict[nn.Module, str]:
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         name, known = attribute_of(outputs), given.pop()
         if name is not None:
-            carrying.setdefault(module, f"what it returns has the attribute {name}")
+            carrying.setdefault(module, f"its output has the attribute {name}")
         leaves, spec = known or ([], None)
         now, form = pytree.tree_flatten((args, kwargs)) if known else ([], None)
         if form != spec or not all(map(operator.is_, leaves, now)):
@@ -208,7 +208,7 @@ def _looking_out(model: nn.Module) -> dict[nn.Module, str]:
         for module in modules:
             inner = set(module.modules())
             if holder in inner and other not in inner:
-                found[module] = f"it gets at {type(other).__name__}, which it lies in, by what {name} holds"
+                found[module] = f"it reaches its parent {type(other).__name__} through {name}"
     return found
 
 

@@ -171,7 +171,7 @@ def _traceable(model: nn.Module, form: CallForm, dimensions: Mapping[str, Dimens
         except RuntimeError as error:
             raise _Raised(error) from None
         if _python_draws() != drawn:
-            raise CaptureError("it draws from the random numbers of Python or NumPy, which a graph would fix")
+            raise CaptureError("it draws random numbers from Python or NumPy, which a graph would make constant")
         try:
             flat, outputs_form = taken_apart(outputs, form.passed((), keywords))
         except UnknownCache as error:
@@ -244,7 +244,7 @@ def _export(model: nn.Module, kwargs: dict[str, Any], dynamic: dict[str, Any]) -
         if isinstance(module, fx.GraphModule):
             values = [node.meta.get("val") for node in module.graph.nodes]
             if any(is_transformed(value) for value in values if isinstance(value, Tensor)):
-                raise CaptureError("it runs a transform of torch.func within")
+                raise CaptureError("it runs a torch.func transform")
     return program
 
 
@@ -266,7 +266,7 @@ def _values_asked():
         GuardOnDataDependentSymNode.__init__ = own
     if asked:
         raise CaptureError(
-            "values of tensors decide what its forward does, which catches the tracer's errors", asked[0]
+            "control flow depends on tensor values, and the forward catches the tracer's errors", asked[0]
         )
 
 
@@ -277,7 +277,7 @@ def _errors_noted():
     with noted:
         yield
     if noted.first is not None:
-        reason = f"its forward catches an error of an operator: {_export_reason(noted.first)}"
+        reason = f"its forward catches an operator's error: {_export_reason(noted.first)}"
         raise CaptureError(reason, noted.place)
 
 
@@ -353,7 +353,7 @@ def _export_reason(error: Exception) -> str:
     if "Cache" in text and "output" in text:
         return CACHE_IN_OUTPUT
     if "__obj_flatten__" in text:
-        return "it holds weights that quantization has packed into objects, which torch.export does not take"
+        return "it has packed quantized weights, which torch.export does not support"
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"torch.export: {type(error).__name__}: {line[:200]}"
 

@@ -166,9 +166,7 @@ def take_constants(model: nn.Module, region: Region, leaves: list[Any]) -> None:
         found = given.tensors.get(_place_of(constant))
         if isinstance(found, nn.Parameter):
             sizes = list(found.shape)
-            raise CaptureError(
-                f"it reads a parameter of shape {sizes} that is not registered in it, or in what it holds"
-            )
+            raise CaptureError(f"it reads a parameter of shape {sizes} that is not registered in a module")
         if found is not None and type(found) is type(constant):
             region.constants[name] = found
 
@@ -272,7 +270,7 @@ def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial |
         return
     # A step on a static cache writes into it.
     leaves = [copy_of(each) if isinstance(each, Tensor) else each for each in seen.leaves]
-    reason = "its graph computes something else than its forward, which may ask what differs for a trace"
+    reason = "its graph and its forward compute different outputs; the code may behave differently in a trace"
     try:
         with bounded_lookups(leaf for leaf in leaves if isinstance(leaf, Tensor)):
             outputs, form = region.flat_outputs(_called_by_names(region, run), leaves)
@@ -282,7 +280,7 @@ def check_outputs(region: Region, run: Callable[[list[Any]], Any], seen: Trial |
         raise CaptureError(reason)
     given = set(map(id, seen.leaves))
     if not all(_is_of_one_kind(*each) for each in zip(seen.outputs, outputs) if id(each[0]) not in given):
-        raise CaptureError("it returns what it has made a parameter, or has given a gradient, which no graph shows")
+        raise CaptureError("it makes an output a parameter or sets its requires_grad, which a graph does not record")
 
 
 def _is_of_one_kind(value: Any, other: Any) -> bool:
@@ -306,7 +304,7 @@ def check_collectives(model: nn.Module, region: Region, run: Callable[[list[Any]
             region.flat_outputs(function, leaves)
         noted.append(begun)
     if noted[0] != noted[1]:
-        raise CaptureError("its graph has other collectives than its forward, or has them in another order")
+        raise CaptureError("its graph and its forward run different collectives, or another order of them")
 
 
 @torch.no_grad()

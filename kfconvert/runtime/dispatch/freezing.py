@@ -112,7 +112,7 @@ class Frozen:
         change = change.removesuffix("; convert it again")
         return FrozenError(
             f"{self.name} was frozen by kfconvert.freeze, which promises that it does not change: {change}. "
-            "copy.deepcopy of it gives a model that may change."
+            "copy.deepcopy returns a model that may change."
         )
 
     def to_host(self, model: nn.Module, programs: Sequence[Program], host: torch.device) -> None:

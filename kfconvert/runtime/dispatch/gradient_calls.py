@@ -19,7 +19,7 @@ from ..state.model_state import ModelState
 from .original_forwards import originals
 from .recompute import Differentiable, has_reentrant_checkpoint, is_connected, run_recorded, saved_memory, unsaved
 
-_CHANGED_IN_BETWEEN = "the model was changed between forward and backward, which computes it again: "
+_CHANGED_IN_BETWEEN = "the model was changed between forward and backward, which recomputes it: "
 
 
 class GradientCall:
@@ -48,32 +48,32 @@ class GradientCall:
         """Why this call has to run the original; None where gradients can be computed later."""
         region, known = self._variant.region, self._state.parameters
         if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]  # the stubs lack it
-            return "hooks of saved tensors are disabled around it, and gradients are wanted"
+            return "saved-tensor hooks are disabled, and the call requires gradients"
         if region.is_random:
-            return "it draws random numbers, and gradients are wanted"
+            return "it draws random numbers, and the call requires gradients"
         if region.communicates or region.shards:
-            return "it is one of several ranks, and gradients are wanted"
+            return "it runs on several ranks, and the call requires gradients"
         if region.counts_statistics:
-            return "a norm in it counts the statistics of each call, and gradients are wanted"
+            return "a norm layer updates its statistics in each call, and the call requires gradients"
         if self._state.asks_for_gradients:
-            return f"its code asks for {self._state.asks_for_gradients}, and gradients are wanted"
+            return f"the model's code reads {self._state.asks_for_gradients}, and the call requires gradients"
         if region.returns_inputs:
-            return "it returns an input or a weight as it is, and gradients are wanted"
+            return "it returns an input or a weight unchanged, and the call requires gradients"
         if not all(map(operator.is_, self._parameters, known)) or len(self._parameters) != len(known):
             # torch.func.functional_call puts other parameters in place for the time of one call; backward comes after
             # it.
-            return "its parameters are not those it was converted with, and gradients are wanted"
+            return "its parameters differ from the converted ones, and the call requires gradients"
         if any(map(_has_hooks, self._parameters)):
-            return "a parameter has hooks, which backward would call twice, or for nothing"
+            return "a parameter has hooks, which backward would call too often"
         if self._state.hooked_backward is not None:
-            return f"{self._state.hooked_backward}, and gradients are wanted"
+            return f"{self._state.hooked_backward}, and the call requires gradients"
         if any(isinstance(leaf, torch.Tensor) and leaf.is_inference() for leaf in self._leaves):
-            return "an argument was made under inference_mode, and gradients are wanted"
+            return "an argument is an inference tensor, and the call requires gradients"
         ours = {id(parameter) for parameter in self._parameters}
         if any(tensor.requires_grad and id(tensor) not in ours for tensor in self._variant.program.tensors()):
-            return "a buffer or an attribute wants a gradient"
+            return "a buffer or an attribute requires a gradient"
         differentiable = self._differentiable()
-        return f"{differentiable}, and gradients are wanted" if isinstance(differentiable, str) else None
+        return f"{differentiable}, and the call requires gradients" if isinstance(differentiable, str) else None
 
     def run(self) -> Any:
         """The flat outputs of the program, of which backward computes the original again. There must be no refusal."""
@@ -84,7 +84,7 @@ class GradientCall:
 
         def original(flat: list[Any]) -> Any:
             if not unchanged.holds_for(program.tensors()):
-                raise RuntimeError(_CHANGED_IN_BETWEEN + "a weight, buffer or attribute of it holds something else")
+                raise RuntimeError(_CHANGED_IN_BETWEEN + "a weight, buffer or attribute has a new value")
             with originals(), self._as_in_forward():
                 return region.flat_outputs(self._original, flat)[0]
 
@@ -118,7 +118,7 @@ class GradientCall:
         if is_connected(outputs):
             return "one of its outputs is computed from another"
         if has_reentrant_checkpoint(outputs):
-            return "it has a reentrant checkpoint"
+            return "it uses a reentrant checkpoint"
         wanted = tuple(isinstance(output, torch.Tensor) and output.requires_grad for output in outputs)
         return Differentiable(wanted, unsaved(self._leaves, saved))
 
@@ -144,7 +144,7 @@ class GradientCall:
                 if reason is None and not all(map(operator.is_, current, self._state.parameters)):
                     reason = "a parameter was replaced"
                 if reason is None and any(map(_has_hooks, self._parameters)):
-                    reason = "a parameter was given hooks"
+                    reason = "hooks were registered on a parameter"
                 if reason is not None:
                     raise RuntimeError(_CHANGED_IN_BETWEEN + reason)
                 yield

@@ -135,7 +135,7 @@ class GuardedForward:
             ahead = self._launch_ahead(spelling, args, kwargs)
         if self.frozen is not None:
             if self.path:  # programs of parts may read what that of the model does not
-                self.frozen.bring_back("a part of it is called by itself")
+                self.frozen.bring_back("a submodule was called on its own")
             reason = self._frozen_refusal(self.frozen) or reason
         else:
             reason = reason or self.state_refusal()
@@ -185,7 +185,7 @@ class GuardedForward:
         if not any(each is variant for each in self.variants):
             return self.other_form()
         if self.is_off or transformed() or originals_wanted() or traced_here():
-            return "it is to run its original forward"
+            return "the original forward was requested"
         if self.frozen is not None:
             reason = self._frozen_refusal(self.frozen) or onlooker()
         else:
@@ -251,7 +251,7 @@ class GuardedForward:
         moves, noted = self._noted
         try:
             if not all(each.holds(moves != frozen.moves) for each in noted):
-                return "a weight or buffer of it was replaced or written"
+                return "a weight or buffer was replaced or written"
             if moves != frozen.moves:
                 self._note(frozen)
         except UnfitTensors as error:
@@ -297,7 +297,7 @@ class GuardedForward:
             wanted = needs_gradient(parameters, leaves)
             if not wanted and self.state.asks_for_gradients:
                 # Such as torch.is_grad_enabled(), which says more than what is wanted.
-                return self._missed(f"its code asks for {self.state.asks_for_gradients}, under grad mode", args, kwargs)
+                return self._missed(f"the code reads {self.state.asks_for_gradients} in grad mode", args, kwargs)
         if not wanted:
             drawn = random_states(variant.program.tensors()) if variant.region.is_random else None
             try:
@@ -310,7 +310,7 @@ class GuardedForward:
             self.hits += 1
             return variant.region.outputs.put_together(flat, passed)
         if self.frozen is not None and self.frozen.host_bytes:
-            return self._missed("gradients are wanted, and weights lie in host memory", args, kwargs)
+            return self._missed("the call requires gradients, and weights are in host memory", args, kwargs)
         model = self.model
         call = GradientCall(variant, self.state, model, partial(self._original_of, model), parameters, leaves)
         reason = call.refusal()
@@ -346,7 +346,7 @@ class GuardedForward:
 
     def refresh(self) -> None:
         if self.frozen is not None:
-            raise self.frozen.refused("what is derived from weights is to be prepared anew")
+            raise self.frozen.refused("kfconvert_refresh() would prepare derived weights again")
         for variant in self.variants:
             variant.program.clear()
         if self.state is not None:
@@ -414,7 +414,7 @@ class GuardedForward:
 
 
 def _brings_back(frozen: Frozen) -> Callable[[], None]:
-    return lambda: frozen.bring_back("weights are to be prepared for inputs of another kind")
+    return lambda: frozen.bring_back("a call with a new input layout reads them")
 
 
 _MODULE_SOURCE = nn.Module._call_impl.__code__.co_filename
@@ -460,7 +460,7 @@ def uninstall(model: nn.Module) -> None:
         guarded = guarded_forward(module)
         if guarded is not None:
             if guarded.frozen is not None:
-                guarded.frozen.bring_back("it is converted anew")
+                guarded.frozen.bring_back("the model is being converted again")
             del module.__dict__["forward"]
             if guarded.own_forward is not None:
                 module.__dict__["forward"] = guarded.own_forward

@@ -45,7 +45,7 @@ class MissCallback:
             self._warned = True
             warnings.warn(
                 f"kfconvert: on_miss of {self._model_name} raised {type(error).__name__}: {error}. "
-                "The call went on; further errors of it are not told.",
+                "The call continued; further errors are not reported.",
                 RuntimeWarning,
                 stacklevel=stacklevel + 1,
             )

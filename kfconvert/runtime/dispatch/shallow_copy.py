@@ -34,6 +34,6 @@ class StateForCopies(OfConversion):
             return state
         frozen = getattr(state.get("forward"), "frozen", None)
         if frozen is not None:
-            frozen.bring_back("a shallow copy, which runs the original forward, has the same tensors")
+            frozen.bring_back("a shallow copy shares them and runs the original forward")
         kept = {k: v for k, v in state.items() if k not in OF_CONVERSION and not isinstance(v, OfConversion)}
         return kept if self._own_forward is None else {**kept, "forward": self._own_forward}

@@ -223,7 +223,7 @@ class CudaGraphs:
             call = partial(program.computed, plans)
             recording = Recording(call, leaves, weights, pool, is_random=outputs is None, static_outputs=static)
             if outputs is not None and not _are_alike(recording.replay(leaves), outputs):
-                raise Unrecordable("a replay gives other results than the call that was recorded")
+                raise Unrecordable("a replay's outputs differ from the recorded call's")
         except Unrecordable as reason:
             calls.refused.add(key)
             self._refuse(str(reason))

@@ -305,10 +305,10 @@ class Program:
             if isinstance(tensor, Tensor) and kind[:2] != known[:2]:
                 raise UnfitTensors(f"the model was moved to {kind[0]} on {kind[1]}; convert it again")
             if isinstance(tensor, Tensor) and kind[2] != known[2]:
-                sizes = f"{list(kind[2])} and not {list(known[2])}"
-                raise UnfitTensors(f"the tensor {name} has other sizes than at the conversion: {sizes}")
+                sizes = f"{list(kind[2])} instead of {list(known[2])}"
+                raise UnfitTensors(f"the sizes of the tensor {name} changed after the conversion: {sizes}")
             if kind[:5] == known[:5]:
-                raise UnfitTensors(f"the tensor {name} lies otherwise in memory than at the conversion")
+                raise UnfitTensors(f"the memory layout of the tensor {name} changed after the conversion")
             raise UnfitTensors(f"the tensor {name} was replaced by a {type(tensor).__name__}")
 
     def _kind(self, tensor: Any) -> tuple[Any, ...] | None:

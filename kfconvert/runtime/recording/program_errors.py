@@ -18,7 +18,7 @@ class ProgramError(Exception):
         # An assertion within the graph, about sizes that depend on values.
         unlike = isinstance(error, RuntimeError) and "Runtime assertion failed" in text
         super().__init__(
-            "sizes that depend on the values of its arguments are not as in the example"
+            "data-dependent sizes differ from the example's"
             if unlike
             else f"its program raised {type(error).__name__}: {text.partition(chr(10))[0][:100]}"
         )

@@ -120,7 +120,7 @@ class Recording:
         # Numbers in the memory of the host become part of the recording.
         numbers = [tensor for tensor in weights if tensor.device.type == "cpu"]
         if any(tensor.device != pool.device for tensor in weights if tensor.device.type != "cpu"):
-            raise Unrecordable("a tensor of the model is on another device than its inputs")
+            raise Unrecordable("a tensor of the model and the inputs are on different devices")
         self.calls = 0  # for the owner to count
         self.is_random, self._static_outputs = is_random, static_outputs
         self._pool, self._weights = pool, Unchanged(weights, written=True)
@@ -352,9 +352,9 @@ def _kinds_of(
         elif id(value) in given:
             kinds.append(_Given(given[id(value)]))
         elif not value.is_cuda:
-            raise Unrecordable("an output lies in the memory of the host")
+            raise Unrecordable("an output is in host memory")
         elif value.numel() and _memory(value) in held:
-            raise Unrecordable("an output shares memory with another, an argument or a weight")
+            raise Unrecordable("an output shares memory with another output, an argument or a weight")
         else:
             held.add(_memory(value))
             written.append(value)

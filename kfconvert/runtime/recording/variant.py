@@ -43,13 +43,13 @@ class Variant:
             return "other arguments"
         refusal = self.region.guard.refusal(leaves)
         if refusal is None and self.region.default_device not in (None, default_device()):
-            return f"the default device is {default_device()}, and was {self.region.default_device}"
+            return f"the default device is {default_device()}; at conversion it was {self.region.default_device}"
         if refusal is None and self.memory_formats and self.program.memory_formats(leaves) != self.memory_formats:
-            return "an image has another memory format than that of the example, which was channels-last"
+            return "the memory format of an image differs from the example's, which was channels-last"
         if refusal is None and self.strides and not lies_as(leaves, self.strides):
-            return "an argument lies otherwise in memory than in the example, which its code can tell"
+            return "argument strides differ from the example's, and the model's code depends on strides"
         if refusal is None and self.region.asked and self.facts_of(leaves) != self.facts:
-            return f"its code asks for {', '.join(sorted(self.region.asked))} of tensors, and these are others"
+            return f"the model's code reads {', '.join(sorted(self.region.asked))} of its inputs; the example's differ"
         return refusal
 
     @property

@@ -29,7 +29,7 @@ def onlooker() -> str | None:
     without one."""
     mode = function_mode() if torch._C._len_torch_function_stack() else None
     if mode is not None:
-        return f"the {mode} around it would not see the fused calls"
+        return f"the active {mode} would not see the fused calls"
     if torch._C._len_torch_dispatch_stack():
-        return "the TorchDispatchMode around it would not see the fused calls"
+        return "the active TorchDispatchMode would not see the fused calls"
     return None

@@ -84,7 +84,7 @@ class Code:
         """Which switch of the process, for which the code asks, is not as it was; None where all are."""
         for name, before in self.switches.items():
             if _SWITCHES[name]() != before:
-                return f"its code asks for {name}, which was {before} at the conversion"
+                return f"the model's code reads {name}, which was {before} at the conversion"
         return None
 
     def refusal(self) -> str | None:

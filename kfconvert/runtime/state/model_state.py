@@ -138,10 +138,10 @@ class ModelState:
         closely = self._is_to_look_closely()
         different = first_different(self.compared, closely)
         if different is not None:
-            return f"what {different} holds {CHANGED}"
+            return f"the content of {different} {CHANGED}"
         for module, names in self.namespaces:
             if own_names(root if module is ROOT else vars(module)) != names:
-                return f"the names of the attributes of a module, all of which the forward reads, {CHANGED}"
+                return f"the set of a module's attributes, which the forward reads, {CHANGED}"
         changed = self.attributes.first_change(root)
         if changed is not None and (reason := self._changed_attribute(changed, root)):
             return reason
@@ -153,7 +153,7 @@ class ModelState:
                 return f"the model was moved to {tensor.dtype} on {tensor.device}; convert it again"
         for (store, key), *others in self.tied:
             if any(other.get(name) is not store.get(key) for other, name in others):
-                return f"weights that were tied ({key}) are no longer"
+                return f"weights that were tied ({key}) are no longer tied"
         if self.hooks.first_change() is not None or self.hooks.written:
             self._watch_hooks()
         return self.hooked
@@ -167,9 +167,9 @@ class ModelState:
         if torch.is_autocast_enabled(self.autocast_type):
             return "autocast is on"
         if torch.get_default_dtype() is not self.default_dtype:
-            return f"the default dtype is {torch.get_default_dtype()}, and was {self.default_dtype}"
+            return f"the default dtype is {torch.get_default_dtype()}; at conversion it was {self.default_dtype}"
         if self.is_parametrized and parametrize._cache_enabled:
-            return "parametrize.cached() keeps weights around it, which a fused program would compute anew"
+            return "parametrize.cached() caches weights, which a fused program would recompute"
         reason = global_hook()
         if reason is not None:
             return reason

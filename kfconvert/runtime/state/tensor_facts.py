@@ -110,7 +110,7 @@ ELEMENTS = "elements"
 LAYOUT = "layout of inner values"
 _OF_LAYOUT = frozenset(("view", "view_as", "as_strided", "view_as_complex"))
 #: Stands for all names where the model cannot run while somebody looks on.
-UNKNOWN = "all that there is"
+UNKNOWN = "all properties"
 # What a name begins with that is none of tensors: that of an attribute which somebody may give to one.
 _ATTRIBUTE = "the attribute "
 

@@ -83,7 +83,7 @@ def entries_of_sizes(model: nn.Module) -> Iterator[tuple[Entry, str]]:
     """That no module has more parameters or buffers, or fewer, or has them in another order."""
     for module in model.modules():
         for store in (module._parameters, module._buffers):
-            yield (store, ITEMS, tuple(store)), "it had other parameters or buffers at the conversion; convert it again"
+            yield (store, ITEMS, tuple(store)), "its parameters or buffers changed after conversion; convert it again"
 
 
 def entries_of_modes(model: nn.Module, owners: bool) -> Iterator[tuple[Entry, str]]:
@@ -114,7 +114,7 @@ def entries_of_attributes(
             # call descriptors.
             if value is MISSING and not any(key in vars(kind) for kind in type(module).__mro__):
                 for store in (module._parameters, module._buffers, module._modules):
-                    yield (store, key, MISSING), f"{name} was not there at the conversion; convert it again"
+                    yield (store, key, MISSING), f"{name} was added after the conversion; convert it again"
             if isinstance(module, nn.RNNBase) and key == "_flat_weights":
                 # The list holds the module's parameters again, with which the code only computes: their contents do not
                 # matter.
@@ -137,7 +137,7 @@ def entries_of_covered(model: nn.Module, reads: frozenset[Read]) -> Iterator[tup
         names = _children_of(module) if "__dict__" in names else names & _children_of(module)
         for key in sorted(names - vars(module).keys()):
             name = f"{path}.{key}" if path else key
-            reason = f"an attribute was put in the place of {name} (as by weight_norm or pruning); convert it again"
+            reason = f"an attribute replaced {name} (as by weight_norm or pruning); convert it again"
             yield (holder_of(module, model), key, MISSING), reason
 
 
@@ -155,7 +155,7 @@ def entries_of_unread(
         store = next((each for each in (module._parameters, module._buffers) if each.get(key) is not None), None)
         if store is not None and key in by_class.get(type(module), ()):
             name = f"{path}.{key}" if path else key
-            yield (store, key, store[key]), f"{name}, of which the forward asks more than its elements, {CHANGED}"
+            yield (store, key, store[key]), f"{name}, whose properties the forward reads, {CHANGED}"
 
 
 def kind_of(tensor: Tensor) -> tuple[Any, ...]:
@@ -169,7 +169,7 @@ def kind_of(tensor: Tensor) -> tuple[Any, ...]:
 
 def _reasons(found: Iterable[Found]) -> Iterator[tuple[Entry, str]]:
     for name, entry in found:
-        yield entry, f"what {name} holds {CHANGED}"
+        yield entry, f"the content of {name} {CHANGED}"
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -184,14 +184,14 @@ def entries_of_settings(
     by_class = names_by_class(reads)
     for config in configurations:
         yield (config, TYPE, type(config)), f"the class of an object of the model {CHANGED}"
-        yield (config, DICT, None), f"what an object of the model holds {CHANGED}"
+        yield (config, DICT, None), f"the content of an object of the model {CHANGED}"
         for name in names:
             value = vars(config).get(name, MISSING)
             yield (config, name, value), f"{name} in the configuration of the model {CHANGED}"
             yield from _reasons(contents.of(f"{name} in the configuration of the model", value))
         if "__dict__" in reads or "__dict__" in by_class.get(type(config), ()):
             names_in_order = tuple(vars(config))
-            yield (Attributes(config), ITEMS, names_in_order), f"what the configuration of the model holds {CHANGED}"
+            yield (Attributes(config), ITEMS, names_in_order), f"the content of the model's configuration {CHANGED}"
         if slotted(config):
             yield from _reasons(contents.of("the configuration of the model", config))
 
